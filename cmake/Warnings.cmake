@@ -1,0 +1,20 @@
+# nanovllm_target(name): the warnings and sanitizers that all of our host code is built with.
+function(nanovllm_target name)
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${NANOVLLM_WERROR}>>:-Werror>)
+  if(NANOVLLM_SANITIZE)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NANOVLLM_SANITIZE}
+      -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+    target_link_options(${name} PRIVATE -fsanitize=${NANOVLLM_SANITIZE})
+  endif()
+endfunction()
+
+# nanovllm_library(name SOURCES... [PUBLIC deps...] [PRIVATE deps...]): one layer; its dependencies point downwards only.
+function(nanovllm_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(nanovllm_${name} STATIC ${ARG_SOURCES})
+  nanovllm_target(nanovllm_${name})
+  target_include_directories(nanovllm_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(nanovllm_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
+endfunction()

@@ -1,0 +1,28 @@
+// The one exception type of the library. The library never aborts, prints or exits.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace nanovllm {
+
+/// What went wrong, coarse enough to choose an exit code or an HTTP status by.
+enum class ErrorKind {
+  invalid_argument,  ///< a parameter, option, prompt or JSON line is not acceptable (exit 2)
+  model,             ///< the model directory cannot be loaded (exit 3)
+  device,            ///< no such device, or not enough memory (exit 4)
+  engine,            ///< the engine failed while running; it is dead from then on (exit 5)
+};
+
+/// `what()` is one line that names the file, field or option and the remedy
+/// (a memory table may follow on further lines for ErrorKind::device).
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+}  // namespace nanovllm

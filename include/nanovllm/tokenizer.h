@@ -1,0 +1,65 @@
+// Tokenizer: what tokenizer.json says, as the Hugging Face library `tokenizers` does it.
+// Byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Phi 3).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nanovllm {
+
+class Tokenizer {
+ public:
+  /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
+  /// Throws Error(model) naming the file and the entry: unknown kinds are refused by name, never guessed.
+  explicit Tokenizer(const std::string& model_directory);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  /// Thread-safe. `text` must be valid UTF-8: Error(invalid_argument) with the byte offset otherwise.
+  /// add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens = false, text that spells a special
+  /// token ("<|im_end|>") is encoded as plain text; added tokens that are not special are still recognised.
+  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
+                              bool parse_special_tokens = true) const;
+  /// Thread-safe. Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside the vocabulary are ignored.
+  std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
+
+  int64_t vocab_size() const;  ///< one more than the largest id, added tokens included
+  std::optional<int32_t> token_to_id(std::string_view token) const;
+  std::string_view id_to_token(int32_t id) const;  ///< as tokenizer.json spells it; empty where there is none
+  bool is_special(int32_t id) const;
+  std::optional<int32_t> bos_token_id() const;     ///< from tokenizer_config.json
+  std::optional<int32_t> eos_token_id() const;
+  /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is none.
+  const std::string& chat_template() const;
+
+ private:
+  friend class IncrementalDetokenizer;
+  struct State;
+  std::unique_ptr<const State> state_;
+};
+
+/// Turns a stream of token ids into a stream of text: never half a UTF-8 character, and the pieces add up to exactly what
+/// decode() gives for all ids. Amortised O(1) per token.
+class IncrementalDetokenizer {
+ public:
+  IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  /// Text that became certain with this token; may be empty.
+  std::string add(int32_t id);
+  /// What is still held back (an incomplete character as U+FFFD).
+  std::string flush();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_tokens_;
+  std::vector<int32_t> pending_;  // ids whose text is not yet all out
+  size_t emitted_ = 0;            // bytes of decode(pending_) that are out
+  bool at_start_ = true;
+};
+
+}  // namespace nanovllm
