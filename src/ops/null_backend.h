@@ -1,0 +1,38 @@
+// NullBackend: does nothing, on no memory. A model's forward pass over it, with a measuring Arena, tells what a step's workspace needs
+// without touching a device (`nanovllm inspect`, memory planning).
+#pragma once
+
+#include "ops/backend.h"
+
+namespace nanovllm {
+
+class NullBackend : public Backend {
+ public:
+  Device device() const override { return {}; }
+  std::string name() const override { return "null"; }
+  MemoryInfo memory() const override { return {}; }
+  Buffer allocate(size_t) override { return {}; }
+  Buffer allocate_host(size_t) override { return {}; }
+  void copy(Tensor, Tensor) override {}
+  void synchronize() override {}
+  int64_t max_logits_rows() const override { return 1; }
+  size_t scratch_bytes() const override { return 0; }
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override { return static_cast<size_t>(n * k) * size_of(dtype); }
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override { return {data, dtype, {n, k}}; }
+  void load(Tensor, std::span<const Tensor>) override {}
+  void gemm(Tensor, Tensor, Tensor) override {}
+  void embedding(Tensor, Tensor, Tensor, int64_t) override {}
+  void gather_rows(Tensor, Tensor, Tensor) override {}
+  void add(Tensor, Tensor) override {}
+  void add_bias(Tensor, Tensor) override {}
+  void rms_norm(Tensor, Tensor, Tensor, float) override {}
+  void rotary_embedding(Tensor, Tensor, Tensor, Tensor) override {}
+  void store_kv(KvCache, Tensor, Tensor, Tensor) override {}
+  void attention(Tensor, Tensor, KvCache, const Batch&, float) override {}
+  void silu_and_mul(Tensor, Tensor) override {}
+  void mask_logits(Tensor, Tensor) override {}
+  void sample(Tensor, Tensor, const SamplingBatch&) override {}
+  void top_logprobs(Tensor, Tensor, Tensor, Tensor, Tensor) override {}
+};
+
+}  // namespace nanovllm
