@@ -1,0 +1,41 @@
+// Sequence: one request on its way through the engine. Plain data; the Scheduler owns and changes it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nanovllm/params.h"
+
+namespace nanovllm {
+
+enum class SequenceStatus { waiting, running, finished };
+
+struct Sequence {
+  int64_t request_id = 0;
+  SamplingParams params;
+  uint64_t seed = 0;                    // params.seed, or drawn by the engine
+  std::vector<int32_t> stop_token_ids;  // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence
+  int64_t max_tokens = 0;               // params.max_tokens, cut so that prompt + output fit max_model_len
+
+  std::vector<int32_t> token_ids;  // the prompt, then what was generated and read back
+  int64_t num_prompt_tokens = 0;
+
+  // -- Where the sequence stands. Three counts, always in this order: num_computed <= num_tokens() <= num_tokens() + num_in_flight.
+  int64_t num_computed_tokens = 0;  // keys and values of these are in the cache, or will be once the steps in flight have run
+  int64_t num_in_flight = 0;        // tokens sampled by steps that are not processed yet: known to the device only
+  int64_t num_cached_tokens = 0;    // of the prompt, taken from the prefix cache when it was first scheduled
+  int64_t num_preemptions = 0;
+
+  std::vector<int32_t> block_table;  // physical block of every block_size positions
+  SequenceStatus status = SequenceStatus::waiting;
+  FinishReason finish_reason = FinishReason::none;
+  std::string stop_reason, error;
+
+  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
+  bool is_finished() const { return status == SequenceStatus::finished; }
+  bool wants_cache_hits() const { return !params.prompt_logprobs.has_value(); }
+};
+
+}  // namespace nanovllm
