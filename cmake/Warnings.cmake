@@ -13,6 +13,10 @@ endfunction()
 # nanovllm_library(name SOURCES... [PUBLIC deps...] [PRIVATE deps...]): one layer; its dependencies point downwards only.
 function(nanovllm_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  if(NOT ARG_SOURCES)  # a layer of headers only
+    file(TOUCH ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
+    set(ARG_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
+  endif()
   add_library(nanovllm_${name} STATIC ${ARG_SOURCES})
   nanovllm_target(nanovllm_${name})
   target_include_directories(nanovllm_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)

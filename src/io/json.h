@@ -1,15 +1,18 @@
-// JSON as we read it from files and users: bounded in size, depth and nodes, no duplicate keys, errors with a place.
+// JSON as we read it from files and users: bounded in size, depth and nodes, no duplicate keys,
+// errors with a place.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include <nlohmann/json.hpp>
 
 #include "nanovllm/error.h"
 
 namespace nanovllm {
 
 /// Keeps the order of keys: the order matters to chat templates and to error messages.
+/// Looking up a key is linear in the number of keys: walk a large object (a vocabulary) instead.
 using Json = nlohmann::ordered_json;
 
 struct JsonLimits {
@@ -18,14 +21,20 @@ struct JsonLimits {
   size_t max_nodes = 4'000'000;
 };
 
-/// Parses `text`; `what` names it in errors ("config.json", "line 12"). Throws Error(kind) with the byte offset.
-/// Refuses duplicate keys, NaN, comments, trailing text and invalid UTF-8.
-Json parse_json(std::string_view text, std::string_view what, ErrorKind kind, const JsonLimits& limits = {});
+/// Parses `text`; `what` names it in errors ("config.json", "line 12"). Throws Error(kind) with the
+/// byte offset. Refuses duplicate keys, NaN, comments, trailing text and invalid UTF-8.
+Json parse_json(std::string_view text, std::string_view what, ErrorKind kind,
+                const JsonLimits& limits = {});
 
-/// Reads and parses a file; a missing file, a directory or an unreadable file is Error(model) with the reason.
+/// Reads and parses a file; a missing file, a directory or an unreadable file is Error(model) with
+/// the reason.
 Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 
 /// The whole file as bytes. Throws Error(model): path and reason.
 std::string read_file(const std::string& path, size_t max_bytes);
+
+/// `text` in quotes, shortened to 80 bytes, as printable ASCII on one line: any bytes may go into
+/// an error message.
+std::string quote(std::string_view text);
 
 }  // namespace nanovllm
