@@ -79,6 +79,12 @@ class LLM {
   EngineStats stats() const;
   /// Forgets all cached prefixes that no running request uses.
   void reset_prefix_cache();
+  /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of {"role", "content", ...}. `options` is a JSON
+  /// object of further template variables ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise.
+  /// Throws Error(invalid_argument): bad JSON, no chat template, or the template's own refusal.
+  Prompt chat_prompt(const std::string& messages_json, const std::string& options_json = "{}") const;
+  /// The sampling parameters that generation_config.json recommends, over the defaults of SamplingParams.
+  SamplingParams default_sampling_params() const;
   /// Null with skip_tokenizer_init. See nanovllm/tokenizer.h.
   const Tokenizer* tokenizer() const;
 
