@@ -1,17 +1,32 @@
-// Scheduler: decides what runs next. One token budget per step, shared by running decodes and by chunks of waiting prompts.
-// Pure C++ on plain values: no device, no model, no clock, no thread.
+// Scheduler: decides what runs next. One token budget per step, shared by running decodes and by
+// chunks of waiting prompts. Pure C++ on plain values: no device, no model, no clock, no thread.
 //
-// Order of service. Running sequences come first, oldest first: a decode takes one token of the budget, an unfinished prompt as many
-// as are left. Then waiting sequences are admitted in order of arrival. Where blocks run out, the newest running sequence is preempted:
-// its blocks are freed, and it waits at the front of the queue to be recomputed.
+// Order of service. Running sequences come first, oldest first: a decode takes one token of the
+// budget, an unfinished prompt as many as are left. Then waiting sequences are admitted in order of
+// arrival. Where blocks run out, the newest running sequence is preempted: its blocks are freed,
+// and it waits at the front of the queue to be recomputed. So every running sequence arrived before
+// every waiting one, the oldest always advances, and each request ends.
 //
-// Steps in flight. schedule() may be called again before the previous plan was processed (the next step is prepared while
-// the current one runs): a sequence whose token is not read back yet is scheduled with `num_in_flight` = 1 and takes its input
-// token from the device. Plans are processed in order. Blocks freed while a plan that may write them is in flight return to the pool
-// when that plan is processed, not before.
+// Admission takes the blocks of all known tokens at once, even if the prompt is computed in chunks,
+// and leaves one idle block per running sequence: nobody is admitted just to be preempted. With
+// nothing running there is no such reserve: what refusal() lets pass fits.
+//
+// Prefix cache. A full block of known tokens is published when the step that computes it is
+// planned, so that even a sequence admitted later in the same plan can use it. That is sound
+// because steps run in the order of their plans, and because within a step each layer stores the
+// keys and values of all rows before any row attends: the runner must keep to that. A plan that
+// fails ends the engine. A sequence never takes all its tokens from the cache: at least the last
+// one is computed, for its logits.
+//
+// Steps in flight. schedule() may be called again before the previous plan was processed (the next
+// step is prepared while the current one runs): a sequence whose token is not read back yet is
+// scheduled with `num_in_flight` = 1 and takes its input token from the device. Plans are processed
+// in order. Blocks freed while a plan that may write them is in flight return to the pool when that
+// plan is processed, not before; while blocks are on their way back nobody is preempted for want of
+// one, who needs it waits.
 #pragma once
 
-#include <deque>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +36,7 @@
 
 #include "engine/block_manager.h"
 #include "engine/sequence.h"
+#include "engine/sequence_queue.h"
 
 namespace nanovllm {
 
@@ -31,6 +47,8 @@ struct SchedulerConfig {
   int64_t num_blocks = 0;
   int block_size = 64;
   bool enable_prefix_caching = true;
+  int max_plans_in_flight = 2;
+  uint64_t prefix_hash_mask = ~uint64_t{0};  // for tests: see BlockManager
 };
 
 /// One sequence's share of a step: the tokens at positions start .. start + num_tokens.
@@ -38,55 +56,112 @@ struct ScheduledSequence {
   Sequence* sequence = nullptr;
   int64_t start = 0;
   int64_t num_tokens = 0;
-  bool samples = false;            // the last of these tokens is the last known one: the step samples the next
-  bool input_on_device = false;    // the (single) input token was sampled by a step in flight
+  bool samples =
+      false;  // the last of these tokens is the last known one: the step samples the next
+  bool input_on_device = false;  // the (single) input token was sampled by a step in flight
+  int64_t num_preemptions =
+      0;  // the sequence's, when this was planned: a preemption since then voids the result
 };
 
 struct Plan {
-  int64_t step = 0;  // counts up from 1
+  int64_t step =
+      0;  // counts up from 1; 0 in an empty plan, which is not in flight and not to be processed
   std::vector<ScheduledSequence> sequences;
   int64_t num_tokens = 0, num_prefill_tokens = 0;
   bool empty() const { return sequences.empty(); }
 };
 
 struct SchedulerStats {
-  int64_t waiting = 0, running = 0, free_blocks = 0, preemptions = 0, prompt_tokens = 0, cached_prompt_tokens = 0,
-          generated_tokens = 0;
+  int64_t waiting = 0, running = 0, free_blocks = 0, preemptions = 0, prompt_tokens = 0,
+          cached_prompt_tokens = 0, generated_tokens = 0;
 };
 
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerConfig& config);
 
-  /// Why this request could never run (longer than max_model_len, or than the whole cache), or nothing. The longest state of
-  /// a request is prompt + max_tokens - 1 positions.
+  /// Why this request could never run (longer than max_model_len, or than the whole cache), or
+  /// nothing. The longest state of a request is prompt + max_tokens - 1 positions.
   std::optional<std::string> refusal(int64_t num_prompt_tokens, int64_t max_tokens) const;
-  /// Takes a sequence (status waiting, token_ids = prompt). Its request_id must be new; refusal() must be empty.
+  /// Takes a sequence (status waiting, token_ids = prompt). Its request_id must be new; refusal()
+  /// must be empty.
   Sequence& add(std::unique_ptr<Sequence> sequence);
 
-  /// The next step's plan; empty when there is nothing to do until a plan in flight is processed, or at all.
+  /// The next step's plan; empty when there is nothing to do until a plan in flight is processed,
+  /// or at all.
   Plan schedule();
-  /// Takes a step's results: one token per plan.sequences entry that samples, in order; a token of -1 fails that sequence (its
-  /// logits were not finite). Appends tokens, ends sequences by EOS, stop tokens and length, publishes full blocks to the prefix cache.
-  /// Results for a sequence that ended or was preempted meanwhile are dropped.
+  /// The same into a plan whose memory is reused: no allocation in the steady state.
+  void schedule(Plan& plan);
+  /// Takes a step's results: one token per plan.sequences entry that samples, in order; a token of
+  /// -1 fails that sequence (its logits were not finite) and takes its blocks out of the prefix
+  /// cache. Appends tokens, ends sequences by EOS, stop tokens and length, publishes full blocks to
+  /// the prefix cache. Throws Error(engine) if plans are processed out of order. Results for a
+  /// sequence that ended or was preempted meanwhile are dropped.
   void process(const Plan& plan, std::span<const int32_t> sampled);
 
-  /// Ends a sequence from outside (abort, stop string, error). Idempotent; an unknown id is ignored. False if it was not live.
+  /// Ends a sequence from outside (abort, stop string, error). `detail` becomes its error, or its
+  /// stop_reason if the reason is stop. Idempotent; an unknown id is ignored. False if it was not
+  /// live.
   bool finish(int64_t request_id, FinishReason reason, std::string detail = {});
   /// Gives out, once, the sequences that ended and are in no plan in flight.
   std::vector<std::unique_ptr<Sequence>> take_finished();
 
+  /// The sequence, until take_finished() gave it out; nullptr for an unknown id.
   Sequence* find(int64_t request_id);
-  bool has_unfinished() const;   // waiting or running sequences
-  int64_t plans_in_flight() const;
+  bool has_unfinished() const { return !waiting_.empty() || !running_.empty(); }
+  int64_t plans_in_flight() const { return last_planned_ - last_processed_; }
   SchedulerStats stats() const;
+  /// Forgets all cached prefixes; who uses such a block keeps it.
   void reset_prefix_cache();
-  const BlockManager& blocks() const;
-  /// Throws Error(engine) if any invariant of scheduler and block manager is broken. For tests: O(everything).
+  const BlockManager& blocks() const { return blocks_; }
+  /// Throws Error(engine) if any invariant of scheduler and block manager is broken. For tests:
+  /// O(everything).
   void check_integrity() const;
 
  private:
-  // (the implementer's)
+  enum class Room {
+    yes,
+    wait,
+    no
+  };  // there is a block; one comes back with a plan in flight; the sequence itself had to go
+
+  void schedule_running(Plan& plan);
+  void schedule_waiting(Plan& plan);
+  bool is_waiting_for_result(const Sequence& sequence) const;
+  Room make_room(Sequence& sequence);
+  bool admit(Sequence& sequence);
+  void plan_tokens(Plan& plan, Sequence& sequence, int64_t num_tokens);
+  void preempt(Sequence& sequence);
+  void append(Sequence& sequence, int32_t token);
+  void end(Sequence& sequence, FinishReason reason, std::string detail);
+  void publish_full_blocks(Sequence& sequence);
+  void release_blocks(Sequence& sequence);
+  void release_retired(int64_t step);
+  std::span<const int32_t> block_tokens(const Sequence& sequence, int64_t index) const;
+  int64_t blocks_for(int64_t num_tokens) const;
+  bool is_in_flight(const Sequence& sequence) const { return sequence.last_step > last_processed_; }
+  std::vector<int32_t>& retiring(int64_t step);
+  void check_sequence(const Sequence& sequence) const;
+
+  SchedulerConfig config_;
+  BlockManager blocks_;
+  std::unordered_map<int64_t, std::unique_ptr<Sequence>>
+      sequences_;  // by request_id; until given out
+  SequenceQueue waiting_,
+      running_;             // both in order of arrival; all that runs came before all that waits
+  SequenceQueue finished_;  // ended and in no plan in flight: to be given out
+  int64_t num_arrivals_ = 0;
+  int64_t last_planned_ = 0, last_processed_ = 0;  // steps
+  // Blocks whose last user ended while step s was in flight: at [s % max_plans_in_flight], until s
+  // is processed.
+  std::vector<std::vector<int32_t>> retiring_;
+  int64_t num_retiring_ = 0;
+  std::vector<int32_t> hits_;  // admit()'s, reused
+  // The sequence that was last refused for want of blocks, and how many idle ones it needed: not
+  // tried again with less.
+  int64_t blocked_arrival_ = 0, blocked_needs_ = 0;
+  bool short_of_blocks_ = false;  // some running sequence got no block in this plan
+  SchedulerStats totals_;
 };
 
 }  // namespace nanovllm

@@ -1,0 +1,199 @@
+#include "engine/block_manager.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include <xxhash.h>
+
+#include "core/check.h"
+
+namespace nanovllm {
+
+BlockManager::BlockManager(int64_t num_blocks, int block_size, uint64_t hash_mask)
+    : block_size_(block_size), hash_mask_(hash_mask) {
+  check(num_blocks >= 1 && num_blocks <= std::numeric_limits<int32_t>::max() / 4,
+        ErrorKind::invalid_argument, "the KV cache has {} blocks: need at least 1", num_blocks);
+  check(block_size >= 1 && std::has_single_bit(static_cast<unsigned>(block_size)),
+        ErrorKind::invalid_argument, "block_size is {}: need a power of two", block_size);
+  const auto count = static_cast<size_t>(num_blocks);
+  const auto size = static_cast<size_t>(block_size);
+  blocks_.resize(count);
+  tokens_.resize(count * size);
+  buckets_.assign(std::bit_ceil(2 * count), kNone);
+  hash_input_.resize(sizeof(Hash) + size * sizeof(int32_t));
+  for (int32_t block = 0; block < num_blocks; ++block) link_idle(block, /*at_front=*/false);
+}
+
+const BlockManager::Block& BlockManager::at(int32_t block) const {
+  check(block >= 0 && static_cast<size_t>(block) < blocks_.size(), "no KV block {}", block);
+  return blocks_[static_cast<size_t>(block)];
+}
+
+std::span<int32_t> BlockManager::tokens_of(int32_t block) {
+  const auto size = static_cast<size_t>(block_size_);
+  return std::span(tokens_).subspan(static_cast<size_t>(block) * size, size);
+}
+
+std::span<const int32_t> BlockManager::tokens_of(int32_t block) const {
+  const auto size = static_cast<size_t>(block_size_);
+  return std::span(tokens_).subspan(static_cast<size_t>(block) * size, size);
+}
+
+void BlockManager::link_idle(int32_t block, bool at_front) {
+  Block& b = at(block);
+  b.previous = at_front ? kNone : idle_back_;
+  b.next = at_front ? idle_front_ : kNone;
+  (b.previous == kNone ? idle_front_ : at(b.previous).next) = block;
+  (b.next == kNone ? idle_back_ : at(b.next).previous) = block;
+  ++num_idle_;
+}
+
+void BlockManager::unlink_idle(int32_t block) {
+  Block& b = at(block);
+  (b.previous == kNone ? idle_front_ : at(b.previous).next) = b.next;
+  (b.next == kNone ? idle_back_ : at(b.next).previous) = b.previous;
+  b.previous = b.next = kNone;
+  --num_idle_;
+}
+
+int32_t BlockManager::allocate() {
+  const int32_t block = idle_front_;
+  if (block == kNone) return kNone;
+  unlink_idle(block);
+  if (at(block).cached) forget(block);
+  at(block).ref_count = 1;
+  return block;
+}
+
+void BlockManager::add_ref(int32_t block) {
+  Block& b = at(block);
+  if (b.ref_count == 0) {
+    check(b.cached, "KV block {} is free: only a cached block can be referred to", block);
+    unlink_idle(block);
+  }
+  ++b.ref_count;
+}
+
+void BlockManager::release(int32_t block) {
+  Block& b = at(block);
+  check(b.ref_count > 0, "KV block {} is released once too often", block);
+  if (--b.ref_count == 0) link_idle(block, /*at_front=*/!b.cached);
+}
+
+BlockManager::Hash BlockManager::hash_of(int32_t parent, std::span<const int32_t> tokens) const {
+  const Hash chained = parent == kNone ? Hash{} : at(parent).hash;
+  std::memcpy(hash_input_.data(), &chained, sizeof chained);
+  std::memcpy(hash_input_.data() + sizeof chained, tokens.data(), tokens.size_bytes());
+  const XXH128_hash_t h = XXH3_128bits(hash_input_.data(), hash_input_.size());
+  const bool whole = hash_mask_ == ~uint64_t{0};
+  return {h.low64 & hash_mask_, whole ? h.high64 : 0};
+}
+
+int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens,
+                           const Hash& hash) const {
+  int32_t block = buckets_[hash.low & (buckets_.size() - 1)];
+  for (; block != kNone; block = at(block).next_in_bucket) {
+    const Block& b = at(block);
+    if (b.hash == hash && b.parent == parent && b.parent_generation == generation(parent) &&
+        std::ranges::equal(tokens_of(block), tokens)) {
+      return block;
+    }
+  }
+  return kNone;
+}
+
+int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens) const {
+  check(tokens.size() == static_cast<size_t>(block_size_), "{} tokens are not a block of {}",
+        tokens.size(), block_size_);
+  return can_be_parent(parent) ? find(parent, tokens, hash_of(parent, tokens)) : kNone;
+}
+
+bool BlockManager::publish(int32_t parent, int32_t block, std::span<const int32_t> tokens) {
+  check(tokens.size() == static_cast<size_t>(block_size_), "{} tokens are not a block of {}",
+        tokens.size(), block_size_);
+  Block& b = at(block);
+  check(b.ref_count > 0 && !b.cached && block != parent, "KV block {} cannot be published", block);
+  if (!can_be_parent(parent)) return false;
+  const Hash hash = hash_of(parent, tokens);
+  if (find(parent, tokens, hash) != kNone) return false;
+  std::ranges::copy(tokens, tokens_of(block).begin());
+  b.cached = true;
+  b.parent = parent;
+  b.parent_generation = generation(parent);
+  b.hash = hash;
+  b.next_in_bucket = bucket(hash);
+  bucket(hash) = block;
+  ++num_cached_;
+  return true;
+}
+
+void BlockManager::forget(int32_t block) {
+  Block& b = at(block);
+  if (!b.cached) return;
+  int32_t* link = &bucket(b.hash);
+  while (*link != block) link = &at(*link).next_in_bucket;
+  *link = b.next_in_bucket;
+  b.next_in_bucket = b.parent = kNone;
+  b.cached = false;
+  ++b.generation;
+  --num_cached_;
+  const bool in_idle_list = b.previous != kNone || b.next != kNone || idle_front_ == block;
+  if (in_idle_list) {  // nothing worth keeping in it any more: the first to be taken
+    unlink_idle(block);
+    link_idle(block, /*at_front=*/true);
+  }
+}
+
+void BlockManager::reset_prefix_cache() {
+  for (int32_t block = 0; block < num_blocks(); ++block) forget(block);
+}
+
+void BlockManager::check_integrity() const {
+  std::vector<bool> idle(blocks_.size());
+  int64_t num_idle = 0, num_cached = 0;
+  bool seen_cached = false;
+  for (int32_t block = idle_front_, previous = kNone; block != kNone;
+       previous = block, block = at(block).next) {
+    const Block& b = at(block);
+    check(b.previous == previous, "idle list: broken link at KV block {}", block);
+    check(b.ref_count == 0, "KV block {} is idle with {} references", block, b.ref_count);
+    check(b.cached || !seen_cached, "KV block {}: free, but behind cached ones", block);
+    seen_cached |= b.cached;
+    const auto index = static_cast<size_t>(block);
+    check(!idle[index], "KV block {} is in the idle list twice", block);
+    idle[index] = true;
+    ++num_idle;
+    // Leaf first: a parent that is idle too stands behind its children.
+    check(!b.cached || b.parent == kNone || generation(b.parent) != b.parent_generation ||
+              !idle[static_cast<size_t>(b.parent)],
+          "KV block {} would be evicted before its child {}", b.parent, block);
+  }
+  check(num_idle == num_idle_, "{} idle KV blocks, {} counted", num_idle, num_idle_);
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    const Block& b = at(block);
+    check(idle[static_cast<size_t>(block)] == (b.ref_count == 0), "KV block {}: {} references, {}",
+          block, b.ref_count, b.ref_count == 0 ? "but not idle" : "but idle");
+    if (!b.cached) continue;
+    ++num_cached;
+    const bool reachable =
+        b.parent == kNone || (at(b.parent).cached && generation(b.parent) == b.parent_generation);
+    if (reachable) {
+      check(find(b.parent, tokens_of(block)) == block, "KV block {}: its entry is not found",
+            block);
+    }
+  }
+  check(num_cached == num_cached_, "{} cached KV blocks, {} counted", num_cached, num_cached_);
+  int64_t in_buckets = 0;
+  for (int32_t head : buckets_) {
+    for (int32_t block = head; block != kNone && in_buckets <= num_cached;
+         block = at(block).next_in_bucket) {
+      check(at(block).cached, "KV block {} is in the index but not cached", block);
+      ++in_buckets;
+    }
+  }
+  check(in_buckets == num_cached, "{} entries in the index, {} cached", in_buckets, num_cached);
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,418 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace nanovllm {
+
+Scheduler::Scheduler(const SchedulerConfig& config)
+    : config_(config), blocks_(config.num_blocks, config.block_size, config.prefix_hash_mask) {
+  const auto positive = [](int64_t value, const char* name) {
+    check(value >= 1, ErrorKind::invalid_argument, "{} is {}: need at least 1", name, value);
+  };
+  positive(config.max_num_seqs, "max_num_seqs");
+  positive(config.max_num_batched_tokens, "max_num_batched_tokens");
+  positive(config.max_model_len, "max_model_len");
+  positive(config.max_plans_in_flight, "max_plans_in_flight");
+  retiring_.resize(static_cast<size_t>(config.max_plans_in_flight));
+}
+
+// -- Requests come and go.
+
+int64_t Scheduler::blocks_for(int64_t num_tokens) const {
+  return num_tokens / config_.block_size + (num_tokens % config_.block_size != 0);
+}
+
+std::optional<std::string> Scheduler::refusal(int64_t num_prompt_tokens, int64_t max_tokens) const {
+  if (num_prompt_tokens < 1) return "the prompt is empty";
+  if (num_prompt_tokens >= config_.max_model_len) {
+    return fmt::format(
+        "the prompt has {} tokens, which leaves no room for output within max_model_len {}: "
+        "shorten it or raise max_model_len",
+        num_prompt_tokens, config_.max_model_len);
+  }
+  if (max_tokens < 1) return fmt::format("max_tokens is {}: need at least 1", max_tokens);
+  if (max_tokens > config_.max_model_len - num_prompt_tokens) {
+    return fmt::format(
+        "prompt ({} tokens) and max_tokens {} exceed max_model_len {}: lower max_tokens or raise "
+        "max_model_len",
+        num_prompt_tokens, max_tokens, config_.max_model_len);
+  }
+  const int64_t needed = blocks_for(num_prompt_tokens + max_tokens - 1);
+  if (needed > blocks_.num_blocks()) {
+    return fmt::format(
+        "prompt ({} tokens) and max_tokens {} need {} KV blocks of {} tokens, the whole cache has "
+        "{}: "
+        "lower max_tokens, shorten the prompt or enlarge the cache",
+        num_prompt_tokens, max_tokens, needed, config_.block_size, blocks_.num_blocks());
+  }
+  return std::nullopt;
+}
+
+Sequence& Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  Sequence& s = *sequence;
+  check(s.status == SequenceStatus::waiting && s.num_prompt_tokens == s.num_tokens(),
+        "request {} is not new", s.request_id);
+  if (const auto reason = refusal(s.num_prompt_tokens, s.max_tokens)) {
+    fail(ErrorKind::invalid_argument, "request {}: {}", s.request_id, *reason);
+  }
+  check(sequences_.try_emplace(s.request_id, std::move(sequence)).second,
+        ErrorKind::invalid_argument, "request id {} is taken", s.request_id);
+  s.arrival = ++num_arrivals_;
+  waiting_.push_back(s);
+  return s;
+}
+
+bool Scheduler::finish(int64_t request_id, FinishReason reason, std::string detail) {
+  Sequence* sequence = find(request_id);
+  if (!sequence || sequence->is_finished()) return false;
+  end(*sequence, reason, std::move(detail));
+  return true;
+}
+
+Sequence* Scheduler::find(int64_t request_id) {
+  const auto it = sequences_.find(request_id);
+  return it == sequences_.end() ? nullptr : it->second.get();
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::take_finished() {
+  std::vector<std::unique_ptr<Sequence>> taken;
+  while (Sequence* sequence = finished_.front()) {
+    finished_.remove(*sequence);
+    taken.push_back(std::move(sequences_.extract(sequence->request_id).mapped()));
+  }
+  return taken;
+}
+
+// -- Planning a step.
+
+Plan Scheduler::schedule() {
+  Plan plan;
+  schedule(plan);
+  return plan;
+}
+
+void Scheduler::schedule(Plan& plan) {
+  plan.sequences.clear();
+  plan.step = plan.num_tokens = plan.num_prefill_tokens = 0;
+  if (plans_in_flight() == config_.max_plans_in_flight) return;
+  plan.step = last_planned_ + 1;
+  short_of_blocks_ = false;
+  schedule_running(plan);
+  schedule_waiting(plan);
+  if (plan.empty()) {
+    plan.step = 0;
+  } else {
+    last_planned_ = plan.step;
+  }
+}
+
+// All the tokens it may generate are sampled or being sampled: it ends when they are read back.
+bool Scheduler::is_waiting_for_result(const Sequence& s) const {
+  return s.num_generated() + s.num_in_flight >= s.max_tokens;
+}
+
+void Scheduler::schedule_running(Plan& plan) {
+  for (Sequence* s = running_.front(); s; s = s->next) {
+    const int64_t budget = config_.max_num_batched_tokens - plan.num_tokens;
+    if (budget == 0) return;
+    if (is_waiting_for_result(*s)) continue;
+    const int64_t left = s->num_tokens() + s->num_in_flight - s->num_computed_tokens;
+    const int64_t num_tokens = std::min(left, budget);
+    // A prompt got its blocks when it was admitted; only a decode can need one here, and one at
+    // most.
+    if (blocks_for(s->num_computed_tokens + num_tokens) > std::ssize(s->block_table)) {
+      const Room room = make_room(*s);
+      if (room == Room::no) return;  // it was the last one running
+      if (room == Room::wait) continue;
+      s->block_table.push_back(blocks_.allocate());
+    }
+    plan_tokens(plan, *s, num_tokens);
+  }
+}
+
+void Scheduler::schedule_waiting(Plan& plan) {
+  while (!short_of_blocks_ && !waiting_.empty() && running_.size() < config_.max_num_seqs) {
+    const int64_t budget = config_.max_num_batched_tokens - plan.num_tokens;
+    Sequence& s = *waiting_.front();
+    if (budget == 0 || !admit(s)) return;
+    plan_tokens(plan, s, std::min(s.num_tokens() - s.num_computed_tokens, budget));
+  }
+}
+
+// An idle block for a running sequence, at the cost of the newest. The victim is never part of the
+// plan being made: it is the sequence itself or comes after it. So nothing of this plan is lost,
+// and nothing is published that will not be computed.
+Scheduler::Room Scheduler::make_room(Sequence& sequence) {
+  while (blocks_.num_idle() == 0) {
+    if (num_retiring_ > 0) {
+      short_of_blocks_ = true;
+      return Room::wait;
+    }
+    Sequence& newest = *running_.back();
+    if (&newest == running_.front()) {  // refusal() should have kept it out
+      end(newest, FinishReason::error,
+          fmt::format("the sequence has outgrown the whole KV cache of {} blocks of {} tokens",
+                      blocks_.num_blocks(), config_.block_size));
+      return Room::no;
+    }
+    short_of_blocks_ = true;
+    preempt(newest);
+    if (&newest == &sequence) return Room::no;
+  }
+  return Room::yes;
+}
+
+// Moves the first waiting sequence to the running ones, with blocks for all its tokens, as many as
+// possible from the prefix cache.
+bool Scheduler::admit(Sequence& s) {
+  const int64_t idle = blocks_.num_idle() - running_.size();
+  if (s.arrival == blocked_arrival_ && idle < blocked_needs_ && !running_.empty()) return false;
+
+  // At least the last token is computed, and sharing is by whole blocks.
+  const int64_t num_blocks = blocks_for(s.num_tokens());
+  const int64_t max_hits = config_.enable_prefix_caching && s.wants_cache_hits()
+                               ? (s.num_tokens() - 1) / config_.block_size
+                               : 0;
+  hits_.clear();
+  int64_t needed = num_blocks;  // idle blocks
+  int32_t parent = BlockManager::kNone;
+  for (int64_t i = 0; i < max_hits; ++i) {
+    parent = blocks_.find(parent, block_tokens(s, i));
+    if (parent == BlockManager::kNone) break;
+    hits_.push_back(parent);
+    if (blocks_.ref_count(parent) > 0) --needed;
+  }
+  if (idle < needed) {
+    blocked_arrival_ = s.arrival;
+    blocked_needs_ = needed;
+    return false;
+  }
+
+  for (const int32_t block : hits_) blocks_.add_ref(block);
+  s.block_table.assign(hits_.begin(), hits_.end());
+  while (std::ssize(s.block_table) < num_blocks) s.block_table.push_back(blocks_.allocate());
+  s.num_published_blocks = std::ssize(hits_);
+  s.publishes = config_.enable_prefix_caching;
+  s.num_computed_tokens = s.num_published_blocks * config_.block_size;
+  if (s.num_preemptions == 0) {
+    s.num_cached_tokens = s.num_computed_tokens;
+    totals_.prompt_tokens += s.num_prompt_tokens;
+    totals_.cached_prompt_tokens += s.num_cached_tokens;
+  }
+  waiting_.remove(s);
+  running_.push_back(s);
+  s.status = SequenceStatus::running;
+  return true;
+}
+
+void Scheduler::plan_tokens(Plan& plan, Sequence& s, int64_t num_tokens) {
+  const int64_t start = s.num_computed_tokens;
+  const bool samples = start + num_tokens == s.num_tokens() + s.num_in_flight;
+  plan.sequences.push_back({.sequence = &s,
+                            .start = start,
+                            .num_tokens = num_tokens,
+                            .samples = samples,
+                            .input_on_device = start >= s.num_tokens(),
+                            .num_preemptions = s.num_preemptions});
+  plan.num_tokens += num_tokens;
+  const bool decode = num_tokens == 1 && start >= s.num_prompt_tokens;
+  if (!decode) plan.num_prefill_tokens += num_tokens;
+  s.num_computed_tokens += num_tokens;
+  s.num_in_flight += samples;
+  s.last_step = plan.step;
+  publish_full_blocks(s);
+}
+
+void Scheduler::preempt(Sequence& s) {
+  release_blocks(s);
+  s.num_computed_tokens = s.num_in_flight = 0;
+  ++s.num_preemptions;
+  ++totals_.preemptions;
+  running_.remove(s);
+  waiting_.push_front(s);
+  s.status = SequenceStatus::waiting;
+}
+
+// -- Taking results.
+
+void Scheduler::process(const Plan& plan, std::span<const int32_t> sampled) {
+  check(plan.step == last_processed_ + 1 && plan.step <= last_planned_,
+        "plan {} is processed after {}, with {} planned", plan.step, last_processed_,
+        last_planned_);
+  const auto num_samples = std::ranges::count(plan.sequences, true, &ScheduledSequence::samples);
+  check(num_samples == std::ssize(sampled), "plan {}: {} tokens for {} sampling sequences",
+        plan.step, sampled.size(), num_samples);
+  last_processed_ = plan.step;
+  release_retired(plan.step);
+
+  size_t next = 0;
+  for (const ScheduledSequence& entry : plan.sequences) {
+    Sequence& s = *entry.sequence;
+    const int32_t token = entry.samples ? sampled[next++] : 0;
+    if (s.is_finished()) {
+      if (!is_in_flight(s)) finished_.push_back(s);
+    } else if (entry.samples && entry.num_preemptions == s.num_preemptions) {
+      --s.num_in_flight;
+      append(s, token);
+    }
+  }
+}
+
+void Scheduler::append(Sequence& s, int32_t token) {
+  if (token < 0) {  // what it left in the cache may be as broken as its logits
+    for (const int32_t block : s.block_table) blocks_.forget(block);
+    return end(s, FinishReason::error, "the model's logits were not finite");
+  }
+  s.token_ids.push_back(token);
+  ++totals_.generated_tokens;
+  publish_full_blocks(s);
+  const bool may_stop = s.num_generated() >= s.params.min_tokens;
+  if (may_stop && std::ranges::count(s.stop_token_ids, token) > 0) {
+    const bool named = std::ranges::count(s.params.stop_token_ids, token) > 0;
+    end(s, FinishReason::stop, named ? std::to_string(token) : std::string());
+  } else if (s.num_generated() >= s.max_tokens) {
+    end(s, FinishReason::length, {});
+  }
+}
+
+void Scheduler::end(Sequence& s, FinishReason reason, std::string detail) {
+  (s.status == SequenceStatus::running ? running_ : waiting_).remove(s);
+  release_blocks(s);
+  s.num_in_flight = 0;
+  s.num_computed_tokens = std::min(s.num_computed_tokens, s.num_tokens());
+  s.status = SequenceStatus::finished;
+  s.finish_reason = reason;
+  if (reason == FinishReason::error) s.error = std::move(detail);
+  if (reason == FinishReason::stop) s.stop_reason = std::move(detail);
+  if (!is_in_flight(s)) finished_.push_back(s);
+}
+
+// -- Blocks.
+
+std::span<const int32_t> Scheduler::block_tokens(const Sequence& s, int64_t index) const {
+  const auto size = static_cast<size_t>(config_.block_size);
+  return std::span(s.token_ids).subspan(static_cast<size_t>(index) * size, size);
+}
+
+// A sequence publishes a block only under the one before it in its own table, which it holds:
+// whoever holds an entry holds all those it depends on, so that they are evicted leaf first. Where
+// an equal entry exists already, the chain ends for this sequence.
+void Scheduler::publish_full_blocks(Sequence& s) {
+  const int64_t known = std::min(s.num_computed_tokens, s.num_tokens());
+  while (s.publishes && (s.num_published_blocks + 1) * config_.block_size <= known) {
+    const auto index = static_cast<size_t>(s.num_published_blocks);
+    const int32_t parent = index == 0 ? BlockManager::kNone : s.block_table[index - 1];
+    s.publishes =
+        blocks_.publish(parent, s.block_table[index], block_tokens(s, s.num_published_blocks));
+    s.num_published_blocks += s.publishes;
+  }
+}
+
+std::vector<int32_t>& Scheduler::retiring(int64_t step) {
+  return retiring_[static_cast<size_t>(step % config_.max_plans_in_flight)];
+}
+
+// Last to first, so that a block is evicted before the one it depends on.
+void Scheduler::release_blocks(Sequence& s) {
+  if (is_in_flight(s)) {
+    auto& blocks = retiring(s.last_step);
+    blocks.insert(blocks.end(), s.block_table.rbegin(), s.block_table.rend());
+    num_retiring_ += std::ssize(s.block_table);
+  } else {
+    std::for_each(s.block_table.rbegin(), s.block_table.rend(),
+                  [this](int32_t block) { blocks_.release(block); });
+  }
+  s.block_table.clear();
+  s.num_published_blocks = 0;
+}
+
+void Scheduler::release_retired(int64_t step) {
+  auto& blocks = retiring(step);
+  for (const int32_t block : blocks) blocks_.release(block);
+  num_retiring_ -= std::ssize(blocks);
+  blocks.clear();
+}
+
+void Scheduler::reset_prefix_cache() { blocks_.reset_prefix_cache(); }
+
+// -- Looking in.
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats stats = totals_;
+  stats.waiting = waiting_.size();
+  stats.running = running_.size();
+  stats.free_blocks = blocks_.num_idle();
+  return stats;
+}
+
+void Scheduler::check_sequence(const Sequence& s) const {
+  const int64_t id = s.request_id, known = s.num_tokens() + s.num_in_flight;
+  check(s.num_in_flight >= 0 && s.num_in_flight <= plans_in_flight() &&
+            s.num_computed_tokens <= known,
+        "request {}: {} computed, {} known, {} in flight", id, s.num_computed_tokens,
+        s.num_tokens(), s.num_in_flight);
+  if (s.status != SequenceStatus::running) {
+    check(s.block_table.empty() && s.num_in_flight == 0, "request {} holds blocks", id);
+    return;
+  }
+  const int64_t num_blocks = std::ssize(s.block_table);
+  check(num_blocks >= blocks_for(s.num_computed_tokens) && num_blocks <= blocks_for(known),
+        "request {}: {} blocks for {} computed of {} tokens", id, num_blocks, s.num_computed_tokens,
+        known);
+  check(s.num_generated() < s.max_tokens, "request {} runs past max_tokens", id);
+  auto table = s.block_table;
+  std::ranges::sort(table);
+  check(std::ranges::adjacent_find(table) == table.end(), "request {}: a block twice", id);
+  // A block that may still be written is nobody else's.
+  for (auto i = static_cast<size_t>(s.num_computed_tokens / config_.block_size);
+       i < s.block_table.size(); ++i) {
+    check(blocks_.ref_count(s.block_table[i]) == 1, "request {}: shares a block it writes", id);
+  }
+}
+
+void Scheduler::check_integrity() const {
+  blocks_.check_integrity();
+  std::vector<int32_t> references(static_cast<size_t>(blocks_.num_blocks()));
+  int64_t num_finished = 0;
+  for (const auto& [id, sequence] : sequences_) {
+    check(sequence && sequence->request_id == id, "request {} is filed under another id", id);
+    check_sequence(*sequence);
+    for (const int32_t block : sequence->block_table) ++references[static_cast<size_t>(block)];
+    num_finished += sequence->is_finished() && !is_in_flight(*sequence);
+  }
+  int64_t num_retiring = 0;
+  for (const auto& blocks : retiring_) {
+    for (const int32_t block : blocks) ++references[static_cast<size_t>(block)];
+    num_retiring += std::ssize(blocks);
+  }
+  check(num_retiring == num_retiring_, "{} retiring blocks, {} counted", num_retiring,
+        num_retiring_);
+  for (int32_t block = 0; block < blocks_.num_blocks(); ++block) {
+    check(blocks_.ref_count(block) == references[static_cast<size_t>(block)],
+          "KV block {}: {} references counted, {} held", block, blocks_.ref_count(block),
+          references[static_cast<size_t>(block)]);
+  }
+  int64_t arrival = 0;
+  const auto check_queue = [&](const SequenceQueue& queue, SequenceStatus status) {
+    int64_t size = 0;
+    for (const Sequence* s = queue.front(); s; s = s->next, ++size) {
+      check(s->status == status, "request {} is in the wrong queue", s->request_id);
+      check(status == SequenceStatus::finished || s->arrival > arrival,
+            "request {} overtook an older one", s->request_id);
+      arrival = s->arrival;
+    }
+    check(size == queue.size(), "a queue has {} sequences, {} counted", size, queue.size());
+  };
+  check_queue(running_, SequenceStatus::running);
+  check_queue(waiting_, SequenceStatus::waiting);
+  check_queue(finished_, SequenceStatus::finished);
+  check(finished_.size() == num_finished, "{} sequences to give out, {} ended", finished_.size(),
+        num_finished);
+  check(running_.size() <= config_.max_num_seqs, "{} sequences run", running_.size());
+  check(plans_in_flight() >= 0 && plans_in_flight() <= config_.max_plans_in_flight,
+        "{} plans in flight", plans_in_flight());
+}
+
+}  // namespace nanovllm
