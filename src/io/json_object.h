@@ -38,6 +38,10 @@ class JsonObject {
   /// A nested object, whose fields errors call "key.field".
   std::optional<JsonObject> optional_object(std::string_view key) const;
 
+  /// Another object of the same file, for defaults that have no place in it. `json` must outlive
+  /// the view.
+  JsonObject another(const Json& json) const { return JsonObject(json, what_, kind_); }
+
   const Json& json() const { return *json_; }
   /// "key", or "parent.key" in a nested object.
   std::string path(std::string_view key) const;

@@ -1,0 +1,351 @@
+#include "io/model_config.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/check.h"
+#include "io/json_object.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr int64_t kMaxElements = int64_t{1} << 40;
+constexpr int64_t kMaxHidden = int64_t{1} << 20;
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxHeads = 16384;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxVocab = int64_t{1} << 24;
+constexpr int64_t kMaxPositions = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxExperts = 65536;
+constexpr size_t kMaxEosIds = 1024;
+
+/// Which layers slide, in the families' own words.
+enum class Window { none, by_layer, all_layers };
+
+/// What transformers assumes where config.json is silent
+/// (models/<family>/configuration_<family>.py).
+struct Family {
+  std::string_view architecture;
+  int64_t num_key_value_heads;  // 0: as many as attention heads
+  int64_t head_dim;             // 0: hidden_size / num_attention_heads
+  int64_t max_position_embeddings;
+  Window window;
+  bool window_needs_switch;  // only with use_sliding_window
+  bool attention_bias_field, always_qkv_bias, mlp_bias_field;
+  bool moe;
+  int64_t bos_token_id, eos_token_id;  // -1: none
+};
+
+constexpr std::array<Family, 5> kFamilies{{
+    {"Qwen3ForCausalLM", 32, 128, 32768, Window::by_layer, true, true, false, false, false, -1, -1},
+    {"Qwen3MoeForCausalLM", 4, 0, 32768, Window::all_layers, true, true, false, false, true, -1,
+     -1},
+    {"Qwen2ForCausalLM", 32, 0, 32768, Window::by_layer, true, false, true, false, false, -1, -1},
+    {"LlamaForCausalLM", 0, 0, 2048, Window::none, false, true, false, true, false, 1, 2},
+    {"MistralForCausalLM", 8, 0, 131072, Window::all_layers, false, false, false, false, false, 1,
+     2},
+}};
+/// For architectures not listed: every field is honoured where it is present, and nothing is
+/// assumed.
+constexpr Family kUnknownFamily{"",   0,    0,  2048, Window::by_layer, false, true, false,
+                                true, true, -1, -1};
+
+const Family& family_of(std::string_view architecture) {
+  const auto* found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& family) {
+    return family.architecture == architecture;
+  });
+  return found == kFamilies.end() ? kUnknownFamily : *found;
+}
+
+class ConfigReader {
+ public:
+  ConfigReader(const Json& json, std::string_view what)
+      : in_(json, std::string(what), ErrorKind::model) {}
+
+  ModelConfig read(std::span<const std::string_view> supported) {
+    out_.architecture = architecture(supported);
+    family_ = &family_of(out_.architecture);
+    refuse_other_mathematics();
+    read_sizes();
+    read_attention();
+    read_mlp();
+    read_tokens();
+    check_products();
+    return std::move(out_);
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
+    in_.refuse(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  std::string architecture(std::span<const std::string_view> supported) const {
+    const auto names = in_.optional_strings("architectures");
+    if (!names || names->empty()) refuse("architectures is missing: expected a list of one name");
+    const std::string& name = names->front();
+    if (!supported.empty() &&
+        std::find(supported.begin(), supported.end(), name) == supported.end())
+      refuse("architecture {} is not supported: use {}", quote(name), fmt::join(supported, ", "));
+    return name;
+  }
+
+  void refuse_other_mathematics() {
+    for (const char* key : {"quantization_config", "compression_config"})
+      if (const auto quantization = in_.optional_object(key)) {
+        const auto method = quantization->find("quant_method");
+        refuse(
+            "{} (quant_method {}) is not supported: use a checkpoint in bfloat16, float16 or "
+            "float32",
+            key, method ? describe(*method) : "not given");
+      }
+    if (const auto act = in_.optional_string("hidden_act");
+        act && *act != "silu" && *act != "swish")
+      refuse("hidden_act {} is not supported: use silu", quote(*act));
+    if (in_.contains("auto_map"))
+      out_.warnings.push_back(
+          "config.json: auto_map is ignored: code of a model directory is never run");
+    out_.dtype = dtype();
+  }
+
+  std::optional<DType> dtype() const {
+    const auto one = [this](const char* key) -> std::optional<DType> {
+      auto name = in_.optional_string(key);
+      if (!name) return std::nullopt;
+      if (name->starts_with("torch.")) name->erase(0, 6);
+      if (*name == "float32") return DType::f32;
+      if (*name == "float16") return DType::f16;
+      if (*name == "bfloat16") return DType::bf16;
+      refuse("{} {} is not supported: use bfloat16, float16 or float32", key, quote(*name));
+    };
+    const auto now = one("dtype"), before = one("torch_dtype");
+    if (now && before && *now != *before)
+      refuse("dtype is {}, but torch_dtype is {}", name_of(*now), name_of(*before));
+    return now ? now : before;
+  }
+
+  void read_sizes() {
+    out_.vocab_size = in_.integer("vocab_size", 1, kMaxVocab);
+    out_.hidden_size = in_.integer("hidden_size", 1, kMaxHidden);
+    out_.intermediate_size = in_.integer("intermediate_size", 1, kMaxHidden);
+    out_.num_hidden_layers = in_.integer("num_hidden_layers", 1, kMaxLayers);
+    out_.max_position_embeddings = in_.optional_integer("max_position_embeddings", 1, kMaxPositions)
+                                       .value_or(family_->max_position_embeddings);
+    out_.rms_norm_eps = in_.optional_number("rms_norm_eps").value_or(out_.rms_norm_eps);
+    if (out_.rms_norm_eps < 0 || out_.rms_norm_eps > 1)
+      refuse("rms_norm_eps must be from 0 to 1, got {}", out_.rms_norm_eps);
+    out_.tie_word_embeddings = in_.optional_bool("tie_word_embeddings").value_or(false);
+  }
+
+  void read_attention() {
+    const int64_t heads = out_.num_attention_heads =
+        in_.integer("num_attention_heads", 1, kMaxHeads);
+    // Absent means the class's default, null means one per attention head.
+    const int64_t absent = in_.contains("num_key_value_heads") ? 0 : family_->num_key_value_heads;
+    const int64_t kv_heads = out_.num_key_value_heads =
+        in_.optional_integer("num_key_value_heads", 1, kMaxHeads)
+            .value_or(absent > 0 ? absent : heads);
+    if (heads % kv_heads != 0)
+      refuse("num_attention_heads is {}, not divisible by num_key_value_heads {}", heads, kv_heads);
+
+    if (const auto head_dim = in_.optional_integer("head_dim", 1, kMaxHeadDim))
+      out_.head_dim = *head_dim;
+    else if (family_->head_dim > 0)
+      out_.head_dim = family_->head_dim;
+    else if (out_.hidden_size % heads == 0)
+      out_.head_dim = out_.hidden_size / heads;
+    else
+      refuse("hidden_size is {}, not divisible by num_attention_heads {}, and head_dim is missing",
+             out_.hidden_size, heads);
+    if (out_.head_dim % 2 != 0 || out_.head_dim > kMaxHeadDim)
+      refuse("head_dim is {}, must be even and at most {}", out_.head_dim, kMaxHeadDim);
+
+    out_.rope = read_rope_parameters(in_, out_.max_position_embeddings, out_.warnings);
+    if (family_ != &kUnknownFamily && out_.rope.partial_rotary_factor != 1)
+      refuse("partial_rotary_factor {} is not supported for {}: it rotates whole heads",
+             out_.rope.partial_rotary_factor, out_.architecture);
+
+    const bool attention_bias =
+        family_->attention_bias_field && in_.optional_bool("attention_bias").value_or(false);
+    out_.qkv_bias = family_->always_qkv_bias || attention_bias;
+    out_.output_bias = attention_bias;
+    read_window();
+  }
+
+  /// The window that the family's code would use, 0 for none.
+  int64_t window_size() const {
+    if (family_->window == Window::none) return 0;
+    if (family_->window_needs_switch && !in_.optional_bool("use_sliding_window").value_or(false))
+      return 0;
+    const int64_t absent = family_ == &kUnknownFamily || in_.contains("sliding_window") ? 0 : 4096;
+    return in_.optional_integer("sliding_window", 1, kMaxPositions).value_or(absent);
+  }
+
+  void read_window() {
+    const int64_t window = window_size();
+    const auto layers = static_cast<size_t>(out_.num_hidden_layers);
+    const int64_t first_sliding =
+        family_->window == Window::by_layer
+            ? in_.optional_integer("max_window_layers", 0, kMaxPositions).value_or(28)
+            : 0;
+    out_.layer_types.assign(layers, AttentionType::full);
+    if (window > 0)
+      for (size_t i = 0; i < layers; ++i)
+        if (static_cast<int64_t>(i) >= first_sliding) out_.layer_types[i] = AttentionType::sliding;
+
+    if (const auto given = read_layer_types()) {
+      if (family_->window != Window::by_layer && *given != out_.layer_types)
+        refuse("layer_types differ from what {} does with sliding_window {}", out_.architecture,
+               window);
+      out_.layer_types = *given;
+    }
+    const bool slides = std::find(out_.layer_types.begin(), out_.layer_types.end(),
+                                  AttentionType::sliding) != out_.layer_types.end();
+    if (slides && window == 0)
+      refuse("layer_types names sliding_attention, but sliding_window is not set");
+    out_.sliding_window = slides ? window : 0;
+  }
+
+  std::optional<std::vector<AttentionType>> read_layer_types() const {
+    const auto names = in_.optional_strings("layer_types");
+    if (!names) return std::nullopt;
+    if (names->size() != static_cast<size_t>(out_.num_hidden_layers))
+      refuse("layer_types has {} entries, num_hidden_layers is {}", names->size(),
+             out_.num_hidden_layers);
+    std::vector<AttentionType> types;
+    types.reserve(names->size());
+    for (const std::string& name : *names) {
+      if (name != "full_attention" && name != "sliding_attention")
+        refuse("layer_types: {} is not supported: use full_attention or sliding_attention",
+               quote(name));
+      types.push_back(name == "full_attention" ? AttentionType::full : AttentionType::sliding);
+    }
+    return types;
+  }
+
+  void read_mlp() {
+    out_.mlp_bias = family_->mlp_bias_field && in_.optional_bool("mlp_bias").value_or(false);
+    // transformers 5 writes num_local_experts for what it used to call num_experts.
+    auto experts = in_.optional_integer("num_experts", 0, kMaxExperts);
+    const auto local = in_.optional_integer("num_local_experts", 0, kMaxExperts);
+    if (experts && local && *experts != *local)
+      refuse("num_experts is {}, but num_local_experts is {}", *experts, *local);
+    if (!experts) experts = local;
+    if (!experts && family_->moe && family_ != &kUnknownFamily) experts = 128;
+    if (!family_->moe || experts.value_or(0) == 0) return;
+
+    MoeConfig moe;
+    moe.num_experts = *experts;
+    moe.num_experts_per_tok =
+        in_.optional_integer("num_experts_per_tok", 1, kMaxExperts).value_or(8);
+    if (moe.num_experts_per_tok > moe.num_experts)
+      refuse("num_experts_per_tok is {}, more than num_experts {}", moe.num_experts_per_tok,
+             moe.num_experts);
+    moe.moe_intermediate_size =
+        in_.optional_integer("moe_intermediate_size", 1, kMaxHidden).value_or(768);
+    moe.norm_topk_prob = in_.optional_bool("norm_topk_prob").value_or(false);
+    moe.decoder_sparse_step =
+        in_.optional_integer("decoder_sparse_step", 1, kMaxLayers).value_or(1);
+    if (const auto dense = in_.optional_integers("mlp_only_layers", 0, kMaxLayers))
+      moe.mlp_only_layers = *dense;
+    if (moe.mlp_only_layers.size() > static_cast<size_t>(kMaxLayers))
+      refuse("mlp_only_layers has {} entries, more than {}", moe.mlp_only_layers.size(),
+             kMaxLayers);
+    out_.moe = std::move(moe);
+  }
+
+  void read_tokens() {
+    const auto eos = in_.optional_integers("eos_token_id", 0, out_.vocab_size - 1);
+    if (eos)
+      out_.eos_token_ids = *eos;
+    else if (!in_.contains("eos_token_id") && family_->eos_token_id >= 0)
+      out_.eos_token_ids = {family_->eos_token_id};
+    if (out_.eos_token_ids.size() > kMaxEosIds)
+      refuse("eos_token_id has {} entries, more than {}", out_.eos_token_ids.size(), kMaxEosIds);
+    out_.bos_token_id =
+        unused_id("bos_token_id", in_.contains("bos_token_id") ? -1 : family_->bos_token_id);
+    out_.pad_token_id = unused_id("pad_token_id", -1);
+  }
+
+  /// The engine never feeds these by itself; files with -1 or an id beyond the vocabulary are
+  /// common and harmless.
+  std::optional<int64_t> unused_id(const char* key, int64_t absent) {
+    const Json* value = in_.find(key);
+    if (!value) return absent >= 0 ? std::optional(absent) : std::nullopt;
+    const auto ids = in_.optional_integers(key, -kMaxPositions, kMaxPositions);
+    if (ids && ids->size() == 1 && ids->front() >= 0 && ids->front() < out_.vocab_size)
+      return ids->front();
+    out_.warnings.push_back(fmt::format(
+        "config.json: {} {} is outside the vocabulary and is ignored", key, describe(*value)));
+    return std::nullopt;
+  }
+
+  void check_products() const {
+    const auto product = [this](const char* what, int64_t a, int64_t b) {
+      if (a > kMaxElements / b) refuse("{} is {} x {}, more than 2^40", what, a, b);
+    };
+    product("vocab_size x hidden_size", out_.vocab_size, out_.hidden_size);
+    product("hidden_size x intermediate_size", out_.hidden_size, out_.intermediate_size);
+    product("attention width x hidden_size", out_.num_attention_heads * out_.head_dim,
+            out_.hidden_size);
+    const int64_t experts = out_.moe ? out_.moe->num_experts : 1;
+    if (out_.moe) {
+      product("hidden_size x moe_intermediate_size", out_.hidden_size,
+              out_.moe->moe_intermediate_size);
+      product("experts x expert size", out_.hidden_size * out_.moe->moe_intermediate_size, experts);
+    }
+    product("KV cache of one token", 2 * out_.num_hidden_layers * out_.num_key_value_heads,
+            out_.head_dim);
+    if (out_.approximate_parameters() > kMaxElements)
+      refuse("the sizes make a model of {} parameters, more than 2^40",
+             out_.approximate_parameters());
+  }
+
+  JsonObject in_;
+  const Family* family_ = nullptr;
+  ModelConfig out_;
+};
+
+}  // namespace
+
+bool MoeConfig::is_sparse(int64_t index) const {
+  return (index + 1) % decoder_sparse_step == 0 &&
+         std::find(mlp_only_layers.begin(), mlp_only_layers.end(), index) == mlp_only_layers.end();
+}
+
+int64_t ModelConfig::approximate_parameters() const {
+  const int64_t attention =
+      hidden_size * head_dim * 2 * (num_attention_heads + num_key_value_heads);
+  const int64_t dense = 3 * hidden_size * intermediate_size;
+  const int64_t sparse =
+      moe ? moe->num_experts * hidden_size * (3 * moe->moe_intermediate_size + 1) : 0;
+  int64_t total = vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+  for (int64_t i = 0; i < num_hidden_layers; ++i)
+    total += attention + (moe && moe->is_sparse(i) ? sparse : dense);
+  return total;
+}
+
+ModelConfig parse_model_config(const Json& json, std::string_view what,
+                               std::span<const std::string_view> supported) {
+  return ConfigReader(json, what).read(supported);
+}
+
+ModelConfig load_model_config(const std::string& directory,
+                              std::span<const std::string_view> supported) {
+  const std::filesystem::path path = std::filesystem::path(directory) / "config.json";
+  std::error_code error;
+  check(std::filesystem::exists(directory, error), ErrorKind::model, "{}: no such model directory",
+        directory);
+  check(std::filesystem::is_directory(directory, error), ErrorKind::model,
+        "{}: is not a directory: give the model's directory", directory);
+  check(std::filesystem::exists(path, error), ErrorKind::model,
+        "{}: no config.json: not a Hugging Face model directory", directory);
+  const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
+  return parse_model_config(read_json_file(path, limits), "config.json", supported);
+}
+
+}  // namespace nanovllm
