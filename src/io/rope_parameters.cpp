@@ -91,14 +91,11 @@ class RopeReader {
   }
   double required_factor() const { return at_least_one(required("factor")); }
 
-  /// Phi-3 and its kin keep this one outside; two different values would be a riddle.
+  /// Some files keep this one outside, and transformers gives that place priority.
   int64_t original_positions() const {
     constexpr const char* kKey = "original_max_position_embeddings";
     const auto outside = config_.optional_integer(kKey, 1, kMaxPositions);
     const auto inside = rope_.optional_integer(kKey, 1, kMaxPositions);
-    if (outside && inside && *outside != *inside)
-      rope_.refuse(
-          fmt::format("{} is {}, but {} is {}", kKey, *outside, rope_.path(kKey), *inside));
     return outside.value_or(inside.value_or(max_positions_));
   }
 

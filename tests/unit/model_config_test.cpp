@@ -1,0 +1,329 @@
+// config.json and generation_config.json: what transformers reads from a file is what we read, in
+// both spellings, and what we cannot honour is refused by field and value.
+#include "io/model_config.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "io/generation_config.h"
+
+namespace nanovllm {
+namespace {
+
+const std::string kData = std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/configs/";
+
+template <class Call>
+std::string refusal(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::model);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// A small valid configuration in the spelling of transformers 4.
+Json small() {
+  return Json::parse(
+      R"({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
+    "eos_token_id": 7, "torch_dtype": "bfloat16"})");
+}
+
+Json small_with(const char* changes) {
+  Json config = small();
+  config.update(Json::parse(changes));
+  return config;
+}
+
+void expect_refused(const char* changes, std::string_view message) {
+  const std::string found = refusal([&] { parse_model_config(small_with(changes)); });
+  EXPECT_EQ(found.find("config.json: "), 0u) << found;
+  EXPECT_NE(found.find(message), std::string::npos) << changes << "\n  " << found;
+}
+
+void expect_rope(const RopeParameters& rope, const Json& expected, const std::string& name) {
+  EXPECT_EQ(name_of(rope.type), expected.at("rope_type").get<std::string>()) << name;
+  EXPECT_EQ(rope.theta, expected.at("rope_theta").get<double>()) << name;
+  EXPECT_EQ(rope.factor, expected.value("factor", 1.0)) << name;
+  if (expected.contains("original_max_position_embeddings")) {
+    EXPECT_EQ(rope.original_max_position_embeddings,
+              expected.at("original_max_position_embeddings").get<int64_t>())
+        << name;
+  }
+  EXPECT_EQ(rope.low_freq_factor, expected.value("low_freq_factor", 1.0)) << name;
+  EXPECT_EQ(rope.high_freq_factor, expected.value("high_freq_factor", 4.0)) << name;
+  EXPECT_EQ(rope.beta_fast, expected.value("beta_fast", 32.0)) << name;
+  EXPECT_EQ(rope.beta_slow, expected.value("beta_slow", 1.0)) << name;
+  EXPECT_EQ(rope.truncate, expected.value("truncate", true)) << name;
+}
+
+void expect_equal(const ModelConfig& config, const Json& written, const Json& expected,
+                  const std::string& name) {
+  for (const auto& [key, value] : {std::pair{"vocab_size", config.vocab_size},
+                                   {"hidden_size", config.hidden_size},
+                                   {"intermediate_size", config.intermediate_size},
+                                   {"num_hidden_layers", config.num_hidden_layers},
+                                   {"num_attention_heads", config.num_attention_heads}})
+    EXPECT_EQ(value, written.at(key).get<int64_t>()) << name << " " << key;
+  for (const auto& [key, value] : {std::pair{"head_dim", config.head_dim},
+                                   {"num_key_value_heads", config.num_key_value_heads},
+                                   {"max_position_embeddings", config.max_position_embeddings},
+                                   {"sliding_window", config.sliding_window}})
+    EXPECT_EQ(value, expected.at(key).get<int64_t>()) << name << " " << key;
+  for (const auto& [key, value] : {std::pair{"tie_word_embeddings", config.tie_word_embeddings},
+                                   {"qkv_bias", config.qkv_bias},
+                                   {"output_bias", config.output_bias},
+                                   {"mlp_bias", config.mlp_bias}})
+    EXPECT_EQ(value, expected.at(key).get<bool>()) << name << " " << key;
+  EXPECT_EQ(config.rms_norm_eps, expected.at("rms_norm_eps").get<double>()) << name;
+  EXPECT_EQ(config.eos_token_ids, expected.at("eos_token_id").get<std::vector<int64_t>>()) << name;
+  EXPECT_EQ(config.bos_token_id ? Json(*config.bos_token_id) : Json(), expected.at("bos_token_id"))
+      << name;
+  const Json dtype = !config.dtype                  ? Json()
+                     : *config.dtype == DType::bf16 ? Json("bfloat16")
+                                                    : Json("float16");
+  EXPECT_EQ(dtype, expected.at("dtype")) << name;
+
+  std::vector<std::string> types;
+  for (const AttentionType type : config.layer_types)
+    types.push_back(type == AttentionType::full ? "full_attention" : "sliding_attention");
+  EXPECT_EQ(Json(types), expected.at("layer_types")) << name;
+
+  expect_rope(config.rope, expected.at("rope_parameters"), name);
+  EXPECT_NEAR(config.rope.attention_factor, expected.at("attention_factor").get<double>(), 1e-12)
+      << name;
+
+  std::vector<int64_t> sparse;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i)
+    if (config.moe && config.moe->is_sparse(i)) sparse.push_back(i);
+  EXPECT_EQ(Json(sparse), expected.at("sparse_layers")) << name;
+  const Json moe = config.moe
+                       ? Json({config.moe->num_experts, config.moe->num_experts_per_tok,
+                               config.moe->moe_intermediate_size, config.moe->norm_topk_prob})
+                       : Json();
+  EXPECT_EQ(moe, expected.at("experts")) << name;
+}
+
+TEST(ModelConfig, ReadsBothSpellingsAsTransformersDoes) {
+  const Json cases = read_json_file(kData + "cases.json");
+  ASSERT_GE(cases.size(), 35u);
+  for (const Json& c : cases) {
+    const std::string name = c.at("name");
+    expect_equal(parse_model_config(c.at("old")), c.at("old"), c.at("expected"), name + " (4)");
+    expect_equal(parse_model_config(c.at("new")), c.at("old"), c.at("expected"), name + " (5)");
+  }
+}
+
+TEST(ModelConfig, TheBenchmarkShapesHaveTheParametersTheirNamesPromise) {
+  const std::string configs = std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/";
+  // Parameters in billions as the model cards state them.
+  for (const auto& [name, billions] : {std::pair{"qwen3-0.6b", 0.6},
+                                       {"qwen3-1.7b", 1.7},
+                                       {"qwen3-4b", 4.0},
+                                       {"qwen3-8b", 8.2},
+                                       {"qwen3-14b", 14.8},
+                                       {"qwen3-32b", 32.8},
+                                       {"qwen3-30b-a3b", 30.5}}) {
+    const ModelConfig config = load_model_config(configs + name);
+    EXPECT_NEAR(static_cast<double>(config.approximate_parameters()) / 1e9, billions, 0.051)
+        << name;
+    EXPECT_EQ(config.head_dim, 128) << name;
+    EXPECT_TRUE(config.warnings.empty()) << name;
+  }
+}
+
+TEST(ModelConfig, NamesTheFieldAndTheValueItRefuses) {
+  expect_refused(R"({"hidden_size": "abc"})",
+                 R"(hidden_size must be an integer from 1 to 1048576, got "abc")");
+  expect_refused(R"({"hidden_size": 0})",
+                 "hidden_size must be an integer from 1 to 1048576, got 0");
+  expect_refused(R"({"hidden_size": -1})", "got -1");
+  expect_refused(R"({"hidden_size": 1099511627776})", "got 1099511627776");
+  expect_refused(R"({"hidden_size": 18446744073709551615})", "got 18446744073709551615");
+  expect_refused(R"({"hidden_size": 64.0})", "got 64.0");
+  expect_refused(R"({"hidden_size": true})", "got true");
+  expect_refused(R"({"hidden_size": [64]})", "got a list of 1");
+  expect_refused(R"({"hidden_size": null})", "hidden_size is missing");
+  expect_refused(R"({"vocab_size": 0})", "vocab_size must be");
+  expect_refused(R"({"num_hidden_layers": 100000})",
+                 "num_hidden_layers must be an integer from 1 to 4096");
+  expect_refused(R"({"num_attention_heads": 15})",
+                 "num_attention_heads is 15, not divisible by num_key_value_heads 2");
+  expect_refused(R"({"head_dim": 33})", "head_dim is 33, must be even");
+  expect_refused(R"({"head_dim": 2048})", "head_dim must be an integer from 1 to 1024");
+  expect_refused(R"({"architectures": ["LlamaForCausalLM"], "head_dim": null, "hidden_size": 66})",
+                 "hidden_size is 66, not divisible by num_attention_heads 4");
+  expect_refused(R"({"rms_norm_eps": -1})", "rms_norm_eps must be from 0 to 1, got -1");
+  expect_refused(R"({"rms_norm_eps": "1e-6"})", "rms_norm_eps must be a number");
+  expect_refused(R"({"tie_word_embeddings": 1})",
+                 "tie_word_embeddings must be true or false, got 1");
+  expect_refused(R"({"eos_token_id": 1000})",
+                 "eos_token_id must be an integer from 0 to 999, got 1000");
+  expect_refused(R"({"eos_token_id": [1, -1]})",
+                 "eos_token_id must be an integer from 0 to 999, got -1");
+  expect_refused(R"({"dtype": "float32"})", "dtype is f32, but torch_dtype is bf16");
+  expect_refused(R"({"vocab_size": 16777216, "hidden_size": 1048576})", "more than 2^40");
+  expect_refused(
+      R"({"hidden_size": 1048576, "intermediate_size": 1048576, "num_hidden_layers": 4096})",
+      "parameters, more than 2^40");
+  EXPECT_EQ(refusal([] { parse_model_config(Json::array()); }),
+            "config.json: must be a JSON object, got a list of 0");
+}
+
+TEST(ModelConfig, RefusesByNameWhatWouldGiveOtherNumbers) {
+  expect_refused(
+      R"({"quantization_config": {"quant_method": "fp8"}})",
+      R"(quantization_config (quant_method "fp8") is not supported: use a checkpoint in bfloat16)");
+  expect_refused(R"({"hidden_act": "gelu"})", R"(hidden_act "gelu" is not supported: use silu)");
+  expect_refused(R"({"torch_dtype": "float8_e4m3fn"})",
+                 R"(torch_dtype "float8_e4m3fn" is not supported)");
+  expect_refused(
+      R"({"layer_types": ["full_attention", "linear_attention", "full_attention"]})",
+      R"(layer_types: "linear_attention" is not supported: use full_attention or sliding_attention)");
+  expect_refused(R"({"layer_types": ["full_attention"]})",
+                 "layer_types has 1 entries, num_hidden_layers is 3");
+  expect_refused(R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})",
+                 "layer_types names sliding_attention, but sliding_window is not set");
+  expect_refused(R"({"architectures": ["MistralForCausalLM"], "sliding_window": 16,
+                     "layer_types": ["full_attention", "full_attention", "full_attention"]})",
+                 "layer_types differ from what MistralForCausalLM does");
+  expect_refused(R"({"partial_rotary_factor": 0.5})",
+                 "partial_rotary_factor 0.5 is not supported for Qwen3ForCausalLM");
+}
+
+TEST(ModelConfig, RefusesAnArchitectureBeforeLookingAtItsFields) {
+  const std::string_view supported[] = {"Qwen3ForCausalLM", "LlamaForCausalLM"};
+  const Json other = Json::parse(
+      R"({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": {}})");
+  EXPECT_EQ(refusal([&] { parse_model_config(other, "config.json", supported); }),
+            "config.json: architecture \"Qwen2_5_VLForConditionalGeneration\" is not supported: "
+            "use Qwen3ForCausalLM, "
+            "LlamaForCausalLM");
+  EXPECT_EQ(parse_model_config(small(), "config.json", supported).architecture, "Qwen3ForCausalLM");
+  expect_refused(R"({"architectures": null})", "architectures is missing");
+  expect_refused(R"({"architectures": []})", "architectures is missing");
+  expect_refused(R"({"architectures": "Qwen3ForCausalLM"})",
+                 "architectures must be a list of strings");
+}
+
+TEST(ModelConfig, RefusesRopeItCannotComputeByName) {
+  expect_refused(
+      R"({"rope_scaling": {"type": "longrope", "short_factor": [1]}})",
+      R"(RoPE type "longrope" is not supported: use default, linear, dynamic, llama3 or yarn)");
+  expect_refused(R"({"rope_parameters": {"rope_type": "mystery"}})",
+                 R"(RoPE type "mystery" is not supported)");
+  expect_refused(R"({"rope_theta": 0})", "rope_theta must be a number greater than 0, got 0");
+  expect_refused(R"({"rope_theta": "NaN"})", "rope_theta must be a number");
+  expect_refused(R"({"rope_scaling": {"type": "linear"}})", "rope_scaling.factor is missing");
+  expect_refused(R"({"rope_scaling": {"type": "linear", "factor": 0.5}})",
+                 "rope_scaling.factor must be at least 1, got 0.5");
+  expect_refused(R"({"rope_scaling": {"rope_type": "llama3", "factor": 8}})",
+                 "rope_scaling.low_freq_factor is missing");
+  expect_refused(
+      R"({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}})",
+      "high_freq_factor is 4, must be greater than low_freq_factor 4");
+  expect_refused(
+      R"({"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}})",
+      "beta_fast is 1");
+  expect_refused(R"({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}})",
+                 "mrope_section is not supported");
+  expect_refused(R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})",
+                 "RoPE per layer type is not supported");
+  expect_refused(R"({"rope_scaling": 2})", "rope_scaling must be an object, got 2");
+}
+
+TEST(ModelConfig, WarnsAboutWhatItIgnores) {
+  const ModelConfig config = parse_model_config(small_with(
+      R"({"auto_map": {"AutoModel": "x.Y"}, "pad_token_id": -1, "bos_token_id": 5000,
+          "rope_scaling": {"rope_type": "linear", "factor": 2, "finetuned": true}})"));
+  ASSERT_EQ(config.warnings.size(), 4u);
+  EXPECT_NE(config.warnings[0].find("auto_map is ignored"), std::string::npos);
+  EXPECT_NE(config.warnings[1].find("\"finetuned\""), std::string::npos);
+  EXPECT_NE(config.warnings[2].find("bos_token_id 5000"), std::string::npos);
+  EXPECT_NE(config.warnings[3].find("pad_token_id -1"), std::string::npos);
+  EXPECT_FALSE(config.pad_token_id || config.bos_token_id);
+}
+
+TEST(ModelConfig, KeepsAnArchitectureItDoesNotKnow) {
+  const ModelConfig config = parse_model_config(
+      small_with(R"({"architectures": ["NewForCausalLM"], "attention_bias": true})"));
+  EXPECT_EQ(config.architecture, "NewForCausalLM");
+  EXPECT_TRUE(config.qkv_bias);
+}
+
+class InDirectory : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = std::filesystem::path(testing::TempDir()) /
+                 (std::string("nanovllm_config_") +
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void write(const char* name, const std::string& text) {
+    std::ofstream(directory_ / name) << text;
+  }
+  std::filesystem::path directory_;
+};
+
+TEST_F(InDirectory, SaysWhichPartOfAModelDirectoryIsMissing) {
+  const std::string path = directory_;
+  EXPECT_EQ(refusal([&] { load_model_config(path + "/none"); }),
+            path + "/none: no such model directory");
+  EXPECT_EQ(refusal([&] { load_model_config(path); }),
+            path + ": no config.json: not a Hugging Face model directory");
+  write("config.json", "{\"a\": }");
+  EXPECT_NE(
+      refusal([&] { load_model_config(path); }).find("/config.json: not valid JSON at byte 6"),
+      std::string::npos);
+  EXPECT_NE(refusal([&] { load_model_config(path + "/config.json"); }).find("is not a directory"),
+            std::string::npos);
+  write("config.json", std::string(2 << 20, ' '));
+  EXPECT_NE(refusal([&] { load_model_config(path); }).find("more than the limit of"),
+            std::string::npos);
+  write("config.json", small().dump());
+  EXPECT_EQ(load_model_config(path).hidden_size, 64);
+}
+
+TEST_F(InDirectory, GenerationConfigIsOptionalButNeverMalformed) {
+  const std::string path = directory_;
+  EXPECT_TRUE(load_generation_config(path, 1000).eos_token_ids.empty());
+  write("generation_config.json",
+        R"({"bos_token_id": 3, "do_sample": true, "eos_token_id": [5, 3], "temperature": 0.6,
+                                      "top_k": 20, "top_p": 0.95, "transformers_version": "4.51.0"})");
+  const GenerationConfig config = load_generation_config(path, 1000);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{5, 3}));
+  EXPECT_EQ(config.do_sample, true);
+  EXPECT_EQ(config.temperature, 0.6);
+  EXPECT_EQ(config.top_k, 20);
+  EXPECT_EQ(config.top_p, 0.95);
+  EXPECT_FALSE(config.min_p || config.repetition_penalty || config.max_new_tokens);
+  write("generation_config.json", "{");
+  EXPECT_NE(refusal([&] { load_generation_config(path, 1000); }).find("not valid JSON at byte"),
+            std::string::npos);
+}
+
+TEST(GenerationConfig, RefusesValuesThatNoSamplerTakes) {
+  const auto message = [](const char* text) {
+    return refusal([&] { parse_generation_config(Json::parse(text), 1000); });
+  };
+  EXPECT_EQ(message(R"({"temperature": -0.5})"),
+            "generation_config.json: temperature must be at least 0, got -0.5");
+  EXPECT_EQ(message(R"({"top_p": 1.5})"),
+            "generation_config.json: top_p must be from 0 to 1, got 1.5");
+  EXPECT_NE(
+      message(R"({"eos_token_id": 1000})").find("eos_token_id must be an integer from 0 to 999"),
+      std::string::npos);
+  EXPECT_NE(message(R"({"top_k": 2.5})").find("top_k must be an integer"), std::string::npos);
+  EXPECT_NE(message(R"({"repetition_penalty": 0})").find("greater than 0"), std::string::npos);
+  EXPECT_EQ(message(R"({"eos_token_id": 3, "temperature": null})"), "accepted");
+}
+
+}  // namespace
+}  // namespace nanovllm
