@@ -33,13 +33,14 @@ struct Prompt {
 
 /// What one engine does and has, for progress lines, `inspect` and metrics.
 struct EngineInfo {
-  std::string device;        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
-  std::string architecture;  ///< "Qwen3ForCausalLM"
-  std::string dtype;
+  std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
+  std::string architecture{};///< "Qwen3ForCausalLM"
+  std::string dtype{};
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;
   int64_t num_blocks = 0, block_size = 0, max_model_len = 0, vocab_size = 0;
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
+  std::vector<std::string> notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
 };
 
 /// Counters since the engine was made; all monotonic except `waiting`, `running`, `free_blocks`.

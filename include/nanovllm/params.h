@@ -10,23 +10,27 @@
 
 namespace nanovllm {
 
+/// What step() reports of a request: everything so far, what is new since the last report, or nothing until it has ended.
+enum class OutputKind { cumulative, delta, final_only };
+
 /// How one request is sampled. Validated when the request is added; a value out of range fails that request alone.
 struct SamplingParams {
   double temperature = 1.0;           ///< 0 (below 1e-5) is greedy; finite, >= 0
   double top_p = 1.0;                 ///< (0, 1]; the token that crosses p stays
   int64_t top_k = 0;                  ///< 0 or -1: off; more than the vocabulary: off
   double min_p = 0.0;                 ///< [0, 1]; relative to the likeliest token
-  std::optional<int64_t> seed;        ///< none: drawn from the engine's seed and the request's number
+  std::optional<int64_t> seed{};        ///< none: drawn from the engine's seed and the request's number
   int64_t max_tokens = 16;            ///< >= 1
   int64_t min_tokens = 0;             ///< EOS and stop_token_ids are not sampled before
   bool ignore_eos = false;
-  std::vector<std::string> stop;      ///< text ends before the first of these
-  std::vector<int64_t> stop_token_ids;
+  std::vector<std::string> stop{};      ///< text ends before the first of these
+  std::vector<int64_t> stop_token_ids{};
   bool include_stop_str_in_output = false;
-  std::optional<int> logprobs;        ///< k likeliest and the chosen token, per generated token; at most 20
-  std::optional<int> prompt_logprobs; ///< the same per prompt token; turns prefix-cache hits off for the request
+  std::optional<int> logprobs{};        ///< k likeliest and the chosen token, per generated token; at most 20
+  std::optional<int> prompt_logprobs{}; ///< the same per prompt token; turns prefix-cache hits off for the request
   bool skip_special_tokens = true;    ///< in `text`
   bool detokenize = true;
+  OutputKind output_kind = OutputKind::cumulative;
 };
 
 /// One candidate at one position.
@@ -52,15 +56,15 @@ struct RequestMetrics {
 
 struct RequestOutput {
   int64_t request_id = 0;
-  std::vector<int32_t> prompt_token_ids;
-  std::string text;                  ///< valid UTF-8; without the stop string
-  std::vector<int32_t> token_ids;    ///< generated so far, the final EOS or stop token included
+  std::vector<int32_t> prompt_token_ids{};
+  std::string text{};                  ///< valid UTF-8; without the stop string
+  std::vector<int32_t> token_ids{};    ///< generated so far, the final EOS or stop token included
   bool finished = false;
   FinishReason finish_reason = FinishReason::none;
-  std::string stop_reason;           ///< the stop string, or the stop token's id in decimal; empty for EOS and length
-  std::string error;                 ///< why, if finish_reason is error
-  std::vector<PositionLogprobs> logprobs;         ///< one per generated token, if asked for
-  std::vector<PositionLogprobs> prompt_logprobs;  ///< one per prompt token (the first is empty), if asked for
+  std::string stop_reason{};           ///< the stop string, or the stop token's id in decimal; empty for EOS and length
+  std::string error{};                 ///< why, if finish_reason is error
+  std::vector<PositionLogprobs> logprobs{};         ///< one per generated token, if asked for
+  std::vector<PositionLogprobs> prompt_logprobs{};  ///< one per prompt token (the first is empty), if asked for
   RequestMetrics metrics;
 };
 
@@ -83,7 +87,7 @@ struct EngineConfig {
   std::string load_format = "auto";       ///< auto | dummy (random weights from config.json alone)
   bool skip_tokenizer_init = false;       ///< token ids in, token ids out
   /// Called from the thread that constructs the engine while it loads: (what, done, total). May be empty.
-  std::function<void(const char* what, int64_t done, int64_t total)> on_progress;
+  std::function<void(const char* what, int64_t done, int64_t total)> on_progress{};
 };
 
 }  // namespace nanovllm

@@ -28,7 +28,7 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows {}..{} of {}", begin, end, describe());
   check(!packed, "a packed tensor cannot be sliced");
   Tensor t = *this;
-  t.data += static_cast<size_t>(begin * stride[0]) * size_of(dtype);
+  if (data) t.data += static_cast<size_t>(begin * stride[0]) * size_of(dtype);  // views of a measuring arena have no bytes
   t.shape[0] = end - begin;
   return t;
 }
@@ -38,7 +38,7 @@ Tensor Tensor::cols(int64_t begin, int64_t end) const {
   check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[last], "columns {}..{} of {}", begin, end, describe());
   check(!packed, "a packed tensor cannot be sliced");
   Tensor t = *this;
-  t.data += static_cast<size_t>(begin * stride[last]) * size_of(dtype);
+  if (data) t.data += static_cast<size_t>(begin * stride[last]) * size_of(dtype);
   t.shape[last] = end - begin;
   return t;
 }

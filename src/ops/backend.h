@@ -99,7 +99,8 @@ class Backend {
   /// The noise of a token is a function of (seed, position, token id): ops/noise.h. A row with a NaN or +inf, or all -inf, gives -1.
   virtual void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) = 0;
   /// ids, logprobs [rows, 1 + k]: the chosen token, then the k likeliest (ties: lower id first); ranks [rows] i32 of the chosen one (1 is the
-  /// likeliest). Natural logarithm of softmax(logits), accumulated in f32 or better in an order that depends on the row alone.
+  /// likeliest). Natural logarithm of softmax(logits), accumulated in f32 or better in an order that depends on the row alone. A chosen id
+  /// outside the vocabulary (-1 of a failed row) is taken as 0; a row that is not finite gives NaN, not a fault.
   virtual void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits, Tensor chosen) = 0;
 
   // -- Fusions ---------------------------------------------------------------------------------------------------------------

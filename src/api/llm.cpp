@@ -1,0 +1,136 @@
+#include "nanovllm/llm.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "engine/load_engine.h"
+#include "io/jinja/chat_template.h"
+#include "io/json.h"
+
+namespace nanovllm {
+
+struct LLM::State {
+  LoadedEngine loaded;
+  std::optional<ChatTemplate> chat_template;  // parsed when it is first needed
+
+  LLMEngine& engine() { return *loaded.engine; }
+  /// Token ids of a prompt. Throws Error(invalid_argument).
+  std::vector<int32_t> tokens_of(const Prompt& prompt) const {
+    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt.value)) return *ids;
+    check(loaded.tokenizer != nullptr, ErrorKind::invalid_argument,
+          "a text prompt needs the tokenizer: drop skip_tokenizer_init or give prompt_token_ids");
+    return loaded.tokenizer->encode(std::get<std::string>(prompt.value), prompt.add_special_tokens, prompt.parse_special_tokens);
+  }
+};
+
+LLM::LLM(const std::string& model, EngineConfig config) : state_(new State{load_engine(model, config), {}}) {}
+LLM::~LLM() = default;
+LLM::LLM(LLM&&) noexcept = default;
+LLM& LLM::operator=(LLM&&) noexcept = default;
+
+std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts, const SamplingParams& sampling_params) {
+  return generate(prompts, std::vector<SamplingParams>(prompts.size(), sampling_params));
+}
+
+std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts, const std::vector<SamplingParams>& sampling_params,
+                                         const std::function<bool(const RequestOutput&)>& on_output) {
+  check(prompts.size() == sampling_params.size(), ErrorKind::invalid_argument, "{} prompts, but {} sampling_params",
+        prompts.size(), sampling_params.size());
+  std::vector<RequestOutput> outputs(prompts.size());
+  std::vector<int64_t> ids;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    SamplingParams params = sampling_params[i];
+    if (!on_output) params.output_kind = OutputKind::final_only;
+    ids.push_back(add_request(prompts[i], params));
+  }
+  bool aborted = false;
+  while (!is_finished()) {
+    for (RequestOutput& output : step()) {
+      if (on_output && !aborted && !on_output(output)) {
+        aborted = true;
+        for (const int64_t id : ids) abort_request(id);
+      }
+      // Ids count up, so a request's place is found by search; outputs of requests that were added before are not ours.
+      const auto at = std::lower_bound(ids.begin(), ids.end(), output.request_id);
+      if (output.finished && at != ids.end() && *at == output.request_id)
+        outputs[static_cast<size_t>(at - ids.begin())] = std::move(output);
+    }
+  }
+  return outputs;
+}
+
+int64_t LLM::add_request(const Prompt& prompt, const SamplingParams& sampling_params) {
+  std::vector<int32_t> tokens;
+  try {
+    tokens = state_->tokens_of(prompt);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_argument) throw;
+    return state_->engine().refuse_request({}, error.what());
+  }
+  return state_->engine().add_request(std::move(tokens), sampling_params);
+}
+
+std::vector<RequestOutput> LLM::step() { return state_->engine().step(); }
+void LLM::abort_request(int64_t request_id) { state_->engine().abort_request(request_id); }
+bool LLM::is_finished() const { return state_->engine().is_finished(); }
+const EngineInfo& LLM::info() const { return state_->loaded.info; }
+EngineStats LLM::stats() const { return state_->engine().stats(); }
+void LLM::reset_prefix_cache() { state_->engine().reset_prefix_cache(); }
+const Tokenizer* LLM::tokenizer() const { return state_->loaded.tokenizer.get(); }
+
+SamplingParams LLM::default_sampling_params() const {
+  const GenerationConfig& recommended = state_->loaded.generation;
+  SamplingParams params;
+  params.temperature = recommended.temperature.value_or(params.temperature);
+  params.top_k = recommended.top_k.value_or(params.top_k);
+  params.top_p = recommended.top_p.value_or(params.top_p);
+  params.min_p = recommended.min_p.value_or(params.min_p);
+  params.max_tokens = recommended.max_new_tokens.value_or(params.max_tokens);
+  if (!recommended.do_sample.value_or(true)) params.temperature = 0;
+  return params;
+}
+
+Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& options_json) const {
+  const Tokenizer* tokenizer = state_->loaded.tokenizer.get();
+  check(tokenizer && !tokenizer->chat_template().empty(), ErrorKind::invalid_argument,
+        "messages need a chat template: tokenizer_config.json has none; give a prompt instead");
+  if (!state_->chat_template) state_->chat_template.emplace(tokenizer->chat_template(), "chat_template");
+  ChatRequest request;
+  request.messages = parse_json(messages_json, "messages", ErrorKind::invalid_argument);
+  request.kwargs = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
+  check(request.kwargs.is_object(), ErrorKind::invalid_argument, "chat template options must be a JSON object");
+  const auto take = [&](const char* name, Json& into) {
+    if (!request.kwargs.contains(name)) return;
+    into = request.kwargs[name];
+    request.kwargs.erase(name);
+  };
+  Json generation_prompt = true;
+  take("tools", request.tools);
+  take("documents", request.documents);
+  take("add_generation_prompt", generation_prompt);
+  check(generation_prompt.is_boolean(), ErrorKind::invalid_argument, "add_generation_prompt must be true or false");
+  request.add_generation_prompt = generation_prompt.get<bool>();
+  const auto name_token = [&](const char* name, std::optional<int32_t> id) {
+    if (id) request.special_tokens[name] = std::string(tokenizer->id_to_token(*id));
+  };
+  name_token("bos_token", tokenizer->bos_token_id());
+  name_token("eos_token", tokenizer->eos_token_id());
+  Prompt prompt(state_->chat_template->render(chat_context(request)));
+  prompt.add_special_tokens = false;  // the template spells them out
+  return prompt;
+}
+
+EngineInfo inspect(const std::string& model, const EngineConfig& config) { return plan_engine(model, config); }
+
+const char* to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::none: return "";
+    case FinishReason::stop: return "stop";
+    case FinishReason::length: return "length";
+    case FinishReason::error: return "error";
+    case FinishReason::abort: return "abort";
+  }
+  return "";
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,152 @@
+#include "engine/batch_builder.h"
+
+#include <algorithm>
+
+namespace nanovllm {
+namespace {
+
+/// The tokens that `sequence` may not sample yet: its stop tokens, until it has min_tokens.
+bool is_masked(const ScheduledSequence& s) {
+  return s.samples && s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
+}
+
+}  // namespace
+
+size_t BatchBuilder::max_bytes() const {
+  const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens), seqs = static_cast<size_t>(limits_.max_num_seqs);
+  const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
+  constexpr size_t kArrays = 16, kMasksPerSeq = 256;  // ids that a request may mask; checked when it is added
+  return 5 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) + kArrays * Arena::kAlignment;
+}
+
+void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input) const {
+  Arena arena(block, max_bytes(), {});
+  input.sampling.clear();
+  input.prompt_rows.clear();
+  input.mask_starts.clear();
+  build_rows(plan, arena, input);
+  build_sampling(plan, arena, input);
+  build_masks(plan, arena, input);
+  input.bytes = arena.mark();
+}
+
+void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) const {
+  const auto num_seqs = static_cast<int64_t>(plan.sequences.size());
+  int64_t max_blocks = 0;
+  Batch& batch = input.batch;
+  batch.max_seqlen_q = batch.max_context_len = 0;
+  for (const ScheduledSequence& s : plan.sequences) {
+    max_blocks = std::max(max_blocks, static_cast<int64_t>(s.sequence->block_table.size()));
+    batch.max_seqlen_q = std::max(batch.max_seqlen_q, s.num_tokens);
+    batch.max_context_len = std::max(batch.max_context_len, s.start + s.num_tokens);
+  }
+  batch.tokens = arena.take(DType::i32, {plan.num_tokens});
+  batch.positions = arena.take(DType::i32, {plan.num_tokens});
+  batch.slot_mapping = arena.take(DType::i32, {plan.num_tokens});
+  batch.cu_seqlens_q = arena.take(DType::i32, {num_seqs + 1});
+  batch.context_lens = arena.take(DType::i32, {num_seqs});
+  batch.block_tables = arena.take(DType::i32, {num_seqs, max_blocks});
+
+  auto* token = batch.tokens.ptr<int32_t>();
+  auto* position = batch.positions.ptr<int32_t>();
+  auto* slot = batch.slot_mapping.ptr<int32_t>();
+  auto* start = batch.cu_seqlens_q.ptr<int32_t>();
+  auto* context = batch.context_lens.ptr<int32_t>();
+  auto* table = batch.block_tables.ptr<int32_t>();
+  *start++ = 0;
+  for (const ScheduledSequence& s : plan.sequences) {
+    const Sequence& seq = *s.sequence;
+    for (int64_t p = s.start; p < s.start + s.num_tokens; ++p) {
+      *token++ = seq.token_ids[static_cast<size_t>(p)];
+      *position++ = static_cast<int32_t>(p);
+      *slot++ = seq.block_table[static_cast<size_t>(p / limits_.block_size)] * limits_.block_size +
+                static_cast<int32_t>(p % limits_.block_size);
+    }
+    *start = start[-1] + static_cast<int32_t>(s.num_tokens);
+    ++start;
+    *context++ = static_cast<int32_t>(s.start + s.num_tokens);
+    std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table), table + max_blocks, 0);
+    table += max_blocks;
+  }
+}
+
+void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& input) const {
+  int64_t k = -1;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& s = plan.sequences[i];
+    const SamplingParams& params = s.sequence->params;
+    if (s.samples) input.sampling.push_back(i);
+    if (s.samples && params.logprobs) k = std::max<int64_t>(k, *params.logprobs);
+    if (!params.prompt_logprobs) continue;
+    const int64_t end = std::min(s.start + s.num_tokens, s.sequence->num_prompt_tokens - 1);
+    for (int64_t p = s.start; p < end; ++p) input.prompt_rows.push_back({i, p});
+    if (s.start < end) k = std::max<int64_t>(k, *params.prompt_logprobs);
+  }
+  input.sampler.num_logprobs = k;
+
+  const int64_t n = input.num_samples();
+  SamplingBatch& out = input.sampler.params;
+  input.batch.logits_rows = arena.take(DType::i32, {input.num_rows()});
+  input.sampler.prompt_targets = arena.take(DType::i32, {input.num_rows() - n});
+  out = {arena.take(DType::f32, {n}), arena.take(DType::i32, {n}), arena.take(DType::f32, {n}),
+         arena.take(DType::f32, {n}), arena.take(DType::i64, {n}), arena.take(DType::i32, {n}), true, false};
+
+  const auto* start = input.batch.cu_seqlens_q.ptr<int32_t>();
+  auto* row = input.batch.logits_rows.ptr<int32_t>();
+  for (size_t i = 0; i < input.sampling.size(); ++i) {
+    const ScheduledSequence& s = plan.sequences[input.sampling[i]];
+    const SamplingParams& params = s.sequence->params;
+    const bool greedy = params.temperature < 1e-5;
+    *row++ = start[input.sampling[i] + 1] - 1;
+    out.temperature.ptr<float>()[i] = greedy ? 0.0f : static_cast<float>(params.temperature);
+    out.top_k.ptr<int32_t>()[i] = static_cast<int32_t>(std::clamp<int64_t>(params.top_k, 0, INT32_MAX));
+    out.top_p.ptr<float>()[i] = static_cast<float>(params.top_p);
+    out.min_p.ptr<float>()[i] = static_cast<float>(params.min_p);
+    out.seed.ptr<int64_t>()[i] = static_cast<int64_t>(s.sequence->seed);
+    out.position.ptr<int32_t>()[i] = static_cast<int32_t>(s.start + s.num_tokens);
+    out.all_greedy &= greedy;
+    out.any_filter |= !greedy && (params.top_k > 0 || params.top_p < 1 || params.min_p > 0);
+  }
+  auto* target = input.sampler.prompt_targets.ptr<int32_t>();
+  for (const PromptRow& r : input.prompt_rows) {
+    const ScheduledSequence& s = plan.sequences[r.scheduled];
+    *row++ = start[r.scheduled] + static_cast<int32_t>(r.position - s.start);
+    *target++ = s.sequence->token_ids[static_cast<size_t>(r.position) + 1];
+  }
+}
+
+void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input) const {
+  int64_t total = 0;
+  for (const size_t i : input.sampling)
+    if (is_masked(plan.sequences[i])) total += static_cast<int64_t>(plan.sequences[i].sequence->stop_token_ids.size());
+  input.sampler.masked = arena.take(DType::i32, {total, 2});
+  if (total > 0) {
+    auto* pair = input.sampler.masked.ptr<int32_t>();
+    int64_t written = 0;
+    for (int64_t row = 0; row < input.num_rows(); ++row) {
+      if (row % limits_.max_logits_rows == 0) input.mask_starts.push_back(written);
+      if (row >= input.num_samples()) continue;
+      const ScheduledSequence& s = plan.sequences[input.sampling[static_cast<size_t>(row)]];
+      if (!is_masked(s)) continue;
+      for (const int32_t id : s.sequence->stop_token_ids) {
+        pair[2 * written] = static_cast<int32_t>(row % limits_.max_logits_rows);
+        pair[2 * written++ + 1] = id;
+      }
+    }
+    input.mask_starts.push_back(written);
+  }
+  input.sampler.mask_starts = input.mask_starts;
+}
+
+void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device) {
+  Batch& b = input.batch;
+  SamplerInput& s = input.sampler;
+  for (Tensor* t : {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens, &b.block_tables, &b.logits_rows,
+                    &s.params.temperature, &s.params.top_k, &s.params.top_p, &s.params.min_p, &s.params.seed, &s.params.position,
+                    &s.prompt_targets, &s.masked}) {
+    t->data = to + (t->data - from);
+    t->device = device;
+  }
+}
+
+}  // namespace nanovllm

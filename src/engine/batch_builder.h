@@ -1,0 +1,65 @@
+// BatchBuilder: a Plan of the scheduler -> the arrays of one step, packed in one block of pinned memory so that one copy takes
+// them to the device. Offsets depend on the step's sizes alone: steps of the same sizes have the same addresses, as graphs need.
+#pragma once
+
+#include <vector>
+
+#include "core/batch.h"
+#include "engine/scheduler.h"
+#include "layers/sampler.h"
+
+namespace nanovllm {
+
+/// The most that a step can hold. Fixed when the engine is made.
+struct StepLimits {
+  int64_t max_num_batched_tokens = 0;
+  int64_t max_num_seqs = 0;
+  int64_t max_model_len = 0;
+  int64_t max_logits_rows = 0;  // per pass of the LM head
+  int block_size = 0;
+
+  int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
+};
+
+constexpr int kMaxLogprobs = 20;  // SamplingParams::logprobs and prompt_logprobs
+
+/// A row of logits that only wants the log probability of the next prompt token.
+struct PromptRow {
+  size_t scheduled;  // index into Plan::sequences
+  int64_t position;  // of the row; its target is the token at position + 1
+};
+
+/// One step's input. The tensors of `batch` and `sampler` lie in the block that build() was given.
+struct StepInput {
+  Batch batch;
+  SamplerInput sampler;
+  size_t bytes = 0;              // of the block, from its start
+  std::vector<size_t> sampling;  // indices into Plan::sequences, in the order of their rows
+  std::vector<PromptRow> prompt_rows;
+  std::vector<int64_t> mask_starts;
+
+  int64_t num_samples() const { return static_cast<int64_t>(sampling.size()); }
+  int64_t num_rows() const { return num_samples() + static_cast<int64_t>(prompt_rows.size()); }
+};
+
+class BatchBuilder {
+ public:
+  explicit BatchBuilder(const StepLimits& limits) : limits_(limits) {}
+
+  /// Bytes of a block that any step fits into.
+  size_t max_bytes() const;
+  /// Packs `plan` into `block`. `input` is reused from step to step: no allocation once its vectors have grown.
+  void build(const Plan& plan, std::byte* block, StepInput& input) const;
+
+ private:
+  void build_rows(const Plan& plan, Arena& arena, StepInput& input) const;
+  void build_sampling(const Plan& plan, Arena& arena, StepInput& input) const;
+  void build_masks(const Plan& plan, Arena& arena, StepInput& input) const;
+
+  StepLimits limits_;
+};
+
+/// The same views on a copy of the block that starts at `to`.
+void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device);
+
+}  // namespace nanovllm

@@ -1,0 +1,70 @@
+// LLMEngine: requests in, outputs out. Scheduler, runner and tokenizer meet here and nowhere else.
+//
+// Two boundaries turn exceptions into values. A request is checked when it is added, and fails alone. Anything thrown inside a step ends the
+// engine: its live requests are lost, and every later call throws the same message.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/model_runner.h"
+#include "engine/scheduler.h"
+#include "engine/text_stream.h"
+#include "nanovllm/llm.h"
+
+namespace nanovllm {
+
+class LLMEngine {
+ public:
+  /// `tokenizer` may be null: token ids in, token ids out. `eos` are the model's end-of-sequence ids.
+  LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model, const EngineConfig& config,
+            std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos);
+
+  int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
+  /// Queues the output of a request that could not even be turned into tokens.
+  int64_t refuse_request(std::vector<int32_t> prompt, std::string error);
+  std::vector<RequestOutput> step();
+  void abort_request(int64_t request_id);
+  bool is_finished() const;
+  void reset_prefix_cache();
+
+  EngineStats stats() const;
+  const MemoryPlan& memory() const { return runner_->memory(); }
+  Backend& backend() { return runner_->backend(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  /// What the engine keeps of a request beside its Sequence.
+  struct Request {
+    std::unique_ptr<TextStream> text;  // null: no detokenisation
+    std::optional<std::string> stop_string;  // that ended it
+    Clock::time_point added;
+    RequestMetrics metrics;
+    std::vector<PositionLogprobs> logprobs, prompt_logprobs;
+    size_t reported_text = 0, reported_tokens = 0;  // for OutputKind::delta
+  };
+
+  void run_step(std::vector<RequestOutput>& outputs);
+  void collect_logprobs(const Plan& plan, const StepResult& result);
+  void advance(const Plan& plan, std::vector<RequestOutput>& outputs);
+  void add_text(Sequence& sequence, Request& request);
+  void take_finished(std::vector<RequestOutput>& outputs);
+  RequestOutput report(const Sequence& sequence, Request& request, bool finished);
+
+  std::unique_ptr<ModelRunner> runner_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  const std::vector<int32_t> eos_;
+  const int64_t vocab_size_, max_model_len_;
+  const uint64_t seed_;
+  Scheduler scheduler_;
+  std::unordered_map<int64_t, Request> requests_;
+  std::vector<RequestOutput> refused_;  // outputs waiting for the next step()
+  int64_t next_id_ = 0, steps_ = 0;
+  double schedule_seconds_ = 0;
+  std::string dead_;  // why, once a step has failed
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,93 @@
+#include "engine/load_engine.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "engine/request_checks.h"
+#include "io/checkpoint.h"
+
+namespace nanovllm {
+namespace {
+
+ModelConfig read_model_config(const std::string& directory) {
+  check(std::filesystem::exists(directory), ErrorKind::model, "{}: no such directory; give a Hugging Face model directory",
+        directory);
+  check(std::filesystem::is_directory(directory), ErrorKind::model, "{} is not a directory; give a Hugging Face model directory",
+        directory);
+  std::vector<std::string_view> supported;
+  for (const Architecture& entry : architectures()) supported.emplace_back(entry.name);
+  return load_model_config(directory, supported);
+}
+
+// config.json's, generation_config.json's and the tokenizer's together: chat models name different ones in each.
+std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& generation, const Tokenizer* tokenizer) {
+  std::vector<int32_t> ids;
+  const auto add = [&](int64_t id) {
+    const auto token = static_cast<int32_t>(id);
+    if (std::find(ids.begin(), ids.end(), token) == ids.end()) ids.push_back(token);
+  };
+  for (const int64_t id : model.eos_token_ids) add(id);
+  for (const int64_t id : generation.eos_token_ids) add(id);
+  if (tokenizer && tokenizer->eos_token_id()) add(*tokenizer->eos_token_id());
+  return ids;
+}
+
+EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPlan& plan, DType dtype) {
+  return {.device = ops.name(),
+          .architecture = model.architecture,
+          .dtype = std::string(name_of(dtype)),
+          .num_parameters = plan.num_parameters,
+          .weight_bytes = static_cast<int64_t>(plan.weights),
+          .workspace_bytes = static_cast<int64_t>(plan.workspace),
+          .kv_cache_bytes = static_cast<int64_t>(plan.kv_cache()),
+          .available_bytes = static_cast<int64_t>(plan.available),
+          .num_blocks = plan.num_blocks,
+          .block_size = plan.limits.block_size,
+          .max_model_len = plan.limits.max_model_len,
+          .vocab_size = model.vocab_size,
+          .max_num_seqs = plan.limits.max_num_seqs,
+          .max_num_batched_tokens = plan.limits.max_num_batched_tokens};
+}
+
+std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory, const ModelConfig& model) {
+  auto tokenizer = std::make_shared<const Tokenizer>(directory);
+  check(tokenizer->vocab_size() <= model.vocab_size, ErrorKind::model,
+        "tokenizer.json has the id {}, but config.json's vocab_size is {}", tokenizer->vocab_size() - 1, model.vocab_size);
+  return tokenizer;
+}
+
+}  // namespace
+
+EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
+  check_config(config);
+  const ModelConfig model = read_model_config(directory);
+  const auto ops = make_backend(config.device, {config.num_threads});
+  const DType dtype = compute_dtype(model, config);
+  return describe(*ops, model, plan_memory(*ops, model, config, dtype, {}), dtype);
+}
+
+LoadedEngine load_engine(const std::string& directory, const EngineConfig& config) {
+  check_config(config);
+  LoadedEngine loaded;
+  loaded.model = read_model_config(directory);
+  loaded.generation = load_generation_config(directory, loaded.model.vocab_size);
+  if (!config.skip_tokenizer_init) loaded.tokenizer = read_tokenizer(directory, loaded.model);
+  // The files are checked before the device is opened: their errors cost nothing.
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (config.load_format != "dummy") checkpoint = std::make_unique<Checkpoint>(directory);
+
+  std::string note;
+  auto ops = make_backend(config.device, {config.num_threads}, &note);
+  auto runner = std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(), loaded.model, config);
+  runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
+    if (config.on_progress) config.on_progress("loading weights", done, total);
+  });
+  loaded.info = describe(runner->backend(), loaded.model, runner->memory(), compute_dtype(loaded.model, config));
+  loaded.info.notes = loaded.model.warnings;
+  if (!note.empty()) loaded.info.notes.push_back(note);
+  loaded.engine = std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
+                                              eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
+  return loaded;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,52 @@
+#include "engine/text_stream.h"
+
+#include <algorithm>
+
+namespace nanovllm {
+
+TextStream::TextStream(const Tokenizer& tokenizer, const SamplingParams& params)
+    : detokenizer_(tokenizer, params.skip_special_tokens), stops_(&params.stop), include_stop_(params.include_stop_str_in_output) {
+  for (const std::string& stop : *stops_) longest_stop_ = std::max(longest_stop_, stop.size());
+}
+
+std::optional<std::string> TextStream::add(int32_t token_id, bool may_stop) {
+  const size_t before = text_.size();
+  text_ += detokenizer_.add(token_id);
+  if (may_stop && longest_stop_ > 0)
+    if (auto stop = find_stop(before >= longest_stop_ ? before - longest_stop_ + 1 : 0)) return stop;
+  visible_ = std::max(visible_, text_.size() - held_back());
+  return std::nullopt;
+}
+
+// The stop string that begins first; of several that begin there, the first in the request's list.
+std::optional<std::string> TextStream::find_stop(size_t from) {
+  size_t first = std::string::npos;
+  const std::string* found = nullptr;
+  for (const std::string& stop : *stops_) {
+    const size_t at = text_.find(stop, from);
+    if (at < first) {
+      first = at;
+      found = &stop;
+    }
+  }
+  if (!found) return std::nullopt;
+  text_.resize(include_stop_ ? first + found->size() : first);
+  visible_ = text_.size();
+  return *found;
+}
+
+// Length of the longest end of the text that is a proper beginning of a stop string.
+size_t TextStream::held_back() const {
+  size_t longest = 0;
+  for (const std::string& stop : *stops_)
+    for (size_t n = std::min(stop.size() - 1, text_.size()); n > longest; --n)
+      if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) longest = n;
+  return longest;
+}
+
+void TextStream::finish() {
+  text_ += detokenizer_.flush();
+  visible_ = text_.size();
+}
+
+}  // namespace nanovllm

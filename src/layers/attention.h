@@ -1,0 +1,34 @@
+// Attention over the paged cache, between the QKV projection and the output projection.
+#pragma once
+
+#include <cmath>
+
+#include "layers/step.h"
+
+namespace nanovllm {
+
+class Attention {
+ public:
+  Attention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim),
+        scale_(1.0f / std::sqrt(static_cast<float>(head_dim))) {}
+
+  /// qkv [t, (heads + 2 kv_heads) * head_dim]: query, key and value heads side by side.
+  Tensor query(Tensor qkv) const { return qkv.cols(0, q_size()).split(head_dim_); }
+  Tensor key(Tensor qkv) const { return qkv.cols(q_size(), q_size() + kv_size()).split(head_dim_); }
+  Tensor value(Tensor qkv) const { return qkv.cols(q_size() + kv_size(), q_size() + 2 * kv_size()).split(head_dim_); }
+
+  /// Replaces the queries by the attention's result, and returns it as [t, heads * head_dim].
+  Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
+    step.ops.attention(query(qkv), query(qkv), cache, step.batch, scale_);
+    return qkv.cols(0, q_size());
+  }
+
+ private:
+  int64_t q_size() const { return num_heads_ * head_dim_; }
+  int64_t kv_size() const { return num_kv_heads_ * head_dim_; }
+  int64_t num_heads_, num_kv_heads_, head_dim_;
+  float scale_;
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,42 @@
+#include "layers/embed_head.h"
+
+namespace nanovllm {
+namespace {
+
+Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size, int64_t* first) {
+  const int64_t rows = load.shard().divide(vocab_size, "vocab_size");
+  *first = load.shard().rank * rows;
+  return load.matrix({{name, {vocab_size, hidden_size}, *first, *first + rows}}, rows, hidden_size);
+}
+
+}  // namespace
+
+VocabParallelEmbedding::VocabParallelEmbedding(WeightLoader& load, const std::string& name, int64_t vocab_size,
+                                               int64_t hidden_size)
+    : weight_(vocab_shard(load, name, vocab_size, hidden_size, &first_row_)), hidden_size_(hidden_size) {}
+
+Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
+  Tensor y = step.arena.take(weight_.dtype, {tokens.shape[0], hidden_size_});
+  step.ops.embedding(y, tokens, weight_, first_row_);
+  step.comm.all_reduce(y);
+  return y;
+}
+
+ParallelLMHead::ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding& tied_to) : weight_(tied_to.weight_) {
+  load.ignore("lm_head.weight");  // some checkpoints carry the tied copy
+}
+
+ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size) {
+  int64_t first_row = 0;
+  weight_ = vocab_shard(load, name, vocab_size, hidden_size, &first_row);
+}
+
+void ParallelLMHead::forward(const Step& step, Tensor logits, Tensor hidden) const {
+  if (step.comm.world_size() == 1) return step.ops.gemm(logits, hidden, weight_);
+  ArenaScope scope(step.arena);
+  Tensor shard = step.arena.take(DType::f32, {logits.shape[0], weight_.shape[0]});
+  step.ops.gemm(shard, hidden, weight_);
+  step.comm.all_gather(logits, shard);
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,29 @@
+// RmsNorm: x / rms(x) * weight, alone or fused with the residual addition before it (Zhang & Sennrich, arXiv 1910.07467).
+#pragma once
+
+#include <string>
+
+#include "layers/step.h"
+#include "layers/weight_loader.h"
+
+namespace nanovllm {
+
+class RmsNorm {
+ public:
+  RmsNorm(WeightLoader& load, const std::string& prefix, int64_t size, float eps)
+      : weight_(load.vector({{prefix + ".weight", {size}}}, size)), eps_(eps) {}
+
+  /// y = norm(x)
+  void forward(const Step& step, Tensor y, Tensor x) const { step.ops.rms_norm(y, x, weight_, eps_); }
+  /// residual += x; x = norm(residual)
+  void add_forward(const Step& step, Tensor x, Tensor residual) const { step.ops.add_rms_norm(x, residual, x, weight_, eps_); }
+
+  Tensor weight() const { return weight_; }
+  float eps() const { return eps_; }
+
+ private:
+  Tensor weight_;
+  float eps_;
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,81 @@
+// WeightLoader: turns what layers ask for into bytes on the device. Layers say, in their constructors, which block of which checkpoint
+// tensor they hold; sharding is declared there, next to the weight, and nowhere else.
+//
+// Two passes over the same constructors. Without storage the loader only counts: that is the memory plan. With storage it hands out
+// the final addresses, and load() then fills them. Loading is exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or
+// that has another shape, and a tensor that nobody asked for are errors that name it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "core/tensor.h"
+#include "ops/backend.h"
+
+namespace nanovllm {
+
+class Checkpoint;
+
+/// Which rank of how many holds this shard.
+struct Shard {
+  int rank = 0;
+  int world_size = 1;
+  /// total / world_size; refused with the numbers if that is not whole. `what` names the quantity.
+  int64_t divide(int64_t total, const char* what) const;
+};
+
+/// Rows and columns of one checkpoint tensor of `shape` ([n] or [n, k]). Ends of -1 mean all.
+struct WeightPart {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t row_begin = 0, row_end = -1;
+  int64_t col_begin = 0, col_end = -1;
+};
+
+using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
+
+class WeightLoader {
+ public:
+  /// `storage` of bytes() bytes, or null for the counting pass.
+  WeightLoader(Backend& backend, DType dtype, Shard shard, std::byte* storage = nullptr)
+      : backend_(backend), dtype_(dtype), shard_(shard), storage_(storage) {}
+
+  /// A [n, k] operand of gemm() or embedding(): the parts stacked along n.
+  Tensor matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
+  /// A plain [n] vector in the model's dtype: norm weights, biases.
+  Tensor vector(std::vector<WeightPart> parts, int64_t n);
+  /// A tensor that checkpoints may carry and this model does not read (the copy of a tied head, rotary buffers).
+  void ignore(std::string name) { ignored_.insert(std::move(name)); }
+
+  const Shard& shard() const { return shard_; }
+  DType dtype() const { return dtype_; }
+  size_t bytes() const { return used_; }           ///< storage that the parameters so far occupy
+  int64_t num_parameters() const { return num_parameters_; }  ///< elements, of this shard
+
+  /// Fills everything handed out, from a checkpoint. Throws Error(model).
+  void load(const Checkpoint& checkpoint, const LoadProgress& progress);
+  /// Fills everything with reproducible random numbers: norms 1, biases 0, matrices normal with sigma 0.02.
+  void load_dummy(uint64_t seed, const LoadProgress& progress);
+
+ private:
+  struct Parameter {
+    Tensor dst;
+    std::vector<WeightPart> parts;
+    bool is_matrix;
+  };
+  Tensor place(size_t bytes, const std::function<Tensor(std::byte*)>& view);
+  void check_complete(const Checkpoint& checkpoint) const;
+
+  Backend& backend_;
+  DType dtype_;
+  Shard shard_;
+  std::byte* storage_;
+  size_t used_ = 0;
+  int64_t num_parameters_ = 0;
+  std::vector<Parameter> parameters_;
+  std::unordered_set<std::string> ignored_;
+};
+
+}  // namespace nanovllm

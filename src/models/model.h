@@ -1,0 +1,40 @@
+// Model: what an architecture gives the engine, and the table of architectures.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/model_config.h"
+#include "layers/embed_head.h"
+#include "layers/step.h"
+#include "layers/weight_loader.h"
+
+namespace nanovllm {
+
+/// One rank's share of a model: views of weights and the way they are applied. Immutable once built.
+class Model {
+ public:
+  virtual ~Model() = default;
+  /// Hidden states [num_tokens, hidden_size] of the batch's tokens after the final norm, in step.arena.
+  virtual Tensor forward(const Step& step) const = 0;
+  virtual const ParallelLMHead& lm_head() const = 0;
+};
+
+/// What a model's constructor gets beside its configuration.
+struct ModelContext {
+  WeightLoader& load;
+  Tensor cos_sin;  // RotaryEmbedding's table
+};
+
+struct Architecture {
+  const char* name;  // config.json, architectures[0]
+  std::unique_ptr<Model> (*make)(const ModelConfig& config, const ModelContext& context);
+};
+
+/// Every architecture that can run, in one visible table (models/registry.cpp).
+const std::vector<Architecture>& architectures();
+/// The table's entry for this model. Throws Error(model) with the name and the names that are known.
+const Architecture& find_architecture(const ModelConfig& config);
+
+}  // namespace nanovllm
