@@ -193,9 +193,8 @@ bool Scheduler::admit(Sequence& s) {
   for (const int32_t block : hits_) blocks_.add_ref(block);
   s.block_table.assign(hits_.begin(), hits_.end());
   while (std::ssize(s.block_table) < num_blocks) s.block_table.push_back(blocks_.allocate());
-  s.num_published_blocks = std::ssize(hits_);
-  s.publishes = config_.enable_prefix_caching;
-  s.num_computed_tokens = s.num_published_blocks * config_.block_size;
+  s.num_offered_blocks = std::ssize(hits_);
+  s.num_computed_tokens = s.num_offered_blocks * config_.block_size;
   if (s.num_preemptions == 0) {
     s.num_cached_tokens = s.num_computed_tokens;
     totals_.prompt_tokens += s.num_prompt_tokens;
@@ -298,15 +297,14 @@ std::span<const int32_t> Scheduler::block_tokens(const Sequence& s, int64_t inde
 
 // A sequence publishes a block only under the one before it in its own table, which it holds:
 // whoever holds an entry holds all those it depends on, so that they are evicted leaf first. Where
-// an equal entry exists already, the chain ends for this sequence.
+// an equal entry exists already, this sequence's block stays private, and so do those after it.
 void Scheduler::publish_full_blocks(Sequence& s) {
+  if (!config_.enable_prefix_caching) return;
   const int64_t known = std::min(s.num_computed_tokens, s.num_tokens());
-  while (s.publishes && (s.num_published_blocks + 1) * config_.block_size <= known) {
-    const auto index = static_cast<size_t>(s.num_published_blocks);
+  for (; (s.num_offered_blocks + 1) * config_.block_size <= known; ++s.num_offered_blocks) {
+    const auto index = static_cast<size_t>(s.num_offered_blocks);
     const int32_t parent = index == 0 ? BlockManager::kNone : s.block_table[index - 1];
-    s.publishes =
-        blocks_.publish(parent, s.block_table[index], block_tokens(s, s.num_published_blocks));
-    s.num_published_blocks += s.publishes;
+    blocks_.publish(parent, s.block_table[index], block_tokens(s, s.num_offered_blocks));
   }
 }
 
@@ -325,7 +323,7 @@ void Scheduler::release_blocks(Sequence& s) {
                   [this](int32_t block) { blocks_.release(block); });
   }
   s.block_table.clear();
-  s.num_published_blocks = 0;
+  s.num_offered_blocks = 0;
 }
 
 void Scheduler::release_retired(int64_t step) {
@@ -355,6 +353,7 @@ void Scheduler::check_sequence(const Sequence& s) const {
         s.num_tokens(), s.num_in_flight);
   if (s.status != SequenceStatus::running) {
     check(s.block_table.empty() && s.num_in_flight == 0, "request {} holds blocks", id);
+    check(s.is_finished() || s.num_computed_tokens == 0, "request {} waits with tokens", id);
     return;
   }
   const int64_t num_blocks = std::ssize(s.block_table);

@@ -56,24 +56,28 @@ struct ScheduledSequence {
   Sequence* sequence = nullptr;
   int64_t start = 0;
   int64_t num_tokens = 0;
-  bool samples =
-      false;  // the last of these tokens is the last known one: the step samples the next
-  bool input_on_device = false;  // the (single) input token was sampled by a step in flight
-  int64_t num_preemptions =
-      0;  // the sequence's, when this was planned: a preemption since then voids the result
+  // The last of these tokens is the last known one: the step samples the next.
+  bool samples = false;
+  // The (single) input token was sampled by a step in flight. With two plans in flight that is
+  // always the step before this one.
+  bool input_on_device = false;
+  // The sequence's, when this was planned: a preemption since then voids the result.
+  int64_t num_preemptions = 0;
 };
 
 struct Plan {
-  int64_t step =
-      0;  // counts up from 1; 0 in an empty plan, which is not in flight and not to be processed
-  std::vector<ScheduledSequence> sequences;
-  int64_t num_tokens = 0, num_prefill_tokens = 0;
+  // Counts up from 1; 0 in an empty plan, which is not in flight and not to be processed.
+  int64_t step = 0;
+  std::vector<ScheduledSequence> sequences;        // oldest first
+  int64_t num_tokens = 0, num_prefill_tokens = 0;  // prefill: prompts, and what is recomputed
   bool empty() const { return sequences.empty(); }
 };
 
+/// What there is now, and what was counted since the start. prompt_tokens and cached_prompt_tokens
+/// count a request when it is first admitted.
 struct SchedulerStats {
-  int64_t waiting = 0, running = 0, free_blocks = 0, preemptions = 0, prompt_tokens = 0,
-          cached_prompt_tokens = 0, generated_tokens = 0;
+  int64_t waiting = 0, running = 0, free_blocks = 0;
+  int64_t preemptions = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0;
 };
 
 class Scheduler {
@@ -119,11 +123,8 @@ class Scheduler {
   void check_integrity() const;
 
  private:
-  enum class Room {
-    yes,
-    wait,
-    no
-  };  // there is a block; one comes back with a plan in flight; the sequence itself had to go
+  // There is an idle block; one comes back with a plan in flight; the sequence itself had to go.
+  enum class Room { yes, wait, no };
 
   void schedule_running(Plan& plan);
   void schedule_waiting(Plan& plan);
@@ -145,10 +146,10 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockManager blocks_;
-  std::unordered_map<int64_t, std::unique_ptr<Sequence>>
-      sequences_;  // by request_id; until given out
-  SequenceQueue waiting_,
-      running_;             // both in order of arrival; all that runs came before all that waits
+  // By request_id, until given out.
+  std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
+  SequenceQueue running_,
+      waiting_;             // in order of arrival: all of the first before all of the second
   SequenceQueue finished_;  // ended and in no plan in flight: to be given out
   int64_t num_arrivals_ = 0;
   int64_t last_planned_ = 0, last_processed_ = 0;  // steps

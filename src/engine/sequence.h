@@ -1,5 +1,5 @@
-// Sequence: one request on its way through the engine. Plain data; the Scheduler owns and changes
-// it.
+// Sequence: one request on its way through the engine. Plain data; the Scheduler owns
+// and changes it.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@ enum class SequenceStatus { waiting, running, finished };
 struct Sequence {
   int64_t request_id = 0;
   SamplingParams params;
-  uint64_t seed = 0;                    // params.seed, or drawn by the engine
-  std::vector<int32_t> stop_token_ids;  // EOS (unless ignore_eos) and params.stop_token_ids: any of
-                                        // them ends the sequence
+  uint64_t seed = 0;  // params.seed, or drawn by the engine
+  // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence.
+  std::vector<int32_t> stop_token_ids;
   int64_t max_tokens = 0;  // params.max_tokens, cut so that prompt + output fit max_model_len
 
   std::vector<int32_t> token_ids;  // the prompt, then what was generated and read back
   int64_t num_prompt_tokens = 0;
 
-  // -- Where the sequence stands. Always num_computed_tokens <= num_tokens() + num_in_flight; a
-  // step that samples makes the two equal but for the token it samples. With a step in flight
+  // -- Where the sequence stands. Always num_computed_tokens <= num_tokens() + num_in_flight: equal
+  // but for one token where a step that samples is planned. With steps in flight
   // num_computed_tokens may pass num_tokens().
-  int64_t num_computed_tokens =
-      0;  // keys and values of these are in the cache, or will be once the steps in flight have run
-  int64_t num_in_flight =
-      0;  // tokens sampled by steps that are not processed yet: known to the device only
-  int64_t num_cached_tokens =
-      0;  // of the prompt, taken from the prefix cache when it was first scheduled
+
+  // Keys and values of these are in the cache, or will be once the steps in flight have run.
+  int64_t num_computed_tokens = 0;
+  // Tokens sampled by steps that are not processed yet: known to the device only.
+  int64_t num_in_flight = 0;
+  // Of the prompt, taken from the prefix cache when the sequence was first scheduled.
+  int64_t num_cached_tokens = 0;
   int64_t num_preemptions = 0;
 
   std::vector<int32_t> block_table;  // physical block of every block_size positions
@@ -40,12 +41,11 @@ struct Sequence {
   std::string stop_reason, error;
 
   // -- The scheduler's own.
-  int64_t arrival = 0;               // order of add(): who came first is served first
-  int64_t last_step = 0;             // the newest plan that this sequence is part of
-  int64_t num_published_blocks = 0;  // leading blocks of block_table that are in the prefix cache
-  bool publishes =
-      true;  // false once a block met an equal one in the cache: what follows it stays private
-  Sequence* previous = nullptr;  // the queue (SequenceQueue) it is in
+  int64_t arrival = 0;    // order of add(): who came first is served first
+  int64_t last_step = 0;  // the newest plan that this sequence is part of
+  int64_t num_offered_blocks =
+      0;  // leading blocks that came from the prefix cache or were offered to it
+  Sequence* previous = nullptr;  // in the queue (SequenceQueue) it is in
   Sequence* next = nullptr;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }

@@ -4,6 +4,7 @@
 // FakeRunner's function of each request's plain history.
 //
 // NANOVLLM_LONG_TESTS=1 runs 10^7 operations instead of 10^5.
+#include <algorithm>
 #include <cstdlib>
 #include <list>
 #include <map>
