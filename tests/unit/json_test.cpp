@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "unit/temp_directory.h"
+
 namespace nanovllm {
 namespace {
 
@@ -120,8 +122,8 @@ TEST(Json, QuoteMakesOnePrintableLineOfAnyBytes) {
 }
 
 TEST(ReadFile, NamesThePathAndTheReason) {
-  const auto directory = std::filesystem::path(testing::TempDir()) / "nanovllm_read_file";
-  std::filesystem::create_directories(directory);
+  const TempDirectory temp;
+  const auto& directory = temp.path();
   const auto message = [](const std::string& path) -> std::string {
     try {
       read_json_file(path);
@@ -135,7 +137,6 @@ TEST(ReadFile, NamesThePathAndTheReason) {
                     pipe = directory / "pipe";
   EXPECT_EQ(message(missing), missing + ": cannot be read: No such file or directory");
   EXPECT_EQ(message(directory), directory.string() + ": is a directory, expected a file");
-  std::filesystem::remove(pipe);
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_EQ(message(pipe), pipe + ": is not a regular file");
   std::ofstream(file) << "{\"a\": 1}";
@@ -143,7 +144,6 @@ TEST(ReadFile, NamesThePathAndTheReason) {
   std::ofstream(file) << "{\"a\": }";
   EXPECT_EQ(message(file).find(file + ": not valid JSON at byte 6"), 0u) << message(file);
   EXPECT_THROW(read_file(file, 3), Error);
-  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "io/generation_config.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -259,17 +260,11 @@ TEST(ModelConfig, KeepsAnArchitectureItDoesNotKnow) {
 
 class InDirectory : public testing::Test {
  protected:
-  void SetUp() override {
-    directory_ = std::filesystem::path(testing::TempDir()) /
-                 (std::string("nanovllm_config_") +
-                  testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
   void write(const char* name, const std::string& text) {
     std::ofstream(directory_ / name) << text;
   }
-  std::filesystem::path directory_;
+  TempDirectory temp_;
+  std::filesystem::path directory_ = temp_.path();
 };
 
 TEST_F(InDirectory, SaysWhichPartOfAModelDirectoryIsMissing) {
