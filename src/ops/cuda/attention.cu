@@ -1,0 +1,191 @@
+// Paged causal attention with grouped queries: prefill, chunks and decode in one op. bf16 runs on
+// tensor cores (attention_mma.cuh); f32, which serves verification, on plain arithmetic (below).
+// Both obey the rules of attention.cuh.
+#include <bit>
+#include <numbers>
+
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/attention_mma.cuh"
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/row_math.cuh"
+
+namespace nanovllm {
+namespace {
+
+// -- f32: a block has one head of one token
+// ----------------------------------------------------------------------------------------------
+
+constexpr int kPlainThreads = 128;
+
+/// Grid: tokens, heads. Tiles of 64 keys; warps take turns at the scores, threads have an element
+/// of the output (or two).
+__global__ void __launch_bounds__(kPlainThreads)
+    attention_plain_kernel(const AttentionArguments<float> a, int d) {
+  constexpr int kWarps = kPlainThreads / kWarp, kElements = 2;  // head_dim <= 256
+  __shared__ float score[kTileKeys];
+  __shared__ int64_t v_offset[kTileKeys];
+  const int token = blockIdx.x, head = blockIdx.y, kv_head = head / a.group;
+  const int s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
+  if (s < 0) return;
+  const int end = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token) + 1;  // keys 0 .. position
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const float* q = a.q + token * a.q_token_stride + head * a.q_head_stride;
+  float value[kElements] = {}, maximum = kMinusInfinity, sum = 0.0f;
+  for (int first = 0; first < end; first += kTileKeys) {
+    const int count = min(kTileKeys, end - first);
+    for (int i = warp; i < count; i += kWarps) {
+      const float* k =
+          a.k + key_offset(a, s, first + i, a.k_block_stride, d) + kv_head * a.k_head_stride;
+      float dot = 0.0f;
+      for (int c = lane; c < d; c += kWarp) dot = __fmaf_rn(q[c], k[c], dot);
+      dot = warp_sum(dot);
+      if (lane == 0) {
+        score[i] = dot;
+        v_offset[i] = key_offset(a, s, first + i, a.v_block_stride, d) + kv_head * a.v_head_stride;
+      }
+    }
+    __syncthreads();
+    float tile_maximum = maximum;
+    for (int i = 0; i < count; ++i) tile_maximum = fmaxf(tile_maximum, score[i]);
+    const float factor = exp2f((maximum - finite_or_zero(tile_maximum)) * a.scale_log2);
+    maximum = tile_maximum;
+    sum *= factor;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) value[e] *= factor;
+    for (int i = 0; i < count; ++i) {
+      const float weight = exp2f((score[i] - finite_or_zero(maximum)) * a.scale_log2);
+      sum += weight;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e)
+        if (const int c = threadIdx.x + e * kPlainThreads; c < d)
+          value[e] = __fmaf_rn(weight, a.v[v_offset[i] + c], value[e]);
+    }
+    __syncthreads();
+  }
+  // q is this block's alone, and all of it has been read: out may be q.
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (const int c = threadIdx.x + e * kPlainThreads; c < d)
+      a.out[token * a.out_token_stride + head * a.out_head_stride + c] = value[e] / sum;
+}
+
+// -- The op
+// ------------------------------------------------------------------------------------------------------------------------------
+
+template <class T>
+AttentionArguments<DeviceType<T>> arguments_of(const Tensor& out, const Tensor& q,
+                                               const KvCache& cache, const Batch& batch,
+                                               float scale) {
+  return {.out = device_ptr<T>(out),
+          .q = device_ptr<T>(q),
+          .k = device_ptr<T>(cache.k),
+          .v = device_ptr<T>(cache.v),
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .q_token_stride = q.stride[0],
+          .q_head_stride = q.stride[1],
+          .k_block_stride = cache.k.stride[0],
+          .k_head_stride = cache.k.stride[1],
+          .v_block_stride = cache.v.stride[0],
+          .v_head_stride = cache.v.stride[1],
+          .cu_seqlens_q = batch.cu_seqlens_q.ptr<int32_t>(),
+          .context_lens = batch.context_lens.ptr<int32_t>(),
+          .block_tables = batch.block_tables.ptr<int32_t>(),
+          .table_stride = batch.block_tables.stride[0],
+          .num_seqs = static_cast<int>(batch.num_seqs()),
+          .num_heads = static_cast<int>(q.shape[1]),
+          .group = static_cast<int>(q.shape[1] / cache.k.shape[1]),
+          .block_shift = std::countr_zero(static_cast<uint64_t>(cache.k.shape[2])),
+          .scale_log2 = scale * std::numbers::log2e_v<float>,
+          .partial_out = nullptr,
+          .partial_sum = nullptr,
+          .max_chunks = 1};
+}
+
+template <class Body>
+void dispatch_head_dim(int64_t head_dim, Body&& body) {
+  switch (head_dim) {
+    case 64:
+      return body.template operator()<64>();
+    case 80:
+      return body.template operator()<80>();
+    case 96:
+      return body.template operator()<96>();
+    case 128:
+      return body.template operator()<128>();
+    case 256:
+      return body.template operator()<256>();
+    default:
+      fail(ErrorKind::invalid_argument,
+           "attention: head_dim {} has no GPU kernel; 64, 80, 96, 128 and 256 have", head_dim);
+  }
+}
+
+}  // namespace
+
+void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) {
+  check_pages(cache);
+  check(q.rank == 3 && out.rank == 3 && q.shape == out.shape && q.shape[2] == cache.k.shape[3] &&
+            q.shape[1] % cache.k.shape[1] == 0 && q.dtype == out.dtype &&
+            q.dtype == cache.k.dtype && dense_last_axis(q) && dense_last_axis(out),
+        "attention: {} from queries {} and keys {}", out.describe(), q.describe(),
+        cache.k.describe());
+  const int64_t block_size = cache.k.shape[2];
+  check(std::has_single_bit(static_cast<uint64_t>(block_size)) && block_size >= 8 &&
+            block_size <= 256,
+        ErrorKind::invalid_argument,
+        "attention: the block size is {}; a power of two from 8 to 256 is needed", block_size);
+  dispatch_head_dim(q.shape[2], [&]<int kHeadDim>() {
+    static_assert(kHeadDim % 16 == 0);
+  });  // f32 is refused where bf16 is
+  if (q.numel() == 0 || batch.num_seqs() == 0) return;
+  if (q.dtype == DType::f32)
+    attention_f32(out, q, cache, batch, scale);
+  else
+    attention_bf16(out, q, cache, batch, scale);
+}
+
+void CudaBackend::attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch,
+                                float scale) {
+  launch(attention_plain_kernel, {grid_size(q.shape[0]), grid_size(q.shape[1])}, kPlainThreads, 0,
+         arguments_of<float>(out, q, cache, batch, scale), static_cast<int>(q.shape[2]));
+}
+
+void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch,
+                                 float scale) {
+  check(wide_rows({q, out, cache.k, cache.v}),
+        "attention: rows of {} or of the cache {} do not begin on 16 bytes", q.describe(),
+        cache.k.describe());
+  auto arguments = arguments_of<bf16>(out, q, cache, batch, scale);
+  const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = cache.k.shape[1],
+                head_dim = q.shape[2], seqs = batch.num_seqs();
+  const int64_t row_tiles = ceil_div(batch.max_seqlen_q * arguments.group, kTileRows);
+  const int64_t chunks = ceil_div(batch.max_context_len, kChunk),
+                partials = tokens * heads * chunks;
+  // Split where there are too few blocks to fill the GPU, and the partial results fit. This choice
+  // may depend on the batch: it does not show in the bits.
+  constexpr int64_t kBlocksPerSm = 8;
+  const bool split =
+      chunks > 1 && row_tiles * kv_heads * seqs < kBlocksPerSm * num_sms_ &&
+      static_cast<size_t>(partials * (head_dim + 2)) * sizeof(float) <= kPartialBytes;
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    constexpr size_t kSharedBytes = sizeof(AttentionTile<kHeadDim>);
+    const auto grid = [&](int64_t x) {
+      return dim3{grid_size(x), grid_size(kv_heads), grid_size(seqs)};
+    };
+    if (!split) {
+      launch(attention_mma_kernel<kHeadDim, false>, grid(row_tiles), kAttentionThreads,
+             kSharedBytes, arguments);
+      return;
+    }
+    arguments.max_chunks = static_cast<int>(chunks);
+    arguments.partial_sum = reinterpret_cast<float2*>(partials_.get());
+    arguments.partial_out = reinterpret_cast<float*>(arguments.partial_sum + partials);
+    launch(attention_mma_kernel<kHeadDim, true>, grid(row_tiles * chunks), kAttentionThreads,
+           kSharedBytes, arguments);
+    launch(attention_merge_kernel<kHeadDim>, {grid_size(tokens), grid_size(heads)},
+           static_cast<unsigned>(kHeadDim), 0, arguments);
+  });
+}
+
+}  // namespace nanovllm

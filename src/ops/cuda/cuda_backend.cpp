@@ -1,0 +1,156 @@
+// The device itself: memory, copies, graphs.
+#include "ops/cuda/cuda_backend.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr double kMegabyte = 1e6;
+
+class CudaGraph final : public Graph {
+ public:
+  CudaGraph(GraphExec exec, cudaStream_t stream) : exec_(std::move(exec)), stream_(stream) {}
+  void launch() override { cuda_check(cudaGraphLaunch(exec_.get(), stream_)); }
+
+ private:
+  GraphExec exec_;
+  cudaStream_t stream_;  // the backend's, which outlives its graphs
+};
+
+}  // namespace
+
+CudaBackend::CudaBackend(int index) : index_(index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  check(status == cudaSuccess && count > 0, ErrorKind::device, "no NVIDIA GPU was found ({})",
+        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
+  check(0 <= index && index < count, ErrorKind::device,
+        "cuda:{} does not exist: there {} {} device{}", index, count == 1 ? "is" : "are", count,
+        count == 1 ? "" : "s");
+  use_device();
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, index));
+  check(properties.major >= 8, ErrorKind::device,
+        "cuda:{} {} has compute capability {}.{}; 8.0 (Ampere) or newer is needed", index,
+        properties.name, properties.major, properties.minor);
+  name_ = fmt::format("cuda:{} {}", index, properties.name);
+  num_sms_ = properties.multiProcessorCount;
+  max_shared_bytes_ = properties.sharedMemPerBlockOptin;
+
+  cudaStream_t stream = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  stream_.reset(stream);
+  cublasLtHandle_t blas = nullptr;
+  cublas_check(cublasLtCreate(&blas));
+  blas_.reset(blas);
+  blas_workspace_ = allocate(kBlasWorkspace);
+  partials_ = allocate(kPartialBytes);
+}
+
+CudaBackend::~CudaBackend() {
+  // What is still running reads the buffers that go now. Errors have nobody to go to.
+  (void)cudaSetDevice(index_);
+  (void)cudaStreamSynchronize(stream_.get());
+}
+
+MemoryInfo CudaBackend::memory() const {
+  use_device();
+  MemoryInfo info;
+  cuda_check(cudaMemGetInfo(&info.free, &info.total));
+  return info;
+}
+
+Buffer CudaBackend::allocate(size_t bytes) {
+  if (bytes == 0) return {};
+  use_device();
+  void* data = nullptr;
+  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    const MemoryInfo info = memory();
+    fail(ErrorKind::device, "{}: no room for {:.1f} MB: {:.1f} MB of {:.1f} MB are free", name_,
+         static_cast<double>(bytes) / kMegabyte, static_cast<double>(info.free) / kMegabyte,
+         static_cast<double>(info.total) / kMegabyte);
+  }
+  Buffer buffer(static_cast<std::byte*>(data), [device = index_](std::byte* p) {
+    (void)cudaSetDevice(device);
+    (void)cudaFree(p);
+  });
+  cuda_check(cudaMemsetAsync(data, 0, bytes, stream_.get()));
+  return buffer;
+}
+
+Buffer CudaBackend::allocate_host(size_t bytes) {
+  if (bytes == 0) return {};
+  use_device();
+  void* data = nullptr;
+  if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    fail(ErrorKind::device, "no room for {:.1f} MB of pinned host memory",
+         static_cast<double>(bytes) / kMegabyte);
+  }
+  return Buffer(static_cast<std::byte*>(data), [](std::byte* p) { (void)cudaFreeHost(p); });
+}
+
+void CudaBackend::copy(Tensor dst, Tensor src) {
+  check(
+      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
+      "copy {} to {}: one dtype and size, contiguous", src.describe(), dst.describe());
+  if (dst.numel() == 0) return;
+  use_device();
+  // Unified addressing tells host from device. From pageable memory the call returns once the
+  // source may be reused, to pageable memory once the copy is done.
+  cuda_check(cudaMemcpyAsync(dst.data, src.data, dst.bytes(), cudaMemcpyDefault, stream_.get()));
+}
+
+void CudaBackend::synchronize() {
+  use_device();
+  cuda_check(cudaStreamSynchronize(stream_.get()));
+}
+
+std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
+  use_device();
+  cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  std::exception_ptr failure;
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended =
+      cudaStreamEndCapture(stream_.get(), &graph);  // on every path: the stream must leave capture
+  const RawGraph owner(graph);
+  if (failure) {
+    (void)cudaGetLastError();
+    std::rethrow_exception(failure);
+  }
+  cuda_check(ended);
+  cudaGraphExec_t instance = nullptr;
+  cuda_check(cudaGraphInstantiate(&instance, graph, 0));
+  GraphExec exec(instance);
+  cuda_check(cudaGraphUpload(instance, stream_.get()));
+  return std::make_unique<CudaGraph>(std::move(exec), stream_.get());
+}
+
+void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {
+  check(bytes <= max_shared_bytes_, ErrorKind::device,
+        "{} offers {} bytes of shared memory to a block, {} are needed", name_, max_shared_bytes_,
+        bytes);
+  if (shared_memory_allowed_.contains(kernel)) return;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)));
+  shared_memory_allowed_.insert(kernel);
+}
+
+void CudaBackend::fail_launch(const void* kernel, cudaError_t status, dim3 grid, unsigned block,
+                              size_t shared_bytes) {
+  (void)cudaGetLastError();
+  const char* kernel_name = nullptr;
+  if (cudaFuncGetName(&kernel_name, kernel) != cudaSuccess || !kernel_name)
+    kernel_name = "a kernel";
+  (void)cudaGetLastError();
+  fail(ErrorKind::engine,
+       "CUDA: {} launching {} (grid {} x {} x {}, block {}, {} bytes of shared memory)",
+       cudaGetErrorString(status), kernel_name, grid.x, grid.y, grid.z, block, shared_bytes);
+}
+
+}  // namespace nanovllm

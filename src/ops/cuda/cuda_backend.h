@@ -1,0 +1,120 @@
+// CudaBackend: the catalogue of ops/backend.h on one NVIDIA GPU. One op, one launch (or two), on
+// one non-blocking stream; nothing is allocated and nothing waits inside an op, so that any
+// sequence of ops can be recorded into a graph.
+#pragma once
+
+#include <array>
+#include <map>
+#include <tuple>
+#include <unordered_set>
+
+#include "ops/backend.h"
+#include "ops/cuda/handles.h"
+
+namespace nanovllm {
+
+class CudaBackend final : public Backend {
+ public:
+  /// Throws Error(device) if there is no such GPU, or not enough memory on it for the scratch.
+  explicit CudaBackend(int index);
+  ~CudaBackend() override;
+
+  Device device() const override { return {Device::cuda, index_}; }
+  std::string name() const override { return name_; }
+  MemoryInfo memory() const override;
+  Buffer allocate(size_t bytes) override;
+  Buffer allocate_host(size_t bytes) override;
+  void copy(Tensor dst, Tensor src) override;
+  void synchronize() override;
+  std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
+  int64_t max_logits_rows() const override { return 512; }
+  size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes; }
+
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
+  void load(Tensor dst, std::span<const Tensor> parts) override;
+
+  void gemm(Tensor y, Tensor x, Tensor w) override;
+  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void gather_rows(Tensor y, Tensor x, Tensor rows) override;
+  void add(Tensor x, Tensor y) override;
+  void add_bias(Tensor x, Tensor bias) override;
+  void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
+  void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
+  void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) override;
+  void silu_and_mul(Tensor y, Tensor gate_up) override;
+  void mask_logits(Tensor logits, Tensor pairs) override;
+  void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
+  void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                    Tensor chosen) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
+                          const Batch& batch, Tensor cos_sin, KvCache cache) override;
+
+ private:
+  static constexpr size_t kBlasWorkspace = size_t{16} << 20;  // bytes
+  static constexpr size_t kPartialBytes = size_t{64}
+                                          << 20;  // attention: partial results of split sequences
+  static constexpr size_t kStageBytes = size_t{8} << 20;  // load(): one pinned buffer
+  static constexpr size_t kStages = 3;
+
+  /// One pinned buffer of the ring through which load() copies, and when the device has read it.
+  struct Stage {
+    Buffer data;
+    Event done;
+  };
+  /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32,
+  /// alignment in bytes.
+  using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool, int>;
+  /// An algorithm that adds the products of a row in the order of k; none where cuBLASLt offers
+  /// only others.
+  struct GemmChoice {
+    bool found = false;
+    cublasLtMatmulAlgo_t algorithm{};
+  };
+
+  void use_device() const { cuda_check(cudaSetDevice(index_)); }
+  void gemm_in_order(Tensor y, Tensor x, Tensor w);
+  const GemmChoice& gemm_choice(const GemmKey& key, cublasLtMatmulDesc_t operation);
+  void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale);
+  void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale);
+  void allow_shared_memory(const void* kernel, size_t bytes);
+  Stage& next_stage();
+
+  /// Launches `kernel` on the stream; an empty grid launches nothing.
+  template <class... Parameters, class... Arguments>
+  void launch(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+              Arguments&&... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    use_device();
+    const void* entry = reinterpret_cast<const void*>(kernel);
+    if (shared_bytes > kDefaultSharedBytes) allow_shared_memory(entry, shared_bytes);
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream_.get();
+    if (const cudaError_t status =
+            cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+        status != cudaSuccess) [[unlikely]]
+      fail_launch(entry, status, grid, block, shared_bytes);
+  }
+  static constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more needs the kernel's leave
+  [[noreturn]] static void fail_launch(const void* kernel, cudaError_t status, dim3 grid,
+                                       unsigned block, size_t shared_bytes);
+
+  int index_;
+  int num_sms_ = 0;
+  size_t max_shared_bytes_ = 0;  // of one block
+  std::string name_;
+  Stream stream_;
+  BlasLt blas_;
+  Buffer blas_workspace_, partials_;
+  std::map<GemmKey, GemmChoice> gemm_choices_;
+  std::unordered_set<const void*> shared_memory_allowed_;
+  std::array<Stage, kStages> stages_;  // allocated by the first load()
+  size_t next_stage_ = 0;
+};
+
+}  // namespace nanovllm

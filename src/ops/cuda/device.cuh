@@ -1,0 +1,140 @@
+// What every kernel shares: element types, 16-byte loads and stores, reductions in a fixed order.
+#pragma once
+
+#include <initializer_list>
+
+#include <cuda_bf16.h>
+
+#include "core/tensor.h"
+
+namespace nanovllm {
+
+// -- Elements
+// --------------------------------------------------------------------------------------------------------------------
+
+template <class T>
+struct DeviceTypeOf;
+template <>
+struct DeviceTypeOf<float> {
+  using type = float;
+};
+template <>
+struct DeviceTypeOf<bf16> {
+  using type = __nv_bfloat16;
+};
+/// The type in which device code sees elements of the host's T.
+template <class T>
+using DeviceType = typename DeviceTypeOf<T>::type;
+
+template <class T>
+DeviceType<T>* device_ptr(const Tensor& t) {
+  return reinterpret_cast<DeviceType<T>*>(t.ptr<T>());
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ T round_to(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return __float2bfloat16_rn(x);
+}
+
+// -- Vectors
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// 16 bytes of elements.
+template <class T>
+struct alignas(16) Vec {
+  static constexpr int size = 16 / sizeof(T);
+  T v[size];
+};
+
+/// The elements p[0 .. min(count, size)), zeros after them. `wide`: p is 16-byte aligned.
+template <class T>
+__device__ Vec<T> load_vec(const T* p, int64_t count, bool wide) {
+  if (wide && count >= Vec<T>::size) return *reinterpret_cast<const Vec<T>*>(p);
+  Vec<T> x;
+#pragma unroll
+  for (int i = 0; i < Vec<T>::size; ++i) x.v[i] = i < count ? p[i] : round_to<T>(0.0f);
+  return x;
+}
+
+template <class T>
+__device__ void store_vec(T* p, const Vec<T>& x, int64_t count, bool wide) {
+  if (wide && count >= Vec<T>::size) {
+    *reinterpret_cast<Vec<T>*>(p) = x;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Vec<T>::size; ++i)
+    if (i < count) p[i] = x.v[i];
+}
+
+/// Whether every row of every tensor begins on a 16-byte boundary.
+inline bool wide_rows(std::initializer_list<Tensor> tensors) {
+  for (const Tensor& t : tensors) {
+    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+    for (int axis = 0; axis + 1 < t.rank; ++axis)
+      if (t.stride[static_cast<size_t>(axis)] * static_cast<int64_t>(size_of(t.dtype)) % 16 != 0)
+        return false;
+  }
+  return true;
+}
+
+inline bool dense_last_axis(const Tensor& t) {
+  const auto last = static_cast<size_t>(t.rank) - 1;
+  return t.rank > 0 && (t.stride[last] == 1 || t.shape[last] <= 1);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr unsigned grid_size(int64_t n) { return static_cast<unsigned>(n); }
+
+// -- Reductions: one fixed tree, whatever else runs
+// ---------------------------------------------------------------------------------
+
+constexpr int kWarp = 32;
+constexpr unsigned kFullMask = 0xffffffffu;
+
+template <class T>
+__device__ T warp_sum(T x) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
+  return x;
+}
+
+template <class T>
+__device__ T warp_max(T x) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const T other = __shfl_xor_sync(kFullMask, x, offset);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+/// The sum over the block, in every thread. `shared` holds one T per warp; it may be reused after a
+/// barrier.
+template <class T>
+__device__ T block_sum(T x, T* shared) {
+  x = warp_sum(x);
+  if (blockDim.x == kWarp) return x;
+  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  T total = shared[0];
+  for (unsigned i = 1; i < blockDim.x / kWarp; ++i) total += shared[i];
+  return total;
+}
+
+template <class T>
+__device__ T block_max(T x, T* shared) {
+  x = warp_max(x);
+  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  T best = shared[0];
+  for (unsigned i = 1; i < blockDim.x / kWarp; ++i) best = shared[i] > best ? shared[i] : best;
+  return best;
+}
+
+}  // namespace nanovllm
