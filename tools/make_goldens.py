@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Makes tests/data/goldens: small random checkpoints and what Hugging Face transformers computes with them.
+
+    python tools/make_goldens.py            # needs torch and transformers; takes a minute on a CPU
+
+Every directory is a model as save_pretrained() writes it, plus golden.json:
+  prompts[i].ids            the prompt
+  prompts[i].logprobs[p]    [[token, logprob], ...] at prompt position p + 1: the actual token, then the five likeliest (f32)
+  prompts[i].gap[p]         the logit gap between the likeliest and the second
+  prompts[i].greedy         64 greedily chosen tokens (f32), with greedy_logprobs
+  bf16_error                largest error of transformers' own bf16 run in these logprobs: the scale of what bf16 costs
+"""
+import json
+import pathlib
+import shutil
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
+LENGTHS = (1, 2, 7, 33, 64, 65, 200)
+GREEDY = 64
+
+COMMON = dict(max_position_embeddings=512, rms_norm_eps=1e-6, eos_token_id=None, bos_token_id=None, pad_token_id=None,
+              initializer_range=0.12)
+MODELS = {
+    # name: (config class, arguments, dtype of the file, shard size)
+    "qwen3-tied-gqa": (Qwen3Config, dict(vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                                         num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+                                         tie_word_embeddings=True), torch.bfloat16, None),
+    # Its config.json is rewritten in transformers 4's spelling below.
+    "qwen3-untied-mqa": (Qwen3Config, dict(vocab_size=301, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+                                           num_attention_heads=4, num_key_value_heads=1, head_dim=128,
+                                           tie_word_embeddings=False, rope_theta=1e6), torch.float32, None),
+    "qwen3-sharded-mha-80": (Qwen3Config, dict(vocab_size=129, hidden_size=40, intermediate_size=56, num_hidden_layers=3,
+                                               num_attention_heads=2, num_key_value_heads=2, head_dim=80,
+                                               tie_word_embeddings=False), torch.float16, "40KB"),
+    "qwen3-head-96": (Qwen3Config, dict(vocab_size=131, hidden_size=72, intermediate_size=64, num_hidden_layers=1,
+                                        num_attention_heads=6, num_key_value_heads=2, head_dim=96,
+                                        tie_word_embeddings=True), torch.bfloat16, None),
+    "qwen3-head-256": (Qwen3Config, dict(vocab_size=199, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                         num_attention_heads=3, num_key_value_heads=1, head_dim=256,
+                                         tie_word_embeddings=True), torch.bfloat16, None),
+}
+
+
+def make_model(config_class, arguments, dtype):
+    config = config_class(**{**COMMON, **arguments})
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:  # norms of one would hide a norm weight that is not applied
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            if name.endswith(".bias"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+        # The head's spread decides how peaked the distributions are; keep them lively but not degenerate.
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype).float())
+    return model
+
+
+def spell_as_transformers_4(path):
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"], config["rope_scaling"] = rope["rope_theta"], None
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def logprobs_of(model, ids):
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].float()
+    return logits, torch.log_softmax(logits.double(), -1)
+
+
+def describe_prompt(model, ids):
+    logits, logprobs = logprobs_of(model, ids)
+    rows, gaps = [], []
+    for p in range(len(ids) - 1):
+        best = torch.topk(logprobs[p], 5)
+        rows.append([[ids[p + 1], round(logprobs[p, ids[p + 1]].item(), 6)]]
+                    + [[t.item(), round(v.item(), 6)] for t, v in zip(best.indices, best.values)])
+        gaps.append(round((best.values[0] - best.values[1]).item(), 6))
+    greedy, greedy_logprobs, greedy_gaps, text = [], [], [], list(ids)
+    for _ in range(GREEDY):
+        _, row = logprobs_of(model, text)
+        best = torch.topk(row[-1], 2)
+        greedy.append(best.indices[0].item())
+        greedy_logprobs.append(round(best.values[0].item(), 6))
+        greedy_gaps.append(round((best.values[0] - best.values[1]).item(), 6))
+        text.append(greedy[-1])
+    return dict(ids=ids, logprobs=rows, gap=gaps, greedy=greedy, greedy_logprobs=greedy_logprobs, greedy_gap=greedy_gaps)
+
+
+def bf16_error(model, prompts):
+    half = AutoModelForCausalLM.from_config(model.config).to(torch.bfloat16).eval()
+    half.load_state_dict({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
+    exact = AutoModelForCausalLM.from_config(model.config).eval()
+    exact.load_state_dict({k: v.float() for k, v in half.state_dict().items()})
+    return max((logprobs_of(half, p)[1] - logprobs_of(exact, p)[1]).abs().max().item() for p in prompts)
+
+
+def main():
+    for number, (name, (config_class, arguments, dtype, shard_size)) in enumerate(MODELS.items()):
+        torch.manual_seed(number)
+        model = make_model(config_class, arguments, dtype)
+        target = OUT / name
+        shutil.rmtree(target, ignore_errors=True)
+        stored = make_model(config_class, arguments, dtype)
+        stored.load_state_dict(model.state_dict())
+        stored.to(dtype).save_pretrained(target, **({"max_shard_size": shard_size} if shard_size else {}))
+        (target / "generation_config.json").unlink(missing_ok=True)
+        if name == "qwen3-untied-mqa":
+            spell_as_transformers_4(target / "config.json")
+        vocab = model.config.vocab_size
+        prompts = [torch.randint(0, vocab, (n,)).tolist() for n in LENGTHS]
+        golden = dict(model=name, bf16_error=round(bf16_error(model, prompts), 4),
+                      prompts=[describe_prompt(model, p) for p in prompts])
+        (target / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+        size = sum(f.stat().st_size for f in target.iterdir()) >> 10
+        gaps = sorted(g for p in golden["prompts"] for g in p["greedy_gap"])
+        print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}, smallest greedy gaps {gaps[:3]}")
+
+
+if __name__ == "__main__":
+    main()
