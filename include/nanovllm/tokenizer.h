@@ -12,6 +12,8 @@
 
 namespace nanovllm {
 
+class DecodeStream;
+
 class Tokenizer {
  public:
   /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
@@ -48,18 +50,21 @@ class Tokenizer {
 /// decode() gives for all ids. Amortised O(1) per token.
 class IncrementalDetokenizer {
  public:
-  IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  /// The tokenizer must outlive the detokenizer; it may be moved.
+  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  ~IncrementalDetokenizer();
+  IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
+  IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
+
   /// Text that became certain with this token; may be empty.
   std::string add(int32_t id);
-  /// What is still held back (an incomplete character as U+FFFD).
+  /// What is still held back (an incomplete character as U+FFFD). The next add() starts a new text.
   std::string flush();
 
  private:
-  const Tokenizer* tokenizer_;
+  const Tokenizer::State* state_;
   bool skip_special_tokens_;
-  std::vector<int32_t> pending_;  // ids whose text is not yet all out
-  size_t emitted_ = 0;            // bytes of decode(pending_) that are out
-  bool at_start_ = true;
+  std::unique_ptr<DecodeStream> stream_;
 };
 
 }  // namespace nanovllm

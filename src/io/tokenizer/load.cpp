@@ -1,0 +1,134 @@
+// Reading tokenizer.json and tokenizer_config.json.
+#include <utility>
+
+#include <sys/stat.h>
+
+#include "io/tokenizer/state.h"
+
+namespace nanovllm {
+namespace {
+
+Vocabulary read_vocabulary(const Entry& entry) {
+  check(entry.json().is_object() && !entry.json().empty(), ErrorKind::model,
+        "{} must be an object with at least one token", entry.place());
+  Vocabulary vocabulary(entry.json().size());
+  for (const auto& [text, value] : entry.json().items()) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > Vocabulary::kMaxId)
+      Entry(value, fmt::format("{}[\"{}\"]", entry.place(), text)).integer(Vocabulary::kMaxId);
+    const auto id = value.get<int32_t>();
+    check(!vocabulary.contains(id), ErrorKind::model, "{}: \"{}\" and \"{}\" have the same id {}",
+          entry.place(), vocabulary.text(id), text, id);
+    check(vocabulary.add(text, id), ErrorKind::model, "{}: \"{}\" occurs twice", entry.place(),
+          text);
+  }
+  return vocabulary;
+}
+
+/// Merges are ["a", "b"] or, in older files, "a b".
+std::vector<Bpe::Merge> read_merges(const Entry& entry) {
+  check(entry.json().is_array(), ErrorKind::model, "{} must be an array", entry.place());
+  std::vector<Bpe::Merge> merges;
+  merges.reserve(entry.json().size());
+  for (const Json& merge : entry.json()) {
+    const auto fail_here = [&] {
+      fail(ErrorKind::model, "{}[{}] must be two tokens: [\"a\", \"b\"] or \"a b\"", entry.place(),
+           merges.size());
+    };
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      merges.push_back(
+          {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()});
+    } else if (merge.is_string()) {
+      const std::string_view line = merge.get_ref<const std::string&>();
+      const size_t space = line.find(' ');
+      if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
+        fail_here();
+      merges.push_back({line.substr(0, space), line.substr(space + 1)});
+    } else {
+      fail_here();
+    }
+  }
+  return merges;
+}
+
+BpeOptions read_bpe_options(const Entry& model, bool byte_level) {
+  check(!model.find("type") || model.type() == "BPE", ErrorKind::model,
+        "{}: type \"{}\" is not supported (supported: BPE)", model.place(),
+        model.find("type") ? model.type() : "");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    check(!model.find(key) || model.string(key).empty(), ErrorKind::model,
+          "{} is not supported: it must be empty or null", model.place_of(key));
+  if (const auto dropout = model.member("dropout"))
+    check(dropout->json().is_number() && dropout->json().get<double>() == 0, ErrorKind::model,
+          "{} is not supported: it must be null", dropout->place());
+  BpeOptions options;
+  if (const auto unk = model.member("unk_token")) options.unk_token = unk->string();
+  options.fuse_unk = model.flag("fuse_unk", false);
+  options.byte_fallback = model.flag("byte_fallback", false);
+  options.ignore_merges = model.flag("ignore_merges", false);
+  options.byte_level = byte_level;
+  return options;
+}
+
+bool exists(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0;
+}
+
+/// A string, or a list of named templates of which "default" counts.
+std::string read_chat_template(const Entry& entry) {
+  if (entry.json().is_string()) return entry.string();
+  for (const Entry& named : entry.elements())
+    if (named.string("name") == "default") return named.string("template");
+  return "";
+}
+
+}  // namespace
+
+Tokenizer::State::State(const Json& tokenizer_json) {
+  const Entry root(tokenizer_json, "tokenizer.json:");
+  const Entry model = root.required("model");
+  vocabulary = read_vocabulary(model.required("vocab"));
+  if (const auto entry = root.member("normalizer"))
+    normalizer = make_normalizer(*entry, categories);
+  if (const auto entry = root.member("pre_tokenizer"))
+    pre_tokenizers = make_pre_tokenizers(*entry, categories, alphabet);
+  bpe = std::make_unique<Bpe>(vocabulary, read_merges(model.required("merges")),
+                              read_bpe_options(model, pre_tokenizers.byte_level), alphabet,
+                              model.place());
+  std::vector<Entry> added;
+  if (const auto entry = root.member("added_tokens")) added = entry->elements();
+  added_tokens = std::make_unique<AddedTokens>(added, vocabulary, normalizer.get(), categories);
+  for (const AddedToken& token : added_tokens->tokens())
+    added_vocabulary.add(token.content, token.id);
+  special.resize(static_cast<size_t>(vocab_size()));
+  for (const AddedToken& token : added_tokens->tokens())
+    special[static_cast<size_t>(token.id)] = token.special;
+  if (const auto entry = root.member("post_processor"))
+    post_processor = PostProcessor(*entry, vocab_size());
+  const auto entry = root.member("decoder");
+  decoder = std::make_unique<Decoder>(entry ? &*entry : nullptr, categories, alphabet);
+}
+
+std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,
+                                                          std::string_view key) const {
+  const auto entry = config.member(key);
+  if (!entry) return std::nullopt;
+  return find(entry->json().is_object() ? entry->string("content") : entry->string());
+}
+
+void Tokenizer::State::read_config(const std::string& model_directory) {
+  constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
+  const std::string config_path = model_directory + "/tokenizer_config.json";
+  if (exists(config_path)) {
+    const Json json = read_json_file(config_path);
+    const Entry config(json, "tokenizer_config.json:");
+    bos_id = configured_token(config, "bos_token");
+    eos_id = configured_token(config, "eos_token");
+    if (const auto entry = config.member("chat_template"))
+      chat_template = read_chat_template(*entry);
+  }
+  const std::string template_path = model_directory + "/chat_template.jinja";
+  if (exists(template_path)) chat_template = read_file(template_path, kMaxTemplateBytes);
+}
+
+}  // namespace nanovllm

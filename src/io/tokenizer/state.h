@@ -1,0 +1,55 @@
+// What a Tokenizer holds: everything read from a model directory. Immutable after loading.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nanovllm/tokenizer.h"
+
+#include "io/tokenizer/added_tokens.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/decoder.h"
+#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/post_processor.h"
+#include "io/tokenizer/pre_tokenizer.h"
+
+namespace nanovllm {
+
+struct Tokenizer::State {
+  /// Reads tokenizer.json.
+  explicit State(const Json& tokenizer_json);
+  /// Reads what tokenizer_config.json and chat_template.jinja add, where they exist.
+  void read_config(const std::string& model_directory);
+
+  void encode(std::string_view text, bool parse_special, std::vector<int32_t>& ids) const;
+  std::string_view text_of(int32_t id) const;
+  std::optional<int32_t> find(std::string_view token) const;
+  bool is_special(int32_t id) const;
+  int32_t vocab_size() const;
+
+  CategoryTable categories;
+  ByteAlphabet alphabet;
+  Vocabulary vocabulary;        // of the model
+  Vocabulary added_vocabulary;  // of the added tokens
+  std::unique_ptr<const Normalizer> normalizer;
+  PreTokenizerChain pre_tokenizers;
+  std::unique_ptr<const Bpe> bpe;
+  std::unique_ptr<const AddedTokens> added_tokens;
+  std::vector<bool> special;  // by id
+  PostProcessor post_processor;
+  std::unique_ptr<const Decoder> decoder;
+  std::optional<int32_t> bos_id, eos_id;
+  std::string chat_template;
+
+ private:
+  void encode_section(std::string_view text, bool starts_input, bool parse_special,
+                      std::vector<int32_t>& ids, Bpe::Scratch& scratch) const;
+  void encode_text(std::string_view text, bool starts_input, std::vector<int32_t>& ids,
+                   Bpe::Scratch& scratch) const;
+  std::optional<int32_t> configured_token(const Entry& config, std::string_view key) const;
+};
+
+}  // namespace nanovllm

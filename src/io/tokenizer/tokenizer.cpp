@@ -1,0 +1,148 @@
+#include "nanovllm/tokenizer.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/check.h"
+#include "io/json.h"
+#include "io/tokenizer/state.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{1} << 30;  // positions are 32-bit integers
+
+}  // namespace
+
+std::string_view Tokenizer::State::text_of(int32_t id) const {
+  const std::string_view text = vocabulary.text(id);
+  return text.empty() ? added_vocabulary.text(id) : text;
+}
+
+std::optional<int32_t> Tokenizer::State::find(std::string_view token) const {
+  int32_t id = added_vocabulary.find(token);
+  if (id == Vocabulary::kNone) id = vocabulary.find(token);
+  return id == Vocabulary::kNone ? std::nullopt : std::optional(id);
+}
+
+bool Tokenizer::State::is_special(int32_t id) const {
+  return id >= 0 && static_cast<size_t>(id) < special.size() && special[static_cast<size_t>(id)];
+}
+
+int32_t Tokenizer::State::vocab_size() const {
+  return std::max(vocabulary.size(), added_vocabulary.size());
+}
+
+void Tokenizer::State::encode(std::string_view text, bool parse_special,
+                              std::vector<int32_t>& ids) const {
+  Bpe::Scratch scratch;
+  std::vector<AddedTokens::Part> parts;
+  added_tokens->split_raw(text, parse_special, parts);
+  for (const AddedTokens::Part& part : parts) {
+    if (part.id) {
+      ids.push_back(*part.id);
+    } else {
+      encode_section(part.text, part.text.data() == text.data(), parse_special, ids, scratch);
+    }
+  }
+}
+
+void Tokenizer::State::encode_section(std::string_view text, bool starts_input, bool parse_special,
+                                      std::vector<int32_t>& ids, Bpe::Scratch& scratch) const {
+  std::string normalized;
+  if (normalizer) {
+    normalized = normalizer->normalize(std::string(text));
+    text = normalized;
+  }
+  if (!added_tokens->has_normalized()) return encode_text(text, starts_input, ids, scratch);
+  std::vector<AddedTokens::Part> parts;
+  added_tokens->split_normalized(text, parse_special, parts);
+  for (const AddedTokens::Part& part : parts) {
+    if (part.id) {
+      ids.push_back(*part.id);
+    } else {
+      encode_text(part.text, starts_input && part.text.data() == text.data(), ids, scratch);
+    }
+  }
+}
+
+void Tokenizer::State::encode_text(std::string_view text, bool starts_input,
+                                   std::vector<int32_t>& ids, Bpe::Scratch& scratch) const {
+  if (text.empty()) return;
+  Pieces pieces;
+  pieces.text = text;
+  pieces.spans.push_back({0, text.size()});
+  pieces.starts_input = starts_input;
+  for (const auto& step : pre_tokenizers.steps) step->apply(pieces);
+  for (const Span& span : pieces.spans)
+    bpe->encode(pieces.text.substr(span.begin, span.size()), ids, scratch);
+}
+
+Tokenizer::Tokenizer(const std::string& model_directory) {
+  auto state = std::make_unique<State>(read_json_file(model_directory + "/tokenizer.json"));
+  state->read_config(model_directory);
+  state_ = std::move(state);
+}
+
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
+                                       bool parse_special_tokens) const {
+  check(text.size() <= kMaxTextBytes, ErrorKind::invalid_argument,
+        "the text has {} bytes, more than {}", text.size(), kMaxTextBytes);
+  const size_t invalid = find_invalid_utf8(text);
+  check(invalid == std::string_view::npos, ErrorKind::invalid_argument,
+        "the text is not valid UTF-8 at byte {}", invalid);
+  std::vector<int32_t> ids;
+  const PostProcessor& post = state_->post_processor;
+  if (add_special_tokens) ids = post.before();
+  state_->encode(text, parse_special_tokens, ids);
+  if (add_special_tokens) ids.insert(ids.end(), post.after().begin(), post.after().end());
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  IncrementalDetokenizer stream(*this, skip_special_tokens);
+  std::string text;
+  for (const int32_t id : ids) text += stream.add(id);
+  return text += stream.flush();
+}
+
+int64_t Tokenizer::vocab_size() const { return state_->vocab_size(); }
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  return state_->find(token);
+}
+std::string_view Tokenizer::id_to_token(int32_t id) const { return state_->text_of(id); }
+bool Tokenizer::is_special(int32_t id) const { return state_->is_special(id); }
+std::optional<int32_t> Tokenizer::bos_token_id() const { return state_->bos_id; }
+std::optional<int32_t> Tokenizer::eos_token_id() const { return state_->eos_id; }
+const std::string& Tokenizer::chat_template() const { return state_->chat_template; }
+
+IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
+    : state_(tokenizer.state_.get()),
+      skip_special_tokens_(skip_special_tokens),
+      stream_(state_->decoder->start()) {}
+
+IncrementalDetokenizer::~IncrementalDetokenizer() = default;
+IncrementalDetokenizer::IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept = default;
+IncrementalDetokenizer& IncrementalDetokenizer::operator=(IncrementalDetokenizer&&) noexcept =
+    default;
+
+std::string IncrementalDetokenizer::add(int32_t id) {
+  const bool known = state_->vocabulary.contains(id) || state_->added_vocabulary.contains(id);
+  if (!known || (skip_special_tokens_ && state_->is_special(id))) return {};
+  stream_->push(state_->text_of(id));
+  return stream_->take();
+}
+
+std::string IncrementalDetokenizer::flush() {
+  stream_->finish();
+  std::string rest = stream_->take();
+  stream_ = state_->decoder->start();
+  return rest;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,217 @@
+#include "io/tokenizer/unicode.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <utf8proc.h>
+
+#include "core/check.h"
+#include "io/tokenizer/unicode_newer.h"
+
+namespace nanovllm {
+namespace {
+
+enum class Utf8State { valid, invalid, incomplete };
+
+struct Utf8Step {
+  Utf8State state;
+  size_t length;  // bytes of the character, or of the maximal ill-formed part
+};
+
+/// Classifies the bytes at the start of `bytes` (not empty).
+Utf8Step classify_utf8(std::string_view bytes) {
+  const auto byte = [bytes](size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {Utf8State::valid, 1};
+  if (lead < 0xC2 || lead > 0xF4) return {Utf8State::invalid, 1};
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  // The second byte excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  for (size_t i = 1; i < length; ++i) {
+    if (i == bytes.size()) return {Utf8State::incomplete, i};
+    const bool fits = i == 1 ? byte(1) >= low && byte(1) <= high : is_utf8_continuation(bytes[i]);
+    if (!fits) return {Utf8State::invalid, i};
+  }
+  return {Utf8State::valid, length};
+}
+
+}  // namespace
+
+size_t ascii_prefix(std::string_view text) {
+  size_t i = 0;
+  for (uint64_t word; i + sizeof word <= text.size(); i += sizeof word) {
+    std::memcpy(&word, text.data() + i, sizeof word);
+    if (word & 0x8080808080808080u) break;
+  }
+  while (i < text.size() && static_cast<unsigned char>(text[i]) < 0x80) ++i;
+  return i;
+}
+
+void append_utf8(std::string& out, char32_t c) {
+  const auto push = [&out](char32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (c < 0x80) return push(c);
+  if (c < 0x800) {
+    push(0xC0 | c >> 6);
+  } else {
+    if (c < 0x10000) {
+      push(0xE0 | c >> 12);
+    } else {
+      push(0xF0 | c >> 18);
+      push(0x80 | (c >> 12 & 0x3F));
+    }
+    push(0x80 | (c >> 6 & 0x3F));
+  }
+  push(0x80 | (c & 0x3F));
+}
+
+size_t find_invalid_utf8(std::string_view text) {
+  size_t at = 0;
+  while (true) {
+    at += ascii_prefix(text.substr(at));
+    if (at == text.size()) return std::string_view::npos;
+    const Utf8Step step = classify_utf8(text.substr(at));
+    if (step.state != Utf8State::valid) return at;
+    at += step.length;
+  }
+}
+
+size_t append_utf8_lossy(std::string& out, std::string_view bytes, bool at_end) {
+  size_t at = 0;
+  while (at < bytes.size()) {
+    const Utf8Step step = classify_utf8(bytes.substr(at));
+    if (step.state == Utf8State::incomplete && !at_end) break;
+    out += step.state == Utf8State::valid ? bytes.substr(at, step.length) : kReplacementCharacter;
+    at += step.length;
+  }
+  return at;
+}
+
+uint32_t categories_named(std::string_view name) {
+  static constexpr std::string_view kNames =
+      "CnLuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCsCo";
+  uint32_t categories = 0;
+  for (uint32_t i = 0; i < kNames.size() / 2; ++i) {
+    const std::string_view category = kNames.substr(size_t{2} * i, 2);
+    if (name == category || name == category.substr(0, 1)) categories |= uint32_t{1} << i;
+  }
+  if (categories & category_bit(Category::Cc)) categories |= category_bit(Category::NextLine);
+  return categories;
+}
+
+CategoryTable::CategoryTable()
+    : table_(kTableSize),
+      word_categories_(categories_named("L") | categories_named("M") | categories_named("Nd") |
+                       categories_named("Nl") | categories_named("Pc")) {
+  for (char32_t c = 0; c < kTableSize; ++c)
+    table_[c] = static_cast<Category>(utf8proc_category(static_cast<utf8proc_int32_t>(c)));
+  for (const NewerRange& range : kNewerThanUnicode14)
+    for (char32_t c = range.first; c <= range.last && c < kTableSize; ++c)
+      table_[c] = range.category;
+  table_[0x85] = Category::NextLine;
+}
+
+Category CategoryTable::look_up(char32_t character) {
+  for (const NewerRange& range : kNewerThanUnicode14)
+    if (character >= range.first && character <= range.last) return range.category;
+  return static_cast<Category>(utf8proc_category(static_cast<utf8proc_int32_t>(character)));
+}
+
+bool CategoryTable::is_white_space(char32_t character) const {
+  if (character < 0x80) return character == ' ' || (character >= '\t' && character <= '\r');
+  constexpr uint32_t kSpaces = category_bit(Category::Zs) | category_bit(Category::Zl) |
+                               category_bit(Category::Zp) | category_bit(Category::NextLine);
+  return category_bit(category(character)) & kSpaces;
+}
+
+bool CategoryTable::is_word(char32_t character) const {
+  if (category_bit(category(character)) & word_categories_) return true;
+  // Join controls, and the circled or squared letters that count as alphabetic.
+  constexpr std::array<std::array<char32_t, 2>, 5> kOthers = {{{0x200C, 0x200D},
+                                                               {0x24B6, 0x24E9},
+                                                               {0x1F130, 0x1F149},
+                                                               {0x1F150, 0x1F169},
+                                                               {0x1F170, 0x1F189}}};
+  return std::any_of(kOthers.begin(), kOthers.end(), [character](const auto& range) {
+    return character >= range[0] && character <= range[1];
+  });
+}
+
+void append_lower(std::string& out, char32_t character) {
+  if (character == 0x130) {  // the only unconditional mapping to two characters
+    out += "i\xCC\x87";
+    return;
+  }
+  append_utf8(out,
+              static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
+}
+
+namespace {
+
+int combining_class(int32_t character) { return utf8proc_get_property(character)->combining_class; }
+
+void append_decomposed(std::vector<int32_t>& out, char32_t character, utf8proc_option_t options) {
+  std::array<int32_t, 32> buffer;  // the longest decomposition has 18 characters
+  int last_boundary = 0;
+  const auto count = utf8proc_decompose_char(
+      static_cast<utf8proc_int32_t>(character), buffer.data(),
+      static_cast<utf8proc_ssize_t>(buffer.size()), options, &last_boundary);
+  check(count >= 0 && static_cast<size_t>(count) <= buffer.size(), "cannot decompose U+{:04X}",
+        static_cast<uint32_t>(character));
+  out.insert(out.end(), buffer.begin(), buffer.begin() + count);
+}
+
+/// Canonical ordering. utf8proc's own is quadratic in the length of a run of marks.
+void order_marks(std::vector<int32_t>& characters) {
+  for (auto at = characters.begin(); at != characters.end();) {
+    if (combining_class(*at) == 0) {
+      ++at;
+      continue;
+    }
+    const auto end =
+        std::find_if(at, characters.end(), [](int32_t c) { return combining_class(c) == 0; });
+    std::stable_sort(at, end,
+                     [](int32_t a, int32_t b) { return combining_class(a) < combining_class(b); });
+    at = end;
+  }
+}
+
+}  // namespace
+
+std::string normalize_unicode(std::string_view text, NormalForm form) {
+  const bool compose = form == NormalForm::nfc || form == NormalForm::nfkc;
+  const bool compatibility = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  const auto options = static_cast<utf8proc_option_t>(
+      (compatibility ? UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT : UTF8PROC_DECOMPOSE) |
+      UTF8PROC_STABLE);
+  std::string out;
+  out.reserve(text.size());
+  std::vector<int32_t> characters;
+  for (size_t at = 0; at < text.size();) {
+    // ASCII stays as it is, but its last character may compose with the mark that follows.
+    const size_t ascii = ascii_prefix(text.substr(at));
+    const size_t keep = at + ascii == text.size() ? ascii : ascii - (ascii > 0);
+    out += text.substr(at, keep);
+    at += keep;
+    characters.clear();
+    for (bool first = true; at < text.size(); first = false) {
+      const DecodedChar c = decode_utf8(text.data() + at);
+      if (c.value < 0x80 && !first) break;
+      append_decomposed(characters, c.value, options);
+      at += c.length;
+    }
+    order_marks(characters);
+    auto count = static_cast<utf8proc_ssize_t>(characters.size());
+    if (compose) {
+      count = utf8proc_normalize_utf32(
+          characters.data(), count,
+          static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+      check(count >= 0, "cannot compose a text of {} characters", characters.size());
+    }
+    for (utf8proc_ssize_t i = 0; i < count; ++i)
+      append_utf8(out, static_cast<char32_t>(characters[static_cast<size_t>(i)]));
+  }
+  return out;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,84 @@
+// Written by tools/make_unicode_newer.py: do not edit.
+// Characters whose general category in the reference library (Unicode 16.0) differs from that of
+// Unicode 14.0.
+#pragma once
+
+#include <array>
+
+#include "io/tokenizer/unicode.h"
+
+namespace nanovllm {
+
+struct NewerRange {
+  char32_t first, last;
+  Category category;
+};
+
+inline constexpr std::array<NewerRange, 127> kNewerThanUnicode14 = {{
+    {0x897, 0x897, Category::Mn},     {0xCF3, 0xCF3, Category::Mc},
+    {0xECE, 0xECE, Category::Mn},     {0x1B4E, 0x1B4F, Category::Po},
+    {0x1B7F, 0x1B7F, Category::Po},   {0x1C89, 0x1C89, Category::Lu},
+    {0x1C8A, 0x1C8A, Category::Ll},   {0x2427, 0x2429, Category::So},
+    {0x2FFC, 0x2FFF, Category::So},   {0x31E4, 0x31E5, Category::So},
+    {0x31EF, 0x31EF, Category::So},   {0xA7CB, 0xA7CC, Category::Lu},
+    {0xA7CD, 0xA7CD, Category::Ll},   {0xA7DA, 0xA7DA, Category::Lu},
+    {0xA7DB, 0xA7DB, Category::Ll},   {0xA7DC, 0xA7DC, Category::Lu},
+    {0x105C0, 0x105F3, Category::Lo}, {0x10D40, 0x10D49, Category::Nd},
+    {0x10D4A, 0x10D4D, Category::Lo}, {0x10D4E, 0x10D4E, Category::Lm},
+    {0x10D4F, 0x10D4F, Category::Lo}, {0x10D50, 0x10D65, Category::Lu},
+    {0x10D69, 0x10D6D, Category::Mn}, {0x10D6E, 0x10D6E, Category::Pd},
+    {0x10D6F, 0x10D6F, Category::Lm}, {0x10D70, 0x10D85, Category::Ll},
+    {0x10D8E, 0x10D8F, Category::Sm}, {0x10EC2, 0x10EC4, Category::Lo},
+    {0x10EFC, 0x10EFF, Category::Mn}, {0x1123F, 0x11240, Category::Lo},
+    {0x11241, 0x11241, Category::Mn}, {0x11380, 0x11389, Category::Lo},
+    {0x1138B, 0x1138B, Category::Lo}, {0x1138E, 0x1138E, Category::Lo},
+    {0x11390, 0x113B5, Category::Lo}, {0x113B7, 0x113B7, Category::Lo},
+    {0x113B8, 0x113BA, Category::Mc}, {0x113BB, 0x113C0, Category::Mn},
+    {0x113C2, 0x113C2, Category::Mc}, {0x113C5, 0x113C5, Category::Mc},
+    {0x113C7, 0x113CA, Category::Mc}, {0x113CC, 0x113CD, Category::Mc},
+    {0x113CE, 0x113CE, Category::Mn}, {0x113CF, 0x113CF, Category::Mc},
+    {0x113D0, 0x113D0, Category::Mn}, {0x113D1, 0x113D1, Category::Lo},
+    {0x113D2, 0x113D2, Category::Mn}, {0x113D3, 0x113D3, Category::Lo},
+    {0x113D4, 0x113D5, Category::Po}, {0x113D7, 0x113D8, Category::Po},
+    {0x113E1, 0x113E2, Category::Mn}, {0x116D0, 0x116E3, Category::Nd},
+    {0x1171E, 0x1171E, Category::Mc}, {0x11B00, 0x11B09, Category::Po},
+    {0x11BC0, 0x11BE0, Category::Lo}, {0x11BE1, 0x11BE1, Category::Po},
+    {0x11BF0, 0x11BF9, Category::Nd}, {0x11F00, 0x11F01, Category::Mn},
+    {0x11F02, 0x11F02, Category::Lo}, {0x11F03, 0x11F03, Category::Mc},
+    {0x11F04, 0x11F10, Category::Lo}, {0x11F12, 0x11F33, Category::Lo},
+    {0x11F34, 0x11F35, Category::Mc}, {0x11F36, 0x11F3A, Category::Mn},
+    {0x11F3E, 0x11F3F, Category::Mc}, {0x11F40, 0x11F40, Category::Mn},
+    {0x11F41, 0x11F41, Category::Mc}, {0x11F42, 0x11F42, Category::Mn},
+    {0x11F43, 0x11F4F, Category::Po}, {0x11F50, 0x11F59, Category::Nd},
+    {0x11F5A, 0x11F5A, Category::Mn}, {0x1342F, 0x1342F, Category::Lo},
+    {0x13439, 0x1343F, Category::Cf}, {0x13440, 0x13440, Category::Mn},
+    {0x13441, 0x13446, Category::Lo}, {0x13447, 0x13455, Category::Mn},
+    {0x13460, 0x143FA, Category::Lo}, {0x16100, 0x1611D, Category::Lo},
+    {0x1611E, 0x16129, Category::Mn}, {0x1612A, 0x1612C, Category::Mc},
+    {0x1612D, 0x1612F, Category::Mn}, {0x16130, 0x16139, Category::Nd},
+    {0x16D40, 0x16D42, Category::Lm}, {0x16D43, 0x16D6A, Category::Lo},
+    {0x16D6B, 0x16D6C, Category::Lm}, {0x16D6D, 0x16D6F, Category::Po},
+    {0x16D70, 0x16D79, Category::Nd}, {0x18CFF, 0x18CFF, Category::Lo},
+    {0x1B132, 0x1B132, Category::Lo}, {0x1B155, 0x1B155, Category::Lo},
+    {0x1CC00, 0x1CCEF, Category::So}, {0x1CCF0, 0x1CCF9, Category::Nd},
+    {0x1CD00, 0x1CEB3, Category::So}, {0x1D2C0, 0x1D2D3, Category::No},
+    {0x1DF25, 0x1DF2A, Category::Ll}, {0x1E030, 0x1E06D, Category::Lm},
+    {0x1E08F, 0x1E08F, Category::Mn}, {0x1E4D0, 0x1E4EA, Category::Lo},
+    {0x1E4EB, 0x1E4EB, Category::Lm}, {0x1E4EC, 0x1E4EF, Category::Mn},
+    {0x1E4F0, 0x1E4F9, Category::Nd}, {0x1E5D0, 0x1E5ED, Category::Lo},
+    {0x1E5EE, 0x1E5EF, Category::Mn}, {0x1E5F0, 0x1E5F0, Category::Lo},
+    {0x1E5F1, 0x1E5FA, Category::Nd}, {0x1E5FF, 0x1E5FF, Category::Po},
+    {0x1F6DC, 0x1F6DC, Category::So}, {0x1F774, 0x1F776, Category::So},
+    {0x1F77B, 0x1F77F, Category::So}, {0x1F7D9, 0x1F7D9, Category::So},
+    {0x1F8B2, 0x1F8BB, Category::So}, {0x1F8C0, 0x1F8C1, Category::So},
+    {0x1FA75, 0x1FA77, Category::So}, {0x1FA87, 0x1FA89, Category::So},
+    {0x1FA8F, 0x1FA8F, Category::So}, {0x1FAAD, 0x1FAAF, Category::So},
+    {0x1FABB, 0x1FABF, Category::So}, {0x1FAC6, 0x1FAC6, Category::So},
+    {0x1FACE, 0x1FACF, Category::So}, {0x1FADA, 0x1FADC, Category::So},
+    {0x1FADF, 0x1FADF, Category::So}, {0x1FAE8, 0x1FAE9, Category::So},
+    {0x1FAF7, 0x1FAF8, Category::So}, {0x1FBCB, 0x1FBEF, Category::So},
+    {0x2B739, 0x2B739, Category::Lo}, {0x2EBF0, 0x2EE5D, Category::Lo},
+    {0x31350, 0x323AF, Category::Lo},
+}};
+
+}  // namespace nanovllm
