@@ -8,6 +8,9 @@ function(nanovllm_target name)
       -fno-omit-frame-pointer -fno-sanitize-recover=all>)
     target_link_options(${name} PRIVATE -fsanitize=${NANOVLLM_SANITIZE})
   endif()
+  if(NANOVLLM_FUZZ)  # coverage for libFuzzer in the libraries too; its main() is linked into tests/fuzz only
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+  endif()
 endfunction()
 
 # nanovllm_library(name SOURCES... [PUBLIC deps...] [PRIVATE deps...]): one layer; its dependencies point downwards only.

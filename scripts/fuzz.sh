@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# scripts/fuzz.sh [seconds] [target...]: builds the libFuzzer programs with ASan and UBSan and runs each of them that long
+# (20 s unless told). What they find beyond the seeds stays in build/fuzz/corpus. Exit 1 if any input crashed, hung or took
+# too much memory; the input lies in build/fuzz/findings and a fixed one becomes a seed in tests/fuzz/corpus.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-20}
+shift || true
+
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz --target fuzzers
+
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+  for source in tests/fuzz/fuzz_*.cpp; do
+    name=${source##*/fuzz_}
+    targets+=("${name%.cpp}")
+  done
+fi
+
+failed=()
+mkdir -p build/fuzz/findings
+for target in "${targets[@]}"; do
+  grown=build/fuzz/corpus/$target seeds=tests/fuzz/corpus/$target log=build/fuzz/$target.log
+  mkdir -p "$grown"
+  args=(-max_total_time="$seconds" -timeout=1 -rss_limit_mb=512 -malloc_limit_mb=64 -print_final_stats=1
+        -artifact_prefix=build/fuzz/findings/"$target"- "$grown")
+  [ -d "$seeds" ] && args+=("$seeds")
+  [ -f tests/fuzz/"$target".dict ] && args+=(-dict=tests/fuzz/"$target".dict)
+  if "build/fuzz/bin/fuzz_$target" "${args[@]}" >"$log" 2>&1; then
+    result=ok
+  else
+    result=FAILED
+    failed+=("$target")
+  fi
+  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  printf '%-16s %12s executions  %s\n' "$target" "${executions:-?}" "$result"
+  if [ "$result" = FAILED ]; then tail -n 60 "$log"; fi
+done
+
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "fuzzing failed: ${failed[*]}" >&2
+  exit 1
+fi
