@@ -1,0 +1,206 @@
+// What happens to q, k and v: rotary embedding, the KV cache, attention.
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/shapes.h"
+#include "ops/cpu/threads.h"
+
+namespace nanovllm::cpu {
+namespace {
+
+/// Cosines and sines by position.
+struct RotaryTable {
+  const float* data;
+  int64_t rotary_dim, stride;
+
+  explicit RotaryTable(const Tensor& t)
+      : data(t.ptr<float>()), rotary_dim(t.shape[1]), stride(t.stride[0]) {
+    check(t.rank == 2 && has_dense_rows(t) && rotary_dim % 2 == 0, "rotary table {}", t.describe());
+  }
+  const float* cos(int64_t position) const { return data + position * stride; }
+  const float* sin(int64_t position) const { return cos(position) + rotary_dim / 2; }
+};
+
+/// Where a slot's rows are in one layer's cache.
+struct CacheView {
+  int64_t kv_heads, block_size, head_dim, k_block, v_block, k_head, v_head;
+
+  explicit CacheView(const KvCache& cache)
+      : kv_heads(cache.k.shape[1]),
+        block_size(cache.k.shape[2]),
+        head_dim(cache.k.shape[3]),
+        k_block(cache.k.stride[0]),
+        v_block(cache.v.stride[0]),
+        k_head(cache.k.stride[1]),
+        v_head(cache.v.stride[1]) {
+    check(cache.k.rank == 4 && cache.v.rank == 4 && cache.k.shape == cache.v.shape &&
+              cache.k.dtype == cache.v.dtype && cache.k.stride[2] == head_dim &&
+              cache.k.stride[3] == 1 && cache.v.stride[2] == head_dim && cache.v.stride[3] == 1 &&
+              std::has_single_bit(static_cast<uint64_t>(block_size)),
+          "KV cache {} and {}", cache.k.describe(), cache.v.describe());
+  }
+
+  /// Copies one token's heads into its slot.
+  template <class T>
+  void store(const KvCache& cache, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
+             int32_t slot) const {
+    if (slot < 0) return;
+    const int64_t block = slot / block_size, inside = slot % block_size * head_dim;
+    T *to_k = cache.k.ptr<T>() + block * k_block + inside,
+      *to_v = cache.v.ptr<T>() + block * v_block + inside;
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      std::memcpy(static_cast<void*>(to_k + h * k_head), k + h * k_stride,
+                  static_cast<size_t>(head_dim) * sizeof(T));
+      std::memcpy(static_cast<void*>(to_v + h * v_head), v + h * v_stride,
+                  static_cast<size_t>(head_dim) * sizeof(T));
+    }
+  }
+};
+
+}  // namespace
+
+void CpuBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
+  const int64_t tokens = q.shape[0], d = q.shape[2];
+  expect_heads("rotary q", q, q.dtype, tokens, q.shape[1], d);
+  expect_heads("rotary k", k, q.dtype, tokens, k.shape[1], d);
+  expect_vector("rotary positions", positions, DType::i32, tokens);
+  const RotaryTable table(cos_sin);
+  check(table.rotary_dim <= d, "rotary_dim {} exceeds head_dim {}", table.rotary_dim, d);
+  const int32_t* position = positions.ptr<int32_t>();
+  dispatch_float(q.dtype, [&]<class T>() {
+    T *q_data = q.ptr<T>(), *k_data = k.ptr<T>();
+    parallel_for(threads_, tokens, q.numel() + k.numel(), [&](int64_t begin, int64_t end, int) {
+      const auto rotate = [&](T* row, int64_t heads, int64_t stride, int64_t at) {
+        for (int64_t h = 0; h < heads; ++h)
+          kernels_.of<T>().rope(row + h * stride, table.cos(at), table.sin(at),
+                                table.rotary_dim / 2);
+      };
+      for (int64_t i = begin; i < end; ++i) {
+        rotate(q_data + i * q.stride[0], q.shape[1], q.stride[1], position[i]);
+        rotate(k_data + i * k.stride[0], k.shape[1], k.stride[1], position[i]);
+      }
+    });
+  });
+}
+
+void CpuBackend::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) {
+  const CacheView view(cache);
+  const int64_t tokens = k.shape[0];
+  expect_heads("store_kv k", k, cache.k.dtype, tokens, view.kv_heads, view.head_dim);
+  expect_heads("store_kv v", v, cache.k.dtype, tokens, view.kv_heads, view.head_dim);
+  expect_vector("store_kv slot_mapping", slot_mapping, DType::i32, tokens);
+  const int32_t* slots = slot_mapping.ptr<int32_t>();
+  dispatch_float(k.dtype, [&]<class T>() {
+    const T *from_k = k.ptr<T>(), *from_v = v.ptr<T>();
+    parallel_for(threads_, tokens, k.numel(), [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i)
+        view.store(cache, from_k + i * k.stride[0], k.stride[1], from_v + i * v.stride[0],
+                   v.stride[1], slots[i]);
+    });
+  });
+}
+
+void CpuBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
+                                    float eps, const Batch& batch, Tensor cos_sin, KvCache cache) {
+  const CacheView view(cache);
+  const RotaryTable table(cos_sin);
+  const int64_t tokens = q.shape[0], d = view.head_dim;
+  expect_heads("qk_norm_rope_store q", q, cache.k.dtype, tokens, q.shape[1], d);
+  expect_heads("qk_norm_rope_store k", k, cache.k.dtype, tokens, view.kv_heads, d);
+  expect_heads("qk_norm_rope_store v", v, cache.k.dtype, tokens, view.kv_heads, d);
+  expect_vector("qk_norm_rope_store q_norm", q_norm, q.dtype, d);
+  expect_vector("qk_norm_rope_store k_norm", k_norm, q.dtype, d);
+  expect_vector("qk_norm_rope_store positions", batch.positions, DType::i32, tokens);
+  expect_vector("qk_norm_rope_store slot_mapping", batch.slot_mapping, DType::i32, tokens);
+  check(table.rotary_dim <= d, "rotary_dim {} exceeds head_dim {}", table.rotary_dim, d);
+  const int32_t *positions = batch.positions.ptr<int32_t>(),
+                *slots = batch.slot_mapping.ptr<int32_t>();
+  dispatch_float(q.dtype, [&]<class T>() {
+    T *q_data = q.ptr<T>(), *k_data = k.ptr<T>();
+    const T *v_data = v.ptr<T>(), *q_weight = q_norm.ptr<T>(), *k_weight = k_norm.ptr<T>();
+    const FloatKernels<T>& kernels = kernels_.of<T>();
+    parallel_for(
+        threads_, tokens, (q.numel() + k.numel()) * 4, [&](int64_t begin, int64_t end, int) {
+          const auto prepare = [&](T* row, int64_t heads, int64_t stride, const T* weight,
+                                   int64_t position) {
+            for (int64_t h = 0; h < heads; ++h) {
+              T* head = row + h * stride;
+              kernels.rms_norm(head, head, weight, d, eps);
+              kernels.rope(head, table.cos(position), table.sin(position), table.rotary_dim / 2);
+            }
+          };
+          for (int64_t i = begin; i < end; ++i) {
+            T* k_row = k_data + i * k.stride[0];
+            prepare(q_data + i * q.stride[0], q.shape[1], q.stride[1], q_weight, positions[i]);
+            prepare(k_row, view.kv_heads, k.stride[1], k_weight, positions[i]);
+            view.store(cache, k_row, k.stride[1], v_data + i * v.stride[0], v.stride[1], slots[i]);
+          }
+        });
+  });
+}
+
+void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) {
+  const CacheView view(cache);
+  const int64_t tokens = q.shape[0], heads = q.shape[1], sequences = batch.num_seqs(),
+                group = heads / view.kv_heads;
+  expect_heads("attention q", q, cache.k.dtype, tokens, heads, view.head_dim);
+  expect_heads("attention out", out, cache.k.dtype, tokens, heads, view.head_dim);
+  expect_vector("attention cu_seqlens_q", batch.cu_seqlens_q, DType::i32, sequences + 1);
+  expect_vector("attention context_lens", batch.context_lens, DType::i32, sequences);
+  check(group * view.kv_heads == heads, "{} heads over {} KV heads", heads, view.kv_heads);
+  const int32_t *starts = batch.cu_seqlens_q.ptr<int32_t>(),
+                *lengths = batch.context_lens.ptr<int32_t>();
+  const int32_t* tables = batch.block_tables.ptr<int32_t>();
+  reserve_scratch(attention_scratch_floats(view.head_dim));
+
+  // A unit of work is one KV head and as many of a sequence's tokens as fill a piece, the longest
+  // first.
+  const int64_t step = std::max<int64_t>(1, kAttentionRows / group);
+  struct Unit {
+    int64_t sequence, first, count;
+  };
+  std::vector<Unit> units;
+  for (int64_t s = 0; s < sequences; ++s) {
+    check(starts[s] <= starts[s + 1] && starts[s + 1] <= tokens &&
+              lengths[s] >= starts[s + 1] - starts[s],
+          "attention: sequence {} has rows {}..{} and {} keys", s, starts[s], starts[s + 1],
+          lengths[s]);
+    const int64_t count = starts[s + 1] - starts[s];
+    for (int64_t first = (count - 1) / step * step; first >= 0 && count > 0; first -= step)
+      units.push_back({s, first, std::min(step, count - first)});
+  }
+  dispatch_float(q.dtype, [&]<class T>() {
+    const T *q_data = q.ptr<T>(), *k_data = cache.k.ptr<T>(), *v_data = cache.v.ptr<T>();
+    T* out_data = out.ptr<T>();
+    const FloatKernels<T>& kernels = kernels_.of<T>();
+    parallel_each(threads_, static_cast<int64_t>(units.size()) * view.kv_heads,
+                  [&](int64_t i, int thread) {
+                    const Unit& unit = units[static_cast<size_t>(i / view.kv_heads)];
+                    const int64_t s = unit.sequence, kv_head = i % view.kv_heads,
+                                  token = starts[s] + unit.first;
+                    kernels.attention(
+                        {.q = q_data + token * q.stride[0] + kv_head * group * q.stride[1],
+                         .out = out_data + token * out.stride[0] + kv_head * group * out.stride[1],
+                         .q_token_stride = q.stride[0],
+                         .q_head_stride = q.stride[1],
+                         .out_token_stride = out.stride[0],
+                         .out_head_stride = out.stride[1],
+                         .k = k_data + kv_head * view.k_head,
+                         .v = v_data + kv_head * view.v_head,
+                         .k_block_stride = view.k_block,
+                         .v_block_stride = view.v_block,
+                         .block_table = tables + s * batch.block_tables.stride[0],
+                         .block_shift = std::countr_zero(static_cast<uint64_t>(view.block_size)),
+                         .head_dim = view.head_dim,
+                         .group = group,
+                         .num_tokens = unit.count,
+                         .first_position = lengths[s] - (starts[s + 1] - starts[s]) + unit.first,
+                         .scale = scale,
+                         .scratch = scratch(thread)});
+                  });
+  });
+}
+
+}  // namespace nanovllm::cpu

@@ -1,0 +1,114 @@
+// Weights and what reads them: gemm, embedding.
+#include <cstring>
+
+#include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/shapes.h"
+#include "ops/cpu/threads.h"
+
+namespace nanovllm::cpu {
+
+const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const {
+  check(n > 0 && k > 0 && (dtype == DType::f32 || dtype == DType::bf16),
+        "no weight layout for {}[{}, {}]", name_of(dtype), n, k);
+  if (uses_onednn(dtype)) return onednn_->layout(dtype, n, k);
+  const auto [it, is_new] = panel_layouts_.try_emplace({dtype, n, k});
+  if (is_new) it->second = panel_layout(dtype, n, k);
+  return it->second;
+}
+
+size_t CpuBackend::weight_bytes(DType dtype, int64_t n, int64_t k) const {
+  return layout(dtype, n, k).bytes;
+}
+
+Tensor CpuBackend::weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const {
+  Tensor view(data, dtype, {n, k}, device());
+  view.packed = true;
+  return view;
+}
+
+void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
+  int64_t rows = 0;
+  for (const Tensor& part : parts) {
+    check(part.rank == dst.rank && part.defined(), ErrorKind::model, "cannot load {} into {}",
+          part.describe(), dst.describe());
+    int64_t step = 1;
+    for (size_t axis = static_cast<size_t>(part.rank); axis-- > 1; step *= part.shape[axis])
+      check(part.shape[axis] == dst.shape[axis] &&
+                (part.stride[axis] == step || part.shape[axis] == 1),
+            ErrorKind::model, "cannot load {} into {}", part.describe(), dst.describe());
+    rows += part.shape[0];
+  }
+  check(rows == dst.shape[0], ErrorKind::model, "cannot load {} rows into {}", rows,
+        dst.describe());
+
+  if (dst.packed) {
+    const WeightLayout& where = layout(dst.dtype, dst.shape[0], dst.shape[1]);
+    if (where.padded) std::memset(dst.data, 0, where.bytes);
+    for (int64_t first = 0; const Tensor& part : parts) {
+      pack_rows(dst.data, dst.dtype, where, first, part, threads_);
+      first += part.shape[0];
+    }
+    return;
+  }
+  check(dst.contiguous(), "load() into a strided {}", dst.describe());
+  const int64_t row = dst.shape[0] > 0 ? dst.numel() / dst.shape[0] : 0;
+  std::byte* to = dst.data;
+  for (const Tensor& part : parts)
+    for (int64_t r = 0; r < part.shape[0]; ++r, to += static_cast<size_t>(row) * size_of(dst.dtype))
+      convert(to, dst.dtype,
+              part.data + static_cast<size_t>(r * part.stride[0]) * size_of(part.dtype), part.dtype,
+              row);
+}
+
+void CpuBackend::gemm(Tensor y, Tensor x, Tensor w) {
+  const int64_t m = x.shape[0], n = w.shape[0], k = w.shape[1];
+  expect_matrix("gemm x", x, m, k);
+  expect_matrix("gemm y", y, m, n);
+  check(w.packed && w.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
+        "gemm {} = {} x {}", y.describe(), x.describe(), w.describe());
+  if (m == 0) return;
+  if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w);
+  reserve_scratch(gemm_scratch_floats(k));
+  dispatch_float(x.dtype, [&]<class T>() {
+    const int64_t blocks = (n + kGemmBlock - 1) / kGemmBlock;
+    parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
+      kernels_.of<T>().gemm({.x = x.ptr<T>(),
+                             .x_stride = x.stride[0],
+                             .w = reinterpret_cast<const T*>(w.data),
+                             .y = y.data,
+                             .y_is_f32 = y.dtype == DType::f32,
+                             .y_stride = y.stride[0],
+                             .m = m,
+                             .n = n,
+                             .k = k,
+                             .first_block = begin,
+                             .end_block = end,
+                             .scratch = scratch(thread)});
+    });
+  });
+}
+
+void CpuBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
+  const int64_t t = tokens.shape[0], n = table.shape[0], k = table.shape[1];
+  expect_matrix("embedding y", y, t, k);
+  expect_vector("embedding tokens", tokens, DType::i32, t);
+  check(table.packed && table.dtype == y.dtype, "embedding {} from {}", y.describe(),
+        table.describe());
+  const WeightLayout& where = layout(table.dtype, n, k);
+  dispatch_float(y.dtype, [&]<class T>() {
+    const int32_t* ids = tokens.ptr<int32_t>();
+    T* out = y.ptr<T>();
+    parallel_for(threads_, t, t * k * 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = ids[i] - first_row;
+        if (row >= 0 && row < n)
+          unpack_row(out + i * y.stride[0], reinterpret_cast<const T*>(table.data), where, row);
+        else
+          std::memset(static_cast<void*>(out + i * y.stride[0]), 0,
+                      static_cast<size_t>(k) * sizeof(T));
+      }
+    });
+  });
+}
+
+}  // namespace nanovllm::cpu

@@ -1,0 +1,102 @@
+// The inner loops of the CPU backend: single-threaded, on raw pointers, compiled once per
+// instruction set (kernels.inl) and chosen when a backend is made. Threads, shapes and checks live
+// one level up, in the files of the operations.
+//
+// Nothing in these loops looks at more than one row of an output at a time in a way that would
+// change its bits: how rows are grouped decides which registers are used, never the order of the
+// arithmetic inside a row.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.h"
+
+namespace nanovllm::cpu {
+
+/// Query rows of one sequence that share a KV head: `num_tokens` tokens times `group` heads, the
+/// first token at `first_position`.
+template <class T>
+struct AttentionTask {
+  const T* q = nullptr;  // first token, first head of the group
+  T* out = nullptr;      // likewise; may be q
+  int64_t q_token_stride = 0, q_head_stride = 0, out_token_stride = 0, out_head_stride = 0;
+  const T *k = nullptr, *v = nullptr;  // this KV head of block 0
+  int64_t k_block_stride = 0, v_block_stride = 0;
+  const int32_t* block_table = nullptr;  // of the sequence
+  int block_shift = 0;                   // log2 of the block size
+  int64_t head_dim = 0, group = 0, num_tokens = 0, first_position = 0;
+  float scale = 0;
+  float* scratch = nullptr;  // attention_scratch_floats(head_dim), 64-byte aligned
+};
+
+/// Rows of a task worked on together; a task with more is worked off in such pieces.
+constexpr int64_t kAttentionRows = 32;
+/// Keys that one step of the online softmax covers, at fixed absolute positions of the sequence.
+constexpr int64_t kAttentionTile = 64;
+
+constexpr int64_t attention_scratch_floats(int64_t head_dim) {
+  const int64_t d = (head_dim + 31) / 32 * 32;
+  // q rows and accumulators of a piece, its scores, and one tile of keys and of values.
+  return 2 * kAttentionRows * d + kAttentionRows * (kAttentionTile + 2) + 2 * kAttentionTile * d +
+         64;
+}
+
+/// y[m, n] = x[m, k] w^T for the weight blocks [first_block, end_block) of kGemmBlock columns each;
+/// w: [blocks, k, kGemmBlock].
+template <class T>
+struct GemmTask {
+  const T* x = nullptr;
+  int64_t x_stride = 0;
+  const T* w = nullptr;
+  void* y = nullptr;  // T, or float if y_is_f32
+  bool y_is_f32 = false;
+  int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
+  float* scratch = nullptr;  // gemm_scratch_floats(k)
+};
+constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
+constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
+
+template <class T>
+struct FloatKernels {
+  void (*add)(T* x, const T* y, int64_t n);                                 // x += y
+  void (*rms_norm)(T* y, const T* x, const T* w, int64_t n, float eps);     // y may be x
+  void (*rope)(T* head, const float* cos, const float* sin, int64_t half);  // in place
+  void (*silu_and_mul)(T* y, const T* gate, const T* up, int64_t n);
+  void (*attention)(const AttentionTask<T>& task);
+  void (*gemm)(const GemmTask<T>& task);
+};
+
+/// What one pass over a row of logits tells.
+struct RowStats {
+  float max = 0;
+  int32_t argmax = -1;  // the lowest id among equals; -1: the row has a NaN or +inf, or is all -inf
+};
+
+struct Kernels {
+  std::string_view name;
+  FloatKernels<float> f32;
+  FloatKernels<bf16> half;
+  RowStats (*row_stats)(const float* logits, int64_t n);
+  /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.
+  double (*sum_exp)(const float* logits, int64_t n, float temperature, float shift);
+  /// argmax of logits[i] / temperature + noise(seed, position, i); `stats` are the row's.
+  int32_t (*gumbel_argmax)(const float* logits, int64_t n, float temperature, uint64_t seed,
+                           uint32_t position, RowStats stats);
+
+  template <class T>
+  const FloatKernels<T>& of() const {
+    if constexpr (std::is_same_v<T, float>)
+      return f32;
+    else
+      return half;
+  }
+};
+
+/// The instruction sets this processor can run, best first; never empty. "avx512_bf16", "avx512",
+/// "avx2", "base".
+const Kernels& best_kernels();
+/// The named set, or null where this processor (or build) lacks it. For tests.
+const Kernels* find_kernels(std::string_view name);
+
+}  // namespace nanovllm::cpu

@@ -1,0 +1,36 @@
+// oneDNN behind three calls; its types and its two API generations (2.x and 3.x) stay in
+// onednn.cpp.
+//
+// Of its many implementations only the packed "brgemm" ones are used: they read weights at memory
+// speed for one row and reach the arithmetic peak for many, and every row's bits are independent of
+// the number of rows and of threads. That is checked when a backend is made, on the processor at
+// hand; where it does not hold, or there is no such implementation, our own kernel serves
+// (gemm.inl).
+#pragma once
+
+#include <memory>
+
+#include "core/tensor.h"
+#include "ops/cpu/weights.h"
+
+namespace nanovllm::cpu {
+
+class OneDnn {
+ public:
+  explicit OneDnn(int threads);
+  ~OneDnn();
+
+  /// Whether products of this type can be computed here, with row-invariant bits.
+  bool supports(DType dtype) const;
+  /// The layout every product with a [n, k] weight reads, however many rows it has. Requires
+  /// supports(dtype).
+  const WeightLayout& layout(DType dtype, int64_t n, int64_t k) const;
+  /// y[m, n] = x[m, k] w^T, w in layout(x.dtype, n, k).
+  void gemm(const Tensor& y, const Tensor& x, const Tensor& w);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace nanovllm::cpu

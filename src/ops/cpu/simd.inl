@@ -1,0 +1,131 @@
+// Sixteen floats at a time, in the vector extensions of GCC and Clang: one zmm, two ymm or four
+// xmm/neon registers, whatever the instruction set this file is compiled for. Everything here is
+// forced inline and in an unnamed namespace: a copy made for AVX-512 must never be the one that the
+// linker keeps for everybody.
+#define NANOVLLM_INLINE inline __attribute__((always_inline))
+
+namespace {
+
+using Vec = float __attribute__((vector_size(64)));
+using VecI = int32_t __attribute__((vector_size(64)));
+using VecU = uint32_t __attribute__((vector_size(64)));
+using VecH = uint16_t __attribute__((vector_size(32)));
+
+constexpr int64_t kLanes = 16;
+
+NANOVLLM_INLINE Vec splat(float value) { return value - Vec{}; }
+
+NANOVLLM_INLINE Vec load(const float* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+NANOVLLM_INLINE Vec load(const bf16* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return reinterpret_cast<Vec>(__builtin_convertvector(h, VecU) << 16);
+}
+NANOVLLM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+
+/// Rounds to nearest even, as bf16(float) does, NaN included.
+NANOVLLM_INLINE VecH round_bf16(Vec v) {
+  const VecU u = reinterpret_cast<VecU>(v);
+  const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const VecU nan = (u >> 16) | 0x40u;
+  return __builtin_convertvector((v == v) ? rounded : nan, VecH);
+}
+NANOVLLM_INLINE void store(bf16* p, Vec v) {
+  const VecH h = round_bf16(v);
+  __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
+}
+
+/// v as it reads back after being stored as T.
+template <class T>
+NANOVLLM_INLINE Vec rounded_to(Vec v) {
+  if constexpr (sizeof(T) == 2)
+    return reinterpret_cast<Vec>(__builtin_convertvector(round_bf16(v), VecU) << 16);
+  else
+    return v;
+}
+
+/// The first `count` < 16 elements, zeros behind them.
+template <class T>
+NANOVLLM_INLINE Vec load_some(const T* p, int64_t count) {
+  T part[kLanes];
+  __builtin_memset(static_cast<void*>(part), 0, sizeof part);
+  __builtin_memcpy(static_cast<void*>(part), p, static_cast<size_t>(count) * sizeof(T));
+  return load(part);
+}
+template <class T>
+NANOVLLM_INLINE void store_some(T* p, Vec v, int64_t count) {
+  T part[kLanes];
+  store(part, v);
+  __builtin_memcpy(static_cast<void*>(p), part, static_cast<size_t>(count) * sizeof(T));
+}
+
+NANOVLLM_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+/// Lanes i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
+NANOVLLM_INLINE float sum(Vec v) {
+  float part[kLanes];
+  store(part, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  return part[0];
+}
+NANOVLLM_INLINE float max(Vec v) {
+  float part[kLanes];
+  store(part, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
+  return part[0];
+}
+
+/// The sums of sixteen vectors, as one vector; each sum is that of sum(), bit for bit, whatever its
+/// place.
+NANOVLLM_INLINE Vec reduce16(Vec* v) {
+  for (int i = 0; i < 8; ++i)
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
+                                   20, 21, 22, 23) +
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26,
+                                   27, 28, 29, 30, 31);
+  for (int i = 0; i < 4; ++i)
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19,
+                                   24, 25, 26, 27) +
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22,
+                                   23, 28, 29, 30, 31);
+  for (int i = 0; i < 2; ++i)
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21,
+                                   24, 25, 28, 29) +
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22,
+                                   23, 26, 27, 30, 31);
+  return __builtin_shufflevector(v[0], v[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+                                 30) +
+         __builtin_shufflevector(v[0], v[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29,
+                                 31);
+}
+
+/// e^x within 2 ulp; 0 below -87.3 (no subnormals), +inf above 88.7; NaN stays NaN.
+NANOVLLM_INLINE Vec exp(Vec x) {
+  const Vec low = splat(-87.3f), high = splat(88.72f);
+  const Vec clamped = x < low ? low : (x > high ? high : x);
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = clamped * 1.44269504f + magic;
+  const Vec n = shifted - magic;
+  const Vec r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  Vec p = splat(1.9875691500e-4f);                                  // Cephes expf
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n in two halves: n reaches 128, which one exponent field cannot hold.
+  const VecI exponent = __builtin_convertvector(n, VecI), half = exponent >> 1;
+  const Vec result = p * reinterpret_cast<Vec>((half + 127) << 23) *
+                     reinterpret_cast<Vec>((exponent - half + 127) << 23);
+  const Vec infinite = splat(__builtin_inff());
+  return x < low ? Vec{} : (x > high ? infinite : (x == x ? result : x));
+}
+
+}  // namespace

@@ -1,0 +1,94 @@
+// make_backend(): which device, and where the CUDA module lies.
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <memory>
+
+#include <dlfcn.h>
+
+#include "ops/backend.h"
+#include "ops/cuda_module.h"
+
+namespace nanovllm {
+namespace {
+
+/// The directory of the program or library that this code is linked into; empty if unknown.
+std::filesystem::path own_directory() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&make_backend), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  std::error_code error;
+  std::filesystem::path file = std::filesystem::canonical(info.dli_fname, error);
+  // A program found through PATH: dladdr knows its bare name only.
+  if (error) file = std::filesystem::canonical("/proc/self/exe", error);
+  return error ? std::filesystem::path{} : file.parent_path();
+}
+
+/// The module beside us, in ../lib of where we are, or wherever the system looks; null with the
+/// reason in `why`. Once loaded it stays (RTLD_NODELETE): the code of every backend made by it lies
+/// in it, and nothing is gained by unloading.
+void* load_module(std::string& why) {
+  constexpr int kMode = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+  const std::filesystem::path here = own_directory();
+  std::error_code error;
+  for (const auto& place : {here / kCudaModuleFile, here / ".." / "lib" / kCudaModuleFile}) {
+    if (here.empty() || !std::filesystem::exists(place, error)) continue;
+    // The module that came with this program; where it is broken, another one would only hide that.
+    void* module = dlopen(place.c_str(), kMode);
+    if (!module) why = fmt::format("the CUDA module cannot be loaded: {}", dlerror());
+    return module;
+  }
+  void* module = dlopen(kCudaModuleFile, kMode);
+  if (!module) why = fmt::format("no {} beside the program", kCudaModuleFile);
+  return module;
+}
+
+/// Null with the reason in `why` where there is no such GPU, no driver, or no module.
+std::unique_ptr<Backend> open_cuda(int index, std::string& why) {
+  void* module = load_module(why);
+  if (!module) return nullptr;
+  auto* open = reinterpret_cast<OpenCudaFunction*>(dlsym(module, kCudaModuleEntry));
+  if (!open) {
+    why = fmt::format("{} has no {}: it belongs to another program", kCudaModuleFile,
+                      kCudaModuleEntry);
+    return nullptr;
+  }
+  std::array<char, 512> error{};
+  std::unique_ptr<Backend> backend(open(kCudaModuleVersion, index, error.data(), error.size()));
+  if (!backend) why = error.data();
+  return backend;
+}
+
+/// "cuda" or "cuda:N".
+int parse_cuda_index(const std::string& device) {
+  if (device == "cuda") return 0;
+  int index = -1;
+  const char *begin = device.data() + 5, *end = device.data() + device.size();
+  const auto [rest, error] = std::from_chars(begin, end, index);
+  check(error == std::errc{} && rest == end && index >= 0, ErrorKind::device,
+        "device '{}' is not one of auto, cpu, cuda, cuda:N", device);
+  return index;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options,
+                                      std::string* note) {
+  const bool is_auto = device == "auto", is_cuda = device == "cuda" || device.starts_with("cuda:");
+  check(is_auto || is_cuda || device == "cpu", ErrorKind::device,
+        "device '{}' is not one of auto, cpu, cuda, cuda:N", device);
+  std::unique_ptr<Backend> backend;
+  std::string why;
+  if (is_auto || is_cuda) {
+    backend = open_cuda(is_cuda ? parse_cuda_index(device) : 0, why);
+    check(backend || is_auto, ErrorKind::device,
+          "--device {}: {}; use --device cpu to run without a GPU", device, why);
+  }
+  if (!backend) backend = make_cpu_backend(options);
+  if (note)
+    *note = why.empty() ? fmt::format("running on {}", backend->name())
+                        : fmt::format("running on {}: {}", backend->name(), why);
+  return backend;
+}
+
+}  // namespace nanovllm
