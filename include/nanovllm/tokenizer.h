@@ -19,6 +19,9 @@ class Tokenizer {
   /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
   /// Throws Error(model) naming the file and the entry: unknown kinds are refused by name, never guessed.
   explicit Tokenizer(const std::string& model_directory);
+  /// The same from the texts of the two files; an empty configuration stands for none.
+  static Tokenizer from_json(std::string_view tokenizer_json,
+                             std::string_view tokenizer_config_json = {});
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -43,6 +46,7 @@ class Tokenizer {
  private:
   friend class IncrementalDetokenizer;
   struct State;
+  explicit Tokenizer(std::unique_ptr<const State> state);
   std::unique_ptr<const State> state_;
 };
 

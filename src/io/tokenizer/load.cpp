@@ -116,19 +116,33 @@ std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,
   return find(entry->json().is_object() ? entry->string("content") : entry->string());
 }
 
-void Tokenizer::State::read_config(const std::string& model_directory) {
+void Tokenizer::State::read_config(const Json& tokenizer_config_json) {
+  const Entry config(tokenizer_config_json, "tokenizer_config.json:");
+  bos_id = configured_token(config, "bos_token");
+  eos_id = configured_token(config, "eos_token");
+  if (const auto entry = config.member("chat_template")) chat_template = read_chat_template(*entry);
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<const State> state) : state_(std::move(state)) {}
+
+Tokenizer::Tokenizer(const std::string& model_directory) {
   constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
+  auto state = std::make_unique<State>(read_json_file(model_directory + "/tokenizer.json"));
   const std::string config_path = model_directory + "/tokenizer_config.json";
-  if (exists(config_path)) {
-    const Json json = read_json_file(config_path);
-    const Entry config(json, "tokenizer_config.json:");
-    bos_id = configured_token(config, "bos_token");
-    eos_id = configured_token(config, "eos_token");
-    if (const auto entry = config.member("chat_template"))
-      chat_template = read_chat_template(*entry);
-  }
+  if (exists(config_path)) state->read_config(read_json_file(config_path));
   const std::string template_path = model_directory + "/chat_template.jinja";
-  if (exists(template_path)) chat_template = read_file(template_path, kMaxTemplateBytes);
+  if (exists(template_path)) state->chat_template = read_file(template_path, kMaxTemplateBytes);
+  state_ = std::move(state);
+}
+
+Tokenizer Tokenizer::from_json(std::string_view tokenizer_json,
+                               std::string_view tokenizer_config_json) {
+  auto state =
+      std::make_unique<State>(parse_json(tokenizer_json, "tokenizer.json", ErrorKind::model));
+  if (!tokenizer_config_json.empty())
+    state->read_config(
+        parse_json(tokenizer_config_json, "tokenizer_config.json", ErrorKind::model));
+  return Tokenizer(std::move(state));
 }
 
 }  // namespace nanovllm

@@ -21,8 +21,7 @@ namespace nanovllm {
 struct Tokenizer::State {
   /// Reads tokenizer.json.
   explicit State(const Json& tokenizer_json);
-  /// Reads what tokenizer_config.json and chat_template.jinja add, where they exist.
-  void read_config(const std::string& model_directory);
+  void read_config(const Json& tokenizer_config_json);
 
   void encode(std::string_view text, bool parse_special, std::vector<int32_t>& ids) const;
   std::string_view text_of(int32_t id) const;

@@ -79,12 +79,6 @@ void Tokenizer::State::encode_text(std::string_view text, bool starts_input,
     bpe->encode(pieces.text.substr(span.begin, span.size()), ids, scratch);
 }
 
-Tokenizer::Tokenizer(const std::string& model_directory) {
-  auto state = std::make_unique<State>(read_json_file(model_directory + "/tokenizer.json"));
-  state->read_config(model_directory);
-  state_ = std::move(state);
-}
-
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;

@@ -148,6 +148,10 @@ void append_lower(std::string& out, char32_t character) {
 
 namespace {
 
+/// U+11A7 lies before the Hangul final consonants. utf8proc composes it with a syllable as if it
+/// were one; at the start of a part nothing composes with it, which is right.
+constexpr char32_t kBeforeHangulFinals = 0x11A7;
+
 int combining_class(int32_t character) { return utf8proc_get_property(character)->combining_class; }
 
 void append_decomposed(std::vector<int32_t>& out, char32_t character, utf8proc_option_t options) {
@@ -196,7 +200,7 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
     characters.clear();
     for (bool first = true; at < text.size(); first = false) {
       const DecodedChar c = decode_utf8(text.data() + at);
-      if (c.value < 0x80 && !first) break;
+      if (!first && (c.value < 0x80 || c.value == kBeforeHangulFinals)) break;
       append_decomposed(characters, c.value, options);
       at += c.length;
     }
