@@ -1,0 +1,367 @@
+// Sampling: the noise against published vectors, the choice against a plain float64 sampler and
+// against probability theory.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "ops/noise.h"
+#include "parity/harness.h"
+
+namespace nanovllm::parity {
+namespace {
+
+// Random123's known answers for philox4x32-10.
+TEST(Philox, MatchesThePublishedVectors) {
+  struct Known {
+    Philox4 counter;
+    uint32_t key0, key1;
+    Philox4 want;
+  };
+  for (const Known& known :
+       {Known{{{0, 0, 0, 0}}, 0, 0, {{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}}},
+        Known{{{~0u, ~0u, ~0u, ~0u}},
+              ~0u,
+              ~0u,
+              {{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}}},
+        Known{{{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}},
+              0xa4093822u,
+              0x299f31d0u,
+              {{0xd16cfe09u, 0x94fdcceb, 0x5001e420u, 0x24126ea1u}}}}) {
+    const Philox4 got = philox4x32_10(known.counter, known.key0, known.key1);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(got.x[i], known.want.x[i]) << "word " << i;
+  }
+}
+
+TEST(Noise, StaysWithinItsBounds) {
+  for (const uint32_t bits : {0u, ~0u}) {
+    const float u = noise_uniform(bits), gumbel = -std::log(-std::log(u));
+    EXPECT_GT(u, 0.0f);
+    EXPECT_LT(u, 1.0f);
+    EXPECT_GT(gumbel, kMinGumbel);
+    EXPECT_LT(gumbel, kMaxGumbel);
+  }
+}
+
+struct Row {
+  double temperature = 1.0;
+  int32_t top_k = 0;
+  double top_p = 1.0, min_p = 0.0;
+  int64_t seed = 1;
+  int32_t position = 0;
+};
+
+class SamplingTest : public BackendTest {
+ protected:
+  std::vector<int32_t> sample(const Values& logits, int64_t vocab, const std::vector<Row>& rows,
+                              Layout layout = {}) {
+    const int64_t n = static_cast<int64_t>(rows.size());
+    const auto column = [&](DType dtype, auto field) {
+      Values values;
+      for (const Row& row : rows) values.push_back(static_cast<double>(field(row)));
+      return Operand(ops(), dtype, {n}, values);
+    };
+    const Operand temperature = column(DType::f32, [](const Row&r) { return r.temperature; }),
+                  top_p = column(DType::f32, [](const Row&r) { return r.top_p; }),
+                  min_p = column(DType::f32, [](const Row&r) { return r.min_p; }),
+                  top_k = column(DType::i32, [](const Row&r) { return r.top_k; }),
+                  seed = column(DType::i64, [](const Row&r) { return r.seed; }),
+                  position = column(DType::i32, [](const Row&r) { return r.position; });
+    SamplingBatch batch{temperature, top_k, top_p, min_p, seed, position};
+    batch.all_greedy =
+        std::all_of(rows.begin(), rows.end(), [](const Row& r) { return r.temperature == 0; });
+    batch.any_filter = std::any_of(rows.begin(), rows.end(), [](const Row& r) {
+      return r.top_k > 0 || r.top_p < 1 || r.min_p > 0;
+    });
+    const Operand operand(ops(), DType::f32, {n, vocab}, logits, layout),
+        ids(ops(), DType::i32, {n});
+    ops().sample(ids, operand, batch);
+    ops().synchronize();
+    expect_equal(operand.get(), logits, "logits are only read");
+    operand.expect_guards("logits");
+    ids.expect_guards("ids");
+    const Values got = ids.get();
+    return {got.begin(), got.end()};
+  }
+};
+
+/// The specification, plainly: sort, cut, add noise, take the largest. Also tells how far the
+/// winner is ahead, and how far the nearest cut is: where rounding could decide, the answer is not
+/// compared.
+struct Answer {
+  int32_t id;
+  double margin;
+};
+Answer reference(const double* logits, int64_t vocab, const Row& row) {
+  std::vector<int32_t> order(static_cast<size_t>(vocab));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  const double top = logits[order[0]];
+  if (row.temperature == 0) return {order[0], 1.0};
+  const auto weight = [&](int32_t id) { return std::exp((logits[id] - top) / row.temperature); };
+  double margin = 1.0;
+  if (row.top_k > 0 && static_cast<size_t>(row.top_k) < order.size())
+    order.resize(static_cast<size_t>(row.top_k));
+  if (row.top_p < 1) {
+    double total = 0, mass = 0;
+    for (const int32_t id : order) total += weight(id);
+    size_t kept = 0;
+    while (kept < order.size() && mass < row.top_p * total) {
+      mass += weight(order[kept++]);
+      margin = std::min(margin, std::abs(mass / total - row.top_p));
+    }
+    order.resize(std::max<size_t>(kept, 1));
+  }
+  if (row.min_p > 0) {
+    std::vector<int32_t> left;
+    for (const int32_t id : order) {
+      if (weight(id) >= row.min_p) left.push_back(id);
+      margin = std::min(margin, std::abs(weight(id) - row.min_p));
+    }
+    order = left;
+  }
+  double best = -INFINITY, second = -INFINITY;
+  int32_t winner = -1;
+  for (const int32_t id : order) {
+    if (logits[id] == -INFINITY) continue;
+    const Philox4 bits =
+        noise_bits(static_cast<uint64_t>(row.seed), static_cast<uint32_t>(row.position),
+                   static_cast<uint32_t>(id / 4));
+    const double score = logits[id] / row.temperature -
+                         std::log(-std::log(static_cast<double>(noise_uniform(bits.x[id % 4]))));
+    if (score > best)
+      second = best, best = score, winner = id;
+    else
+      second = std::max(second, score);
+  }
+  return {winner, std::min(margin, best - second)};
+}
+
+TEST_P(SamplingTest, MatchesThePlainSampler) {
+  std::mt19937 generator(5);
+  std::uniform_real_distribution<double> unit(0.0, 1.0);
+  int compared = 0;
+  for (const int64_t vocab : {1, 2, 5, 63, 64, 100, 1000, 5000}) {
+    constexpr int64_t kRows = 60;
+    Values logits = random_values(DType::f32, kRows * vocab, static_cast<uint32_t>(vocab), 3.0);
+    std::vector<Row> rows;
+    for (int64_t i = 0; i < kRows; ++i) {
+      Row row{.temperature = round_to(DType::f32, 0.3 + 2 * unit(generator)),
+              .seed = static_cast<int64_t>(generator()) << 20,
+              .position = static_cast<int32_t>(generator() % 4000)};
+      if (i % 7 == 0) row.temperature = 0;
+      if (i % 2) row.top_k = static_cast<int32_t>(generator() % static_cast<uint32_t>(2 * vocab));
+      if (i % 3) row.top_p = round_to(DType::f32, i % 9 == 1 ? 0.999 : unit(generator));
+      if (i % 5 == 0) row.min_p = round_to(DType::f32, unit(generator) * 0.3);
+      if (i % 4 == 0 && vocab > 2) logits[static_cast<size_t>(i * vocab + 1)] = -INFINITY;
+      rows.push_back(row);
+    }
+    const std::vector<int32_t> got = sample(logits, vocab, rows, {.lead = 4, .trail = 12});
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Answer want = reference(logits.data() + i * static_cast<size_t>(vocab), vocab, rows[i]);
+      if (want.margin < 1e-4) continue;
+      ++compared;
+      EXPECT_EQ(got[i], want.id) << "vocab " << vocab << ", row " << i;
+    }
+  }
+  EXPECT_GT(compared, 400);
+}
+
+TEST_P(SamplingTest, MatchesThePlainSamplerOnALargeVocabulary) {
+  constexpr int64_t kVocab = 151936;
+  const Values logits = random_values(DType::f32, 8 * kVocab, 77, 2.5);
+  const std::vector<Row> rows{{.seed = 1},
+                              {.temperature = 0.6, .top_p = 0.95, .seed = 2},
+                              {.temperature = 0.6, .top_k = 20, .top_p = 0.95, .seed = 3},
+                              {.temperature = 1.5, .top_p = 0.9, .seed = 4},
+                              {.min_p = round_to(DType::f32, 0.05), .seed = 5},
+                              {.temperature = 0},
+                              {.temperature = 100, .seed = 6},
+                              {.temperature = 0.05, .seed = -7, .position = 0x7fffffff}};
+  const std::vector<int32_t> got = sample(logits, kVocab, rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Answer want = reference(logits.data() + i * kVocab, kVocab, rows[i]);
+    if (want.margin >= 1e-5) {
+      EXPECT_EQ(got[i], want.id) << "row " << i;
+    }
+  }
+}
+
+TEST_P(SamplingTest, GreedyTakesTheLowestOfEquals) {
+  Values logits(300, -1.0);
+  for (const int i : {37, 64, 199}) logits[static_cast<size_t>(i)] = 2.5;
+  EXPECT_EQ(sample(logits, 300, {{.temperature = 0}}), std::vector<int32_t>{37});
+  EXPECT_EQ(sample(logits, 300, {{.temperature = 1, .top_k = 1}}), std::vector<int32_t>{37});
+}
+
+TEST_P(SamplingTest, ARowThatIsNotFiniteGivesMinusOneAndCostsTheOthersNothing) {
+  constexpr int64_t kVocab = 100;
+  Values logits = random_values(DType::f32, 6 * kVocab, 3);
+  const std::vector<Row> rows(6, Row{.temperature = 0.8, .top_p = 0.9});
+  const std::vector<int32_t> healthy = sample(logits, kVocab, rows);
+  logits[1 * kVocab + 99] = NAN;
+  logits[3 * kVocab + 0] = INFINITY;
+  std::fill(logits.begin() + 4 * kVocab, logits.begin() + 5 * kVocab, -INFINITY);
+  for (const double temperature : {0.0, 0.8}) {
+    std::vector<Row> some = rows;
+    for (const size_t i : {1, 3, 4}) some[i].temperature = temperature;
+    const std::vector<int32_t> got = sample(logits, kVocab, some);
+    EXPECT_EQ(got, (std::vector<int32_t>{healthy[0], -1, healthy[2], -1, -1, healthy[5]}));
+  }
+}
+
+TEST_P(SamplingTest, ARowsTokenDoesNotDependOnTheBatch) {
+  constexpr int64_t kVocab = 3000, kRows = 20;
+  const Values logits = random_values(DType::f32, kRows * kVocab, 8, 2.0);
+  std::vector<Row> rows;
+  for (int32_t i = 0; i < kRows; ++i)
+    rows.push_back({.temperature = i % 4 ? 0.9 : 0.0,
+                    .top_k = i % 3 ? 0 : 50,
+                    .top_p = i % 5 ? 1.0 : 0.8,
+                    .seed = i,
+                    .position = 3 * i});
+  const std::vector<int32_t> all = sample(logits, kVocab, rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Values own(logits.begin() + static_cast<int64_t>(i) * kVocab,
+                     logits.begin() + static_cast<int64_t>(i + 1) * kVocab);
+    EXPECT_EQ(sample(own, kVocab, {rows[i]})[0], all[i]) << "row " << i;
+  }
+}
+
+/// Pearson's chi-square of counts against expectations, as a standard normal score (Wilson and
+/// Hilferty).
+double chi_square_score(const std::vector<double>& counts, const std::vector<double>& expected) {
+  double statistic = 0, degrees = -1;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (expected[i] == 0) {
+      EXPECT_EQ(counts[i], 0) << "token " << i << " must never be drawn";
+      continue;
+    }
+    statistic += (counts[i] - expected[i]) * (counts[i] - expected[i]) / expected[i];
+    degrees += 1;
+  }
+  if (degrees == 0) return 0;
+  const double v = 2.0 / (9.0 * degrees);
+  return (std::cbrt(statistic / degrees) - (1 - v)) / std::sqrt(v);
+}
+
+TEST_P(SamplingTest, FrequenciesFollowTheDistribution) {
+  Values logits{0.3, -1.0, 2.0, 0.0, -INFINITY, 1.2, 0.7, -0.4, 1.9, -2.5, 0.1};
+  for (double& logit : logits) logit = round_to(DType::f32, logit);
+  const int64_t vocab = static_cast<int64_t>(logits.size());
+  constexpr int64_t kDraws = 20000;
+  Values many;
+  for (int64_t i = 0; i < kDraws; ++i) many.insert(many.end(), logits.begin(), logits.end());
+  for (const Row& kind : {Row{}, Row{.temperature = 0.5}, Row{.temperature = 2.0, .top_k = 4},
+                          Row{.top_p = 0.7}, Row{.min_p = 0.2}}) {
+    for (const bool by_position : {true, false}) {
+      std::vector<Row> rows(kDraws, kind);
+      for (int32_t i = 0; i < kDraws; ++i) {
+        Row& row = rows[static_cast<size_t>(i)];
+        if (by_position)
+          row.position = i;
+        else
+          row.seed = i;
+      }
+      std::vector<double> counts(logits.size()), expected(logits.size());
+      for (const int32_t id : sample(many, vocab, rows)) ++counts[static_cast<size_t>(id)];
+      // What the filters leave of this small distribution, from the definition.
+      std::vector<int32_t> order(logits.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+      });
+      const auto weight = [&](int32_t id) {
+        return std::exp(logits[static_cast<size_t>(id)] / kind.temperature);
+      };
+      if (kind.top_k) order.resize(static_cast<size_t>(kind.top_k));
+      double total = 0, mass = 0;
+      for (const int32_t id : order) total += weight(id);
+      std::vector<int32_t> kept;
+      for (const int32_t id : order) {
+        if (mass < kind.top_p * total && weight(id) >= kind.min_p * weight(order[0]))
+          kept.push_back(id);
+        mass += weight(id);
+      }
+      double left = 0;
+      for (const int32_t id : kept) left += weight(id);
+      for (const int32_t id : kept) expected[static_cast<size_t>(id)] = kDraws * weight(id) / left;
+      EXPECT_LT(std::abs(chi_square_score(counts, expected)), 4.0)
+          << "temperature " << kind.temperature << ", top_k " << kind.top_k << ", top_p "
+          << kind.top_p << ", min_p " << kind.min_p
+          << (by_position ? ", by position" : ", by seed");
+    }
+  }
+}
+
+TEST_P(SamplingTest, MaskLogitsMasksExactlyThose) {
+  const Values logits = random_values(DType::f32, 4 * 50, 1);
+  const Operand operand(ops(), DType::f32, {4, 50}, logits, {.lead = 2, .trail = 6});
+  const std::vector<int32_t> pairs{0, 0, 3, 49, 2, 7, 2, 7};
+  const Operand list = ints(ops(), pairs);
+  ops().mask_logits(operand, list.view().reshape({4, 2}));
+  ops().synchronize();
+  Values want = logits;
+  for (const size_t i : {size_t{0}, size_t{3 * 50 + 49}, size_t{2 * 50 + 7}}) want[i] = -INFINITY;
+  expect_equal(operand.get(), want, "mask_logits");
+  operand.expect_guards("logits");
+}
+
+TEST_P(SamplingTest, TopLogprobsMatchFloat64) {
+  for (const int64_t vocab : {5, 1000, 151936}) {
+    for (const int64_t k : {0, 1, 5}) {
+      constexpr int64_t kRows = 3;
+      Values logits = random_values(DType::f32, kRows * vocab, 21, 4.0);
+      logits[static_cast<size_t>(vocab + 1)] = logits[static_cast<size_t>(vocab + 3)];  // a tie
+      logits[static_cast<size_t>(vocab + 4)] = -INFINITY;
+      const std::vector<int32_t> chosen{2, 3, static_cast<int32_t>(vocab - 1)};
+      const Operand operand(ops(), DType::f32, {kRows, vocab}, logits, {.lead = 4, .trail = 4});
+      const Operand ids(ops(), DType::i32, {kRows, 1 + k}),
+          logprobs(ops(), DType::f32, {kRows, 1 + k}), ranks(ops(), DType::i32, {kRows});
+      ops().top_logprobs(ids, logprobs, ranks, operand, ints(ops(), chosen));
+      ops().synchronize();
+      Values want_ids, want_logprobs, want_ranks;
+      for (int64_t r = 0; r < kRows; ++r) {
+        const double* row = logits.data() + r * vocab;
+        std::vector<int32_t> order(static_cast<size_t>(vocab));
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+        double total = 0;
+        for (int64_t i = 0; i < vocab; ++i) total += std::exp(row[i] - row[order[0]]);
+        std::vector<int32_t> listed{chosen[static_cast<size_t>(r)]};
+        listed.insert(listed.end(), order.begin(), order.begin() + k);
+        for (const int32_t id : listed) {
+          want_ids.push_back(id);
+          want_logprobs.push_back(row[id] - row[order[0]] - std::log(total));
+        }
+        want_ranks.push_back(static_cast<double>(std::find(order.begin(), order.end(), listed[0]) -
+                                                 order.begin() + 1));
+      }
+      expect_equal(ids.get(), want_ids, "ids");
+      // f32 exponentials (2 ulp), f32 sums of a thousand at a time, and the result's own rounding.
+      expect_close(
+          logprobs.get(), want_logprobs,
+          [&](size_t i) { return 0x1p-24 * (std::abs(want_logprobs[i]) + 64); }, "logprobs");
+      expect_equal(ranks.get(), want_ranks, "ranks");
+      for (const Operand* o : {&ids, &logprobs, &ranks}) o->expect_guards("result");
+    }
+  }
+}
+
+TEST_P(SamplingTest, TopLogprobsOfAFailedRowAreNan) {
+  Values logits = random_values(DType::f32, 2 * 100, 2);
+  logits[120] = NAN;
+  const Operand operand(ops(), DType::f32, {2, 100}, logits), ids(ops(), DType::i32, {2, 3}),
+      logprobs(ops(), DType::f32, {2, 3}), ranks(ops(), DType::i32, {2});
+  ops().top_logprobs(ids, logprobs, ranks, operand, ints(ops(), {4, -1}));
+  ops().synchronize();
+  const Values got = logprobs.get();
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(std::isnan(got[i]), i >= 3) << i;
+}
+
+NANOVLLM_PARITY_BACKENDS(SamplingTest);
+
+}  // namespace
+}  // namespace nanovllm::parity
