@@ -16,13 +16,26 @@ class CudaGraph final : public Graph {
   cudaStream_t stream_;  // the backend's, which outlives its graphs
 };
 
+/// How many GPUs there are: at least one, or the reason why not.
+int device_count() {
+  int count = 0, driver = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  (void)cudaGetLastError();
+  // Without a driver the runtime complains of an old one, version 0.
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+    fail(ErrorKind::device, "no NVIDIA driver was found");
+  check(status == cudaSuccess || status == cudaErrorNoDevice, ErrorKind::device,
+        "the NVIDIA driver does not work: {} (driver for CUDA {}.{}, module for {}.{})",
+        cudaGetErrorString(status), driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+        CUDART_VERSION % 1000 / 10);
+  fail(ErrorKind::device, "the NVIDIA driver finds no GPU");
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(int index) : index_(index) {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  check(status == cudaSuccess && count > 0, ErrorKind::device, "no NVIDIA GPU was found ({})",
-        status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
+  const int count = device_count();
   check(0 <= index && index < count, ErrorKind::device,
         "cuda:{} does not exist: there {} {} device{}", index, count == 1 ? "is" : "are", count,
         count == 1 ? "" : "s");

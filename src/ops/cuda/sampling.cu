@@ -2,8 +2,8 @@
 // makes the row unfit), up to five short passes for each of top_k and top_p, one pass for the
 // winner. The rows stay in the L2 cache between passes.
 //
-// Temperature by the Gumbel-max trick: the argmax of logit / T + noise is a draw from softmax(logit
-// / T). Logits are taken relative to the row's maximum, so that no temperature can overflow.
+// Temperature by the Gumbel-max trick: the argmax of logit / T + noise is a draw from
+// softmax(logit / T).
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/select.cuh"
 #include "ops/noise.h"
@@ -12,8 +12,8 @@ namespace nanovllm {
 namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
-constexpr float kMassUnit =
-    0x1p40f;  // probabilities relative to the likeliest token's, as integers
+/// Probabilities relative to the likeliest token's become integers of this unit.
+constexpr float kMassUnit = 0x1p40f;
 
 struct SampleArguments {
   int* token_ids;
@@ -39,15 +39,17 @@ __global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, 
 /// Best key of the tokens that are kept, ordered by logit / T + noise.
 __device__ uint64_t noisy_best(const SampleArguments& a, const float* row, int index, float maximum,
                                float temperature, uint64_t floor, float min_p) {
+  const float top = maximum / temperature;
   const uint64_t seed = static_cast<uint64_t>(a.seed[index]);
   const uint32_t position = static_cast<uint32_t>(a.position[index]);
-  // The likeliest token scores at least kMinGumbel, so a token this far below it cannot win.
-  constexpr float kHopeless = kMinGumbel - kMaxGumbel - 0.01f;
+  // The likeliest token scores at least kMinGumbel above its own logit, so a token this far below
+  // it cannot win (one more for rounding).
+  constexpr float kHopeless = kMinGumbel - kMaxGumbel - 1.0f;
   uint64_t best = 0;
   uint32_t group = ~0u;
   Philox4 bits{};
   for_each_token(row, a.vocab, a.wide, [&](int id, float logit) {
-    const float relative = (logit - maximum) / temperature;
+    const float tempered = logit / temperature, relative = tempered - top;
     if (relative < kHopeless || rank_key(logit, id) < floor ||
         (min_p > 0.0f && expf(relative) < min_p))
       return;
@@ -60,7 +62,7 @@ __device__ uint64_t noisy_best(const SampleArguments& a, const float* row, int i
                           : lane == 1 ? bits.x[1]
                           : lane == 2 ? bits.x[2]
                                       : bits.x[3];
-    const uint64_t key = rank_key(relative - logf(-logf(noise_uniform(word))), id);
+    const uint64_t key = rank_key(tempered - logf(-logf(noise_uniform(word))), id);
     best = key > best ? key : best;
   });
   return best;
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgumen
     return;
   }
   const float temperature = a.all_greedy ? 0.0f : a.temperature[index];
-  if (temperature > 0.0f) {
+  // Temperatures so low that the tempered logits overflow leave nothing but the likeliest token.
+  if (temperature > 0.0f && isfinite(maximum / temperature)) {
     uint64_t floor = 0;
     float min_p = 0.0f;
     if (a.any_filter) {
@@ -98,8 +101,8 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgumen
         floor = radix_cut(
             row, a.vocab, a.wide, floor, scratch,
             [&](float logit) {
-              return static_cast<unsigned long long>(expf((logit - maximum) / temperature) *
-                                                     kMassUnit);
+              return static_cast<unsigned long long>(
+                  expf(logit / temperature - maximum / temperature) * kMassUnit);
             },
             [&](uint64_t total) {
               const double wanted = ceil(static_cast<double>(p) * static_cast<double>(total));

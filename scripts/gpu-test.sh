@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Runs every GPU test and prints a table; needs a GPU, a driver and cuBLASLt, and programs built here or packed by gpu-pack.sh:
+#   scripts/gpu-test.sh [folder of the programs, default build/gpu-carry] [--sanitize] [--timing] [--only PATTERN]
+# Logs go to $OUT where that is set, else to a temporary folder. The exit status is that of the tests.
+set -uo pipefail
+folder=build/gpu-carry sanitize=0 timing=0 only=.
+while [ $# -gt 0 ]; do
+  case $1 in
+    --sanitize) sanitize=1 ;;
+    --timing) timing=1 ;;
+    --only) only=$2; shift ;;
+    *) folder=$1 ;;
+  esac
+  shift
+done
+logs=${OUT:-$(mktemp -d)}
+cuda=${CUDA_HOME:-/usr/local/cuda}
+export LD_LIBRARY_PATH="$folder:$cuda/lib64:${LD_LIBRARY_PATH:-}" PATH="$PATH:$cuda/bin"
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || { echo "no NVIDIA driver here"; exit 1; }
+failed=0
+
+report() {  # name, seconds, status, log
+  local passed skipped
+  passed=$(grep -c '^\[       OK \]' "$4"); skipped=$(grep -c '^\[  SKIPPED \] .*ms)' "$4")
+  local bad; bad=$(grep -c '^\[  FAILED  \] .*ms)' "$4")
+  printf '%-44s %4d passed %3d failed %3d skipped  exit %d  %4d s\n' "$1" "$passed" "$bad" "$skipped" "$3" "$2"
+  if [ "$3" -ne 0 ]; then
+    failed=1
+    grep -E 'Failure|FAILED|error|Error|differ|times the bound|=====' "$4" | head -40
+  fi
+}
+
+run() {  # name, command...
+  local name=$1 begin=$SECONDS status=0
+  shift
+  echo "$name" | grep -q -E "$only" || return 0
+  timeout 300 "$@" >"$logs/$name.log" 2>&1 || status=$?
+  report "$name" $((SECONDS - begin)) "$status" "$logs/$name.log"
+  grep -E '^  (gemm|attention) .* differ$' "$logs/$name.log"
+}
+
+for program in "$folder"/cuda_*_test; do run "$(basename "$program")" "$program"; done
+for program in "$folder"/parity_*_test; do
+  [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*cuda*:*Cuda*'
+done
+if [ $sanitize = 1 ]; then
+  for program in "$folder"/parity_*_test; do
+    for tool in memcheck racecheck; do
+      run "$(basename "$program").$tool" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
+        "$program" --gtest_filter='*cuda*:*Cuda*:-*Large*'
+    done
+  done
+fi
+if [ $timing = 1 ]; then timeout 200 "$folder/ops_timing" | tee "$logs/timing.txt"; fi
+exit $failed

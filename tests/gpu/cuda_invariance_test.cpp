@@ -1,0 +1,264 @@
+// Exactness on the GPU, bit for bit: a row's result depends on that row alone. Every test computes
+// rows in company and in other ways, and compares bytes.
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "gpu/rig.h"
+
+namespace nanovllm {
+namespace {
+
+class CudaInvariance : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = open_gpu(why);
+    if (!gpu_) GTEST_SKIP() << why;
+  }
+  std::unique_ptr<Backend> gpu_;
+};
+
+int different_rows(const std::vector<std::byte>& a, const std::vector<std::byte>& b,
+                   size_t row_bytes) {
+  int different = a.size() == b.size() ? 0 : 1'000'000;
+  for (size_t at = 0; at + row_bytes <= std::min(a.size(), b.size()); at += row_bytes)
+    different += std::memcmp(a.data() + at, b.data() + at, row_bytes) != 0;
+  return different;
+}
+
+struct GemmShape {
+  const char* name;
+  int64_t n, k;
+  DType in, out;
+};
+
+TEST_F(CudaInvariance, GemmRowsDoNotDependOnTheNumberOfRows) {
+  constexpr int64_t kMaxRows = 4096, kCompared = 48;
+  const GemmShape shapes[] = {{"0.6B qkv", 4096, 1024, DType::bf16, DType::bf16},
+                              {"0.6B o", 1024, 2048, DType::bf16, DType::bf16},
+                              {"0.6B gate_up", 6144, 1024, DType::bf16, DType::bf16},
+                              {"0.6B down", 1024, 3072, DType::bf16, DType::bf16},
+                              {"0.6B lm_head", 151936, 1024, DType::bf16, DType::f32},
+                              {"8B qkv", 6144, 4096, DType::bf16, DType::bf16},
+                              {"8B o", 4096, 4096, DType::bf16, DType::bf16},
+                              {"8B gate_up", 24576, 4096, DType::bf16, DType::bf16},
+                              {"8B down", 4096, 12288, DType::bf16, DType::bf16},
+                              {"odd", 331, 200, DType::bf16, DType::bf16},
+                              {"odder", 77, 33, DType::bf16, DType::f32},
+                              {"f32", 1024, 1024, DType::f32, DType::f32}};
+  for (const GemmShape& shape : shapes) {
+    Rig rig(*gpu_);
+    const int64_t most = shape.n > 100'000 ? 512 : kMaxRows;
+    const Tensor x = rig.upload(normal_values(most * shape.k, 1), shape.in, {most, shape.k});
+    const Tensor odd = rig.padded(normal_values(most * shape.k, 1), shape.in, most, shape.k,
+                                  1);  // rows at any address
+    const Tensor w =
+        rig.weight(normal_values(shape.n * shape.k, 2, 0.03f), shape.in, shape.n, shape.k);
+    const Tensor all = rig.empty(shape.out, {most, shape.n}),
+                 some = rig.empty(shape.out, {most, shape.n});
+    gpu_->gemm(all, x, w);
+    const size_t row_bytes = static_cast<size_t>(shape.n) * size_of(shape.out);
+    int wrong = 0, compared = 0;
+    for (const int64_t m :
+         {1,   2,   3,   5,   8,   13,  16,  17,  24,  31,  33,   48,   64,   65,   96,   100,
+          128, 129, 192, 200, 256, 300, 384, 500, 512, 768, 1000, 1024, 1500, 2048, 3000, 4096}) {
+      if (m > most) continue;
+      for (const int64_t first : {int64_t{0}, (most - m) / 3, most - m}) {
+        gpu_->gemm(some.rows(0, m), x.rows(first, first + m), w);
+        const int64_t n = std::min(m, kCompared);
+        wrong += different_rows(rig.bytes(some.rows(m - n, m)),
+                                rig.bytes(all.rows(first + m - n, first + m)), row_bytes);
+        compared += static_cast<int>(n);
+      }
+      const int64_t n = std::min(m, kCompared);
+      gpu_->gemm(some.rows(0, m), odd.rows(0, m), w);
+      wrong += different_rows(rig.bytes(some.rows(0, n)), rig.bytes(all.rows(0, n)), row_bytes);
+      compared += static_cast<int>(n);
+    }
+    EXPECT_EQ(wrong, 0) << shape.name << ": of " << compared << " rows";
+    std::printf("  gemm %-13s n %6ld k %5ld %s: %d rows of %d differ\n", shape.name,
+                static_cast<long>(shape.n), static_cast<long>(shape.k),
+                std::string(name_of(shape.out)).c_str(), wrong, compared);
+  }
+}
+
+using Part = PagedSequences::Part;
+
+/// Attention over several cuts of the same sequences; every row's bytes are kept by (sequence,
+/// position) and must never change.
+class RowBook {
+ public:
+  RowBook(Rig& rig, const PagedSequences& paged, DType dtype, int64_t heads, uint32_t seed)
+      : rig_(rig), paged_(paged), dtype_(dtype), heads_(heads), seed_(seed) {}
+  void run(const std::vector<Part>& parts) {
+    const int64_t width = heads_ * paged_.head_dim;
+    std::vector<float> values;
+    for (const Part& p : parts) {
+      const auto& q = queries(p.sequence);
+      values.insert(values.end(), q.begin() + p.begin * width, q.begin() + p.end * width);
+    }
+    const int64_t tokens = static_cast<int64_t>(values.size()) / width;
+    const Tensor q = rig_.upload(values, dtype_, {tokens, heads_, paged_.head_dim}),
+                 out = rig_.empty(dtype_, {tokens, heads_, paged_.head_dim});
+    rig_.backend.attention(out, q, paged_.cache, paged_.batch(rig_, parts),
+                           1.0f / std::sqrt(static_cast<float>(paged_.head_dim)));
+    const auto bytes = rig_.bytes(out);
+    const size_t row = static_cast<size_t>(width) * size_of(dtype_);
+    size_t at = 0;
+    for (const Part& p : parts)
+      for (int position = p.begin; position < p.end; ++position, at += row) {
+        const std::vector<std::byte> now(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                                         bytes.begin() + static_cast<std::ptrdiff_t>(at + row));
+        const auto [place, is_new] = book_.try_emplace({p.sequence, position}, now);
+        if (!is_new) {
+          ++compared;
+          different += place->second != now;
+        }
+      }
+  }
+  const std::map<std::pair<int, int>, std::vector<std::byte>>& rows() const { return book_; }
+  int compared = 0, different = 0;
+
+ private:
+  const std::vector<float>& queries(int s) {
+    auto& q = queries_[s];
+    if (q.empty())
+      q = normal_values(paged_.lengths[static_cast<size_t>(s)] * heads_ * paged_.head_dim,
+                        seed_ + 1000 + static_cast<uint32_t>(s), 2.0f);
+    return q;
+  }
+  Rig& rig_;
+  const PagedSequences& paged_;
+  DType dtype_;
+  int64_t heads_;
+  uint32_t seed_;
+  std::map<int, std::vector<float>> queries_;
+  std::map<std::pair<int, int>, std::vector<std::byte>> book_;
+};
+
+struct AttentionShape {
+  DType dtype;
+  int64_t heads, kv_heads, head_dim;
+};
+
+void cut_in_many_ways(RowBook& book, const std::vector<int>& lengths) {
+  std::vector<Part> whole;
+  for (int s = 0; s < static_cast<int>(lengths.size()); ++s)
+    whole.push_back({s, 0, lengths[static_cast<size_t>(s)]});
+  book.run(whole);
+  for (const Part& p : whole) book.run({p});  // alone
+  for (const int chunk : {1, 17, 64, 100, 256, 300}) {
+    for (const Part& p : whole) {
+      if (chunk == 1 && p.end > 300) continue;
+      for (int begin = 0; begin < p.end; begin += chunk)
+        book.run({{p.sequence, begin, std::min(begin + chunk, p.end)}});
+    }
+  }
+  // Decode: the last rows of all sequences together, and beside a prefill chunk.
+  for (const int back : {1, 2, 3, 40}) {
+    std::vector<Part> step;
+    for (const Part& p : whole)
+      if (p.end >= back) step.push_back({p.sequence, p.end - back, p.end - back + 1});
+    book.run(step);
+    step.insert(step.begin(), {static_cast<int>(lengths.size()) - 1, 0, lengths.back()});
+    book.run(step);
+  }
+  // So many that sequences are not split.
+  std::vector<Part> crowd;
+  for (int i = 0; i < 600; ++i) {
+    const Part& p = whole[static_cast<size_t>(i) % whole.size()];
+    const int at = p.end - 1 - (i / static_cast<int>(whole.size())) % p.end;
+    crowd.push_back({p.sequence, at, at + 1});
+  }
+  book.run(crowd);
+}
+
+TEST_F(CudaInvariance, AttentionRowsDoNotDependOnCompanyChunksOrBlocks) {
+  const AttentionShape shapes[] = {{DType::bf16, 16, 8, 128}, {DType::bf16, 8, 8, 64},
+                                   {DType::bf16, 10, 2, 80},  {DType::bf16, 6, 2, 96},
+                                   {DType::bf16, 8, 1, 256},  {DType::f32, 4, 2, 64}};
+  for (const AttentionShape& shape : shapes) {
+    const std::vector<int> lengths = shape.dtype == DType::f32
+                                         ? std::vector<int>{1, 65, 300}
+                                         : std::vector<int>{1, 7, 64, 65, 255, 256, 257, 700, 1500};
+    std::map<std::pair<int, int>, std::vector<std::byte>> first;
+    int compared = 0, different = 0;
+    for (const int64_t block : {8, 16, 64, 256}) {
+      Rig rig(*gpu_);
+      const PagedSequences paged(rig, shape.dtype, block, shape.kv_heads, shape.head_dim, lengths,
+                                 77);
+      RowBook book(rig, paged, shape.dtype, shape.heads, 77);
+      if (block == 16)
+        cut_in_many_ways(book, lengths);
+      else {
+        std::vector<Part> whole;
+        for (int s = 0; s < static_cast<int>(lengths.size()); ++s)
+          whole.push_back({s, 0, lengths[static_cast<size_t>(s)]});
+        book.run(whole);
+      }
+      compared += book.compared;
+      different += book.different;
+      if (first.empty()) first = book.rows();
+      for (const auto& [key, bytes] : book.rows()) {
+        ++compared;
+        different += bytes != first.at(key);
+      }
+    }
+    EXPECT_EQ(different, 0);
+    EXPECT_GT(compared, 1000);
+    std::printf("  attention %s heads %2ld/%ld d %3ld: %d rows of %d differ\n",
+                std::string(name_of(shape.dtype)).c_str(), static_cast<long>(shape.heads),
+                static_cast<long>(shape.kv_heads), static_cast<long>(shape.head_dim), different,
+                compared);
+  }
+}
+
+TEST_F(CudaInvariance, NormAndSamplingRowsDoNotDependOnTheBatch) {
+  Rig rig(*gpu_);
+  constexpr int64_t kRows = 37;
+  for (const int64_t n : {64, 100, 1024, 5000}) {
+    const Tensor x = rig.upload(normal_values(kRows * n, 3), DType::bf16, {kRows, n}),
+                 w = rig.upload(normal_values(n, 4), DType::bf16, {n});
+    const Tensor all = rig.empty(DType::bf16, {kRows, n}), one = rig.empty(DType::bf16, {1, n});
+    gpu_->rms_norm(all, x, w, 1e-6f);
+    for (int64_t i = 0; i < kRows; ++i) {
+      gpu_->rms_norm(one, x.rows(i, i + 1), w, 1e-6f);
+      EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i << " of width " << n;
+    }
+  }
+  constexpr int64_t kVocab = 5003;
+  const Tensor logits =
+      rig.upload(normal_values(kRows * kVocab, 5, 3.0f), DType::f32, {kRows, kVocab});
+  const Tensor all = rig.empty(DType::i32, {kRows}), one = rig.empty(DType::i32, {1});
+  const auto params = [&](int64_t begin, int64_t end) {
+    std::vector<float> temperature, top_p, min_p;
+    std::vector<int32_t> top_k, position;
+    std::vector<int64_t> seed;
+    for (int64_t i = begin; i < end; ++i) {
+      temperature.push_back(i % 5 == 0 ? 0.0f : 0.3f * static_cast<float>(i % 5));
+      top_k.push_back(i % 3 == 0 ? 40 : 0);
+      top_p.push_back(i % 4 == 0 ? 0.9f : 1.0f);
+      min_p.push_back(i % 7 == 0 ? 0.05f : 0.0f);
+      seed.push_back(i * 1'000'003);
+      position.push_back(static_cast<int32_t>(i));
+    }
+    const int64_t n = end - begin;
+    return SamplingBatch{.temperature = rig.upload(temperature, DType::f32, {n}),
+                         .top_k = rig.upload(top_k, {n}),
+                         .top_p = rig.upload(top_p, DType::f32, {n}),
+                         .min_p = rig.upload(min_p, DType::f32, {n}),
+                         .seed = rig.upload(seed, {n}),
+                         .position = rig.upload(position, {n}),
+                         .all_greedy = false,
+                         .any_filter = true};
+  };
+  gpu_->sample(all, logits, params(0, kRows));
+  for (int64_t i = 0; i < kRows; ++i) {
+    gpu_->sample(one, logits.rows(i, i + 1), params(i, i + 1));
+    EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i;
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm

@@ -1,0 +1,218 @@
+// Puts host values on a backend and takes results off it, for tests that run one piece of code on
+// two backends or in two ways.
+#pragma once
+
+#include <cstring>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace nanovllm {
+
+inline std::vector<float> normal_values(int64_t count, uint32_t seed, float sigma = 1.0f) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0f, sigma);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+class Rig {
+ public:
+  explicit Rig(Backend& b) : backend(b) {}
+  Backend& backend;
+
+  Tensor empty(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t(nullptr, dtype, shape, backend.device());
+    buffers_.push_back(backend.allocate(t.bytes() + 256));
+    t.data = buffers_.back().get();
+    return t;
+  }
+  Tensor upload(std::span<const float> values, DType dtype, std::initializer_list<int64_t> shape) {
+    std::vector<std::byte> bytes(values.size() * size_of(dtype));
+    dispatch_float(dtype, [&]<class T>() {
+      for (size_t i = 0; i < values.size(); ++i) {
+        const T value = static_cast<T>(values[i]);
+        std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof value);
+      }
+    });
+    return place(bytes.data(), bytes.size(), dtype, shape);
+  }
+  Tensor upload(std::span<const int32_t> values, std::initializer_list<int64_t> shape) {
+    return place(values.data(), values.size_bytes(), DType::i32, shape);
+  }
+  Tensor upload(std::span<const int64_t> values, std::initializer_list<int64_t> shape) {
+    return place(values.data(), values.size_bytes(), DType::i64, shape);
+  }
+  Tensor ints(std::initializer_list<int32_t> values) {
+    return upload(std::span<const int32_t>(values.begin(), values.size()),
+                  {static_cast<int64_t>(values.size())});
+  }
+  /// [rows, columns] inside rows that are `pad` elements longer.
+  Tensor padded(std::span<const float> values, DType dtype, int64_t rows, int64_t columns,
+                int64_t pad) {
+    std::vector<float> wide(static_cast<size_t>(rows * (columns + pad)), kSentinel);
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy_n(values.begin() + i * columns, columns, wide.begin() + i * (columns + pad));
+    return upload(wide, dtype, {rows, columns + pad}).cols(0, columns);
+  }
+  Tensor weight(std::span<const float> values, DType dtype, int64_t n, int64_t k) {
+    buffers_.push_back(backend.allocate(backend.weight_bytes(dtype, n, k)));
+    const Tensor w = backend.weight_view(buffers_.back().get(), dtype, n, k);
+    std::vector<float> copy(values.begin(), values.end());
+    const Tensor host(copy.data(), DType::f32, {n, k});
+    backend.load(w, std::span(&host, 1));
+    return w;
+  }
+
+  /// The bytes from the first element to the last, gaps of strided rows included.
+  std::vector<std::byte> bytes(const Tensor& t) {
+    int64_t last = 0;
+    for (size_t axis = 0; axis < static_cast<size_t>(t.rank); ++axis)
+      last += (t.shape[axis] - 1) * t.stride[axis];
+    std::vector<std::byte> host(t.numel() == 0 ? 0
+                                               : static_cast<size_t>(last + 1) * size_of(t.dtype));
+    const int64_t units = static_cast<int64_t>(host.size() / size_of(t.dtype));
+    backend.copy(Tensor(host.data(), t.dtype, {units}), Tensor(t.data, t.dtype, {units}, t.device));
+    backend.synchronize();
+    return host;
+  }
+  /// The elements in row-major order, as floats.
+  std::vector<float> floats(const Tensor& t) {
+    const std::vector<std::byte> host = bytes(t);
+    std::vector<float> values;
+    values.reserve(static_cast<size_t>(t.numel()));
+    std::array<int64_t, 4> at{};
+    for (int64_t n = 0; n < t.numel(); ++n) {
+      int64_t offset = 0;
+      for (size_t axis = 0; axis < 4; ++axis) offset += at[axis] * t.stride[axis];
+      const std::byte* p = host.data() + static_cast<size_t>(offset) * size_of(t.dtype);
+      values.push_back(element(p, t.dtype));
+      for (size_t axis = static_cast<size_t>(t.rank); axis-- > 0;) {
+        if (++at[axis] < t.shape[axis]) break;
+        at[axis] = 0;
+      }
+    }
+    return values;
+  }
+  static constexpr float kSentinel = 1984.0f;  // exact in bf16
+
+ private:
+  static float element(const std::byte* p, DType dtype) {
+    const auto as = [&]<class T>(T value) {
+      std::memcpy(&value, p, sizeof value);
+      return static_cast<float>(value);
+    };
+    switch (dtype) {
+      case DType::f32:
+        return as(float{});
+      case DType::bf16:
+        return as(bf16{});
+      case DType::f16:
+        return as(f16{});
+      case DType::i32:
+        return as(int32_t{});
+      case DType::i64:
+        return as(int64_t{});
+    }
+    return 0;
+  }
+  Tensor place(const void* data, size_t size, DType dtype, std::initializer_list<int64_t> shape) {
+    const Tensor t = empty(dtype, shape);
+    check(t.bytes() == size, "rig: {} bytes for {}", size, t.describe());
+    Tensor source = t;
+    source.data = static_cast<std::byte*>(const_cast<void*>(data));
+    source.device = {};
+    backend.copy(t, source);
+    backend.synchronize();
+    return t;
+  }
+  std::vector<Buffer> buffers_;
+};
+
+/// The GPU, or null where there is none: then the test is skipped.
+inline std::unique_ptr<Backend> open_gpu(std::string& why) {
+  try {
+    return make_backend("cuda", {});
+  } catch (const Error& error) {
+    why = error.what();
+    return nullptr;
+  }
+}
+
+/// A paged cache with sequences in it, laid out in a shuffled order of blocks.
+struct PagedSequences {
+  int64_t block_size, kv_heads, head_dim;
+  std::vector<int> lengths;
+  KvCache cache;
+  std::vector<std::vector<int32_t>> blocks;
+
+  /// Keys and values of sequence s are rows of normal_values(.., seed + s): the same for every
+  /// block size.
+  PagedSequences(Rig& rig, DType dtype, int64_t block, int64_t heads, int64_t d,
+                 std::vector<int> lens, uint32_t seed)
+      : block_size(block), kv_heads(heads), head_dim(d), lengths(std::move(lens)) {
+    int32_t count = 1;
+    for (const int length : lengths) {
+      blocks.emplace_back();
+      for (int64_t b = 0; b * block < length; ++b) blocks.back().push_back(count++);
+    }
+    std::vector<int32_t> order(static_cast<size_t>(count));
+    for (int32_t i = 0; i < count; ++i) order[static_cast<size_t>(i)] = i;
+    std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+    for (auto& list : blocks)
+      for (int32_t& b : list) b = order[static_cast<size_t>(b)];
+    // What no sequence has written is NaN: whoever reads it shows.
+    const std::vector<float> nan(static_cast<size_t>(count * heads * block * d),
+                                 std::numeric_limits<float>::quiet_NaN());
+    cache = {rig.upload(nan, dtype, {count, heads, block, d}),
+             rig.upload(nan, dtype, {count, heads, block, d})};
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      std::vector<int32_t> slots;
+      for (int i = 0; i < lengths[s]; ++i)
+        slots.push_back(
+            static_cast<int32_t>(blocks[s][static_cast<size_t>(i / block)] * block + i % block));
+      const auto values =
+          normal_values(2 * lengths[s] * heads * d, seed + static_cast<uint32_t>(s));
+      const Tensor kv = rig.upload(values, dtype, {lengths[s], 2 * heads * d});
+      rig.backend.store_kv(cache, kv.cols(0, heads * d).split(d),
+                           kv.cols(heads * d, 2 * heads * d).split(d),
+                           rig.upload(slots, {lengths[s]}));
+    }
+  }
+
+  struct Part {
+    int sequence, begin, end;  // query rows begin .. end, by position
+  };
+  /// The batch of these parts; positions are absolute.
+  Batch batch(Rig& rig, const std::vector<Part>& parts) const {
+    std::vector<int32_t> positions, starts{0}, contexts, slots;
+    size_t width = 1;
+    for (const Part& p : parts)
+      width = std::max(width, blocks[static_cast<size_t>(p.sequence)].size());
+    std::vector<int32_t> tables(parts.size() * width, -1);
+    Batch batch;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& p = parts[i];
+      for (int at = p.begin; at < p.end; ++at) positions.push_back(at);
+      starts.push_back(static_cast<int32_t>(positions.size()));
+      contexts.push_back(p.end);
+      const auto& list = blocks[static_cast<size_t>(p.sequence)];
+      std::copy(list.begin(), list.end(), tables.begin() + static_cast<std::ptrdiff_t>(i * width));
+      batch.max_seqlen_q = std::max<int64_t>(batch.max_seqlen_q, p.end - p.begin);
+      batch.max_context_len = std::max<int64_t>(batch.max_context_len, p.end);
+    }
+    const auto size = [](const auto& v) { return static_cast<int64_t>(v.size()); };
+    slots.assign(positions.size(), -1);
+    batch.positions = batch.tokens = rig.upload(positions, {size(positions)});
+    batch.slot_mapping = rig.upload(slots, {size(slots)});
+    batch.cu_seqlens_q = rig.upload(starts, {size(starts)});
+    batch.context_lens = rig.upload(contexts, {size(contexts)});
+    batch.block_tables = rig.upload(tables, {size(parts), static_cast<int64_t>(width)});
+    return batch;
+  }
+};
+
+}  // namespace nanovllm
