@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 
 #include <xxhash.h>
@@ -22,7 +21,6 @@ BlockManager::BlockManager(int64_t num_blocks, int block_size, uint64_t hash_mas
   blocks_.resize(count);
   tokens_.resize(count * size);
   buckets_.assign(std::bit_ceil(2 * count), kNone);
-  hash_input_.resize(sizeof(Hash) + size * sizeof(int32_t));
   for (int32_t block = 0; block < num_blocks; ++block) link_idle(block, /*at_front=*/false);
 }
 
@@ -84,9 +82,8 @@ void BlockManager::release(int32_t block) {
 
 BlockManager::Hash BlockManager::hash_of(int32_t parent, std::span<const int32_t> tokens) const {
   const Hash chained = parent == kNone ? Hash{} : at(parent).hash;
-  std::memcpy(hash_input_.data(), &chained, sizeof chained);
-  std::memcpy(hash_input_.data() + sizeof chained, tokens.data(), tokens.size_bytes());
-  const XXH128_hash_t h = XXH3_128bits(hash_input_.data(), hash_input_.size());
+  const XXH128_hash_t h =
+      XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), chained.low ^ chained.high);
   const bool whole = hash_mask_ == ~uint64_t{0};
   return {h.low64 & hash_mask_, whole ? h.high64 : 0};
 }

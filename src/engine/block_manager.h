@@ -94,7 +94,6 @@ class BlockManager {
   std::vector<Block> blocks_;
   std::vector<int32_t> tokens_;   // [num_blocks, block_size]: what a cached block holds
   std::vector<int32_t> buckets_;  // heads of the chains of entries; a power of two
-  mutable std::vector<unsigned char> hash_input_;
   int32_t idle_front_ = kNone, idle_back_ = kNone;
   int64_t num_idle_ = 0, num_cached_ = 0;
 };

@@ -196,6 +196,9 @@ bool Scheduler::admit(Sequence& s) {
   s.num_offered_blocks = std::ssize(hits_);
   s.num_computed_tokens = s.num_offered_blocks * config_.block_size;
   if (s.num_preemptions == 0) {
+    // Its longest state, so that no later step allocates.
+    s.token_ids.reserve(static_cast<size_t>(s.num_prompt_tokens + s.max_tokens));
+    s.block_table.reserve(static_cast<size_t>(blocks_for(s.num_prompt_tokens + s.max_tokens - 1)));
     s.num_cached_tokens = s.num_computed_tokens;
     totals_.prompt_tokens += s.num_prompt_tokens;
     totals_.cached_prompt_tokens += s.num_cached_tokens;

@@ -65,6 +65,9 @@ struct ScheduledSequence {
   int64_t num_preemptions = 0;
 };
 
+/// What one step computes. Build its batch right away: tokens and block tables are read from the
+/// sequences, which the next call of finish(), process() or schedule() may change. The sequences
+/// themselves live until the plan is processed.
 struct Plan {
   // Counts up from 1; 0 in an empty plan, which is not in flight and not to be processed.
   int64_t step = 0;
@@ -94,7 +97,7 @@ class Scheduler {
   /// The next step's plan; empty when there is nothing to do until a plan in flight is processed,
   /// or at all.
   Plan schedule();
-  /// The same into a plan whose memory is reused: no allocation in the steady state.
+  /// The same into a plan whose memory is reused: a step of decodes allocates nothing.
   void schedule(Plan& plan);
   /// Takes a step's results: one token per plan.sequences entry that samples, in order; a token of
   /// -1 fails that sequence (its logits were not finite) and takes its blocks out of the prefix
