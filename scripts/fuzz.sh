@@ -18,6 +18,11 @@ if [ ${#targets[@]} -eq 0 ]; then
   done
 fi
 
+# Targets that need files write them to memory, and ASan keeps less freed memory so that the limit means the program's own.
+TMPDIR=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+export TMPDIR ASAN_OPTIONS=quarantine_size_mb=16
+trap 'rm -rf "$TMPDIR"' EXIT
+
 failed=()
 mkdir -p build/fuzz/findings
 for target in "${targets[@]}"; do
