@@ -1,0 +1,157 @@
+// nanovllm bench: the shared half of the benchmarks.
+#include "cli/bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "cli/machine.h"
+#include "core/check.h"
+#include "ops/cpu/threads.h"
+
+namespace nanovllm::cli {
+
+CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
+                        BenchOptions& o) {
+  CLI::App& command = *bench.add_subcommand(name, help);
+  add_model(command, o.model);
+  add_value(command, "--json", "FILE", "write JSON to FILE; - is standard output",
+            [&o](const std::string& s) { o.json = s; });
+  const auto positive = [](const std::string& s) {
+    const double value = parse_number(s);
+    check(std::isfinite(value) && value > 0, ErrorKind::invalid_argument,
+          "must be a number above 0, got {}", s);
+    return value;
+  };
+  add_value(command, "--bandwidth", "GB/s", "read bandwidth for the floor, instead of measuring",
+            [&o, positive](const std::string& s) { o.bandwidth = positive(s); });
+  add_value(command, "--tflops", "TFLOP/s", "matrix-product rate for the floor, likewise",
+            [&o, positive](const std::string& s) { o.tflops = positive(s); });
+  add_value(command, "--repetitions,-r", "N", "runs of each row; the median counts",
+            [&o](const std::string& s) { o.repetitions = parse_integer(s, 1, 10000); });
+  command.add_flag("--peers", o.peers, "also print what other engines reach at the same");
+  command.add_flag("--quiet,-q", o.quiet, "no progress on standard error");
+  add_engine_options(command, o.engine);
+  return command;
+}
+
+Machine find_machine(const BenchOptions& options, const EngineInfo& info) {
+  Machine machine;
+  if (options.bandwidth > 0 && options.tflops > 0) {
+    machine.source = "given by --bandwidth and --tflops";
+  } else if (info.device.starts_with("cpu")) {
+    const int threads =
+        options.engine.num_threads > 0 ? options.engine.num_threads : cpu::default_num_threads();
+    machine.rates = {measure_read_bandwidth(threads), measure_gemm_rate(threads, info.dtype)};
+    machine.source = fmt::format("measured in this run with {} threads", threads);
+  } else {
+    machine.rates = known_gpu_rates(info.device);
+    machine.source = machine.rates.flops > 0
+                         ? "measured earlier on such a GPU"
+                         : "not known for this GPU: give --bandwidth and --tflops";
+  }
+  if (options.bandwidth > 0) machine.rates.bytes_per_second = options.bandwidth * 1e9;
+  if (options.tflops > 0) machine.rates.flops = options.tflops * 1e12;
+  return machine;
+}
+
+BenchModel::BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch)
+    : options_(options) {
+  require_model(options.model);
+  EngineConfig& engine = options_.engine;
+  engine.skip_tokenizer_init = true;
+  if (engine.max_model_len == 0) engine.max_model_len = max_len;
+  engine.max_num_seqs = std::max(engine.max_num_seqs, batch);
+  const EngineInfo plan = nanovllm::inspect(options.model, engine);
+  config_ = load_model_config(options.model);
+  machine_ = find_machine(options_, plan);
+  if (machine_.rates.bytes_per_second > 0 && machine_.rates.flops > 0)
+    roofline_ = std::make_unique<Roofline>(config_, plan.dtype == "f32" ? 4 : 2, machine_.rates,
+                                           engine.tensor_parallel_size);
+  reset_peak_memory();
+  Progress progress(options.quiet);
+  engine.on_progress = [&](const char* what, int64_t done, int64_t total) {
+    progress.loading(what, done, total);
+  };
+  llm_ = std::make_unique<LLM>(options.model, engine);
+}
+
+std::vector<std::vector<int32_t>> BenchModel::fresh_prompts(int64_t count, int64_t length) {
+  std::vector<std::vector<int32_t>> prompts(static_cast<size_t>(count));
+  for (auto& ids : prompts) {
+    ids.resize(static_cast<size_t>(length));
+    for (int32_t& id : ids)
+      id = static_cast<int32_t>(
+          random_.randint(0, std::min<int64_t>(10000, config_.vocab_size - 1)));
+  }
+  return prompts;
+}
+
+SamplingParams BenchModel::sampling_params(int64_t max_tokens) const {
+  SamplingParams params;
+  params.temperature = options_.temperature;
+  params.max_tokens = max_tokens;
+  params.ignore_eos = true;
+  params.detokenize = false;
+  params.output_kind = OutputKind::delta;
+  return params;
+}
+
+BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
+                     const SamplingParams& params) {
+  BatchTrace trace;
+  const EngineStats before = llm.stats();
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& ids : prompts) llm.add_request(ids, params);
+  std::unordered_set<int64_t> started;
+  auto last = start;
+  while (!llm.is_finished()) {
+    const bool all_decode = started.size() == prompts.size();
+    size_t tokens = 0;
+    for (const RequestOutput& output : llm.step()) {
+      check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
+            output.error);
+      tokens += output.token_ids.size();
+      if (!output.token_ids.empty()) started.insert(output.request_id);
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (all_decode && tokens == prompts.size())
+      trace.steps.push_back(std::chrono::duration<double>(now - last).count());
+    if (tokens > 0) last = now;
+    if (!all_decode) trace.first_tokens = std::chrono::duration<double>(now - start).count();
+  }
+  const EngineStats after = llm.stats();
+  trace.host_seconds = (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
+                        before.build_seconds) /
+                       std::max<double>(1, double(after.steps - before.steps));
+  return trace;
+}
+
+double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<size_t>(std::ceil(share * double(values.size())));
+  return values[std::clamp<size_t>(rank, 1, values.size()) - 1];
+}
+
+double median(std::vector<double> values) {
+  return (quantile(values, 0.5) + quantile(values, 0.5 + 0.5 / double(values.size() + 1))) / 2;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void add_bench(CLI::App& program, Action& action) {
+  CLI::App& bench =
+      *program.add_subcommand("bench", "Measure an engine against what its machine allows at best");
+  add_bench_throughput(bench, action);
+  add_bench_latency(bench, action);
+  add_bench_prefill(bench, action);
+  add_bench_startup(bench, action);
+}
+
+}  // namespace nanovllm::cli

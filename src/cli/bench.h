@@ -1,0 +1,119 @@
+// What all benchmarks share: options, a model on a machine of known rates, and a report that puts
+// every figure beside its physical floor.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nanovllm/llm.h"
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "cli/roofline.h"
+#include "cli/workload.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+
+struct BenchOptions {
+  std::string model;
+  EngineConfig engine;
+  std::string json;      ///< file for the report as JSON, "-" for standard output
+  double bandwidth = 0;  ///< GB/s; 0: measured (CPU) or known (GPU)
+  double tflops = 0;     ///< TFLOP/s; 0: the same
+  double temperature = 0;
+  int64_t repetitions = 5;
+  bool peers = false, quiet = false;
+};
+
+/// The subcommand `name` of `bench` with the shared options, for a benchmark to add its own.
+/// `options` lives as long as the command.
+CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
+                        BenchOptions& options);
+
+/// The rates of the machine that `info` says the engine is on.
+struct Machine {
+  Rates rates;         ///< zeros where they are not known
+  std::string source;  ///< "measured in this run", "--bandwidth and --tflops", ...
+};
+Machine find_machine(const BenchOptions& options, const EngineInfo& info);
+
+/// A model set up to be measured: token ids in and out, the machine's rates taken before it loads.
+class BenchModel {
+ public:
+  /// Makes room for sequences of `max_len` tokens, `batch` at once, unless the options say how
+  /// much.
+  BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch);
+
+  LLM& llm() { return *llm_; }
+  const BenchOptions& options() const { return options_; }
+  const ModelConfig& config() const { return config_; }
+  const Machine& machine() const { return machine_; }
+  /// Null where the machine's rates are not known.
+  const Roofline* roofline() const { return roofline_.get(); }
+
+  /// `count` prompts of `length` random ids that no earlier prompt began with.
+  std::vector<std::vector<int32_t>> fresh_prompts(int64_t count, int64_t length);
+  SamplingParams sampling_params(int64_t max_tokens) const;
+
+ private:
+  BenchOptions options_;
+  ModelConfig config_;
+  Machine machine_;
+  std::unique_ptr<Roofline> roofline_;
+  std::unique_ptr<LLM> llm_;
+  PythonRandom random_{0};
+};
+
+/// How the engine went through one batch.
+struct BatchTrace {
+  double first_tokens = 0;    ///< seconds until every request had its first token
+  std::vector<double> steps;  ///< seconds of each decode step of the whole batch
+  double host_seconds = 0;    ///< scheduling and batch building, a mean step
+};
+/// Throws Error(invalid_argument) if a request is refused.
+BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
+                     const SamplingParams& params);
+
+/// The middle of the values, and the one that `share` of them do not exceed; 0 for none.
+double median(std::vector<double> values);
+double quantile(std::vector<double> values, double share);
+
+/// Seconds since `start`.
+double seconds_since(std::chrono::steady_clock::time_point start);
+
+class BenchReport {
+ public:
+  struct Column {
+    std::string key;  ///< in a row
+    std::string title;
+    int digits = 0;  ///< after the point
+  };
+  BenchReport(std::string benchmark, const BenchOptions& options, std::vector<Column> columns);
+
+  /// A row of the table; JSON has all its fields, the table those that are columns. A row with
+  /// `measured` and `floor` in it (both seconds, or both milliseconds) also gets its "share".
+  void add(Json row);
+  /// Writes the table, or the JSON where options.json says.
+  void write(const EngineInfo& info, const Machine& machine, const ModelConfig& config);
+
+ private:
+  std::string table(const EngineInfo& info, const Machine& machine) const;
+
+  std::string benchmark_;
+  const BenchOptions& options_;
+  std::vector<Column> columns_;
+  Json rows_ = Json::array();
+};
+
+// One file each: the benchmarks.
+void add_bench_throughput(CLI::App& bench, Action& action);
+void add_bench_latency(CLI::App& bench, Action& action);
+void add_bench_prefill(CLI::App& bench, Action& action);
+void add_bench_startup(CLI::App& bench, Action& action);
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,97 @@
+// The report of a benchmark: a table for people, JSON for programs.
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "cli/bench.h"
+#include "cli/machine.h"
+#include "cli/output.h"
+#include "cli/peers.h"
+#include "cli/table.h"
+
+namespace nanovllm::cli {
+namespace {
+
+std::string cell(const Json& row, const BenchReport::Column& column) {
+  const auto found = row.find(column.key);
+  if (found == row.end() || found->is_null()) return "-";
+  if (found->is_string()) return found->get<std::string>();
+  if (found->is_number_integer()) return with_commas(found->get<int64_t>());
+  if (column.key == "share") return fmt::format("{:.0f} %", 100 * found->get<double>());
+  return fmt::format("{:.{}f}", found->get<double>(), column.digits);
+}
+
+}  // namespace
+
+BenchReport::BenchReport(std::string benchmark, const BenchOptions& options,
+                         std::vector<Column> columns)
+    : benchmark_(std::move(benchmark)), options_(options), columns_(std::move(columns)) {}
+
+void BenchReport::add(Json row) {
+  const auto measured = row.find("measured"), floor = row.find("floor");
+  if (measured != row.end() && floor != row.end() && floor->is_number() &&
+      measured->get<double>() > 0)
+    row["share"] = floor->get<double>() / measured->get<double>();
+  rows_.push_back(std::move(row));
+}
+
+std::string BenchReport::table(const EngineInfo& info, const Machine& machine) const {
+  std::vector<std::string> titles;
+  for (const Column& column : columns_) titles.push_back(column.title);
+  Table table(titles);
+  for (const Json& row : rows_) {
+    std::vector<std::string> cells;
+    for (const Column& column : columns_) cells.push_back(cell(row, column));
+    table.add(std::move(cells));
+  }
+  std::string text =
+      fmt::format("{}: {}, {} parameters, {}, {}\n\n", options_.model, info.architecture,
+                  with_commas(info.num_parameters), info.dtype, info.device);
+  text += table.markdown();
+  text += machine.rates.flops > 0 ? fmt::format("\nfloor: {:.1f} GB/s read, {:.3f} TFLOP/s, {}\n",
+                                                machine.rates.bytes_per_second / 1e9,
+                                                machine.rates.flops / 1e12, machine.source)
+                                  : fmt::format("\nfloor: {}\n", machine.source);
+  if (const int64_t peak = peak_memory(); peak > 0)
+    text += fmt::format("memory: {} resident at most; weights {}, KV cache {}\n", binary_size(peak),
+                        binary_size(info.weight_bytes), binary_size(info.kv_cache_bytes));
+  return text;
+}
+
+void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config) {
+  const std::vector<PeerFigure> peers =
+      options_.peers ? peer_figures(benchmark_, config, info.device) : std::vector<PeerFigure>{};
+  if (!options_.json.empty()) {
+    Json json = {{"benchmark", benchmark_},
+                 {"model", options_.model},
+                 {"architecture", info.architecture},
+                 {"num_parameters", info.num_parameters},
+                 {"dtype", info.dtype},
+                 {"device", info.device},
+                 {"load_format", options_.engine.load_format},
+                 {"tensor_parallel_size", options_.engine.tensor_parallel_size},
+                 {"memory",
+                  {{"weights", info.weight_bytes},
+                   {"workspace", info.workspace_bytes},
+                   {"kv_cache", info.kv_cache_bytes},
+                   {"peak_resident", peak_memory()}}},
+                 {"machine",
+                  {{"bytes_per_second", machine.rates.bytes_per_second},
+                   {"flops", machine.rates.flops},
+                   {"source", machine.source}}},
+                 {"rows", rows_}};
+    if (options_.peers) json["peers"] = to_json(peers);
+    const bool to_file = options_.json != "-";
+    const auto file =
+        to_file ? std::make_unique<Output>("--json", options_.json) : std::make_unique<Output>();
+    file->write(json.dump(2) + "\n");
+    file->close();
+    if (!to_file) return;
+  }
+  Output output;
+  output.write(table(info, machine));
+  if (options_.peers) output.write("\n" + to_table(peers));
+  output.close();
+}
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,32 @@
+// The exit codes that scripts rely on.
+#pragma once
+
+#include "nanovllm/error.h"
+
+namespace nanovllm::cli {
+
+enum ExitCode : int {
+  kExitDone = 0,
+  kExitRequestsFailed =
+      1,  ///< some requests failed or were aborted, or results could not be written
+  kExitUsage = 2,
+  kExitModel = 3,   ///< the model cannot be loaded
+  kExitDevice = 4,  ///< no such device, or not enough memory
+  kExitEngine = 5,  ///< the engine failed while running
+};
+
+inline ExitCode exit_code(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::invalid_argument:
+      return kExitUsage;
+    case ErrorKind::model:
+      return kExitModel;
+    case ErrorKind::device:
+      return kExitDevice;
+    case ErrorKind::engine:
+      break;
+  }
+  return kExitEngine;
+}
+
+}  // namespace nanovllm::cli

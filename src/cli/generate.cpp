@@ -1,0 +1,319 @@
+// nanovllm generate: text for prompts, from the command line or a file of JSON lines.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <unordered_map>
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "cli/ordered_results.h"
+#include "cli/progress.h"
+#include "cli/request_source.h"
+#include "core/check.h"
+
+namespace nanovllm::cli {
+namespace {
+
+struct GenerateOptions {
+  std::string model;
+  EngineConfig engine;
+  SamplingOptions sampling;
+  std::vector<std::string> prompts;
+  std::string system;
+  std::string input, output;
+  std::string generation_config = "auto";
+  bool chat = false, json = false, quiet = false;
+};
+
+/// How results look on standard output: the text of one prompt as it grows, prompts with their
+/// completions, or JSON lines.
+enum class Style { stream, text, json };
+
+/// One run of the command: requests in, an engine, results out.
+class Generation {
+ public:
+  Generation(LLM& llm, RequestSource& source, Output& output, Style style, Progress& progress)
+      : llm_(llm), source_(source), output_(output), style_(style), progress_(progress) {}
+
+  /// Until every request has its result. Throws OutputError, or Error(engine) once all results that
+  /// there are have been written.
+  int run();
+
+ private:
+  struct Live {
+    int64_t place;
+    Request request;
+    size_t streamed = 0;  // bytes of its text that are out
+  };
+
+  void admit();
+  void submit(Request request);
+  void step();
+  void take(const RequestOutput& output);
+  void finish(int64_t place, const Request& request, const RequestOutput& output);
+  void end_all(FinishReason reason, const std::string& error);
+  void report_failures() const;
+
+  LLM& llm_;
+  RequestSource& source_;
+  Output& output_;
+  Style style_;
+  Progress& progress_;
+  Interrupt interrupt_;
+
+  OrderedResults results_;
+  std::unordered_map<int64_t, Live> live_;  // by the engine's request id
+  int64_t total_ = -1, done_ = 0, failed_ = 0, aborted_ = 0;
+  std::string first_error_;
+};
+
+int Generation::run() {
+  if (progress_.active()) total_ = source_.count();
+  while (!live_.empty() || !source_.ended()) {
+    if (interrupt_.requested()) {
+      for (const auto& [id, live] : live_) llm_.abort_request(id);
+      while (!live_.empty() && !llm_.is_finished()) step();
+      end_all(FinishReason::abort, "");
+      break;
+    }
+    admit();
+    if (!live_.empty()) step();
+    if (style_ != Style::stream) progress_.update(llm_.stats(), done_, total_);
+    results_.write_to(output_);
+  }
+  results_.write_to(output_);
+  output_.close();
+  progress_.clear();
+  report_failures();
+  return failed_ + aborted_ == 0 ? kExitDone : kExitRequestsFailed;
+}
+
+// The engine always has a second batch waiting, and memory stays bounded however long the input is:
+// neither more requests than these are read ahead, nor more results held back by a slow one.
+void Generation::admit() {
+  const auto most_live = static_cast<size_t>(2 * llm_.info().max_num_seqs);
+  const size_t most_held = std::max<size_t>(4096, 2 * most_live);
+  while (live_.size() < most_live && results_.held() < most_held) {
+    std::optional<Request> request = source_.next(/*wait=*/live_.empty() && results_.held() == 0);
+    if (!request) return;
+    submit(std::move(*request));
+  }
+}
+
+void Generation::submit(Request request) {
+  const int64_t place = results_.reserve();
+  try {
+    check(request.error.empty(), ErrorKind::invalid_argument, "{}", request.error);
+    struct ToPrompt {
+      const LLM& llm;
+      Prompt operator()(const std::string& text) const { return text; }
+      Prompt operator()(const std::vector<int32_t>& ids) const { return ids; }
+      Prompt operator()(const Messages& m) const {
+        return llm.chat_prompt(m.messages.dump(), m.chat_template_kwargs.dump());
+      }
+    };
+    const int64_t id =
+        llm_.add_request(std::visit(ToPrompt{llm_}, request.prompt), request.sampling_params);
+    live_.emplace(id, Live{place, std::move(request)});
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_argument) throw;
+    RequestOutput output;
+    output.finish_reason = FinishReason::error;
+    output.error = error.what();
+    finish(place, request, output);
+  }
+}
+
+void Generation::step() {
+  try {
+    for (const RequestOutput& output : llm_.step()) take(output);
+  } catch (const Error& error) {
+    end_all(FinishReason::error, error.what());
+    results_.write_to(output_);
+    output_.close();
+    throw;
+  }
+}
+
+void Generation::take(const RequestOutput& output) {
+  const auto found = live_.find(output.request_id);
+  if (found == live_.end()) return;
+  Live& live = found->second;
+  if (style_ == Style::stream) {
+    output_.write(
+        std::string_view(output.text).substr(std::min(live.streamed, output.text.size())));
+    live.streamed = std::max(live.streamed, output.text.size());
+    output_.flush();
+  }
+  if (!output.finished) return;
+  finish(live.place, live.request, output);
+  live_.erase(found);
+}
+
+void Generation::finish(int64_t place, const Request& request, const RequestOutput& output) {
+  ++done_;
+  if (output.finish_reason == FinishReason::abort) ++aborted_;
+  if (output.finish_reason == FinishReason::error) {
+    ++failed_;
+    if (first_error_.empty()) first_error_ = output.error;
+  }
+  switch (style_) {
+    case Style::json:
+      results_.put(place, format_output(request, output) + "\n");
+      return;
+    case Style::stream:
+      results_.put(place,
+                   output.finish_reason == FinishReason::error && output.text.empty() ? "" : "\n");
+      return;
+    case Style::text:
+      break;
+  }
+  const std::string* prompt = std::get_if<std::string>(&request.prompt);
+  if (const auto* chat = std::get_if<Messages>(&request.prompt))
+    prompt = chat->messages.back().at("content").get_ptr<const std::string*>();
+  const std::string& outcome = output.finish_reason == FinishReason::error ? output.error : "";
+  results_.put(place, fmt::format("Prompt: {}\nCompletion: {}{}\n\n", prompt ? *prompt : "",
+                                  output.text, outcome.empty() ? "" : "[error: " + outcome + "]"));
+}
+
+// For the requests that the engine will not finish: those it has, and those not read yet.
+void Generation::end_all(FinishReason reason, const std::string& error) {
+  RequestOutput output;
+  output.finish_reason = reason;
+  output.error = error;
+  for (const auto& [id, live] : live_) finish(live.place, live.request, output);
+  live_.clear();
+  source_.stop_waiting();
+  while (!source_.ended()) {
+    const std::optional<Request> request = source_.next(/*wait=*/false);
+    if (!request) continue;
+    RequestOutput own = output;
+    if (!request->error.empty()) {
+      own.finish_reason = FinishReason::error;
+      own.error = request->error;
+    }
+    finish(results_.reserve(), *request, own);
+    results_.write_to(output_);
+  }
+}
+
+void Generation::report_failures() const {
+  if (aborted_ > 0)
+    fmt::print(stderr, "error: interrupted: {} of {} requests aborted\n", aborted_, done_);
+  if (failed_ == 0) return;
+  if (done_ == 1)
+    fmt::print(stderr, "error: {}\n", first_error_);
+  else
+    fmt::print(stderr, "error: {} of {} requests failed, the first: {}\n", failed_, done_,
+               first_error_);
+}
+
+std::deque<Request> make_prompts(const GenerateOptions& options, const SamplingParams& params) {
+  std::deque<Request> requests;
+  for (const std::string& text : options.prompts) {
+    Request request;
+    request.sampling_params = params;
+    if (options.chat) {
+      Json messages = Json::array();
+      if (!options.system.empty())
+        messages.push_back({{"role", "system"}, {"content", options.system}});
+      messages.push_back({{"role", "user"}, {"content", text}});
+      request.prompt = Messages{std::move(messages)};
+    } else {
+      request.prompt = text;
+    }
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// vLLM's rule: without sampling parameters of its own a request takes what generation_config.json
+// recommends; with some, the class defaults fill the rest. The command line stands above both.
+SamplingDefaults sampling_defaults(const GenerateOptions& options, const LLM& llm) {
+  SamplingDefaults defaults;
+  if (options.generation_config == "auto") defaults.without = llm.default_sampling_params();
+  options.sampling.apply(defaults.without);
+  options.sampling.apply(defaults.with);
+  return defaults;
+}
+
+void refuse_same_file(const LineReader* input, const Output& output) {
+  struct stat in {
+  }, out{};
+  if (!input || ::fstat(input->descriptor(), &in) != 0 || !S_ISREG(in.st_mode)) return;
+  check(
+      ::fstat(output.descriptor(), &out) != 0 || in.st_dev != out.st_dev || in.st_ino != out.st_ino,
+      ErrorKind::invalid_argument, "--output is the file of --input: give another one");
+}
+
+int generate(const GenerateOptions& options) {
+  require_model(options.model);
+  check(!options.prompts.empty() || !options.input.empty(), ErrorKind::invalid_argument,
+        "nothing to generate from: give --prompt TEXT or --input FILE.jsonl");
+  check(options.system.empty() || options.chat, ErrorKind::invalid_argument,
+        "--system needs --chat");
+  // Files first: a wrong name should not cost the time to load a model.
+  std::unique_ptr<LineReader> input;
+  if (!options.input.empty()) input = std::make_unique<LineReader>("--input", options.input);
+  const bool to_file = !options.output.empty() && options.output != "-";
+  std::unique_ptr<Output> output =
+      to_file ? std::make_unique<Output>("--output", options.output) : std::make_unique<Output>();
+  refuse_same_file(input.get(), *output);
+
+  Progress progress(options.quiet);
+  EngineConfig config = options.engine;
+  config.on_progress = [&](const char* what, int64_t done, int64_t total) {
+    progress.loading(what, done, total);
+  };
+  LLM llm(options.model, config);
+  progress.clear();
+  if (!options.quiet)
+    fmt::print(stderr, "note: running on {}, {}\n", llm.info().device, llm.info().dtype);
+
+  const SamplingDefaults defaults = sampling_defaults(options, llm);
+  const bool plain = !input && options.output.empty() && !options.json &&
+                     !defaults.without.logprobs && !defaults.without.prompt_logprobs;
+  const Style style = !plain                        ? Style::json
+                      : options.prompts.size() == 1 ? Style::stream
+                                                    : Style::text;
+  RequestSource source(make_prompts(options, defaults.without), std::move(input), defaults);
+  return Generation(llm, source, *output, style, progress).run();
+}
+
+}  // namespace
+
+void add_generate(CLI::App& program, Action& action) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App& command = *program.add_subcommand("generate", "Generate text for prompts");
+  GenerateOptions& o = *options;
+  add_model(command, o.model);
+  add_value(command, "--prompt,-p", "TEXT", "a prompt; repeatable",
+            [&o](const std::string& s) { o.prompts.push_back(s); });
+  add_value(command, "--input,-i", "FILE", "requests as JSON lines; - is standard input",
+            [&o](const std::string& s) { o.input = s; });
+  add_value(command, "--output,-o", "FILE", "results as JSON lines; - is standard output",
+            [&o](const std::string& s) { o.output = s; });
+  command.add_flag("--chat", o.chat,
+                   "each --prompt is a user's message, put into the chat template");
+  add_value(command, "--system", "TEXT", "the system message of --chat",
+            [&o](const std::string& s) { o.system = s; });
+  command.add_flag("--json", o.json, "JSON lines on standard output for --prompt, too");
+  command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
+  add_value(command, "--generation-config", "SOURCE",
+            "sampling defaults: auto (the model's generation_config.json) or vllm",
+            [&o](const std::string& s) {
+              check(s == "auto" || s == "vllm", ErrorKind::invalid_argument,
+                    "must be auto or vllm, got {}", quote(s));
+              o.generation_config = s;
+            });
+  o.sampling.add_to(command);
+  add_engine_options(command, o.engine);
+  command.callback([options, &action] { action = [options] { return generate(*options); }; });
+}
+
+}  // namespace nanovllm::cli

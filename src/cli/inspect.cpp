@@ -1,0 +1,109 @@
+// nanovllm inspect: what a model is, the memory it would take, and how many sequences would fit.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "nanovllm/llm.h"
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/table.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+namespace {
+
+struct InspectOptions {
+  std::string model;
+  EngineConfig engine;
+  bool json = false;
+};
+
+// Sequences of `length` tokens, no prefix shared, that the KV cache holds at once.
+int64_t fitting(const EngineInfo& info, int64_t length) {
+  const int64_t blocks = (length + info.block_size - 1) / info.block_size;
+  return std::min(info.num_blocks / blocks, info.max_num_seqs);
+}
+
+Json to_json(const EngineInfo& i) {
+  Json json = {{"architecture", i.architecture},
+               {"dtype", i.dtype},
+               {"device", i.device},
+               {"num_parameters", i.num_parameters},
+               {"vocab_size", i.vocab_size},
+               {"max_model_len", i.max_model_len},
+               {"max_num_seqs", i.max_num_seqs},
+               {"max_num_batched_tokens", i.max_num_batched_tokens},
+               {"block_size", i.block_size}};
+  json["memory"] = {{"weights", i.weight_bytes},
+                    {"workspace", i.workspace_bytes},
+                    {"kv_cache", i.kv_cache_bytes},
+                    {"total", i.weight_bytes + i.workspace_bytes + i.kv_cache_bytes},
+                    {"available", i.available_bytes}};
+  json["kv_cache"] = {
+      {"num_blocks", i.num_blocks},
+      {"tokens", i.num_blocks * i.block_size},
+      {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};
+  json["fits"] = {{"max_model_len", fitting(i, i.max_model_len)}};
+  if (i.max_model_len >= 1024) json["fits"]["1024"] = fitting(i, 1024);
+  return json;
+}
+
+std::string describe_model(const EngineInfo& i) {
+  Table facts({"model", ""});
+  facts.add({"architecture", i.architecture});
+  facts.add({"parameters", fmt::format("{} ({:.3g} B)", with_commas(i.num_parameters),
+                                       double(i.num_parameters) / 1e9)});
+  facts.add({"dtype", i.dtype});
+  facts.add({"vocabulary", with_commas(i.vocab_size)});
+  facts.add({"device", i.device});
+  facts.add({"max_model_len", with_commas(i.max_model_len) + " tokens"});
+  facts.add({"max_num_seqs", with_commas(i.max_num_seqs)});
+  facts.add({"max_num_batched_tokens", with_commas(i.max_num_batched_tokens)});
+
+  Table memory({"memory", "bytes", ""});
+  const auto line = [&](const char* name, int64_t bytes) {
+    memory.add({name, with_commas(bytes), binary_size(bytes)});
+  };
+  line("weights", i.weight_bytes);
+  line("workspace", i.workspace_bytes);
+  line("KV cache", i.kv_cache_bytes);
+  line("together", i.weight_bytes + i.workspace_bytes + i.kv_cache_bytes);
+  line("available", i.available_bytes);
+
+  Table fits({"what fits into the KV cache", ""});
+  fits.add({"blocks", fmt::format("{} of {} tokens", with_commas(i.num_blocks), i.block_size)});
+  fits.add({"tokens", with_commas(i.num_blocks * i.block_size)});
+  fits.add({fmt::format("sequences of {} tokens at once", with_commas(i.max_model_len)),
+            with_commas(fitting(i, i.max_model_len))});
+  if (i.max_model_len > 1024)
+    fits.add({"sequences of 1,024 tokens at once", with_commas(fitting(i, 1024))});
+  return facts.markdown() + "\n" + memory.markdown() + "\n" + fits.markdown();
+}
+
+int run_inspect(const InspectOptions& options) {
+  require_model(options.model);
+  const EngineInfo info = nanovllm::inspect(options.model, options.engine);
+  Output output;
+  output.write(options.json ? to_json(info).dump(2) + "\n" : describe_model(info));
+  output.close();
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& program, Action& action) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App& command = *program.add_subcommand(
+      "inspect", "Show a model's facts, its memory plan and what would fit");
+  add_model(command, options->model);
+  command.add_flag("--json", options->json, "print JSON");
+  add_engine_options(command, options->engine);
+  command.callback([options, &action] { action = [options] { return run_inspect(*options); }; });
+}
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,172 @@
+#include "cli/jsonl.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "cli/suggest.h"
+#include "core/check.h"
+#include "io/json_object.h"
+
+namespace nanovllm::cli {
+namespace {
+
+constexpr auto kBad = ErrorKind::invalid_argument;
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+
+void refuse_unknown_fields(const JsonObject& object, const std::vector<std::string>& known) {
+  for (const auto& [key, value] : object.json().items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    std::string list;
+    for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
+    object.refuse(fmt::format("unknown field {}{} (known: {})", quote(object.path(key)),
+                              did_you_mean(key, known), list));
+  }
+}
+
+// vLLM's parameters that this engine does not have: their neutral values may be given.
+struct Neutral {
+  const char* name;
+  double value;
+};
+constexpr std::array kNeutral = {Neutral{"n", 1}, Neutral{"presence_penalty", 0},
+                                 Neutral{"frequency_penalty", 0}, Neutral{"repetition_penalty", 1}};
+
+template <class Optional, class Field>
+void assign(Field& field, Optional&& value) {
+  if (value) field = std::move(*value);
+}
+
+// The engine checks the values once more, together and against the model, as it does for all
+// callers.
+void read_sampling_params(const JsonObject& o, SamplingParams& p) {
+  assign(p.temperature, o.optional_number("temperature"));
+  assign(p.top_p, o.optional_number("top_p"));
+  assign(p.top_k, o.optional_integer("top_k", -1, kMax));
+  assign(p.min_p, o.optional_number("min_p"));
+  assign(p.seed, o.optional_integer("seed", std::numeric_limits<int64_t>::min(),
+                                    std::numeric_limits<int64_t>::max()));
+  assign(p.max_tokens, o.optional_integer("max_tokens", 1, kMax));
+  assign(p.min_tokens, o.optional_integer("min_tokens", 0, kMax));
+  assign(p.ignore_eos, o.optional_bool("ignore_eos"));
+  assign(p.stop_token_ids, o.optional_integers("stop_token_ids", 0, kMax));
+  assign(p.include_stop_str_in_output, o.optional_bool("include_stop_str_in_output"));
+  assign(p.skip_special_tokens, o.optional_bool("skip_special_tokens"));
+  assign(p.detokenize, o.optional_bool("detokenize"));
+  if (const auto k = o.optional_integer("logprobs", 0, 20)) p.logprobs = static_cast<int>(*k);
+  if (const auto k = o.optional_integer("prompt_logprobs", 0, 20))
+    p.prompt_logprobs = static_cast<int>(*k);
+  if (const Json* stop = o.find("stop")) {
+    if (stop->is_string())
+      p.stop = {stop->get<std::string>()};
+    else
+      assign(p.stop, o.optional_strings("stop"));
+  }
+  for (const Neutral& neutral : kNeutral) {
+    const auto value = o.optional_number(neutral.name);
+    if (value && *value != neutral.value)
+      o.refuse(neutral.name, fmt::format("{} (other values are not supported)", neutral.value),
+               *o.find(neutral.name));
+  }
+  refuse_unknown_fields(
+      o, {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+          "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs",
+          "prompt_logprobs", "skip_special_tokens", "detokenize", "n", "presence_penalty",
+          "frequency_penalty", "repetition_penalty"});
+}
+
+void read_prompt(const JsonObject& o, Request& request) {
+  const Json* text = o.find("prompt");
+  const Json* ids = o.find("prompt_token_ids");
+  const Json* messages = o.find("messages");
+  const int given = (text != nullptr) + (ids != nullptr) + (messages != nullptr);
+  if (given != 1)
+    o.refuse(fmt::format("{} one of prompt, prompt_token_ids and messages",
+                         given == 0 ? "needs" : "may have only"));
+  if (o.find("chat_template_kwargs") && !messages)
+    o.refuse("chat_template_kwargs goes with messages only");
+  if (text) {
+    request.prompt = *o.optional_string("prompt");
+  } else if (ids) {
+    if (!ids->is_array()) o.refuse("prompt_token_ids", "a list of integers", *ids);
+    const auto values = *o.optional_integers("prompt_token_ids", 0, kMax);
+    request.prompt = std::vector<int32_t>(values.begin(), values.end());
+  } else {
+    if (!messages->is_array()) o.refuse("messages", "a list of messages", *messages);
+    Messages conversation{*messages};
+    if (const auto kwargs = o.optional_object("chat_template_kwargs"))
+      conversation.chat_template_kwargs = kwargs->json();
+    request.prompt = std::move(conversation);
+  }
+}
+
+// The shortest decimal that reads back as the same float: as a double it would have 17 digits.
+Json to_json(float value) {
+  if (!std::isfinite(value)) return nullptr;
+  return std::strtod(fmt::format("{}", value).c_str(), nullptr);
+}
+
+Json to_json(const std::vector<PositionLogprobs>& positions) {
+  Json list = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    if (position.empty()) {
+      list.push_back(nullptr);
+      continue;
+    }
+    Json candidates = Json::array();
+    for (const TokenLogprob& c : position)
+      candidates.push_back(
+          {{"token_id", c.token_id}, {"logprob", to_json(c.logprob)}, {"rank", c.rank}});
+    list.push_back(std::move(candidates));
+  }
+  return list;
+}
+
+}  // namespace
+
+Request parse_request(std::string_view line, const std::string& where, int64_t number,
+                      const SamplingDefaults& defaults) {
+  Request request;
+  try {
+    const Json json = parse_json(line, where, kBad);
+    const JsonObject object(json, where, kBad);
+    request.id = number;
+    if (const Json* id = object.find("id")) {
+      if (!id->is_string() && !id->is_number_integer())
+        object.refuse("id", "a string or an integer", *id);
+      request.id = *id;
+    }
+    refuse_unknown_fields(object, {"prompt", "prompt_token_ids", "messages", "id",
+                                   "sampling_params", "chat_template_kwargs"});
+    const auto params = object.optional_object("sampling_params");
+    request.sampling_params = params ? defaults.with : defaults.without;
+    if (params) read_sampling_params(*params, request.sampling_params);
+    read_prompt(object, request);
+  } catch (const Error& error) {
+    request.error = error.what();
+  }
+  return request;
+}
+
+std::string format_output(const Request& request, const RequestOutput& output) {
+  Json line = {{"id", request.id},
+               {"prompt_token_ids", output.prompt_token_ids},
+               {"text", output.text},
+               {"token_ids", output.token_ids},
+               {"finish_reason", to_string(output.finish_reason)}};
+  if (request.sampling_params.logprobs) line["logprobs"] = to_json(output.logprobs);
+  if (request.sampling_params.prompt_logprobs)
+    line["prompt_logprobs"] = to_json(output.prompt_logprobs);
+  if (output.finish_reason == FinishReason::error) line["error"] = output.error;
+  const RequestMetrics& m = output.metrics;
+  line["metrics"] = {{"queue_time", m.queue_time},
+                     {"time_to_first_token", m.time_to_first_token},
+                     {"total_time", m.total_time},
+                     {"num_cached_tokens", m.num_cached_tokens},
+                     {"num_preemptions", m.num_preemptions}};
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace nanovllm::cli

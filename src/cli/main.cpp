@@ -1,0 +1,128 @@
+// The nanovllm program: reads the command line, runs one command, turns errors into a line and an
+// exit code.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "nanovllm/error.h"
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/suggest.h"
+#include "core/check.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+namespace {
+
+// What CLI11 does not take as it stands: "-tp 2", vLLM's short name of two letters, and "--name=",
+// an empty value. In reverse, as its parse() wants them.
+std::vector<std::string> arguments(int argc, char** argv) {
+  std::vector<std::string> list;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const bool number_follows = i + 1 < argc && argv[i + 1][0] >= '0' && argv[i + 1][0] <= '9';
+    if (argument == "-tp" && number_follows) {
+      list.push_back("--tensor-parallel-size");
+    } else if (argument.size() > 3 && argument.starts_with("--") && argument.ends_with('=') &&
+               argument.find('=') == argument.size() - 1) {
+      list.push_back(argument.substr(0, argument.size() - 1));
+      list.push_back("");
+    } else {
+      list.push_back(argument);
+    }
+  }
+  std::reverse(list.begin(), list.end());
+  return list;
+}
+
+std::vector<std::string> option_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_group().empty()) continue;
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// The first argument that no command knows, with the nearest name that there is.
+void refuse_extras(const CLI::App& command) {
+  for (const CLI::App* sub : command.get_subcommands()) refuse_extras(*sub);
+  const std::vector<std::string> extras = command.remaining();
+  if (extras.empty()) return;
+  constexpr auto kBad = ErrorKind::invalid_argument;
+  const std::string name = extras[0].substr(0, extras[0].find('='));
+  const std::string help = command.get_parent()
+                               ? fmt::format("nanovllm {} --help", command.get_name())
+                               : "nanovllm --help";
+  if (name.starts_with('-'))
+    fail(kBad, "unknown option {}{} (see {})", quote(name),
+         did_you_mean(name, option_names(command)), help);
+  std::vector<std::string> commands;
+  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(sub->get_name());
+  if (!commands.empty())
+    fail(kBad, "unknown command {}{} (see {})", quote(name), did_you_mean(name, commands), help);
+  fail(kBad, "unexpected argument {} (see {})", quote(extras[0]), help);
+}
+
+void prepare(CLI::App& command) {
+  command.allow_extras();
+  command.get_formatter()->column_width(36);
+  name_environment_twins(command);
+  for (CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) prepare(*sub);
+}
+
+int run(int argc, char** argv) {
+  CLI::App program("nano-vllm.cpp: a vLLM-class inference engine for Hugging Face models",
+                   "nanovllm");
+  program.set_version_flag("--version", "nanovllm " NANOVLLM_VERSION, "print the version");
+  Action action;
+  add_generate(program, action);
+  add_bench(program, action);
+  add_tokenize(program, action);
+  add_inspect(program, action);
+  prepare(program);
+  try {
+    program.parse(arguments(argc, argv));
+  } catch (const CLI::Success& success) {  // --help, --version
+    return program.exit(success);
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorKind::invalid_argument, "{}", error.what());
+  }
+  refuse_extras(program);
+  check(static_cast<bool>(action), ErrorKind::invalid_argument,
+        "a command is missing: generate, bench, tokenize or inspect (see nanovllm --help)");
+  return action();
+}
+
+int report(const char* message, int code) {
+  fmt::print(stderr, "error: {}\n", message);
+  return code;
+}
+
+}  // namespace
+}  // namespace nanovllm::cli
+
+int main(int argc, char** argv) {
+  using namespace nanovllm::cli;
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is an error of write(), with a message
+  try {
+    return run(argc, argv);
+  } catch (const nanovllm::Error& error) {
+    return report(error.what(), exit_code(error.kind()));
+  } catch (const OutputError& error) {
+    return report(error.what(), kExitRequestsFailed);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kExitDevice);
+  } catch (const std::exception& error) {
+    return report(error.what(), kExitEngine);
+  }
+}

@@ -1,0 +1,249 @@
+#include "cli/options.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cmath>
+
+#include "core/check.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+namespace {
+
+constexpr auto kBad = ErrorKind::invalid_argument;
+constexpr int64_t kMostTokens = int64_t{1} << 31;
+
+std::string one_of(const std::string& text, std::initializer_list<const char*> choices) {
+  std::string list;
+  for (const char* choice : choices) {
+    if (text == choice) return text;
+    list += list.empty() ? choice : std::string(", ") + choice;
+  }
+  fail(kBad, "must be one of {}, got {}", list, quote(text));
+}
+
+std::string parse_device(const std::string& text) {
+  if (text.starts_with("cuda:")) {
+    const std::string index = text.substr(5);
+    if (!index.empty() && index.size() <= 4 &&
+        std::all_of(index.begin(), index.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      return text;
+  }
+  if (text == "auto" || text == "cpu" || text == "cuda") return text;
+  fail(kBad, "must be auto, cpu, cuda or cuda:N, got {}", quote(text));
+}
+
+std::string parse_dtype(const std::string& text) {
+  if (text == "bfloat16") return "bf16";
+  if (text == "float32" || text == "float") return "f32";
+  return one_of(text, {"auto", "bf16", "f32"});
+}
+
+int parse_block_size(const std::string& text) {
+  const int64_t size = [&]() -> int64_t {
+    try {
+      return parse_integer(text, 8, 256);
+    } catch (const Error&) {
+      return 0;
+    }
+  }();
+  check(size > 0 && std::has_single_bit(static_cast<uint64_t>(size)), kBad,
+        "must be a power of two from 8 to 256, got {}", quote(text));
+  return static_cast<int>(size);
+}
+
+double parse_share(const std::string& text) {
+  const double value = parse_number(text);
+  check(value > 0 && value <= 1, kBad, "must be in (0, 1], got {}", text);
+  return value;
+}
+
+}  // namespace
+
+int64_t parse_integer(std::string_view text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && value >= min && value <= max) return value;
+  if (max == std::numeric_limits<int64_t>::max())
+    fail(kBad, "must be an integer of at least {}, got {}", min, quote(text));
+  fail(kBad, "must be an integer from {} to {}, got {}", min, max, quote(text));
+}
+
+double parse_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc() && end == text.data() + text.size() && !text.empty(), kBad,
+        "must be a number, got {}", quote(text));
+  return value;
+}
+
+std::vector<int64_t> parse_integers(std::string_view text, int64_t min, int64_t max) {
+  std::vector<int64_t> values;
+  size_t begin = 0;
+  while (true) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    values.push_back(parse_integer(text.substr(begin, comma - begin), min, max));
+    if (comma == text.size()) return values;
+    begin = comma + 1;
+  }
+}
+
+CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,
+                       const std::string& help, std::function<void(const std::string&)> set) {
+  // The name that messages use: the first long one.
+  const std::string name = names.substr(0, names.find(','));
+  CLI::Option* option = command.add_option(
+      names, CLI::callback_t([name, set = std::move(set)](const CLI::results_t& values) {
+        for (const std::string& value : values) {
+          try {
+            set(value);
+          } catch (const Error& error) {
+            throw Error(error.kind(), name + " " + error.what());
+          }
+        }
+        return true;
+      }),
+      help);
+  // One value for each use, and a text in brackets stays a text.
+  option->type_name(type)->expected(1)->allow_extra_args(false);
+  option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  return option;
+}
+
+void name_environment_twins(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
+    std::string name = option->get_lnames().front();
+    if (name == "help" || option->get_group().empty()) continue;
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    option->envname("NANOVLLM_" + name);
+  }
+}
+
+void add_model(CLI::App& command, std::string& model) {
+  command.add_option("MODEL", model, "Hugging Face model directory")
+      ->type_name("")
+      ->envname("NANOVLLM_MODEL");
+}
+
+void require_model(const std::string& model) {
+  check(!model.empty(), kBad,
+        "MODEL is missing: give a Hugging Face model directory, as in \"nanovllm generate "
+        "models/demo\"");
+}
+
+void add_engine_options(CLI::App& command, EngineConfig& c) {
+  const std::string group = "Engine";
+  const auto value = [&](const char* names, const char* type, const char* help, auto set) {
+    add_value(command, names, type, help, set)->group(group);
+  };
+  value("--device", "NAME", "auto, cpu, cuda or cuda:N (auto: a GPU if there is one)",
+        [&c](const std::string& s) { c.device = parse_device(s); });
+  value("--dtype", "TYPE", "auto, bf16 or f32 (auto: the checkpoint's)",
+        [&c](const std::string& s) { c.dtype = parse_dtype(s); });
+  value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
+        [&c](const std::string& s) { c.max_model_len = parse_integer(s, 1, kMostTokens); });
+  value("--max-num-seqs", "N", "sequences running at once (256)",
+        [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, 65536); });
+  value("--max-num-batched-tokens", "N", "tokens in one step (GPU 8192, CPU 512)",
+        [&c](const std::string& s) { c.max_num_batched_tokens = parse_integer(s, 1, 1 << 24); });
+  value("--gpu-memory-utilization", "SHARE", "of the GPU's memory, in (0, 1] (0.9)",
+        [&c](const std::string& s) { c.gpu_memory_utilization = parse_share(s); });
+  value(
+      "--num-gpu-blocks-override", "N", "KV blocks, instead of what memory allows",
+      [&c](const std::string& s) { c.num_gpu_blocks_override = parse_integer(s, 1, kMostTokens); });
+  value("--cpu-kvcache-bytes", "N", "KV cache of the CPU, in bytes (as needed, 4 GiB at most)",
+        [&c](const std::string& s) { c.cpu_kvcache_bytes = parse_integer(s, 1); });
+  value("--block-size", "N", "tokens in a KV block: a power of two from 8 to 256 (64)",
+        [&c](const std::string& s) { c.block_size = parse_block_size(s); });
+  value("--tensor-parallel-size", "N", "GPUs to split the model over (1); also -tp",
+        [&c](const std::string& s) { c.tensor_parallel_size = int(parse_integer(s, 1, 1024)); });
+  value(
+      "--threads,-t", "N", "CPU threads (OMP_NUM_THREADS, or the physical cores)",
+      [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 4096)); });
+  value("--seed", "N", "of all requests that bring no seed of their own (0)",
+        [&c](const std::string& s) { c.seed = static_cast<uint64_t>(parse_integer(s, 0)); });
+  value("--load-format", "FORMAT", "auto, or dummy: random weights from config.json alone",
+        [&c](const std::string& s) {
+          c.load_format = one_of(s, {"auto", "dummy"});
+        });
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
+                "reuse the KV cache of shared prefixes (on)")
+      ->group(group);
+  command.add_flag("--enforce-eager", c.enforce_eager, "no CUDA graphs")->group(group);
+  command.add_flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out")
+      ->group(group);
+}
+
+void SamplingOptions::apply(SamplingParams& params) const {
+  for (const auto& change : changes_) change(params);
+}
+
+void SamplingOptions::add(
+    CLI::App& command, const std::string& names, const std::string& type, const std::string& help,
+    std::function<std::function<void(SamplingParams&)>(const std::string&)> parse) {
+  add_value(command, names, type, help, [this, parse = std::move(parse)](const std::string& text) {
+    changes_.push_back(parse(text));
+  })->group("Sampling");
+}
+
+void SamplingOptions::add_to(CLI::App& command) {
+  using P = SamplingParams;
+  const auto finite = [](const std::string& s, double min, double max, const char* range) {
+    const double value = parse_number(s);
+    check(std::isfinite(value) && value >= min && value <= max, kBad, "must be {}, got {}", range,
+          s);
+    return value;
+  };
+  add(command, "--temperature,--temp", "T", "0 is greedy (1)", [=](const std::string& s) {
+    const double v = finite(s, 0, std::numeric_limits<double>::max(), "a number of at least 0");
+    return [v](P& p) { p.temperature = v; };
+  });
+  add(command, "--top-p", "P", "likeliest tokens that reach this probability (1)",
+      [](const std::string& s) { return [v = parse_share(s)](P& p) { p.top_p = v; }; });
+  add(command, "--top-k", "K", "the K likeliest tokens; 0 or -1: all (0)",
+      [](const std::string& s) { return [v = parse_integer(s, -1)](P& p) { p.top_k = v; }; });
+  add(command, "--min-p", "P", "tokens at least P times as likely as the likeliest (0)",
+      [=](const std::string& s) {
+        return [v = finite(s, 0, 1, "in [0, 1]")](P& p) { p.min_p = v; };
+      });
+  add(command, "--max-tokens,-n", "N", "tokens to generate at most (16)",
+      [](const std::string& s) { return [v = parse_integer(s, 1)](P& p) { p.max_tokens = v; }; });
+  add(command, "--min-tokens", "N", "tokens before the text may end (0)",
+      [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
+  add(command, "--stop", "TEXT", "ends the text before TEXT; repeatable", [](const std::string& s) {
+    check(!s.empty(), kBad, "must not be empty");
+    return [s](P& p) { p.stop.push_back(s); };
+  });
+  add(command, "--stop-token-ids", "IDS", "ids that end the text, separated by commas",
+      [](const std::string& s) {
+        const auto ids = parse_integers(s, 0, std::numeric_limits<int32_t>::max());
+        return [ids](P& p) {
+          p.stop_token_ids.insert(p.stop_token_ids.end(), ids.begin(), ids.end());
+        };
+      });
+  add(command, "--logprobs", "K", "the K likeliest of each generated token, 20 at most",
+      [](const std::string& s) {
+        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.logprobs = v; };
+      });
+  add(command, "--prompt-logprobs", "K", "the K likeliest of each prompt token, 20 at most",
+      [](const std::string& s) {
+        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.prompt_logprobs = v; };
+      });
+  const auto flag = [&](const char* name, bool value, bool P::*field, const char* help) {
+    command
+        .add_flag_callback(
+            name, [=, this] { changes_.push_back([=](P& p) { p.*field = value; }); }, help)
+        ->group("Sampling");
+  };
+  flag("--ignore-eos", true, &P::ignore_eos, "go on after the end-of-text token");
+  flag("--include-stop-str-in-output", true, &P::include_stop_str_in_output,
+       "keep the stop string in the text");
+  flag("--no-skip-special-tokens", false, &P::skip_special_tokens,
+       "show special tokens in the text");
+}
+
+}  // namespace nanovllm::cli

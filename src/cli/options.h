@@ -1,0 +1,58 @@
+// Options that commands share, and how every option is declared: one name, one environment twin,
+// one message for a bad value.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "nanovllm/llm.h"
+
+namespace nanovllm::cli {
+
+// What an option's text means. Each throws Error(invalid_argument) with the end of a sentence that
+// begins with the option: "must be an integer from 1 to 8, got "x"".
+int64_t parse_integer(std::string_view text, int64_t min,
+                      int64_t max = std::numeric_limits<int64_t>::max());
+double parse_number(std::string_view text);
+/// "1,16,64" or a single number.
+std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
+                                    int64_t max = std::numeric_limits<int64_t>::max());
+
+/// Adds an option with a value; `set` is called with each value given, the last one last, and its
+/// Error gets the option's name in front. `type` stands for the value in the help.
+CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,
+                       const std::string& help, std::function<void(const std::string&)> set);
+
+/// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins.
+void name_environment_twins(CLI::App& command);
+
+/// The model directory, which may also come from NANOVLLM_MODEL.
+void add_model(CLI::App& command, std::string& model);
+/// Throws Error(invalid_argument) if no model was given.
+void require_model(const std::string& model);
+
+/// vLLM's engine options.
+void add_engine_options(CLI::App& command, EngineConfig& config);
+
+/// Sampling options given on the command line: what they change, in the order given.
+class SamplingOptions {
+ public:
+  void add_to(CLI::App& command);
+  /// Sets the fields that the command line names and leaves the others.
+  void apply(SamplingParams& params) const;
+
+ private:
+  void add(CLI::App& command, const std::string& names, const std::string& type,
+           const std::string& help,
+           std::function<std::function<void(SamplingParams&)>(const std::string&)> parse);
+  std::vector<std::function<void(SamplingParams&)>> changes_;
+};
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,41 @@
+// Results that finish in any order and are written in the order of their requests.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cli/output.h"
+
+namespace nanovllm::cli {
+
+class OrderedResults {
+ public:
+  /// A place for the result of the next request.
+  int64_t reserve() {
+    pending_.emplace_back();
+    return first_ + static_cast<int64_t>(pending_.size()) - 1;
+  }
+  void put(int64_t place, std::string text) {
+    pending_[static_cast<size_t>(place - first_)] = std::move(text);
+  }
+  /// Writes what is complete up to the first result that is still missing.
+  void write_to(Output& output) {
+    while (!pending_.empty() && pending_.front()) {
+      output.write(*pending_.front());
+      pending_.pop_front();
+      ++first_;
+    }
+    output.flush();
+  }
+  /// Results reserved and not written yet.
+  size_t held() const { return pending_.size(); }
+
+ private:
+  int64_t first_ = 0;  // place of pending_.front()
+  std::deque<std::optional<std::string>> pending_;
+};
+
+}  // namespace nanovllm::cli

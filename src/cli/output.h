@@ -1,0 +1,47 @@
+// Where results go: standard output or a file, with every write checked.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace nanovllm::cli {
+
+/// Results could not be written: the disk is full, or the reader of a pipe has gone (exit 1).
+class OutputError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Output {
+ public:
+  /// Standard output.
+  Output();
+  /// Creates or empties `path`. Throws Error(invalid_argument) naming `option` and the reason.
+  Output(const std::string& option, const std::string& path);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  /// Adds to what the next flush() writes.
+  void write(std::string_view text) { buffer_ += text; }
+  /// Writes all that was added; what was added at once stays whole: if a file cannot take all of
+  /// it, the part is cut off again, so that the file ends in a complete line. Throws OutputError.
+  void flush();
+  /// The last flush(), and the errors that a file system reports as late as this. Throws
+  /// OutputError.
+  void close();
+
+  int descriptor() const { return descriptor_; }
+
+ private:
+  [[noreturn]] void fail_with(int error);
+
+  std::string name_;
+  int descriptor_;
+  bool owned_;
+  bool broken_ = false;
+  std::string buffer_;
+};
+
+}  // namespace nanovllm::cli
