@@ -2,6 +2,7 @@
 function(nanovllm_target name)
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion>
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12 warns about its own std::string (PR 105651)
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${NANOVLLM_WERROR}>>:-Werror>)
   if(NANOVLLM_SANITIZE)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NANOVLLM_SANITIZE}

@@ -60,8 +60,7 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   return arena.peak();
 }
 
-[[noreturn]] void not_enough(const Backend& ops, const MemoryPlan& plan, const MemoryInfo& memory, double utilization,
-                             int64_t least_blocks) {
+[[noreturn]] void not_enough(const Backend& ops, const MemoryPlan& plan, const std::string& available, int64_t least_blocks) {
   const size_t least_cache = static_cast<size_t>(least_blocks) * plan.bytes_per_block;
   const size_t fixed = plan.weights + plan.workspace;
   std::string text = fmt::format("not enough memory on {}\n", ops.name());
@@ -70,8 +69,7 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   line("workspace", plan.workspace);
   line(fmt::format("KV cache, one sequence of max_model_len {}", plan.limits.max_model_len).c_str(), least_cache);
   line("needed, at least", fixed + least_cache);
-  line(fmt::format("available: free memory, less {:.0f} % kept free of {}", 100 * (1 - utilization), size_text(memory.total)).c_str(),
-       plan.available);
+  line(available.c_str(), plan.available);
   const int64_t fits = plan.available > fixed
                            ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block) * plan.limits.block_size
                            : 0;
@@ -81,19 +79,23 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
 }
 
 void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
+  // A GPU is ours up to gpu_memory_utilization of all it has; host memory is shared with everybody: what is free is there.
   const MemoryInfo memory = ops.memory();
-  const auto kept_free = static_cast<size_t>(static_cast<double>(memory.total) * (1 - config.gpu_memory_utilization));
+  const bool is_cpu = ops.device().kind == Device::cpu;
+  const double kept_share = is_cpu ? 0 : 1 - config.gpu_memory_utilization;
+  const auto kept_free = static_cast<size_t>(static_cast<double>(memory.total) * kept_share);
   plan.available = memory.free > kept_free ? memory.free - kept_free : 0;
+  const std::string available = is_cpu ? std::string("available: free memory")
+                                       : fmt::format("available: free memory, less the {:.0f} % of it all that stay free", 100 * kept_share);
   const size_t fixed = plan.weights + plan.workspace;
   const int64_t per_seq = plan.limits.max_blocks_per_seq();
   if (config.num_gpu_blocks_override > 0) {
     plan.num_blocks = config.num_gpu_blocks_override;
-    if (fixed + plan.kv_cache() > plan.available)
-      not_enough(ops, plan, memory, config.gpu_memory_utilization, plan.num_blocks);
+    if (fixed + plan.kv_cache() > plan.available) not_enough(ops, plan, available, plan.num_blocks);
     return;
   }
   size_t cache = plan.available > fixed ? plan.available - fixed : 0;
-  if (ops.device().kind == Device::cpu) {  // host memory is shared with everybody: take what can be used, not all there is
+  if (is_cpu) {  // take what can be used, not all there is
     const size_t useful = static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
     const size_t wanted = config.cpu_kvcache_bytes > 0 ? static_cast<size_t>(config.cpu_kvcache_bytes)
                                                        : std::min(useful, size_t{4} << 30);
@@ -103,7 +105,7 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
   plan.num_blocks = std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);  // slots are 32-bit
   if (plan.num_blocks >= per_seq) return;
   // A length that nobody asked for bends to the memory; one that was asked for is an error.
-  if (config.max_model_len > 0 || plan.num_blocks < 1) not_enough(ops, plan, memory, config.gpu_memory_utilization, per_seq);
+  if (config.max_model_len > 0 || plan.num_blocks < 1) not_enough(ops, plan, available, per_seq);
   plan.limits.max_model_len = plan.num_blocks * plan.limits.block_size;
 }
 

@@ -1,0 +1,60 @@
+// The devices and dtypes that a model test runs on. A GPU that is not there is a skipped test, never a passed one.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "io/json.h"
+#include "nanovllm/llm.h"
+
+namespace nanovllm {
+
+struct Target {
+  const char* device;
+  const char* dtype;
+  const char* name;
+};
+inline void PrintTo(const Target& target, std::ostream* out) { *out << target.name; }
+
+inline const Target kTargets[] = {
+    {"cpu", "f32", "CpuF32"}, {"cpu", "bf16", "CpuBf16"}, {"cuda", "f32", "CudaF32"}, {"cuda", "bf16", "CudaBf16"}};
+
+inline std::filesystem::path goldens() { return std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens"; }
+
+/// `inspect` opens the device and allocates nothing: the cheapest way to ask whether it is there.
+inline bool is_available(const Target& target, const std::string& model) {
+  try {
+    inspect(model, {.device = target.device});
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::device && std::string(target.device) == "cuda") return false;
+    throw;
+  }
+}
+
+inline EngineConfig config_for(const Target& target) {
+  EngineConfig config;
+  config.device = target.device;
+  config.dtype = target.dtype;
+  config.skip_tokenizer_init = true;
+  config.gpu_memory_utilization = 0.2;
+  config.cpu_kvcache_bytes = 64 << 20;
+  return config;
+}
+
+/// "qwen3_tied_gqa_CpuF32"
+inline std::string case_name(const testing::TestParamInfo<std::tuple<std::string, Target>>& parameter) {
+  std::string name = std::get<0>(parameter.param) + "_" + std::get<1>(parameter.param).name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+}  // namespace nanovllm
+
+#define SKIP_WITHOUT(target, model) \
+  if (!is_available(target, model)) GTEST_SKIP() << "no " << (target).device << " device here"

@@ -1,0 +1,90 @@
+// Logits against Hugging Face transformers: tests/data/goldens, made by tools/make_goldens.py.
+//
+// f32: every log probability within 1e-4 and the greedy tokens equal. bf16: teacher-forced, errors within twice what transformers' own
+// bf16 run shows on the same prompts; another likeliest token only where transformers' top-2 gap is below that bound.
+#include <cmath>
+
+#include "devices.h"
+
+namespace nanovllm {
+namespace {
+
+using Case = std::tuple<std::string, Target>;
+
+class HuggingFace : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const auto& [name, target] = GetParam();
+    directory_ = (goldens() / name).string();
+    SKIP_WITHOUT(target, directory_);
+    golden_ = read_json_file(directory_ + "/golden.json");
+    f32_ = std::string(target.dtype) == "f32";
+    tolerance_ = f32_ ? 1e-4 : 2 * golden_["bf16_error"].get<double>();
+    llm_.emplace(directory_, config_for(target));
+  }
+
+  std::vector<Prompt> prompts() const {
+    std::vector<Prompt> list;
+    for (const Json& p : golden_["prompts"]) list.emplace_back(p["ids"].get<std::vector<int32_t>>());
+    return list;
+  }
+
+  std::string directory_;
+  Json golden_;
+  bool f32_ = false;
+  double tolerance_ = 0;
+  std::optional<LLM> llm_;
+};
+
+TEST_P(HuggingFace, PromptLogprobsAgree) {
+  const auto outputs = llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 1, .prompt_logprobs = 20});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ASSERT_EQ(outputs[i].finish_reason, FinishReason::length) << outputs[i].error;
+    const Json& expected = golden_["prompts"][i];
+    ASSERT_EQ(outputs[i].prompt_logprobs.size(), expected["ids"].size());
+    EXPECT_TRUE(outputs[i].prompt_logprobs[0].empty());
+    for (size_t p = 0; p + 1 < expected["ids"].size(); ++p) {
+      const PositionLogprobs& got = outputs[i].prompt_logprobs[p + 1];
+      const Json& want = expected["logprobs"][p];
+      ASSERT_EQ(got.size(), 21u);
+      EXPECT_EQ(got[0].token_id, want[0][0].get<int32_t>());
+      EXPECT_NEAR(got[0].logprob, want[0][1].get<double>(), tolerance_) << "prompt " << i << " position " << p;
+      if (expected["gap"][p].get<double>() > 2 * tolerance_) {
+        EXPECT_EQ(got[1].token_id, want[1][0].get<int32_t>());
+      }
+      for (size_t rank = 1; rank < want.size(); ++rank) {
+        EXPECT_NEAR(got[rank].logprob, want[rank][1].get<double>(), tolerance_) << "rank " << rank;
+        EXPECT_EQ(got[rank].rank, static_cast<int32_t>(rank));
+      }
+    }
+  }
+}
+
+TEST_P(HuggingFace, GreedyTokensAgree) {
+  const auto outputs = llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 64, .logprobs = 1});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Json& expected = golden_["prompts"][i];
+    ASSERT_EQ(outputs[i].token_ids.size(), expected["greedy"].size());
+    for (size_t t = 0; t < outputs[i].token_ids.size(); ++t) {
+      const double gap = expected["greedy_gap"][t].get<double>();
+      if (outputs[i].token_ids[t] != expected["greedy"][t].get<int32_t>()) {
+        EXPECT_LT(gap, 2 * tolerance_) << "prompt " << i << " token " << t;
+        break;  // from here on it is another text
+      }
+      EXPECT_NEAR(outputs[i].logprobs[t][0].logprob, expected["greedy_logprobs"][t].get<double>(), tolerance_);
+    }
+  }
+}
+
+std::vector<std::string> models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(goldens())) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HuggingFace, testing::Combine(testing::ValuesIn(models()), testing::ValuesIn(kTargets)),
+                         case_name);
+
+}  // namespace
+}  // namespace nanovllm
