@@ -129,7 +129,7 @@ std::optional<size_t> read_number(std::string_view pattern, size_t& at) {
 /// The values of a `%` formatting, taken in order or by name.
 class PercentArguments {
  public:
-  PercentArguments(Runtime& runtime, const Value& values) : runtime_(runtime), values_(values) {
+  explicit PercentArguments(const Value& values) : values_(values) {
     is_tuple_ = values.is_sequence() && values.sequence().kind == Sequence::Kind::tuple;
   }
   const Value& next() {
@@ -152,7 +152,6 @@ class PercentArguments {
   }
 
  private:
-  Runtime& runtime_;
   const Value& values_;
   size_t taken_ = 0;
   bool is_tuple_ = false;
@@ -182,7 +181,7 @@ void convert_percent(Runtime& runtime, TextBuilder& out, Spec spec, const Value&
 
 std::string percent_format(Runtime& runtime, std::string_view pattern, const Value& values) {
   TextBuilder out(runtime.budget());
-  PercentArguments arguments(runtime, values);
+  PercentArguments arguments(values);
   for (size_t at = 0; at < pattern.size();) {
     runtime.budget().spend();
     if (pattern[at] != '%') {

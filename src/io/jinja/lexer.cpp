@@ -49,7 +49,7 @@ class Lexer {
 
  private:
   [[noreturn]] void syntax_error(std::string_view message) const {
-    fail(ErrorKind::model, "{}:{}: {}", name_, line_, message);
+    fail(ErrorKind::model, "{}:{}: {}", name_, line_, one_line(message));
   }
 
   std::string_view rest() const { return std::string_view(source_).substr(at_); }

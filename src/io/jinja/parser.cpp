@@ -149,9 +149,12 @@ Statement Parser::parse_statement() {
     return {std::move(block), line};
   }
   if (tag == "generation" || tag == "block" || tag == "autoescape") return parse_scoped(line, tag);
-  if (tag == "print") {
-    auto value = parse_tuple();
-    return {Print{std::move(value)}, line};
+  if (tag == "print") {  // the values one after the other: not a tuple
+    Concat values;
+    do {
+      values.parts.push_back(parse_expression());
+    } while (skip_op(","));
+    return {Print{make(std::move(values), line)}, line};
   }
   if (tag == "include" || tag == "import" || tag == "from" || tag == "extends") {
     syntax_error("'{}' is not available: a chat template stands alone", tag);

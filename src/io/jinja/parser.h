@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "io/jinja/ast.h"
 #include "io/jinja/lexer.h"
+#include "io/jinja/text.h"
 
 namespace nanovllm::jinja {
 
@@ -48,7 +49,7 @@ class Parser {
   template <class... Args>
   [[noreturn]] void syntax_error(fmt::format_string<Args...> format, Args&&... args) const {
     fail(ErrorKind::model, "{}:{}: {}", template_.name, current().line,
-         fmt::format(format, std::forward<Args>(args)...));
+         one_line(fmt::format(format, std::forward<Args>(args)...)));
   }
   static std::string describe(const Token& token);
 
