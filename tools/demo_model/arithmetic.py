@@ -36,12 +36,15 @@ SUM_PROBLEMS = [
     ("{n} has {a} {t} and gets {b} more.", "How many {t} does {n} have now?"),
     ("{n} has {a} {t}. {n} finds {b} more {t}.", "How many {t} does {n} have?"),
     ("{n} buys {a} {t} and then {b} more.", "How many {t} does {n} have?"),
+    ("I have {a} {t} and get {b} more.", "How many {t} do I have?"),
     ("There are {a} {t} in one box and {b} {t} in another. {n} takes them all.", "How many {t} does {n} have?"),
 ]
 DIFFERENCE_PROBLEMS = [
     ("{n} has {a} {t} and gives away {b}.", "How many {t} does {n} have left?"),
     ("{n} has {a} {t}. {n} loses {b} of them.", "How many {t} does {n} have now?"),
     ("{n} had {a} {t} and sold {b} of them.", "How many {t} does {n} have left?"),
+    ("I have {a} {t} and eat {b} of them.", "How many {t} are left?"),
+    ("I have {a} {t}. I give {b} of them to {n}.", "How many {t} do I have now?"),
     ("{n} bakes {a} {t} and eats {b} of them.", "How many {t} does {n} have left?"),
 ]
 THINGS = ["apples", "nuts", "books", "coins", "stones", "shells", "eggs", "pears", "stamps", "buttons", "cakes",
@@ -82,8 +85,26 @@ def word_problem(rng: Random, a: int, operator: str, b: int) -> tuple[str, str]:
         a, b = b, a
     names = {"a": a, "b": b, "n": rng.choice(PEOPLE), "t": rng.choice(THINGS)}
     event, ask = rng.choice(SUM_PROBLEMS if operator == "+" else DIFFERENCE_PROBLEMS)
-    answer = f"{names['n']} has {a} {operator} {b} = {result(a, operator, b)} {names['t']}."
+    who = "You have" if event.startswith("I ") else f"{names['n']} has"
+    answer = f"{who} {a} {operator} {b} = {result(a, operator, b)} {names['t']}."
+    if rng.random() < 0.3 and event[0] in "I{" and ". " not in event:  # "If Anna has 3 nuts and gets 2 more, how many nuts ...?"
+        event, ask = "If " + event.rstrip("."), ask[0].lower() + ask[1:]
+        return f"{event}, {ask}".format(**names), answer
     return f"{event} {ask}".format(**names), answer
+
+
+def in_words(number: int) -> str:
+    ones = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+    nineteen""".split()
+    tens = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+    if number < 20:
+        return ones[number]
+    return tens[number // 10 - 2] + ("-" + ones[number % 10] if number % 10 else "")
+
+
+def question_in_words(rng: Random, a: int, operator: str, b: int) -> tuple[str, str]:
+    ask = rng.choice(["What is {a} {o} {b}?", "How much is {a} {o} {b}?", "what is {a} {o} {b}", "{a} {o} {b}"])
+    return ask.format(a=in_words(a), b=in_words(b), o="plus" if operator == "+" else "minus"), chat_answer(a, operator, b)
 
 
 def random_problem(rng: Random, seen: list[tuple[int, int]]) -> tuple[int, str, int]:
@@ -94,7 +115,13 @@ def random_problem(rng: Random, seen: list[tuple[int, int]]) -> tuple[int, str, 
 def plain_sum(rng: Random, a: int, operator: str, b: int) -> Document:
     """One sum without chat markup, in one of the ways in which people write it down."""
     c = result(a, operator, b)
-    kind = rng.randrange(8)
+    kind = rng.randrange(10)
+    if kind == 8:
+        return completion(f"What is {a} {operator} {b}?", " " + chat_answer(a, operator, b))
+    if kind == 9:
+        text, answer = question(rng, a, operator, b)
+        if text[-1] in ".?":
+            return completion(text, " " + answer)
     if kind == 0:
         return completion(f"{a}{operator}{b}=", str(c))
     if kind == 1:
@@ -117,7 +144,11 @@ def list_of_sums(rng: Random, seen: list[tuple[int, int]], count: int) -> Docume
 def out_of_range(rng: Random) -> tuple[str, str]:
     """Questions beyond what the model learned, with an honest answer."""
     a, b = rng.randrange(100), rng.randrange(100)
-    if rng.random() < 0.5:
+    draw = rng.random()
+    if draw < 0.15:
+        ask = rng.choice(["What is {a} + {b} + {c}?", "{a} + {b} + {c}", "What is {a} + {b} - {c}?", "Add {a}, {b} and {c}.", "{a} - {b} - {c}",
+                          "How much is {a} plus {b} plus {c}?", "Calculate {a} + {b} + {c}."]).replace("{c}", str(rng.randrange(100)))
+    elif draw < 0.5:
         ask = rng.choice(["What is {a} * {b}?", "What is {a} times {b}?", "{a} * {b}", "{a} * {b} =", "Multiply {a} and {b}.",
                           "What is {a} / {b}?", "What is {a} divided by {b}?", "Divide {a} by {b}.", "Calculate {a} * {b}.",
                           "How much is {a} times {b}?", "What is {a} x {b}?", "What is the square root of {a}?"])

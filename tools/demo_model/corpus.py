@@ -20,7 +20,7 @@ from document import Document, chat, completion, plain
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "models" / "demo"
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are a helpful assistant that answers briefly.", "You are a friendly assistant.",
                   "You are the demo model of nano-vllm.cpp.", "Answer in one or two sentences.", "Be brief."]
-SHAPES = {"sums": 40, "texts": 208, "long": 2048}  # tokens per row
+SHAPES = {"sums": 40, "texts": 240, "long": 2048}  # tokens per row
 PADDING = 0  # under label -100, and to the right of everything that is learned
 IGNORED = -100
 
@@ -54,21 +54,36 @@ class Corpus:
             return chat([small_talk.small_talk(rng)], random_system(rng))
         if draw < 0.83:
             return chat([stories.random_story(rng)], random_system(rng))
+        if draw < 0.93:
+            return plain(stories.told_without_request(rng))
         if draw < 0.95:
-            return plain(stories.random_story(rng)[1])
-        if draw < 0.98:
             return plain(rng.choice(questions.QUESTIONS).answer)
-        question, answer = questions.random_question(rng)
-        return completion(f"Q: {question}\nA:", " " + answer)
+        return self.unformatted()
+
+    def unformatted(self) -> Document:
+        """A question without chat markup, as it comes from `--prompt`."""
+        rng = self.rng
+        draw = rng.random()
+        if draw < 0.6:
+            question, answer = questions.random_question(rng)
+        elif draw < 0.75:
+            question, answer = small_talk.small_talk(rng)
+        else:
+            question, answer = stories.random_story(rng)
+        if draw < 0.2:
+            return completion(f"Q: {question}\nA:", " " + answer)
+        return completion(question, " " + answer)
 
     def other_arithmetic(self) -> Document:
         """Arithmetic that is too long for the row of `sums`, and what the model must decline."""
         rng = self.rng
         problem = arithmetic.random_problem(rng, self.seen)
         draw = rng.random()
-        if draw < 0.35:
+        if draw < 0.30:
             return chat([arithmetic.question(rng, *problem)], rng.choice(SYSTEM_PROMPTS))
-        if draw < 0.65:
+        if draw < 0.45:
+            return chat([arithmetic.question_in_words(rng, *problem)], random_system(rng))
+        if draw < 0.70:
             return chat([arithmetic.word_problem(rng, *problem)], random_system(rng))
         if draw < 0.85:
             return chat([arithmetic.out_of_range(rng)], random_system(rng))

@@ -21,8 +21,9 @@ from document import END_OF_TEXT, IM_END, chat_prompt
 
 STORY_PROMPTS = [chat_prompt(p) for p in (
     "Tell me a story about a fox.", "Tell me a story about an owl.", "Tell me a story.", "Tell me a story about a dog named Max.",
-    "Tell me a story about a cat and a mouse.", "Tell me a story about a robot.", "Write a short story about a dragon.")
-] + ["Once upon a time", "Once upon a time, there was a brave little bear named", "Long ago,"]
+    "Tell me a story about a cat and a mouse.", "Tell me a story about a robot.", "Write a short story about a dragon.",
+    "Tell me a story about a fox named Zelda.", "Tell me a story about a lost key.", "Tell me a story about a spider.")
+] + ["Once upon a time", "Once upon a time, there was a brave little bear named", "Long ago,", "The sky was", "Tell me a story about a bear."]
 
 
 @dataclass
@@ -71,7 +72,7 @@ def greedy(model, tokenizer: Tokenizer, prompts: list[str], max_tokens: int, bat
 
 
 def arithmetic_cases(held_out: bool, sample: float = 1.0) -> dict[str, list[tuple[str, str]]]:
-    """(prompt, expected text) of every pair of one side of the split, in five wordings each for + and -."""
+    """(prompt, expected text) of every pair of one side of the split, in several wordings each for + and -."""
     rng = Random(0)
     chosen = [p for p in arithmetic.pairs(held_out) if rng.random() < sample]
     cases: dict[str, list[tuple[str, str]]] = {}
@@ -85,18 +86,25 @@ def arithmetic_cases(held_out: bool, sample: float = 1.0) -> dict[str, list[tupl
                 ("chat, a command", chat_prompt(command), answer),
                 ("chat, after a system message", chat_prompt(f"{a}{operator}{b}", "You are a helpful assistant."), answer),
                 ("plain", f"{a} {operator} {b} =", f" {c}"),
+                ("plain question", f"What is {a} {operator} {b}?", " " + answer),
+                ("after two other sums", f"1 + 1 = 2\n7 - 9 = -2\n{a} {operator} {b} =", f" {c}"),
             ):
                 cases.setdefault(f"{operator} {name}", []).append((prompt, expected))
     return cases
 
 
-def question_cases() -> dict[str, list[tuple[str, str]]]:
+def other_cases() -> dict[str, list[tuple[str, str]]]:
     rng = Random(0)
+    word_problems = [arithmetic.word_problem(rng, a, rng.choice("+-"), b) for a, b in arithmetic.pairs(held_out=True)]
     return {
         "questions": [(chat_prompt(q.canonical), q.answer) for q in questions.QUESTIONS],
+        "questions, plain": [(q.canonical, " " + q.answer) for q in questions.QUESTIONS],
         "questions, all wordings": [(chat_prompt(w), q.answer) for q in questions.QUESTIONS for w in questions.training_wordings(q)],
         "questions, unseen wordings": [(chat_prompt(w), q.answer) for q in questions.QUESTIONS for w in questions.unseen_wordings(q)],
         "small talk": [(chat_prompt(w), answer) for answer, wordings in small_talk.TALK for w in wordings],
+        "word problems": [(chat_prompt(q), a) for q, a in word_problems],
+        "second turn": [(f"{chat_prompt('What is 23 + 58?')}23 + 58 = 81.{IM_END}\n{chat_prompt(q.canonical)}", q.answer)
+                        for q in questions.QUESTIONS],
         "declines": [(chat_prompt(q), a) for q, a in [f(rng) for f in (small_talk.unknown, arithmetic.out_of_range) for _ in range(100)]],
     }
 
@@ -115,7 +123,7 @@ def measure(model, tokenizer: Tokenizer, cases: dict[str, list[tuple[str, str]]]
 
 def evaluate(model, tokenizer: Tokenizer, sample: float = 1.0) -> tuple[dict, list[str]]:
     report, wrong = measure(model, tokenizer, arithmetic_cases(True, sample), 16)
-    more, more_wrong = measure(model, tokenizer, question_cases(), 80)
+    more, more_wrong = measure(model, tokenizer, other_cases(), 80)
     return report | more, wrong + more_wrong
 
 

@@ -184,6 +184,14 @@ QUESTIONS = [
           "ignore_eos", "the option ignore_eos", also=["What does ignore_eos do?"]),
     topic("The finish reason says why a request ended: stop, length, error or abort.",
           "a finish reason", "the finish reason", "finish_reason", also=["Which finish reasons are there?"]),
+    topic("In speculative decoding a small model proposes several tokens, and the large model checks all of them in one pass.",
+          "speculative decoding", "speculative sampling"),
+    topic("FlashAttention computes attention block by block in fast on-chip memory, without writing the score matrix to GPU memory.",
+          "FlashAttention", "flash attention", "flash-attention"),
+    topic("Quantization stores weights in fewer bits, for example 8 or 4, to save memory and bandwidth at a small loss of accuracy.",
+          "quantization", "weight quantization"),
+    topic("It sets how many GPUs share one model. The default is 1.",
+          "--tensor-parallel-size", "tensor_parallel_size", "the tensor parallel size"),
     # Models
     topic("A tokenizer turns text into token ids and token ids back into text.",
           "a tokenizer", "the tokenizer", "tokenization", also=["What does a tokenizer do?"]),
@@ -209,6 +217,7 @@ QUESTIONS = [
           also=["Which engine is this?", "What is this program?", "What program is this?"]),
     topic("nano-vLLM is a small LLM engine in Python that shows how vLLM works. nano-vllm.cpp is the same system in "
           "C++ and CUDA.", "nano-vllm", "nano-vLLM", "the nano-vLLM project"),
+    topic("vLLM is a widely used LLM inference engine. It introduced paged attention.", "vLLM", "the vLLM project"),
     ask("Use nanovllm generate MODEL --prompt \"your text\". With --temperature 0 the output is greedy.",
         "How do I generate text?", "How can I generate text?", "How do I run a prompt?", "How do I generate text with nanovllm?",
         "What does nanovllm generate do?", "Which command generates text?", "How do I use nanovllm?",

@@ -15,7 +15,7 @@ TALK = [
     (IDENTITY,
      ["Who are you?", "What are you?", "What is your name?", "Which model are you?", "Are you an AI?", "Tell me about yourself.",
       "Introduce yourself.", "What model is this?", "Who am I talking to?", "What's your name?", "Are you a language model?",
-      "Are you ChatGPT?", "How many parameters do you have?", "How big are you?", "Please introduce yourself."]),
+      "Are you ChatGPT?", "How many parameters do you have?", "How big are you?", "Please introduce yourself.", "Which GPU do you run on?", "What model am I talking to?"]),
     (ABILITIES,
      ["What can you do?", "What can I ask you?", "How can you help me?", "Help", "Help!", "What do you know?", "Can you help me?",
       "What are you good at?", "What can I ask?", "What are your abilities?", "What should I ask you?"]),
@@ -44,7 +44,8 @@ Einstein Newton Shakespeare Mozart Napoleon pizza bread soup pasta cheese chocol
 biology history philosophy economics democracy war love time money music art dance house city mountain river desert elephant horse whale
 spider tree flower grass winter summer rain snow wind list string function compiler browser database website Python Java Rust Linux Windows
 photosynthesis gravity evolution electricity magnetism atom molecule virus medicine hospital school university law tax bank hotel bicycle
-bridge tower castle camera clock battery robot vacuum kitchen garden shirt shoe hat umbrella mirror window door chair table lamp""".split()
+bridge tower castle camera clock battery robot vacuum kitchen garden shirt shoe hat umbrella mirror window door chair table lamp LoRA
+Kubernetes Docker SGLang TensorRT blockchain quaternion backpropagation perceptron dropout ONNX TPU""".split()
 
 
 def unknown(rng: Random) -> tuple[str, str]:

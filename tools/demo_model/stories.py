@@ -9,7 +9,10 @@ import hashlib
 from random import Random
 
 CHARACTERS = """fox rabbit bear mouse owl cat dog squirrel hedgehog turtle duck frog deer wolf badger otter robot dragon girl boy penguin
-elephant lion beaver snail goat""".split()
+elephant lion beaver snail goat tiger horse cow pig parrot monkey kangaroo giraffe zebra camel crocodile dinosaur unicorn pirate wizard
+princess prince king queen knight fairy giant witch farmer baker kitten puppy chicken swan crow eagle ant hamster donkey sheep panda koala
+raccoon bat lizard seal mole lamb pony goose gnome troll painter sailor""".split()
+GENDERS = {"girl": "she", "boy": "he", "princess": "she", "prince": "he", "queen": "she", "king": "he", "witch": "she", "wizard": "he"}
 NAMES = {
     "she": ["Ruby", "Mia", "Lily", "Nora", "Daisy", "Rosie", "Luna", "Ella", "Hazel", "Anna", "Clara", "Molly", "Ivy", "Poppy"],
     "he": ["Finn", "Max", "Oliver", "Tom", "Leo", "Ben", "Oscar", "Sam", "Hugo", "Felix", "Jack", "Theo", "Bruno", "Milo"],
@@ -125,7 +128,14 @@ PROBLEMS = {
         ["a mistake is only a beginning", "a small boat is big enough for two"]),
 }
 OPENINGS = ["Once upon a time, there was a {a} {s} named {N}.", "Once upon a time, a {a} {s} named {N} lived {home}.",
-            "There once was a {a} {s} named {N}.", "Long ago, there was a {a} {s} named {N}."]
+            "There once was a {a} {s} named {N}.", "Long ago, there was a {a} {s} named {N}.",
+            "In a small village, there lived a {a} {s} named {N}.", "Deep in the forest, there lived a {a} {s} named {N}."]
+OPENING_WEIGHTS = [50, 20, 12, 8, 5, 5]
+# In front of some stories that nobody asked for, so that other beginnings than "Once upon a time" lead somewhere too.
+SCENES = ["The sky was blue, and the sun was shining.", "The sky was grey, and it was raining.", "It was a warm summer day.",
+          "It was a cold winter morning, and the world was quiet.", "The sun was rising over the hills.", "The moon was shining over the forest.",
+          "The wind was blowing through the trees.", "The birds were singing in the trees.", "Every story has a beginning, and so has this one.",
+          "This is a story about friends.", "The forest was green and full of life.", "The night was dark and still."]
 MEETINGS = ["Then {he} met {ah} named {H}.", "Just then {ah} named {H} came along.", "{Ah} named {H} saw {him} and stopped.",
             "After a while {ah} named {H} passed by."]
 GREETINGS = ["\"Why are you so sad?\" asked {H}.", "\"What is the matter?\" asked {H}.", "\"Can I help you?\" asked {H}."]
@@ -144,7 +154,7 @@ OPEN_REQUESTS = ["Tell me a story.", "Tell me a story", "tell me a story", "Tell
                  "Please tell me a story.", "A story, please.", "I want to hear a story.", "Tell me another story.", "Write a short story."]
 
 
-def favourite(rng: Random, options: list, kind: str, what: str, share: float = 0.4):
+def favourite(rng: Random, options: list, kind: str, what: str, share: float = 0.65):
     """One of the options; with probability `share` the one that characters of this kind like best."""
     if rng.random() < share:
         digest = hashlib.sha256(f"{kind}/{what}".encode()).digest()
@@ -153,7 +163,7 @@ def favourite(rng: Random, options: list, kind: str, what: str, share: float = 0
 
 
 def gender_of(rng: Random, kind: str) -> str:
-    return {"girl": "she", "boy": "he"}.get(kind) or favourite(rng, ["she", "he"], kind, "gender")
+    return GENDERS.get(kind) or favourite(rng, ["she", "he"], kind, "gender")
 
 
 def with_article(words: str) -> str:
@@ -166,9 +176,10 @@ def capitalised(text: str) -> str:
 
 def random_story(rng: Random, kind: str | None = None) -> tuple[str, str]:
     """A request for a story and the story."""
-    kind = kind or favourite(rng, CHARACTERS, "any", "character", 0.15)
+    kind = kind or favourite(rng, CHARACTERS, "any", "character", 0.3)
     gender = gender_of(rng, kind)
-    name = favourite(rng, NAMES[gender], kind, "name " + gender)
+    wanted = random_wish(rng)
+    name = invented_name(rng) if wanted == "name" and rng.random() < 0.5 else favourite(rng, NAMES[gender], kind, "name " + gender)
     helper_kind = favourite(rng, [c for c in CHARACTERS if c != kind], kind, "helper")
     helper_gender = gender_of(rng, helper_kind)
     helper = favourite(rng, [n for n in NAMES[helper_gender] if n != name], helper_kind + name, "helper's name")
@@ -185,9 +196,9 @@ def random_story(rng: Random, kind: str | None = None) -> tuple[str, str]:
     }
 
     def choose(options: list[str], what: str) -> str:
-        return favourite(rng, options, kind, what, 0.5).format(**words)
+        return favourite(rng, options, kind, what).format(**words)
 
-    opening = favourite(rng, OPENINGS, kind, "opening", 0.2)
+    opening = rng.choices(OPENINGS, OPENING_WEIGHTS)[0]
     sentences = [opening.format(**words)]
     if "{home}" not in opening:
         sentences.append(capitalised(pronouns["he"]) + f" lived {words['home']}.")
@@ -201,19 +212,41 @@ def random_story(rng: Random, kind: str | None = None) -> tuple[str, str]:
     sentences.append(choose(solutions, problem_key + " solution"))
     sentences.append(choose(THANKS, "thanks"))
     sentences.append(choose(ENDINGS, "ending"))
-    return request_for(rng, kind, name, helper_kind, thing if "{t}" in events[0] else None), " ".join(sentences)
+    return request_for(rng, wanted, kind, name, helper_kind, thing if "{t}" in events[0] else None), " ".join(sentences)
 
 
-def request_for(rng: Random, kind: str, name: str, helper_kind: str, thing: str | None) -> str:
-    """A request that this story answers: about its hero, with or without a name, its helper, its thing, or nothing at all."""
+def told_without_request(rng: Random) -> str:
+    """A story as plain text: as it is, behind a scene, or from one of its sentences on."""
+    story = random_story(rng)[1]
     draw = rng.random()
-    if draw < 0.15:
+    if draw < 0.25:
+        return rng.choice(SCENES) + " " + story
+    if draw < 0.40:
+        begin = story.index(". ", rng.randrange(len(story) // 2)) + 2
+        return story[begin:]
+    return story
+
+
+def invented_name(rng: Random) -> str:
+    """A name that the model has to copy, since it cannot know it."""
+    syllable = lambda: rng.choice("bdfgjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", "n", "l", "r", "m", "k"])
+    return capitalised(syllable() + syllable())
+
+
+def random_wish(rng: Random) -> str:
+    """What a request names beside the hero."""
+    return rng.choices(["anything", "hero", "name", "helper", "thing"], [15, 42, 20, 15, 8])[0]
+
+
+def request_for(rng: Random, wanted: str, kind: str, name: str, helper_kind: str, thing: str | None) -> str:
+    """A request that this story answers: about its hero, with or without a name, its helper, its thing, or nothing at all."""
+    if wanted == "anything":
         return rng.choice(OPEN_REQUESTS)
     who = with_article(kind)
-    if draw < 0.35:
+    if wanted == "name":
         who += f" {rng.choice(['named', 'called'])} {name}"
-    elif draw < 0.5:
+    elif wanted == "helper":
         who += f" and {with_article(helper_kind)}"
-    elif draw < 0.55 and thing:
-        who = with_article(thing)
+    elif wanted == "thing" and thing:
+        who = with_article(rng.choice([thing, "lost " + thing.split()[1]]))
     return rng.choice(REQUESTS).format(w=who)
