@@ -98,7 +98,6 @@ void Scheduler::schedule(Plan& plan) {
   plan.step = plan.num_tokens = plan.num_prefill_tokens = 0;
   if (plans_in_flight() == config_.max_plans_in_flight) return;
   plan.step = last_planned_ + 1;
-  short_of_blocks_ = false;
   schedule_running(plan);
   schedule_waiting(plan);
   if (plan.empty()) {
@@ -133,7 +132,7 @@ void Scheduler::schedule_running(Plan& plan) {
 }
 
 void Scheduler::schedule_waiting(Plan& plan) {
-  while (!short_of_blocks_ && !waiting_.empty() && running_.size() < config_.max_num_seqs) {
+  while (!waiting_.empty() && running_.size() < config_.max_num_seqs) {
     const int64_t budget = config_.max_num_batched_tokens - plan.num_tokens;
     Sequence& s = *waiting_.front();
     if (budget == 0 || !admit(s)) return;
@@ -146,10 +145,7 @@ void Scheduler::schedule_waiting(Plan& plan) {
 // and nothing is published that will not be computed.
 Scheduler::Room Scheduler::make_room(Sequence& sequence) {
   while (blocks_.num_idle() == 0) {
-    if (num_retiring_ > 0) {
-      short_of_blocks_ = true;
-      return Room::wait;
-    }
+    if (num_retiring_ > 0) return Room::wait;
     Sequence& newest = *running_.back();
     if (&newest == running_.front()) {  // refusal() should have kept it out
       end(newest, FinishReason::error,
@@ -157,7 +153,6 @@ Scheduler::Room Scheduler::make_room(Sequence& sequence) {
                       blocks_.num_blocks(), config_.block_size));
       return Room::no;
     }
-    short_of_blocks_ = true;
     preempt(newest);
     if (&newest == &sequence) return Room::no;
   }
@@ -165,7 +160,8 @@ Scheduler::Room Scheduler::make_room(Sequence& sequence) {
 }
 
 // Moves the first waiting sequence to the running ones, with blocks for all its tokens, as many as
-// possible from the prefix cache.
+// possible from the prefix cache. In a plan that preempted or left somebody waiting for a block
+// this fails by itself: then fewer blocks are idle than the first of the queue needs.
 bool Scheduler::admit(Sequence& s) {
   const int64_t idle = blocks_.num_idle() - running_.size();
   if (s.arrival == blocked_arrival_ && idle < blocked_needs_ && !running_.empty()) return false;

@@ -164,7 +164,6 @@ class Scheduler {
   // The sequence that was last refused for want of blocks, and how many idle ones it needed: not
   // tried again with less.
   int64_t blocked_arrival_ = 0, blocked_needs_ = 0;
-  bool short_of_blocks_ = false;  // some running sequence got no block in this plan
   SchedulerStats totals_;
 };
 

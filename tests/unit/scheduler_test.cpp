@@ -166,14 +166,23 @@ TEST(Scheduler, DoesNotLetAShortPromptOvertakeALongOneThatWaitsForBlocks) {
 
 TEST(Scheduler, LeavesABlockPerRunningSequenceWhenItAdmits) {
   Scheduler scheduler(small_config(/*num_blocks=*/4));
-  add(scheduler, 1, count_up(4));
+  add(scheduler, 1, count_up(2));
   step(scheduler);  // one block in use, three idle
   add(scheduler, 2, count_up(12, 50), 2);
-  EXPECT_EQ(scheduler.stats().waiting, 1);
-  step(scheduler);  // request 1 takes its second block; 2 needs three
-  EXPECT_EQ(scheduler.stats().waiting, 1);
+  EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 2, 1}}));  // 2 would take all three
   scheduler.finish(1, FinishReason::abort);
   EXPECT_EQ(shares(step(scheduler)), (Shares{{2, 0, 12}}));
+}
+
+TEST(Scheduler, AdmitsWhoWaitedForBlocksAsSoonAsThereAreEnoughThoughOthersRun) {
+  Scheduler scheduler(small_config(/*num_blocks=*/6));
+  add(scheduler, 1, count_up(1));
+  add(scheduler, 2, count_up(9, 20));
+  step(scheduler);  // four blocks in use
+  add(scheduler, 3, count_up(5, 50));
+  EXPECT_EQ(step(scheduler).sequences.size(), 2u);
+  scheduler.finish(2, FinishReason::abort);
+  EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 2, 1}, {3, 0, 5}}));
 }
 
 // -- One budget, chunks, mixed steps.
