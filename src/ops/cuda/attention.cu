@@ -12,8 +12,7 @@
 namespace nanovllm {
 namespace {
 
-// -- f32: a block has one head of one token
-// ----------------------------------------------------------------------------------------------
+// -- f32: a block has one head of one token --
 
 constexpr int kPlainThreads = 128;
 
@@ -69,8 +68,7 @@ __global__ void __launch_bounds__(kPlainThreads)
       a.out[token * a.out_token_stride + head * a.out_head_stride + c] = value[e] / sum;
 }
 
-// -- The op
-// ------------------------------------------------------------------------------------------------------------------------------
+// -- The op --
 
 template <class T>
 AttentionArguments<DeviceType<T>> arguments_of(const Tensor& out, const Tensor& q,

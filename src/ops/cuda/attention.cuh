@@ -70,6 +70,13 @@ __device__ inline float weight_of(float score, float maximum, float scale_log2) 
   return power_of_two(__fmaf_rn(score, scale_log2, -__fmul_rn(maximum, scale_log2)));
 }
 
+/// What results relative to an old maximum are multiplied with to be relative to a new one. Not
+/// weight_of(): an unchanged maximum must give exactly 1, or keys that a row does not see would
+/// show.
+__device__ inline float rescaling(float old_maximum, float new_maximum, float scale_log2) {
+  return power_of_two(__fmul_rn(__fsub_rn(old_maximum, new_maximum), scale_log2));
+}
+
 /// Merging a chunk's partial result into what the chunks before it gave: the factors of both, and
 /// the new maximum and sum.
 struct Merge {
@@ -78,8 +85,8 @@ struct Merge {
                    float scale_log2) {
     maximum = fmaxf(old_maximum, new_maximum);
     const float base = finite_or_zero(maximum);
-    old_factor = weight_of(old_maximum, base, scale_log2);
-    new_factor = weight_of(new_maximum, base, scale_log2);
+    old_factor = rescaling(old_maximum, base, scale_log2);
+    new_factor = rescaling(new_maximum, base, scale_log2);
     sum = __fmaf_rn(new_sum, new_factor, __fmul_rn(old_sum, old_factor));
   }
   __device__ float operator()(float old_value, float new_value) const {

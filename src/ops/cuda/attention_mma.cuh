@@ -101,7 +101,7 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
     maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 1));
     maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 2));
     const float base = finite_or_zero(maximum),
-                factor = weight_of(state.maximum[r], base, scale_log2);
+                factor = rescaling(state.maximum[r], base, scale_log2);
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j)

@@ -64,9 +64,8 @@ class CudaBackend final : public Backend {
     Buffer data;
     Event done;
   };
-  /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32,
-  /// alignment in bytes.
-  using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool, int>;
+  /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32.
+  using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool>;
   /// An algorithm that adds the products of a row in the order of k; none where cuBLASLt offers
   /// only others.
   struct GemmChoice {

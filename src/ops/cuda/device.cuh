@@ -1,16 +1,13 @@
 // What every kernel shares: element types, 16-byte loads and stores, reductions in a fixed order.
 #pragma once
 
-#include <initializer_list>
-
 #include <cuda_bf16.h>
 
-#include "core/tensor.h"
+#include "ops/cuda/layout.h"
 
 namespace nanovllm {
 
-// -- Elements
-// --------------------------------------------------------------------------------------------------------------------
+// -- Elements --
 
 template <class T>
 struct DeviceTypeOf;
@@ -41,8 +38,7 @@ __device__ T round_to(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// -- Vectors
-// ---------------------------------------------------------------------------------------------------------------------
+// -- Vectors --
 
 /// 16 bytes of elements.
 template <class T>
@@ -72,27 +68,7 @@ __device__ void store_vec(T* p, const Vec<T>& x, int64_t count, bool wide) {
     if (i < count) p[i] = x.v[i];
 }
 
-/// Whether every row of every tensor begins on a 16-byte boundary.
-inline bool wide_rows(std::initializer_list<Tensor> tensors) {
-  for (const Tensor& t : tensors) {
-    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
-    for (int axis = 0; axis + 1 < t.rank; ++axis)
-      if (t.stride[static_cast<size_t>(axis)] * static_cast<int64_t>(size_of(t.dtype)) % 16 != 0)
-        return false;
-  }
-  return true;
-}
-
-inline bool dense_last_axis(const Tensor& t) {
-  const auto last = static_cast<size_t>(t.rank) - 1;
-  return t.rank > 0 && (t.stride[last] == 1 || t.shape[last] <= 1);
-}
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr unsigned grid_size(int64_t n) { return static_cast<unsigned>(n); }
-
-// -- Reductions: one fixed tree, whatever else runs
-// ---------------------------------------------------------------------------------
+// -- Reductions: one fixed tree, whatever else runs --
 
 constexpr int kWarp = 32;
 constexpr unsigned kFullMask = 0xffffffffu;

@@ -1,15 +1,19 @@
 // y = x w^T in bf16 through cuBLASLt, restricted to algorithms that add the k products of an output
 // in one chain, in order.
 //
-// Measured on an H200 with cuBLASLt 13.1: every such algorithm (no split of K, no reduction) gives
-// the same bits, whatever its tile, its stages or its cluster, and for every number of rows; so
-// does a plain loop of mma.sync m16n8k16 over k (gemm_in_order). The choice among them is therefore
-// free, and a row's bits do not depend on the batch. f32 has no such class (and would use TF32 or
-// SIMT kernels of many orders), so it always takes our own kernel.
+// Measured on an H200 with cuBLASLt 13: all algorithms of the tensor core families below, without a
+// split of K, give the same bits, whatever their tile, stages or cluster, and for every number of
+// rows; so does a plain loop of mma.sync m16n8k16 over k (gemm_in_order). The choice among them is
+// therefore free, and a row's bits do not depend on the batch. The matrix-vector family (13) and
+// family 16 add in other orders, and so do kernels for rows that do not begin on 16 bytes. f32 has
+// no such class, so it always takes our own kernel.
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <vector>
 
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/layout.h"
 
 namespace nanovllm {
 namespace {
@@ -29,19 +33,16 @@ struct Layout {
   cublasLtMatrixLayout_t get() { return &opaque; }
 };
 
+/// cuBLASLt's own numbers: wgmma kernels fed by TMA (Hopper), then mma.sync kernels.
+constexpr int32_t kWgmmaFamily = 66;
+constexpr int32_t kMmaFamilies[] = {21, 23, 24, 41, 42};
+
+constexpr int64_t kFewestRows = 16, kManyRows = 256;
+
 /// One algorithm serves all row counts of a bucket: powers of two and their midpoints.
 int64_t row_bucket(int64_t rows) {
   const int64_t power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
-  return rows > 16 && rows <= power / 4 * 3 ? power / 4 * 3 : power;
-}
-
-/// The largest power of two up to 16 that divides the addresses of all rows, in bytes.
-int alignment_of(std::initializer_list<Tensor> tensors) {
-  uint64_t bits = 16;
-  for (const Tensor& t : tensors)
-    bits |=
-        reinterpret_cast<uintptr_t>(t.data) | static_cast<uint64_t>(t.stride[0]) * size_of(t.dtype);
-  return static_cast<int>(bits & (~bits + 1));
+  return std::max(kFewestRows, rows <= power / 4 * 3 ? power / 4 * 3 : power);
 }
 
 cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -55,13 +56,20 @@ T config_of(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttri
   return value;
 }
 
+int32_t family_of(const cublasLtMatmulAlgo_t& algorithm) {
+  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID);
+}
+
 bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) {
-  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
+  const int32_t family = family_of(algorithm);
+  return (family == kWgmmaFamily ||
+          std::ranges::find(kMmaFamilies, family) != std::end(kMmaFamilies)) &&
+         config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
          config_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) ==
              CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-Preference make_preference(uint64_t workspace, int alignment) {
+Preference make_preference(uint64_t workspace) {
   cublasLtMatmulPreference_t raw = nullptr;
   cublas_check(cublasLtMatmulPreferenceCreate(&raw));
   Preference preference(raw);
@@ -74,8 +82,29 @@ Preference make_preference(uint64_t workspace, int alignment) {
   for (const auto attribute :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-    set(attribute, static_cast<uint32_t>(alignment));
+    set(attribute, uint32_t{16});
   return preference;
+}
+
+/// What cuBLASLt proposes for `rows` rows, best first, of the algorithms that add in order.
+std::vector<cublasLtMatmulAlgo_t> propose(cublasLtHandle_t blas, cublasLtMatmulDesc_t operation,
+                                          int64_t rows, int64_t n, int64_t k, bool f32_out,
+                                          uint64_t workspace) {
+  Layout w(CUDA_R_16BF, k, n, k), x(CUDA_R_16BF, k, rows, k),
+      y(f32_out ? CUDA_R_32F : CUDA_R_16BF, n, rows, n);
+  const Preference preference = make_preference(workspace);
+  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results;
+  int count = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(blas, operation, w.get(), x.get(), y.get(), y.get(),
+                                     preference.get(), kCandidates, results.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+  cublas_check(status);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (const auto& result : std::span(results).first(static_cast<size_t>(count)))
+    if (result.state == CUBLAS_STATUS_SUCCESS && adds_in_order(result.algo))
+      algorithms.push_back(result.algo);
+  return algorithms;
 }
 
 }  // namespace
@@ -85,24 +114,15 @@ const CudaBackend::GemmChoice& CudaBackend::gemm_choice(const GemmKey& key,
   const auto [place, is_new] = gemm_choices_.try_emplace(key);
   GemmChoice& choice = place->second;
   if (!is_new) return choice;
-  const auto [rows, n, k, f32_out, alignment] = key;
-  // Strides that have the alignment promised, and no better one.
-  const int64_t step = std::max<int64_t>(1, alignment / 2), padded = (k + step - 1) / step * step;
-  const int64_t y_step = std::max<int64_t>(1, alignment / (f32_out ? 4 : 2));
-  Layout w(CUDA_R_16BF, k, n, padded), x(CUDA_R_16BF, k, rows, padded),
-      y(f32_out ? CUDA_R_32F : CUDA_R_16BF, n, rows, (n + y_step - 1) / y_step * y_step);
-  const Preference preference = make_preference(kBlasWorkspace, alignment);
-  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> candidates;
-  int count = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(blas_.get(), operation, w.get(), x.get(), y.get(), y.get(),
-                                     preference.get(), kCandidates, candidates.data(), &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return choice;
-  cublas_check(status);
-  for (int i = 0; i < count && !choice.found; ++i) {
-    const auto& candidate = candidates[static_cast<size_t>(i)];
-    if (candidate.state == CUBLAS_STATUS_SUCCESS && adds_in_order(candidate.algo))
-      choice = {true, candidate.algo};
+  const auto [bucket, n, k, f32_out] = key;
+  // Where cuBLASLt would split K, what is left of its proposals is poor (eight times too slow at
+  // worst). The wgmma kernel that it proposes for more rows serves well there.
+  for (int64_t rows = bucket; rows == bucket || rows <= kManyRows; rows = row_bucket(rows + 1)) {
+    const auto algorithms = propose(blas_.get(), operation, rows, n, k, f32_out, kBlasWorkspace);
+    if (algorithms.empty()) continue;
+    if (const bool good = family_of(algorithms.front()) == kWgmmaFamily; good || !choice.found)
+      choice = {true, algorithms.front()};
+    if (family_of(choice.algorithm) == kWgmmaFamily) break;
   }
   return choice;
 }
@@ -113,7 +133,8 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
             (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
-  if (x.dtype == DType::f32) return gemm_in_order(y, x, w);
+  const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
+  if (x.dtype == DType::f32 || !wide_rows({y, x, w})) return gemm_in_order(y, x, w);
   use_device();
 
   cublasLtMatmulDescOpaque_t opaque{};
@@ -123,10 +144,7 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
   cublas_check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                               sizeof transposed));
 
-  const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
-  const int alignment = alignment_of({y, x, w});
-  const GemmChoice& choice =
-      gemm_choice({row_bucket(m), n, k, y.dtype == DType::f32, alignment}, operation);
+  const GemmChoice& choice = gemm_choice({row_bucket(m), n, k, y.dtype == DType::f32}, operation);
   if (!choice.found) return gemm_in_order(y, x, w);
   // Column-major, as cuBLASLt sees it: y^T [n, m] = (w^T)^T x^T.
   Layout w_layout(type_of(w), k, n, w.stride[0]), x_layout(type_of(x), k, m, x.stride[0]),

@@ -15,8 +15,7 @@ struct Matrix {
   int64_t rows, stride;
 };
 
-// -- bf16: a block makes 64 x 64 of y, each of its four warps 32 x 32
-// ------------------------------------------------------------------
+// -- bf16: a block makes 64 x 64 of y, each of its four warps 32 x 32 --
 
 constexpr int kTile = 64, kDepth = 32,
               kPitch = kDepth + 8;  // the pad keeps ldmatrix free of bank conflicts
@@ -81,8 +80,7 @@ __global__ void __launch_bounds__(kMmaThreads)
       }
 }
 
-// -- f32: 16 x 16 threads make 16 kRows x 64 of y
-// ---------------------------------------------------------------------------------------
+// -- f32: 16 x 16 threads make 16 kRows x 64 of y --
 
 constexpr int kFmaDepth = 16, kFmaColumns = 64;
 

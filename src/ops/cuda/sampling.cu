@@ -36,33 +36,41 @@ __global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, 
   if (0 <= row && row < rows && 0 <= id && id < vocab) logits[row * stride + id] = -kInfinity;
 }
 
-/// Best key of the tokens that are kept, ordered by logit / T + noise.
-__device__ uint64_t noisy_best(const SampleArguments& a, const float* row, int index, float maximum,
-                               float temperature, uint64_t floor, float min_p) {
-  const float top = maximum / temperature;
+/// The noise of one token, from the bits of its group of four.
+__device__ float uniform_of(const Philox4& bits, int id) {
+  const int lane = id % 4;
+  return noise_uniform(lane == 0   ? bits.x[0]
+                       : lane == 1 ? bits.x[1]
+                       : lane == 2 ? bits.x[2]
+                                   : bits.x[3]);
+}
+__device__ float gumbel_of(float uniform) { return -logf(-logf(uniform)); }
+
+/// Best key of the tokens that are kept (from `floor` on, and by min_p), ordered by logit / T +
+/// noise. `likeliest`, of logit `maximum`, is always among them: its score is a bar that rules out
+/// most others before their noise, or its logarithms, are computed.
+__device__ uint64_t noisy_best(const SampleArguments& a, const float* row, int index, int likeliest,
+                               float maximum, float temperature, uint64_t floor, float min_p) {
   const uint64_t seed = static_cast<uint64_t>(a.seed[index]);
   const uint32_t position = static_cast<uint32_t>(a.position[index]);
-  // The likeliest token scores at least kMinGumbel above its own logit, so a token this far below
-  // it cannot win (one more for rounding).
-  constexpr float kHopeless = kMinGumbel - kMaxGumbel - 1.0f;
-  uint64_t best = 0;
-  uint32_t group = ~0u;
-  Philox4 bits{};
+  uint32_t group = static_cast<uint32_t>(likeliest) / 4;
+  Philox4 bits = noise_bits(seed, position, group);
+  const float top = maximum / temperature, bar = top + gumbel_of(uniform_of(bits, likeliest));
+  const float slack = 0.01f + 1e-6f * fabsf(bar);  // for the rounding of the tests below
+  uint64_t best = rank_key(bar, likeliest);
   for_each_token(row, a.vocab, a.wide, [&](int id, float logit) {
-    const float tempered = logit / temperature, relative = tempered - top;
-    if (relative < kHopeless || rank_key(logit, id) < floor ||
-        (min_p > 0.0f && expf(relative) < min_p))
+    const float tempered = logit / temperature;
+    if (tempered + kMaxGumbel + slack < bar || rank_key(logit, id) < floor ||
+        (min_p > 0.0f && expf(tempered - top) < min_p))
       return;
     if (const uint32_t own_group = static_cast<uint32_t>(id) / 4; own_group != group) {
       group = own_group;
       bits = noise_bits(seed, position, group);
     }
-    const int lane = id % 4;
-    const uint32_t word = lane == 0   ? bits.x[0]
-                          : lane == 1 ? bits.x[1]
-                          : lane == 2 ? bits.x[2]
-                                      : bits.x[3];
-    const uint64_t key = rank_key(tempered - logf(-logf(noise_uniform(word))), id);
+    // -log(-log(u)) > c only if 1 - u < exp(-c).
+    const float u = uniform_of(bits, id);
+    if (1.0f - u > __expf(tempered - bar + slack)) return;
+    const uint64_t key = rank_key(tempered + gumbel_of(u), id);
     best = key > best ? key : best;
   });
   return best;
@@ -110,7 +118,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgumen
             });
       min_p = a.min_p[index];
     }
-    best = noisy_best(a, row, index, maximum, temperature, floor, min_p);
+    best = noisy_best(a, row, index, id_of(best), maximum, temperature, floor, min_p);
     best = block_max(best, best_of_warp[1]);
   }
   if (threadIdx.x == 0) a.token_ids[index] = id_of(best);
