@@ -10,17 +10,16 @@ AddedTokens::AddedTokens(const std::vector<Entry>& entries, const Vocabulary& vo
     : categories_(categories) {
   Vocabulary seen;
   for (const Entry& entry : entries) add(entry, vocabulary, seen);
-  std::vector<std::string> contents;  // as the matchers look for them
-  for (const AddedToken& token : tokens_)
-    contents.push_back(token.normalized && normalizer ? normalizer->normalize(token.content)
-                                                      : token.content);
+  for (AddedToken& token : tokens_)
+    token.decoded =
+        token.normalized && normalizer ? normalizer->normalize(token.content) : token.content;
   for (const bool normalized : {false, true}) {
     Group& group = normalized ? normalized_ : raw_;
     std::vector<std::string_view> strings;
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (tokens_[i].normalized != normalized) continue;
       group.tokens.push_back(i);
-      strings.push_back(contents[i]);
+      strings.push_back(tokens_[i].decoded);
     }
     group.matcher = StringMatcher(strings);
   }

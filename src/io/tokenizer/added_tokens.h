@@ -17,6 +17,7 @@ namespace nanovllm {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
+  std::string decoded;       // what it decodes to: as the reference library, the normalized content
   bool single_word = false;  // only where no letter or digit is its neighbour
   bool lstrip = false;       // takes the white space before it
   bool rstrip = false;       // takes the white space after it

@@ -100,9 +100,9 @@ Tokenizer::State::State(const Json& tokenizer_json) {
   added_tokens = std::make_unique<AddedTokens>(added, vocabulary, normalizer.get(), categories);
   for (const AddedToken& token : added_tokens->tokens())
     added_vocabulary.add(token.content, token.id);
-  special.resize(static_cast<size_t>(vocab_size()));
-  for (const AddedToken& token : added_tokens->tokens())
-    special[static_cast<size_t>(token.id)] = token.special;
+  added_index.assign(static_cast<size_t>(vocab_size()), -1);
+  for (size_t i = 0; i < added_tokens->tokens().size(); ++i)
+    added_index[static_cast<size_t>(added_tokens->tokens()[i].id)] = static_cast<int32_t>(i);
   if (const auto entry = root.member("post_processor"))
     post_processor = PostProcessor(*entry, vocab_size());
   const auto entry = root.member("decoder");

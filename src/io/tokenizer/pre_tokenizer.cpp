@@ -171,9 +171,11 @@ class ChainBuilder {
     const std::string& type = entry.type();
     if (type == "ByteLevel") return add_byte_level(entry, last);
     if (type == "Metaspace") return add_metaspace(entry);
-    if (type == "Split")
-      return push(std::make_unique<Split>(make_pattern(entry, categories_), parse_behavior(entry),
+    if (type == "Split") {
+      auto pattern = make_pattern(entry, categories_);
+      return push(std::make_unique<Split>(std::move(pattern), parse_behavior(entry),
                                           entry.flag("invert", false)));
+    }
     if (type == "Digits")
       return push(split(kDigit, entry.flag("individual_digits", false) ? Behavior::isolated
                                                                        : Behavior::contiguous));

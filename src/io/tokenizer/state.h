@@ -24,8 +24,12 @@ struct Tokenizer::State {
   void read_config(const Json& tokenizer_config_json);
 
   void encode(std::string_view text, bool parse_special, std::vector<int32_t>& ids) const;
+  /// As tokenizer.json spells it; empty where there is none.
   std::string_view text_of(int32_t id) const;
+  /// What the decoder is given; nothing for an unknown id.
+  std::optional<std::string_view> decoder_text_of(int32_t id) const;
   std::optional<int32_t> find(std::string_view token) const;
+  const AddedToken* added_token(int32_t id) const;
   bool is_special(int32_t id) const;
   int32_t vocab_size() const;
 
@@ -37,7 +41,7 @@ struct Tokenizer::State {
   PreTokenizerChain pre_tokenizers;
   std::unique_ptr<const Bpe> bpe;
   std::unique_ptr<const AddedTokens> added_tokens;
-  std::vector<bool> special;  // by id
+  std::vector<int32_t> added_index;  // by id: index into added_tokens->tokens(), or -1
   PostProcessor post_processor;
   std::unique_ptr<const Decoder> decoder;
   std::optional<int32_t> bos_id, eos_id;

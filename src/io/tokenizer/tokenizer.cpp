@@ -26,8 +26,21 @@ std::optional<int32_t> Tokenizer::State::find(std::string_view token) const {
   return id == Vocabulary::kNone ? std::nullopt : std::optional(id);
 }
 
+const AddedToken* Tokenizer::State::added_token(int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= added_index.size()) return nullptr;
+  const int32_t index = added_index[static_cast<size_t>(id)];
+  return index < 0 ? nullptr : &added_tokens->tokens()[static_cast<size_t>(index)];
+}
+
 bool Tokenizer::State::is_special(int32_t id) const {
-  return id >= 0 && static_cast<size_t>(id) < special.size() && special[static_cast<size_t>(id)];
+  const AddedToken* token = added_token(id);
+  return token && token->special;
+}
+
+std::optional<std::string_view> Tokenizer::State::decoder_text_of(int32_t id) const {
+  if (const AddedToken* token = added_token(id)) return token->decoded;
+  if (vocabulary.contains(id)) return vocabulary.text(id);
+  return std::nullopt;
 }
 
 int32_t Tokenizer::State::vocab_size() const {
@@ -126,9 +139,9 @@ IncrementalDetokenizer& IncrementalDetokenizer::operator=(IncrementalDetokenizer
     default;
 
 std::string IncrementalDetokenizer::add(int32_t id) {
-  const bool known = state_->vocabulary.contains(id) || state_->added_vocabulary.contains(id);
-  if (!known || (skip_special_tokens_ && state_->is_special(id))) return {};
-  stream_->push(state_->text_of(id));
+  const auto text = state_->decoder_text_of(id);
+  if (!text || (skip_special_tokens_ && state_->is_special(id))) return {};
+  stream_->push(*text);
   return stream_->take();
 }
 

@@ -142,15 +142,29 @@ void append_lower(std::string& out, char32_t character) {
     out += "i\xCC\x87";
     return;
   }
+  for (const NewerLowerRange& range : kNewerLowerCase)
+    if (character >= range.first && character <= range.last)
+      return append_utf8(out, range.lower + (character - range.first));
   append_utf8(out,
               static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
 }
 
 namespace {
 
-/// U+11A7 lies before the Hangul final consonants. utf8proc composes it with a syllable as if it
-/// were one; at the start of a part nothing composes with it, which is right.
-constexpr char32_t kBeforeHangulFinals = 0x11A7;
+template <class Ranges>
+bool in_sorted_ranges(const Ranges& ranges, char32_t character) {
+  const auto at = std::upper_bound(ranges.begin(), ranges.end(), character,
+                                   [](char32_t c, const auto& range) { return c < range.first; });
+  return at != ranges.begin() && character <= std::prev(at)->last;
+}
+
+/// Characters that normalization must not touch, nor look across: those the reference library's
+/// (older) tables do not know, and U+11A7, which lies before the Hangul final consonants and which
+/// utf8proc composes with a syllable as if it were one.
+bool is_inert(char32_t character) {
+  return character == 0x11A7 || in_sorted_ranges(kInertInNormalization, character) ||
+         in_sorted_ranges(kNewerThanUnicode14, character);
+}
 
 int combining_class(int32_t character) { return utf8proc_get_property(character)->combining_class; }
 
@@ -165,9 +179,9 @@ void append_decomposed(std::vector<int32_t>& out, char32_t character, utf8proc_o
   out.insert(out.end(), buffer.begin(), buffer.begin() + count);
 }
 
-/// Canonical ordering. utf8proc's own is quadratic in the length of a run of marks.
-void order_marks(std::vector<int32_t>& characters) {
-  for (auto at = characters.begin(); at != characters.end();) {
+/// Canonical ordering from `first` on. utf8proc's own is quadratic in the length of a run of marks.
+void order_marks(std::vector<int32_t>& characters, size_t first) {
+  for (auto at = characters.begin() + static_cast<std::ptrdiff_t>(first); at != characters.end();) {
     if (combining_class(*at) == 0) {
       ++at;
       continue;
@@ -197,20 +211,29 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
     const size_t keep = at + ascii == text.size() ? ascii : ascii - (ascii > 0);
     out += text.substr(at, keep);
     at += keep;
+    // An inert character begins a part of its own: as the first one it composes with nothing.
     characters.clear();
+    bool starts_inert = false;
     for (bool first = true; at < text.size(); first = false) {
       const DecodedChar c = decode_utf8(text.data() + at);
-      if (!first && (c.value < 0x80 || c.value == kBeforeHangulFinals)) break;
-      append_decomposed(characters, c.value, options);
+      const bool inert = is_inert(c.value);
+      if (!first && (c.value < 0x80 || inert)) break;
+      if (inert) {
+        characters.push_back(static_cast<int32_t>(c.value));
+        starts_inert = true;
+      } else {
+        append_decomposed(characters, c.value, options);
+      }
       at += c.length;
     }
-    order_marks(characters);
+    order_marks(characters, starts_inert);
     auto count = static_cast<utf8proc_ssize_t>(characters.size());
     if (compose) {
-      count = utf8proc_normalize_utf32(
-          characters.data(), count,
-          static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-      check(count >= 0, "cannot compose a text of {} characters", characters.size());
+      const utf8proc_ssize_t inert = starts_inert;
+      count = inert + utf8proc_normalize_utf32(
+                          characters.data() + inert, count - inert,
+                          static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+      check(count >= inert, "cannot compose a text of {} characters", characters.size());
     }
     for (utf8proc_ssize_t i = 0; i < count; ++i)
       append_utf8(out, static_cast<char32_t>(characters[static_cast<size_t>(i)]));
