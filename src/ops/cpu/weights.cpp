@@ -9,12 +9,19 @@
 namespace nanovllm::cpu {
 namespace {
 
+/// n values from memory that need not be aligned (a mapped file).
 template <class To, class From>
-To convert_one(From value) {
-  if constexpr (std::is_same_v<To, From>)
-    return value;
-  else
-    return static_cast<To>(static_cast<float>(value));
+void convert_row(To* to, const std::byte* from, int64_t n) {
+  if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(static_cast<void*>(to), from, static_cast<size_t>(n) * sizeof(To));
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      From value;
+      std::memcpy(static_cast<void*>(&value), from + static_cast<size_t>(i) * sizeof(From),
+                  sizeof(From));
+      to[i] = static_cast<To>(static_cast<float>(value));
+    }
+  }
 }
 
 /// Calls body with the two element types.
@@ -33,23 +40,45 @@ void dispatch_conversion(DType dst, DType src, Body&& body) {
   });
 }
 
-/// Rows [begin, end) of the source, in tiles small enough for the first-level cache on both sides.
-/// The source may be unaligned (a mapped file), hence the copies.
-template <class To, class From>
-void pack_tile_rows(To* dst, const WeightLayout& layout, int64_t first, const Tensor& source,
-                    int64_t begin, int64_t end) {
-  constexpr int64_t kRows = 64, kColumns = 64;
-  From values[kColumns];
-  for (int64_t r0 = begin; r0 < end; r0 += kRows) {
-    for (int64_t c0 = 0; c0 < layout.k; c0 += kColumns) {
-      const int64_t columns = std::min(kColumns, layout.k - c0);
-      for (int64_t r = r0; r < std::min(end, r0 + kRows); ++r) {
-        std::memcpy(static_cast<void*>(values),
-                    source.data + static_cast<size_t>(r * source.stride[0] + c0) * sizeof(From),
-                    static_cast<size_t>(columns) * sizeof(From));
-        To* row = dst + layout.rows.offset(first + r);
-        const int64_t* at = layout.columns.data() + c0;
-        for (int64_t c = 0; c < columns; ++c) row[at[c]] = convert_one<To>(values[c]);
+/// Two elements that are moved as one.
+struct Pair {
+  bf16 first, second;
+};
+
+/// Whether the layout keeps neighbouring columns side by side, as bf16 dot products want them.
+bool keeps_pairs(const WeightLayout& layout) {
+  if (layout.k % 2 || layout.rows.offset(1) % 2) return false;
+  for (size_t c = 0; c < layout.columns.size(); c += 2)
+    if (layout.columns[c] % 2 || layout.columns[c + 1] != layout.columns[c] + 1) return false;
+  return true;
+}
+
+constexpr int64_t kTile = 64;
+
+/// Packs rows [begin, end) of the source, which become rows first + begin .. of the matrix, in
+/// units of one element or a pair; `columns` are the units' offsets, in units. Works in tiles that
+/// stay in the first-level cache, down their columns: those are scattered in the source but
+/// together in the layout.
+template <class To, class From, class Unit>
+void pack_range(std::byte* dst, const WeightLayout& layout, std::span<const int64_t> columns,
+                int64_t first, const Tensor& source, int64_t begin, int64_t end) {
+  constexpr int64_t kElements = sizeof(Unit) / sizeof(To);
+  Unit* const to = reinterpret_cast<Unit*>(dst);
+  for (int64_t r0 = begin; r0 < end; r0 += kTile) {
+    int64_t rows[kTile];
+    const int64_t count = std::min(kTile, end - r0);
+    for (int64_t r = 0; r < count; ++r) rows[r] = layout.rows.offset(first + r0 + r) / kElements;
+    for (int64_t c0 = 0; c0 < layout.k; c0 += kTile) {
+      const int64_t width = std::min(kTile, layout.k - c0);
+      Unit tile[kTile][kTile / kElements];
+      for (int64_t r = 0; r < count; ++r)
+        convert_row<To, From>(
+            reinterpret_cast<To*>(tile[r]),
+            source.data + static_cast<size_t>((r0 + r) * source.stride[0] + c0) * sizeof(From),
+            width);
+      for (int64_t c = 0; c < width / kElements; ++c) {
+        const int64_t column = columns[static_cast<size_t>(c0 / kElements + c)];
+        for (int64_t r = 0; r < count; ++r) to[column + rows[r]] = tile[r][c];
       }
     }
   }
@@ -72,27 +101,35 @@ WeightLayout panel_layout(DType dtype, int64_t n, int64_t k) {
 
 void pack_rows(std::byte* dst, DType dtype, const WeightLayout& layout, int64_t first,
                const Tensor& source, int threads) {
+  const bool pairs = dtype == DType::bf16 && keeps_pairs(layout);
+  std::vector<int64_t> columns = layout.columns;
+  if (pairs) {
+    columns.clear();
+    for (size_t c = 0; c < layout.columns.size(); c += 2) columns.push_back(layout.columns[c] / 2);
+  }
   dispatch_conversion(dtype, source.dtype, [&]<class To, class From>() {
-    // Shares are whole groups of 64 rows, so that threads do not write to one cache line.
-    const int64_t rows = source.shape[0], groups = (first % 64 + rows + 63) / 64;
+    // Shares are whole groups of 64 rows of the matrix, so that threads do not write to one cache
+    // line.
+    const int64_t rows = source.shape[0], before = first % kTile,
+                  groups = (before + rows + kTile - 1) / kTile;
     parallel_for(threads, groups, rows * layout.k, [&](int64_t begin, int64_t end, int) {
       const auto row = [&](int64_t group) {
-        return std::clamp<int64_t>(group * 64 - first % 64, 0, rows);
+        return std::clamp<int64_t>(group * kTile - before, 0, rows);
       };
-      pack_tile_rows<To, From>(reinterpret_cast<To*>(dst), layout, first, source, row(begin),
-                               row(end));
+      if constexpr (sizeof(To) == sizeof(bf16)) {
+        if (pairs) {
+          pack_range<To, From, Pair>(dst, layout, columns, first, source, row(begin), row(end));
+          return;
+        }
+      }
+      pack_range<To, From, To>(dst, layout, columns, first, source, row(begin), row(end));
     });
   });
 }
 
 void convert(std::byte* dst, DType dst_type, const std::byte* src, DType src_type, int64_t n) {
   dispatch_conversion(dst_type, src_type, [&]<class To, class From>() {
-    for (int64_t i = 0; i < n; ++i) {
-      From value;
-      std::memcpy(static_cast<void*>(&value), src + static_cast<size_t>(i) * sizeof(From),
-                  sizeof(From));
-      reinterpret_cast<To*>(dst)[i] = convert_one<To>(value);
-    }
+    convert_row<To, From>(reinterpret_cast<To*>(dst), src, n);
   });
 }
 
