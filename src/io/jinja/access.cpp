@@ -198,8 +198,8 @@ bool contains(Runtime& runtime, const Value& container, const Value& item) {
   if (!container.is_sequence() && !container.is_undefined()) {
     render_fail("argument of type '{}' is not iterable", container.type_name());
   }
-  const auto sequence = runtime.iterate(container);
-  return std::any_of(sequence->items.begin(), sequence->items.end(),
+  const Items items = runtime.iterate(container);
+  return std::any_of(items.begin(), items.end(),
                      [&](const Value& candidate) { return equal(budget, candidate, item); });
 }
 

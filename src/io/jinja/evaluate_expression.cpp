@@ -61,7 +61,7 @@ Arguments Evaluator::evaluate_arguments(const ArgumentList& list) {
   for (const auto& [name, expr] : list.named) arguments.named.emplace_back(name, evaluate(*expr));
   if (list.star) {
     const Value star = evaluate(*list.star);
-    for (const Value& item : runtime_.iterate(star)->items) arguments.positional.push_back(item);
+    for (const Value& item : runtime_.iterate(star)) arguments.positional.push_back(item);
   }
   if (list.star_star) {
     const Value star_star = evaluate(*list.star_star);

@@ -151,12 +151,11 @@ void Evaluator::assign(const Target& target, const Value& value) {
       return;
     }
     case Target::Kind::tuple: {
-      const auto items = runtime_.iterate(value);
-      if (items->items.size() != target.items.size()) {
-        render_fail("cannot unpack {} values into {} names", items->items.size(),
-                    target.items.size());
+      const Items items = runtime_.iterate(value);
+      if (items.size() != target.items.size()) {
+        render_fail("cannot unpack {} values into {} names", items.size(), target.items.size());
       }
-      for (size_t i = 0; i < target.items.size(); ++i) assign(target.items[i], items->items[i]);
+      for (size_t i = 0; i < target.items.size(); ++i) assign(target.items[i], items[i]);
       return;
     }
   }

@@ -133,11 +133,10 @@ DictItems dict_items(Runtime& runtime, const Arguments& arguments) {
   if (!arguments.positional.empty() && arguments.positional[0].is_dict()) {
     items = arguments.positional[0].dict().items;
   } else if (!arguments.positional.empty()) {
-    for (const Value& pair : runtime.iterate(arguments.positional[0])->items) {
-      const auto both = runtime.iterate(pair);
-      if (both->items.size() != 2)
-        render_fail("dict() needs pairs, got {} values", both->items.size());
-      items.emplace_back(both->items[0], both->items[1]);
+    for (const Value& pair : runtime.iterate(arguments.positional[0])) {
+      const Items both = runtime.iterate(pair);
+      if (both.size() != 2) render_fail("dict() needs pairs, got {} values", both.size());
+      items.emplace_back(both[0], both[1]);
     }
   }
   for (const auto& [name, value] : arguments.named) items.emplace_back(runtime.string(name), value);

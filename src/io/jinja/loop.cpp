@@ -3,8 +3,8 @@
 namespace nanovllm::jinja {
 
 std::optional<Value> LoopState::draw() {
-  while (evaluator_ != nullptr && drawn_ < items_->items.size()) {
-    const Value& item = items_->items[drawn_++];
+  while (evaluator_ != nullptr && drawn_ < items_.size()) {
+    const Value& item = items_[drawn_++];
     if (loop_.condition == nullptr || evaluator_->passes(loop_, scope_, item)) return item;
   }
   return std::nullopt;
@@ -29,7 +29,7 @@ bool LoopState::advance() {
 }
 
 std::optional<size_t> LoopState::length(Runtime&) {
-  if (loop_.condition == nullptr) return items_->items.size();
+  if (loop_.condition == nullptr) return items_.size();
   while (auto item = draw()) ahead_.push_back(std::move(*item));
   return count_ + ahead_.size();
 }

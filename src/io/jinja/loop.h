@@ -14,8 +14,7 @@ namespace nanovllm::jinja {
 /// a namespace.
 class LoopState final : public Object {
  public:
-  LoopState(Evaluator& evaluator, const For& loop, Scope* scope,
-            std::shared_ptr<const Sequence> items, int depth0)
+  LoopState(Evaluator& evaluator, const For& loop, Scope* scope, Items items, int depth0)
       : evaluator_(&evaluator),
         loop_(loop),
         scope_(scope),
@@ -33,7 +32,7 @@ class LoopState final : public Object {
   MethodFunction method(std::string_view name) const override;
   bool is_callable() const override { return true; }
   Value call(Runtime& runtime, const Arguments& arguments) override;
-  int depth() const override { return items_->depth + 1; }
+  int depth() const override { return items_.depth() + 1; }
   std::optional<size_t> length(Runtime& runtime) override;
 
  private:
@@ -45,7 +44,7 @@ class LoopState final : public Object {
   Evaluator* evaluator_;
   const For& loop_;
   Scope* scope_;
-  std::shared_ptr<const Sequence> items_;
+  Items items_;
   size_t drawn_ = 0;         // items looked at, whether or not they passed the `if`
   std::deque<Value> ahead_;  // items drawn before their turn
   size_t count_ = 0;         // items passed to the body

@@ -99,18 +99,18 @@ Value Runtime::keep(std::unique_ptr<Object> object) {
   return Value(std::shared_ptr<Object>(std::shared_ptr<Object>(), kept_.back().get()));
 }
 
-std::shared_ptr<const Sequence> Runtime::iterate(const Value& value) {
+Items Runtime::iterate(const Value& value) {
   if (value.is_sequence()) {
     const Sequence& sequence = value.sequence();
-    if (sequence.kind != Sequence::Kind::generator) return value.sequence_ptr();
+    if (sequence.kind != Sequence::Kind::generator) return Items(value.sequence_ptr());
     if (sequence.taken == 0) {
       sequence.taken = sequence.items.size();
-      return value.sequence_ptr();
+      return Items(value.sequence_ptr());
     }
     std::vector<Value> rest(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.taken),
                             sequence.items.end());
     sequence.taken = sequence.items.size();
-    return this->sequence(std::move(rest)).sequence_ptr();
+    return Items(this->sequence(std::move(rest)).sequence_ptr());
   }
   std::vector<Value> items;
   if (value.is_dict()) {
@@ -125,7 +125,7 @@ std::shared_ptr<const Sequence> Runtime::iterate(const Value& value) {
   } else if (!value.is_undefined()) {
     render_fail("'{}' object is not iterable", value.type_name());
   }
-  return sequence(std::move(items)).sequence_ptr();
+  return Items(sequence(std::move(items)).sequence_ptr());
 }
 
 size_t Runtime::length(const Value& value) {

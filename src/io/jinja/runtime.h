@@ -27,6 +27,23 @@ template <class... Args>
   throw RenderError(fmt::format(format, std::forward<Args>(args)...));
 }
 
+/// The items of something iterable. Keeps them alive, so it can stand in a range-for.
+class Items {
+ public:
+  explicit Items(std::shared_ptr<const Sequence> sequence) : sequence_(std::move(sequence)) {}
+  auto begin() const { return sequence_->items.begin(); }
+  auto end() const { return sequence_->items.end(); }
+  size_t size() const { return sequence_->items.size(); }
+  bool empty() const { return sequence_->items.empty(); }
+  const Value& operator[](size_t i) const { return sequence_->items[i]; }
+  const Value& front() const { return sequence_->items.front(); }
+  const Value& back() const { return sequence_->items.back(); }
+  int depth() const { return sequence_->depth; }
+
+ private:
+  std::shared_ptr<const Sequence> sequence_;
+};
+
 class Runtime {
  public:
   Runtime(const ChatTemplateLimits& limits, const ChatClock& clock)
@@ -55,7 +72,7 @@ class Runtime {
 
   /// The items of what a `for` loop accepts; a generator is used up by it. Throws RenderError for
   /// anything else.
-  std::shared_ptr<const Sequence> iterate(const Value& value);
+  Items iterate(const Value& value);
   /// len(); throws RenderError where the value has none.
   size_t length(const Value& value);
 

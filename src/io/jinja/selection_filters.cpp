@@ -46,7 +46,7 @@ Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (arguments.positional.empty()) {
     const Bound bound("map", arguments, {"attribute", "default"});
     if (bound[0] == nullptr) render_fail("map requires a filter argument");
-    for (const Value& item : runtime.iterate(input)->items) {
+    for (const Value& item : runtime.iterate(input)) {
       results.push_back(follow_path(runtime, item, bound.at(0), bound.get(1)));
     }
   } else {
@@ -54,8 +54,7 @@ Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
     const FilterFunction filter = name.is_string() ? find_filter(name.text()) : nullptr;
     if (filter == nullptr) render_fail("no filter named {}", to_repr(runtime.budget(), name));
     const Arguments rest = rest_of(arguments, 1);
-    for (const Value& item : runtime.iterate(input)->items)
-      results.push_back(filter(runtime, item, rest));
+    for (const Value& item : runtime.iterate(input)) results.push_back(filter(runtime, item, rest));
   }
   return runtime.sequence(std::move(results), Sequence::Kind::generator);
 }
@@ -74,7 +73,7 @@ Value select(Runtime& runtime, const Value& input, const Arguments& arguments) {
     if (test == nullptr) render_fail("no test named {}", to_repr(runtime.budget(), name));
   }
   const Arguments rest = rest_of(arguments, offset + 1);
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     runtime.budget().spend();
     const Value subject = by_attribute ? follow_path(runtime, item, arguments.positional[0]) : item;
     const bool passes = test != nullptr ? test(runtime, subject, rest) : subject.truth();

@@ -15,7 +15,8 @@ Value length(Runtime& runtime, const Value& input, const Arguments& arguments) {
 
 Value list(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound none("list", arguments, {});
-  return runtime.sequence(runtime.iterate(input)->items);
+  const Items all = runtime.iterate(input);
+  return runtime.sequence({all.begin(), all.end()});
 }
 
 Value first(Runtime& runtime, const Value& input, const Arguments& arguments) {
@@ -28,9 +29,8 @@ Value first(Runtime& runtime, const Value& input, const Arguments& arguments) {
   }
   if (input.is_string() && !input.text().empty())
     return get_item(runtime, input, Value::integer(0));
-  const auto items = runtime.iterate(input);
-  return items->items.empty() ? Value::undefined("no first item, sequence was empty")
-                              : items->items.front();
+  const Items items = runtime.iterate(input);
+  return items.empty() ? Value::undefined("no first item, sequence was empty") : items.front();
 }
 
 Value last(Runtime& runtime, const Value& input, const Arguments& arguments) {
@@ -41,14 +41,14 @@ Value last(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (input.is_undefined()) render_fail("{}", input.why_undefined());
   if (input.is_string() && !input.text().empty())
     return get_item(runtime, input, Value::integer(-1));
-  const auto items = runtime.iterate(input);
-  return items->items.empty() ? Value::undefined("no last item, sequence was empty")
-                              : items->items.back();
+  const Items items = runtime.iterate(input);
+  return items.empty() ? Value::undefined("no last item, sequence was empty") : items.back();
 }
 
 Value reverse(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound none("reverse", arguments, {});
-  auto items = runtime.iterate(input)->items;
+  const Items all = runtime.iterate(input);
+  std::vector<Value> items(all.begin(), all.end());
   std::reverse(items.begin(), items.end());
   if (!input.is_string()) return runtime.sequence(std::move(items), Sequence::Kind::generator);
   TextBuilder out(runtime.budget());
@@ -60,11 +60,11 @@ Value join(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound bound("join", arguments, {"d", "attribute"});
   const std::string separator = bound[0] != nullptr ? to_str(runtime.budget(), *bound[0]) : "";
   const Value* path = bound.get(1);
-  const auto items = runtime.iterate(input);
+  const Items items = runtime.iterate(input);
   TextBuilder out(runtime.budget());
-  for (size_t i = 0; i < items->items.size(); ++i) {
+  for (size_t i = 0; i < items.size(); ++i) {
     if (i > 0) out.append(separator);
-    const Value& item = items->items[i];
+    const Value& item = items[i];
     out.append(
         to_str(runtime.budget(), path != nullptr ? follow_path(runtime, item, *path) : item));
   }
@@ -142,7 +142,7 @@ Value multi_key(Runtime& runtime, const Value& item, const Value* path, bool cas
 Value sort(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound bound("sort", arguments, {"reverse", "case_sensitive", "attribute"});
   Keyed keyed;
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     keyed.emplace_back(multi_key(runtime, item, bound.get(2), bound.truth(1, false)), item);
   }
   sort_by_key(runtime, keyed, bound.truth(0, false));
@@ -156,7 +156,7 @@ Value group_by(Runtime& runtime, const Value& input, const Arguments& arguments)
     return follow_path(runtime, item, bound.at(0), bound.get(1));
   };
   Keyed keyed;
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     keyed.emplace_back(sort_key(runtime, attribute(item), case_sensitive), item);
   }
   sort_by_key(runtime, keyed, false);
@@ -183,7 +183,7 @@ Value unique(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Value* path = bound.get(1);
   std::vector<Value> seen;
   std::vector<Value> kept;
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     const Value key = sort_key(runtime, path != nullptr ? follow_path(runtime, item, *path) : item,
                                bound.truth(0, false));
     expect_hashable(key);
@@ -201,19 +201,19 @@ template <bool largest>
 Value extreme(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound bound(largest ? "max" : "min", arguments, {"case_sensitive", "attribute"});
   const Value* path = bound.get(1);
-  const auto all = runtime.iterate(input);
-  if (all->items.empty()) return Value::undefined("no aggregated item, sequence was empty");
+  const Items all = runtime.iterate(input);
+  if (all.empty()) return Value::undefined("no aggregated item, sequence was empty");
   const auto key_of = [&](const Value& item) {
     return sort_key(runtime, path != nullptr ? follow_path(runtime, item, *path) : item,
                     bound.truth(0, false));
   };
-  const Value* best = &all->items[0];
+  const Value* best = &all[0];
   Value best_key = key_of(*best);
-  for (size_t i = 1; i < all->items.size(); ++i) {
-    Value key = key_of(all->items[i]);
+  for (size_t i = 1; i < all.size(); ++i) {
+    Value key = key_of(all[i]);
     if (largest ? !less(runtime.budget(), best_key, key) : !less(runtime.budget(), key, best_key))
       continue;
-    best = &all->items[i];
+    best = &all[i];
     best_key = std::move(key);
   }
   return *best;
@@ -224,7 +224,7 @@ Value sum(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Value* path = bound.get(0);
   Value total = bound[1] != nullptr ? *bound[1] : Value::integer(0);
   if (total.is_string()) render_fail("sum() can't sum strings");
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     total = binary(runtime, BinaryOp::add, total,
                    path != nullptr ? follow_path(runtime, item, *path) : item);
   }
@@ -241,7 +241,7 @@ Value batch(Runtime& runtime, const Value& input, const Arguments& arguments) {
   }
   std::vector<Value> batches;
   std::vector<Value> current;
-  for (const Value& item : runtime.iterate(input)->items) {
+  for (const Value& item : runtime.iterate(input)) {
     if (static_cast<Int>(current.size()) == size)
       batches.push_back(runtime.sequence(std::exchange(current, {})));
     current.push_back(item);
@@ -258,15 +258,15 @@ Value slice(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Int slices = bound.integer(0, 0);
   if (slices <= 0 || slices > 100'000)
     render_fail("slice: the number of slices must be between 1 and 100000");
-  const auto all = runtime.iterate(input);
+  const Items all = runtime.iterate(input);
   const size_t count = static_cast<size_t>(slices);
-  const size_t each = all->items.size() / count;
-  const size_t longer = all->items.size() % count;
+  const size_t each = all.size() / count;
+  const size_t longer = all.size() % count;
   std::vector<Value> parts;
   size_t start = 0;
   for (size_t i = 0; i < count; ++i) {
     const size_t size = each + (i < longer ? 1 : 0);
-    const auto begin = all->items.begin() + static_cast<std::ptrdiff_t>(start);
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(start);
     std::vector<Value> part(begin, begin + static_cast<std::ptrdiff_t>(size));
     if (bound.get(1) != nullptr && i >= longer) part.push_back(bound.at(1));
     parts.push_back(runtime.sequence(std::move(part)));

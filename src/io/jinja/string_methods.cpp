@@ -197,10 +197,10 @@ Value replace(Runtime& runtime, const Value& self, const Arguments& arguments) {
 
 Value join(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Bound bound("join", arguments, {"iterable"}, 1);
-  const auto items = runtime.iterate(bound.at(0));
+  const Items items = runtime.iterate(bound.at(0));
   TextBuilder out(runtime.budget());
-  for (size_t i = 0; i < items->items.size(); ++i) {
-    const Value& item = items->items[i];
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Value& item = items[i];
     if (item.is_undefined()) render_fail("{}", item.why_undefined());
     if (!item.is_string())
       render_fail("sequence item {}: expected str instance, {} found", i, item.type_name());

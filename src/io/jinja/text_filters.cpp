@@ -179,12 +179,12 @@ Value tojson(Runtime& runtime, const Value& input, const Arguments& arguments) {
     style.item_separator.assign(1, ',');
   }
   if (const Value* separators = bound.get(2)) {
-    const auto both = runtime.iterate(*separators);
-    if (both->items.size() != 2 || !both->items[0].is_string() || !both->items[1].is_string()) {
+    const Items both = runtime.iterate(*separators);
+    if (both.size() != 2 || !both[0].is_string() || !both[1].is_string()) {
       render_fail("tojson: separators must be two strings");
     }
-    style.item_separator = both->items[0].text();
-    style.key_separator = both->items[1].text();
+    style.item_separator = both[0].text();
+    style.key_separator = both[1].text();
   }
   return runtime.string(to_json(runtime.budget(), input, style));
 }
