@@ -98,11 +98,13 @@ class BenchReport {
   /// A row of the table; JSON has all its fields, the table those that are columns. A row with
   /// `measured` and `floor` in it (both seconds, or both milliseconds) also gets its "share".
   void add(Json row);
-  /// Writes the table, or the JSON where options.json says.
-  void write(const EngineInfo& info, const Machine& machine, const ModelConfig& config);
+  /// Writes the table, and the JSON where options.json says. `peak_memory` in bytes is of the
+  /// process that ran the engine.
+  void write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
+             int64_t peak_memory);
 
  private:
-  std::string table(const EngineInfo& info, const Machine& machine) const;
+  std::string table(const EngineInfo& info, const Machine& machine, int64_t peak_memory) const;
 
   std::string benchmark_;
   const BenchOptions& options_;

@@ -6,6 +6,7 @@
 
 #include "cli/bench.h"
 #include "cli/exit_code.h"
+#include "cli/machine.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -63,7 +64,7 @@ int bench_latency(const LatencyOptions& options) {
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes)
       report.add(measure(model, batch_size, input_len, options.output_len));
-  report.write(model.llm().info(), model.machine(), model.config());
+  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cli/bench.h"
 #include "cli/exit_code.h"
+#include "cli/machine.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -51,7 +52,7 @@ int bench_prefill(const PrefillOptions& options) {
       run_batch(model.llm(), model.fresh_prompts(batch_size, input_len), model.sampling_params(1));
       report.add(measure(model, batch_size, input_len));
     }
-  report.write(model.llm().info(), model.machine(), model.config());
+  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "cli/bench.h"
-#include "cli/machine.h"
 #include "cli/output.h"
 #include "cli/peers.h"
 #include "cli/table.h"
@@ -35,7 +34,8 @@ void BenchReport::add(Json row) {
   rows_.push_back(std::move(row));
 }
 
-std::string BenchReport::table(const EngineInfo& info, const Machine& machine) const {
+std::string BenchReport::table(const EngineInfo& info, const Machine& machine,
+                               int64_t peak_memory) const {
   std::vector<std::string> titles;
   for (const Column& column : columns_) titles.push_back(column.title);
   Table table(titles);
@@ -52,13 +52,15 @@ std::string BenchReport::table(const EngineInfo& info, const Machine& machine) c
                                                 machine.rates.bytes_per_second / 1e9,
                                                 machine.rates.flops / 1e12, machine.source)
                                   : fmt::format("\nfloor: {}\n", machine.source);
-  if (const int64_t peak = peak_memory(); peak > 0)
-    text += fmt::format("memory: {} resident at most; weights {}, KV cache {}\n", binary_size(peak),
-                        binary_size(info.weight_bytes), binary_size(info.kv_cache_bytes));
+  if (peak_memory > 0)
+    text += fmt::format("memory: {} resident at most; weights {}, KV cache {}\n",
+                        binary_size(peak_memory), binary_size(info.weight_bytes),
+                        binary_size(info.kv_cache_bytes));
   return text;
 }
 
-void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config) {
+void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
+                        int64_t peak_memory) {
   const std::vector<PeerFigure> peers =
       options_.peers ? peer_figures(benchmark_, config, info.device) : std::vector<PeerFigure>{};
   if (!options_.json.empty()) {
@@ -74,7 +76,7 @@ void BenchReport::write(const EngineInfo& info, const Machine& machine, const Mo
                   {{"weights", info.weight_bytes},
                    {"workspace", info.workspace_bytes},
                    {"kv_cache", info.kv_cache_bytes},
-                   {"peak_resident", peak_memory()}}},
+                   {"peak_resident", peak_memory}}},
                  {"machine",
                   {{"bytes_per_second", machine.rates.bytes_per_second},
                    {"flops", machine.rates.flops},
@@ -89,7 +91,7 @@ void BenchReport::write(const EngineInfo& info, const Machine& machine, const Mo
     if (!to_file) return;
   }
   Output output;
-  output.write(table(info, machine));
+  output.write(table(info, machine, peak_memory));
   if (options_.peers) output.write("\n" + to_table(peers));
   output.close();
 }

@@ -1,4 +1,5 @@
 // nanovllm bench startup: from exec to the first token, in processes started for it.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -34,6 +35,7 @@ double now() {
 /// Points in time of one start.
 struct Start {
   double exec, running, ready, first_token;
+  int64_t peak_memory;
 };
 
 // What the measured process does: it loads the model as a user's would and answers one prompt.
@@ -54,7 +56,7 @@ int run_child(const StartupOptions& options) {
   check(outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
         outputs[0].error);
   Output output;
-  output.write(Json{running, ready, first_token}.dump() + "\n");
+  output.write(Json{running, ready, first_token, peak_memory()}.dump() + "\n");
   output.close();
   return kExitDone;
 }
@@ -98,7 +100,7 @@ Start measure_start() {
   ::posix_spawn_file_actions_addclose(&actions, ends[0]);
   ::posix_spawn_file_actions_addclose(&actions, ends[1]);
   pid_t child = 0;
-  Start start{now(), 0, 0, 0};
+  Start start{now(), 0, 0, 0, 0};
   const int error =
       ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), ::environ);
   ::posix_spawn_file_actions_destroy(&actions);
@@ -114,6 +116,7 @@ Start measure_start() {
   start.running = times.at(0).get<double>();
   start.ready = times.at(1).get<double>();
   start.first_token = times.at(2).get<double>();
+  start.peak_memory = times.at(3).get<int64_t>();
   return start;
 }
 
@@ -125,12 +128,14 @@ int bench_startup(const StartupOptions& options) {
   const EngineInfo plan = nanovllm::inspect(options.model, config);
   const Machine machine = find_machine(options, plan);
   std::vector<double> program, load, token, whole;
+  int64_t memory = 0;
   for (int64_t i = 0; i < options.repetitions; ++i) {
     const Start start = measure_start();
     program.push_back(start.running - start.exec);
     load.push_back(start.ready - start.running);
     token.push_back(start.first_token - start.ready);
     whole.push_back(start.first_token - start.exec);
+    memory = std::max(memory, start.peak_memory);
   }
   const ModelConfig model = load_model_config(options.model);
   Json floor;
@@ -156,7 +161,7 @@ int bench_startup(const StartupOptions& options) {
               {"measured", median(whole)},
               {"worst", quantile(whole, 1)},
               {"floor", floor}});
-  report.write(plan, machine, model);
+  report.write(plan, machine, model, memory);
   return kExitDone;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cli/bench.h"
 #include "cli/exit_code.h"
+#include "cli/machine.h"
 #include "core/check.h"
 
 namespace nanovllm::cli {
@@ -121,7 +122,7 @@ int bench_throughput(const ThroughputOptions& options) {
          {"host_us_per_step", 1e6 * pass.host_seconds / double(std::max<int64_t>(1, pass.steps))}});
   }
   progress.clear();
-  report.write(model.llm().info(), model.machine(), model.config());
+  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

@@ -242,13 +242,13 @@ SamplingDefaults sampling_defaults(const GenerateOptions& options, const LLM& ll
   return defaults;
 }
 
-void refuse_same_file(const LineReader* input, const Output& output) {
+// Opening the output empties it: the input must not be that file.
+void refuse_same_file(const LineReader* input, const std::string& output) {
   struct stat in {
   }, out{};
   if (!input || ::fstat(input->descriptor(), &in) != 0 || !S_ISREG(in.st_mode)) return;
-  check(
-      ::fstat(output.descriptor(), &out) != 0 || in.st_dev != out.st_dev || in.st_ino != out.st_ino,
-      ErrorKind::invalid_argument, "--output is the file of --input: give another one");
+  check(::stat(output.c_str(), &out) != 0 || in.st_dev != out.st_dev || in.st_ino != out.st_ino,
+        ErrorKind::invalid_argument, "--output is the file of --input: give another one");
 }
 
 int generate(const GenerateOptions& options) {
@@ -261,9 +261,9 @@ int generate(const GenerateOptions& options) {
   std::unique_ptr<LineReader> input;
   if (!options.input.empty()) input = std::make_unique<LineReader>("--input", options.input);
   const bool to_file = !options.output.empty() && options.output != "-";
+  if (to_file) refuse_same_file(input.get(), options.output);
   std::unique_ptr<Output> output =
       to_file ? std::make_unique<Output>("--output", options.output) : std::make_unique<Output>();
-  refuse_same_file(input.get(), *output);
 
   Progress progress(options.quiet);
   EngineConfig config = options.engine;

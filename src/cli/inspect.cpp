@@ -56,8 +56,10 @@ Json to_json(const EngineInfo& i) {
 std::string describe_model(const EngineInfo& i) {
   Table facts({"model", ""});
   facts.add({"architecture", i.architecture});
-  facts.add({"parameters", fmt::format("{} ({:.3g} B)", with_commas(i.num_parameters),
-                                       double(i.num_parameters) / 1e9)});
+  const double count = double(i.num_parameters);
+  facts.add({"parameters", with_commas(i.num_parameters) +
+                               (count >= 1e9 ? fmt::format(" ({:.3g} B)", count / 1e9)
+                                             : fmt::format(" ({:.3g} M)", count / 1e6))});
   facts.add({"dtype", i.dtype});
   facts.add({"vocabulary", with_commas(i.vocab_size)});
   facts.add({"device", i.device});

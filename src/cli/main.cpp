@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -27,20 +28,39 @@ namespace {
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> list;
   for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const bool number_follows = i + 1 < argc && argv[i + 1][0] >= '0' && argv[i + 1][0] <= '9';
-    if (argument == "-tp" && number_follows) {
-      list.push_back("--tensor-parallel-size");
-    } else if (argument.size() > 3 && argument.starts_with("--") && argument.ends_with('=') &&
+    const std::string_view argument = argv[i];
+    const std::string_view previous = list.empty() ? std::string_view() : list.back();
+    const bool is_text = previous == "--prompt" || previous == "-p" || previous == "--system" ||
+                         previous == "--stop";
+    if (is_text) {
+      list.emplace_back(argument);
+    } else if (argument == "-tp") {
+      list.emplace_back("--tensor-parallel-size");
+    } else if (argument.size() > 3 && argument.starts_with("--") &&
                argument.find('=') == argument.size() - 1) {
-      list.push_back(argument.substr(0, argument.size() - 1));
-      list.push_back("");
+      list.emplace_back(argument.substr(0, argument.size() - 1));
+      list.emplace_back("");
     } else {
-      list.push_back(argument);
+      list.emplace_back(argument);
     }
   }
   std::reverse(list.begin(), list.end());
   return list;
+}
+
+// "generate, bench, tokenize, inspect"
+std::vector<std::string> command_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
+  return names;
+}
+
+[[noreturn]] void refuse_missing_command(const CLI::App& command) {
+  for (const CLI::App* sub : command.get_subcommands()) refuse_missing_command(*sub);
+  const std::string name = command.get_parent() ? "nanovllm " + command.get_name() : "nanovllm";
+  fail(ErrorKind::invalid_argument, "{} needs a command: {} (see {} --help)", name,
+       fmt::join(command_names(command), ", "), name);
 }
 
 std::vector<std::string> option_names(const CLI::App& command) {
@@ -65,9 +85,7 @@ void refuse_extras(const CLI::App& command) {
   if (name.starts_with('-'))
     fail(kBad, "unknown option {}{} (see {})", quote(name),
          did_you_mean(name, option_names(command)), help);
-  std::vector<std::string> commands;
-  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
-    commands.push_back(sub->get_name());
+  const std::vector<std::string> commands = command_names(command);
   if (!commands.empty())
     fail(kBad, "unknown command {}{} (see {})", quote(name), did_you_mean(name, commands), help);
   fail(kBad, "unexpected argument {} (see {})", quote(extras[0]), help);
@@ -98,8 +116,7 @@ int run(int argc, char** argv) {
     fail(ErrorKind::invalid_argument, "{}", error.what());
   }
   refuse_extras(program);
-  check(static_cast<bool>(action), ErrorKind::invalid_argument,
-        "a command is missing: generate, bench, tokenize or inspect (see nanovllm --help)");
+  if (!action) refuse_missing_command(program);
   return action();
 }
 

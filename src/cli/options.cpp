@@ -116,7 +116,7 @@ void name_environment_twins(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
     std::string name = option->get_lnames().front();
-    if (name == "help" || option->get_group().empty()) continue;
+    if (name == "help" || name == "version" || option->get_group().empty()) continue;
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
     option->envname("NANOVLLM_" + name);
   }

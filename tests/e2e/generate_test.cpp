@@ -1,0 +1,270 @@
+// nanovllm generate on the bundled model: what comes out, where, and in which order.
+#include <gtest/gtest.h>
+
+#include "e2e/process.h"
+#include "unit/temp_directory.h"
+
+namespace nanovllm {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+Arguments generate(Arguments more) {
+  Arguments arguments = {"generate", demo_model(), "--quiet"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+// The answers of a file of requests, all of which have to be done.
+std::vector<Json> answers(const std::string& requests, Arguments more = {}) {
+  more.insert(more.begin(), {"--input", "-"});
+  ProcessOptions options;
+  options.input = requests;
+  const ProcessResult result = nanovllm_program(generate(more), options);
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  return result.lines();
+}
+
+std::string chat_line(const std::string& text, const Json& params = Json::object(), int id = 0) {
+  Json line = {{"id", id}, {"sampling_params", params}};
+  line["messages"] = Json::array({{{"role", "user"}, {"content", text}}});
+  return line.dump() + "\n";
+}
+
+TEST(Generate, OnePromptGivesItsTextAloneOnStandardOutput) {
+  const auto result = nanovllm_program(generate(
+      {"--chat", "--prompt", "What is 23 + 45?", "--temperature", "0", "--max-tokens", "32"}));
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_NE(result.output.find("68"), std::string::npos) << result.output;
+  EXPECT_EQ(result.output.back(), '\n');
+  EXPECT_EQ(result.output.find("Prompt:"), std::string::npos);
+  EXPECT_EQ(result.errors, "");  // quiet
+}
+
+TEST(Generate, SeveralPromptsAreToldApart) {
+  const auto result = nanovllm_program(generate({"--chat", "--prompt", "What is 2 + 3?", "--prompt",
+                                                 "What is 40 - 4?", "--max-tokens", "32"}));
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  const size_t first = result.output.find("Prompt: What is 2 + 3?\nCompletion: ");
+  const size_t second = result.output.find("Prompt: What is 40 - 4?\nCompletion: ");
+  ASSERT_NE(first, std::string::npos) << result.output;
+  ASSERT_NE(second, std::string::npos) << result.output;
+  EXPECT_LT(first, second);
+}
+
+TEST(Generate, SaysOnceWhereItRuns) {
+  const auto result =
+      nanovllm_program({"generate", demo_model(), "--prompt", "x", "--max-tokens", "1"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.errors.find("note: running on cpu, 1 thread"), 0u) << result.errors;
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+}
+
+TEST(Generate, JsonLinesHaveTheFieldsOfTheContract) {
+  const auto lines = answers(
+      R"({"id": "a", "prompt": "What is", "sampling_params": {"max_tokens": 4, "temperature": 0, "ignore_eos": true}})"
+      "\n");
+  ASSERT_EQ(lines.size(), 1u);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : lines[0].items()) keys.push_back(key);
+  EXPECT_EQ(keys, (std::vector<std::string>{"id", "prompt_token_ids", "text", "token_ids",
+                                            "finish_reason", "metrics"}));
+  EXPECT_EQ(lines[0]["id"], "a");
+  EXPECT_EQ(lines[0]["token_ids"].size(), 4u);
+  EXPECT_EQ(lines[0]["finish_reason"], "length");
+  EXPECT_GT(lines[0]["metrics"]["time_to_first_token"].get<double>(), 0);
+}
+
+TEST(Generate, AnswersComeInInputOrderAndBadLinesCostTheOthersNothing) {
+  // A long one first: it finishes last.
+  const std::string requests =
+      R"({"prompt": "Tell me", "sampling_params": {"max_tokens": 60, "ignore_eos": true, "temperature": 0}})"
+      "\n"
+      R"({"id": "bad field", "promt": "x"})"
+      "\n"
+      "\n"
+      R"({"id": "bad json", )"
+      "\n"
+      R"({"id": "empty", "prompt": ""})"
+      "\n"
+      R"({"id": 7, "prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2, "ignore_eos": true}})"
+      "\n"
+      R"({"id": "vocabulary", "prompt_token_ids": [99999999]})"
+      "\n"
+      R"({"id": "last", "prompt": "What", "sampling_params": {"max_tokens": 1}})";
+  ProcessOptions options;
+  options.input = requests;
+  const auto result = nanovllm_program(generate({"--input", "-"}), options);
+  EXPECT_EQ(result.exit_code, 1);
+  const auto lines = result.lines();
+  ASSERT_EQ(lines.size(), 7u) << result.output;
+  EXPECT_EQ(lines[0]["id"], 0);
+  EXPECT_EQ(lines[0]["token_ids"].size(), 60u);
+  EXPECT_EQ(lines[1]["finish_reason"], "error");
+  EXPECT_NE(lines[1]["error"].get<std::string>().find(
+                "line 2: unknown field \"promt\"; did you mean prompt?"),
+            std::string::npos)
+      << lines[1];
+  EXPECT_TRUE(lines[2]["id"].is_null());
+  EXPECT_NE(lines[2]["error"].get<std::string>().find("line 4"), std::string::npos) << lines[2];
+  EXPECT_EQ(lines[3]["id"], "empty");
+  EXPECT_EQ(lines[3]["finish_reason"], "error");
+  EXPECT_EQ(lines[4]["id"], 7);
+  EXPECT_EQ(lines[4]["prompt_token_ids"], (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(lines[4]["token_ids"].size(), 2u);
+  EXPECT_EQ(lines[5]["finish_reason"], "error");
+  EXPECT_EQ(lines[6]["id"], "last");
+  EXPECT_NE(result.errors.find("error: 4 of 7 requests failed"), std::string::npos)
+      << result.errors;
+}
+
+TEST(Generate, WritesTheSameToAFileAsToStandardOutput) {
+  TempDirectory directory;
+  const std::string in = directory.path() / "in.jsonl", out = directory.path() / "out.jsonl";
+  write_file(in, chat_line("What is 4 + 5?", {{"temperature", 0}, {"max_tokens", 16}}));
+  const auto result = nanovllm_program(generate({"--input", in, "--output", out}));
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(result.output, "");
+  const auto lines = json_lines(file_text(out));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0]["text"].get<std::string>().find("9"), std::string::npos) << lines[0];
+}
+
+TEST(Generate, AddsAndSubtracts) {
+  std::string requests;
+  int count = 0;
+  std::vector<std::string> expected;
+  for (int a = 3; a < 100; a += 12)
+    for (int b = 1; b <= a; b += 17) {
+      const bool add = (a + b) % 2 == 0;
+      const std::string question =
+          "What is " + std::to_string(a) + (add ? " + " : " - ") + std::to_string(b) + "?";
+      requests += chat_line(question, {{"temperature", 0}, {"max_tokens", 40}}, count++);
+      expected.push_back(std::to_string(add ? a + b : a - b));
+    }
+  const auto lines = answers(requests);
+  ASSERT_EQ(lines.size(), expected.size());
+  int right = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const auto text = lines[i]["text"].get<std::string>();
+    const size_t at = text.find(expected[i]);
+    const bool ends = at != std::string::npos && (at + expected[i].size() == text.size() ||
+                                                  !std::isdigit(text[at + expected[i].size()]));
+    if (ends) ++right;
+  }
+  EXPECT_GE(right * 100, count * 97) << right << " of " << count;
+}
+
+TEST(Generate, SeededRequestGivesTheSameTextAloneAndInABatch) {
+  const Json params = {
+      {"temperature", 1.3}, {"seed", 42}, {"max_tokens", 40}, {"ignore_eos", true}};
+  const std::string wanted = chat_line("Tell me a story.", params, 1);
+  std::string batch;
+  for (int i = 10; i < 30; ++i)
+    batch += chat_line("What is " + std::to_string(i) + " + 7?",
+                       {{"max_tokens", i}, {"temperature", 0.9}}, i);
+  const auto alone = answers(wanted);
+  const auto among =
+      answers(batch + wanted + batch, {"--max-num-seqs", "8", "--max-num-batched-tokens", "24"});
+  ASSERT_EQ(among.size(), 41u);
+  EXPECT_EQ(alone[0]["token_ids"].size(), 40u);
+  EXPECT_EQ(among[20]["token_ids"], alone[0]["token_ids"]);
+  EXPECT_EQ(among[20]["text"], alone[0]["text"]);
+}
+
+TEST(Generate, StopStringsEndTheTextBeforeThem) {
+  const auto whole =
+      answers(chat_line("What is 12 + 13?", {{"temperature", 0}, {"max_tokens", 30}}));
+  const auto text = whole[0]["text"].get<std::string>();
+  ASSERT_NE(text.find("25"), std::string::npos) << text;
+  const auto cut = answers(
+      chat_line("What is 12 + 13?", {{"temperature", 0}, {"max_tokens", 30}, {"stop", "25"}}));
+  EXPECT_EQ(cut[0]["text"], text.substr(0, text.find("25")));
+  EXPECT_EQ(cut[0]["finish_reason"], "stop");
+}
+
+TEST(Generate, LogprobsNameTheChosenTokenFirst) {
+  const auto lines = answers(
+      R"({"prompt": "What is", "sampling_params": {"max_tokens": 3, "temperature": 0, "logprobs": 2, "prompt_logprobs": 1, "ignore_eos": true}})"
+      "\n");
+  const Json& line = lines.at(0);
+  ASSERT_EQ(line["logprobs"].size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    const Json& candidates = line["logprobs"][i];
+    EXPECT_EQ(candidates[0]["token_id"], line["token_ids"][i]);
+    EXPECT_EQ(candidates[0]["rank"], 1);  // greedy
+    EXPECT_LE(candidates[0]["logprob"].get<double>(), 0);
+    EXPECT_GE(candidates.size(), 2u);
+  }
+  ASSERT_EQ(line["prompt_logprobs"].size(), line["prompt_token_ids"].size());
+  EXPECT_TRUE(line["prompt_logprobs"][0].is_null());
+  EXPECT_EQ(line["prompt_logprobs"][1][0]["token_id"], line["prompt_token_ids"][1]);
+}
+
+TEST(Generate, OptionsStandInTheEnvironmentToo) {
+  ProcessOptions options;
+  options.environment = {{"NANOVLLM_MAX_TOKENS", "3"}, {"NANOVLLM_IGNORE_EOS", "1"}};
+  const auto result = nanovllm_program(generate({"--prompt", "What", "--json"}), options);
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(result.lines().at(0)["token_ids"].size(), 3u);
+  const auto argument_wins =
+      nanovllm_program(generate({"--prompt", "What", "--json", "--max-tokens", "2"}), options);
+  EXPECT_EQ(argument_wins.lines().at(0)["token_ids"].size(), 2u);
+}
+
+TEST(Generate, ALineWithoutParametersTakesTheModelsRecommendation) {
+  // generation_config.json of the bundled model says do_sample: false.
+  const std::string line = R"({"prompt": "Tell me a"})"
+                           "\n";
+  EXPECT_EQ(answers(line)[0]["token_ids"], answers(line, {"--temperature", "0"})[0]["token_ids"]);
+  const auto sampled =
+      answers(line, {"--generation-config", "vllm", "--temperature", "5", "--max-tokens", "30"});
+  EXPECT_NE(sampled[0]["token_ids"], answers(line, {"--max-tokens", "30"})[0]["token_ids"]);
+}
+
+TEST(Generate, TokenIdsNeedNoTokenizer) {
+  TempDirectory directory;
+  for (const char* file : {"config.json", "model.safetensors"})
+    std::filesystem::create_symlink(demo_model() + "/" + file, directory.path() / file);
+  ProcessOptions options;
+  options.input =
+      R"({"prompt_token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 2, "ignore_eos": true}})"
+      "\n";
+  const auto result = nanovllm_program(
+      {"generate", directory.path(), "-q", "--skip-tokenizer-init", "--input", "-"}, options);
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(result.lines().at(0)["token_ids"].size(), 2u);
+  EXPECT_EQ(result.lines().at(0)["text"], "");
+}
+
+TEST(Generate, AThousandLinesThroughATinyCacheKeepTheirOrder) {
+  std::string requests;
+  for (int i = 0; i < 1000; ++i)
+    requests += R"({"id": )" + std::to_string(i) + R"(, "prompt_token_ids": [)" +
+                std::to_string(1 + i % 1000) + R"(, 5], "sampling_params": {"max_tokens": )" +
+                std::to_string(1 + i % 5) +
+                R"(, "ignore_eos": true}})"
+                "\n";
+  const auto lines = answers(requests, {"--num-gpu-blocks-override", "12", "--block-size", "8",
+                                        "--max-num-seqs", "4", "--max-model-len", "32"});
+  ASSERT_EQ(lines.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_EQ(lines[static_cast<size_t>(i)]["id"], i);
+    ASSERT_EQ(lines[static_cast<size_t>(i)]["token_ids"].size(), static_cast<size_t>(1 + i % 5));
+  }
+}
+
+// The same answers on a GPU: "Cuda" in the name gives the label `gpu`.
+TEST(GenerateCuda, AddsAndSubtracts) {
+  if (nanovllm_program({"inspect", demo_model(), "--device", "cuda"}).exit_code == 4)
+    GTEST_SKIP() << "no GPU";
+  const auto lines =
+      answers(chat_line("What is 12 + 13?", {{"temperature", 0}, {"max_tokens", 30}}) +
+                  chat_line("What is 60 - 19?", {{"temperature", 0}, {"max_tokens", 30}}),
+              {"--device", "cuda"});
+  EXPECT_NE(lines.at(0)["text"].get<std::string>().find("25"), std::string::npos);
+  EXPECT_NE(lines.at(1)["text"].get<std::string>().find("41"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nanovllm

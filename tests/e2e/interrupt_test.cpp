@@ -1,0 +1,93 @@
+// What happens to results when a run ends early: Ctrl-C, a full disk, a reader that goes away.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "e2e/process.h"
+#include "unit/temp_directory.h"
+
+namespace nanovllm {
+namespace {
+
+std::string request(const std::string& id, int max_tokens) {
+  return Json({{"id", id},
+               {"prompt_token_ids", {1, 2, 3}},
+               {"sampling_params", {{"max_tokens", max_tokens}, {"ignore_eos", true}}}})
+             .dump() +
+         "\n";
+}
+
+TEST(Interrupt, CtrlCKeepsFinishedResultsAndMarksTheRestAborted) {
+  TempDirectory directory;
+  const std::string in = directory.path() / "in.jsonl";
+  // One at a time: the first finishes at once, the second would take a while, the others wait or
+  // are not even read.
+  std::string requests = request("short", 2) + request("long", 2000);
+  for (int i = 0; i < 20; ++i) requests += request("waiting " + std::to_string(i), 5);
+  write_file(in, requests);
+  ProcessOptions options;
+  options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGINT; };
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--input", in,
+                                        "--max-num-seqs", "1", "--max-model-len", "2048"},
+                                       options);
+  EXPECT_EQ(result.exit_code, 1) << result.errors;
+  const auto lines = result.lines();
+  ASSERT_EQ(lines.size(), 22u) << result.output;
+  EXPECT_EQ(lines[0]["finish_reason"], "length");
+  EXPECT_EQ(lines[1]["id"], "long");
+  EXPECT_EQ(lines[1]["finish_reason"], "abort");
+  EXPECT_LT(lines[1]["token_ids"].size(), 2000u);
+  for (size_t i = 2; i < lines.size(); ++i) EXPECT_EQ(lines[i]["finish_reason"], "abort");
+  EXPECT_NE(result.errors.find("interrupted: 21 of 22 requests aborted"), std::string::npos)
+      << result.errors;
+}
+
+TEST(Interrupt, TerminationEndsAStreamedTextCleanly) {
+  ProcessOptions options;
+  options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGTERM; };
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--prompt",
+                                        "Once upon a time", "--max-tokens", "2000", "--ignore-eos"},
+                                       options);
+  EXPECT_EQ(result.exit_code, 1) << result.errors;
+  EXPECT_EQ(result.output.back(), '\n');
+}
+
+TEST(Interrupt, AFullDiskIsAnErrorThatNamesTheFile) {
+  ProcessOptions options;
+  options.input = request("a", 2);
+  const auto to_file = nanovllm_program(
+      {"generate", demo_model(), "-q", "--input", "-", "--output", "/dev/full"}, options);
+  EXPECT_EQ(to_file.exit_code, 1);
+  EXPECT_EQ(to_file.errors,
+            "error: /dev/full: cannot be written: No space left on device; the results so far are "
+            "kept\n");
+  options.output_file = "/dev/full";
+  const auto to_stdout =
+      nanovllm_program({"generate", demo_model(), "-q", "--input", "-"}, options);
+  EXPECT_EQ(to_stdout.exit_code, 1);
+  EXPECT_NE(to_stdout.errors.find("error: standard output: cannot be written: No space left"),
+            std::string::npos);
+}
+
+TEST(Interrupt, OutputThatCannotBeCreatedCostsNoModelLoad) {
+  const auto result = nanovllm_program(
+      {"generate", "/no/such/model", "--prompt", "x", "--output", "/no/such/directory/out.jsonl"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.errors.find("error: --output /no/such/directory/out.jsonl: cannot be written"),
+            std::string::npos)
+      << result.errors;
+}
+
+TEST(Interrupt, OutputMayNotBeTheInput) {
+  TempDirectory directory;
+  const std::string file = directory.path() / "both.jsonl";
+  write_file(file, request("a", 2));
+  const auto result =
+      nanovllm_program({"generate", demo_model(), "--input", file, "--output", file});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.errors.find("--output is the file of --input"), std::string::npos)
+      << result.errors;
+  EXPECT_EQ(file_text(file), request("a", 2));
+}
+
+}  // namespace
+}  // namespace nanovllm

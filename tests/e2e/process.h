@@ -1,0 +1,51 @@
+// Runs the built program as a user would: arguments, environment and standard input in; output,
+// errors and exit code out.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+
+namespace nanovllm {
+
+struct ProcessOptions {
+  std::string input;                               ///< standard input; then it ends
+  std::map<std::string, std::string> environment;  ///< on top of this process's own
+  std::string output_file;  ///< standard output goes there instead ("/dev/full")
+  /// Called with all of standard output so far whenever there is more; a signal number that it
+  /// returns is sent once.
+  std::function<int(const std::string& output)> signal_when;
+  std::chrono::seconds time_limit{120};
+};
+
+struct ProcessResult {
+  int exit_code =
+      -1;  ///< 128 + signal if a signal ended it; 124 if it ran past the limit and was killed
+  std::string output, errors;
+  /// standard output as JSON lines
+  std::vector<Json> lines() const;
+};
+
+/// Runs `program` with `arguments`.
+ProcessResult run_process(const std::filesystem::path& program, std::vector<std::string> arguments,
+                          const ProcessOptions& options = {});
+
+/// Runs the built nanovllm. Generation is on the CPU with two threads unless the arguments name a
+/// device.
+ProcessResult nanovllm_program(std::vector<std::string> arguments,
+                               const ProcessOptions& options = {});
+
+/// models/demo
+std::string demo_model();
+
+/// The lines of a file as JSON.
+std::vector<Json> json_lines(const std::string& text);
+std::string file_text(const std::filesystem::path& path);
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace nanovllm
