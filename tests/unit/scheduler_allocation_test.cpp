@@ -12,13 +12,14 @@ namespace {
 int64_t num_allocations = 0;
 }
 
-void* operator new(size_t size) {
+// Not inlined: a compiler that sees free() but not malloc() warns of a mismatch.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++num_allocations;
   if (void* p = std::malloc(size)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace nanovllm {
 namespace {
