@@ -1,5 +1,6 @@
 // Tokenizer: what tokenizer.json says, as the Hugging Face library `tokenizers` does it.
-// Byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Phi 3).
+// Byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-style BPE with byte fallback (Llama 2,
+// Mistral, Phi 3).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ class DecodeStream;
 class Tokenizer {
  public:
   /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
-  /// Throws Error(model) naming the file and the entry: unknown kinds are refused by name, never guessed.
+  /// Throws Error(model) naming the file and the entry: unknown kinds are refused by name, never
+  /// guessed.
   explicit Tokenizer(const std::string& model_directory);
   /// The same from the texts of the two files; an empty configuration stands for none.
   static Tokenizer from_json(std::string_view tokenizer_json,
@@ -26,21 +28,25 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  /// Thread-safe. `text` must be valid UTF-8: Error(invalid_argument) with the byte offset otherwise.
-  /// add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens = false, text that spells a special
-  /// token ("<|im_end|>") is encoded as plain text; added tokens that are not special are still recognised.
+  /// Thread-safe. `text` must be valid UTF-8: Error(invalid_argument) with the byte offset
+  /// otherwise. add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens
+  /// = false, text that spells a special token ("<|im_end|>") is encoded as plain text; added
+  /// tokens that are not special are still recognised.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
                               bool parse_special_tokens = true) const;
-  /// Thread-safe. Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside the vocabulary are ignored.
+  /// Thread-safe. Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside
+  /// the vocabulary are ignored.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   int64_t vocab_size() const;  ///< one more than the largest id, added tokens included
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  std::string_view id_to_token(int32_t id) const;  ///< as tokenizer.json spells it; empty where there is none
+  std::string_view id_to_token(
+      int32_t id) const;  ///< as tokenizer.json spells it; empty where there is none
   bool is_special(int32_t id) const;
-  std::optional<int32_t> bos_token_id() const;     ///< from tokenizer_config.json
+  std::optional<int32_t> bos_token_id() const;  ///< from tokenizer_config.json
   std::optional<int32_t> eos_token_id() const;
-  /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is none.
+  /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is
+  /// none.
   const std::string& chat_template() const;
 
  private:
@@ -50,8 +56,8 @@ class Tokenizer {
   std::unique_ptr<const State> state_;
 };
 
-/// Turns a stream of token ids into a stream of text: never half a UTF-8 character, and the pieces add up to exactly what
-/// decode() gives for all ids. Amortised O(1) per token.
+/// Turns a stream of token ids into a stream of text: never half a UTF-8 character, and the pieces
+/// add up to exactly what decode() gives for all ids. Amortised O(1) per token.
 class IncrementalDetokenizer {
  public:
   /// The tokenizer must outlive the detokenizer; it may be moved.
