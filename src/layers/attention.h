@@ -18,10 +18,11 @@ class Attention {
   Tensor key(Tensor qkv) const { return qkv.cols(q_size(), q_size() + kv_size()).split(head_dim_); }
   Tensor value(Tensor qkv) const { return qkv.cols(q_size() + kv_size(), q_size() + 2 * kv_size()).split(head_dim_); }
 
-  /// Replaces the queries by the attention's result, and returns it as [t, heads * head_dim].
+  /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
-    step.ops.attention(query(qkv), query(qkv), cache, step.batch, scale_);
-    return qkv.cols(0, q_size());
+    Tensor out = step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
+    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_);
+    return out;
   }
 
  private:

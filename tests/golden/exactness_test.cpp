@@ -56,7 +56,7 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     c.max_num_seqs = pick(1, 12);
     c.max_num_batched_tokens = pick(0, 1) ? pick(16, 64) : pick(100, 1000);
     c.enable_prefix_caching = pick(0, 3) != 0;
-    c.num_threads = pick(1, 3);
+    c.num_threads = pick(1, 2);
     c.enforce_eager = pick(0, 1) == 0;
     if (pick(0, 1)) c.num_gpu_blocks_override = 400 / c.block_size + pick(1, 20);  // preempts
     return c;

@@ -77,9 +77,9 @@ struct Product {
   memory x, w, y, scratch;
 };
 
-/// What a primitive depends on. Row strides matter only where there are several rows.
+/// What a primitive depends on. The stride of y matters only where there are several rows; x is always dense.
 struct ProductKey {
-  int64_t m, n, k, x_stride, y_stride;
+  int64_t m, n, k, y_stride;
   DType dtype, y_dtype;
   auto operator<=>(const ProductKey&) const = default;
 };
@@ -99,10 +99,10 @@ struct OneDnn::State {
   using Entry = std::pair<ProductKey, Product>;
   std::list<Entry> products;  // most recently used first
   std::map<ProductKey, std::list<Entry>::iterator> index;
-  std::vector<std::byte> scratch;
+  std::vector<std::byte> scratch, rows;
 
   dnnl::matmul::primitive_desc describe(const ProductKey& key, const memory::desc& w) const {
-    const memory::desc x({key.m, key.k}, type_of(key.dtype), memory::dims{key.x_stride, 1});
+    const memory::desc x({key.m, key.k}, type_of(key.dtype), memory::dims{key.k, 1});
     const memory::desc y({key.m, key.n}, type_of(key.y_dtype), memory::dims{key.y_stride, 1});
     return describe_matmul(engine, x, w, y);
   }
@@ -113,7 +113,7 @@ struct OneDnn::State {
       const ThreadCount scope(threads);
       const memory::desc any({k, n}, type_of(dtype), memory::format_tag::any);
       constexpr int64_t kTypicalRows = 512;
-      it->second.desc = describe({kTypicalRows, n, k, k, n, dtype, dtype}, any).weights_desc();
+      it->second.desc = describe({kTypicalRows, n, k, n, dtype, dtype}, any).weights_desc();
       it->second.layout = read_layout(it->second.desc, n, k, size_of(dtype));
     }
     return it->second;
@@ -137,6 +137,17 @@ struct OneDnn::State {
       products.pop_back();
     }
     return products.front().second;
+  }
+
+  /// Rows that stand apart are copied together: for them the library sums in another order than for dense ones, so that a row alone
+  /// (always dense) and the same row among others would differ in the last bits.
+  Tensor dense(const Tensor& x) {
+    const int64_t m = x.shape[0], k = x.shape[1];
+    if (m == 1 || x.stride[0] == k) return x;
+    const size_t row = static_cast<size_t>(k) * size_of(x.dtype);
+    rows.resize(std::max(rows.size(), static_cast<size_t>(m) * row));
+    for (int64_t i = 0; i < m; ++i) std::memcpy(rows.data() + static_cast<size_t>(i) * row, x.rows(i, i + 1).data, row);
+    return Tensor(rows.data(), x.dtype, {m, k}, x.device);
   }
 
   bool is_row_invariant(DType dtype);
@@ -165,11 +176,12 @@ const WeightLayout& OneDnn::layout(DType dtype, int64_t n, int64_t k) const {
   return state_->weight(dtype, n, k).layout;
 }
 
-void OneDnn::gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
-  const int64_t m = x.shape[0], n = w.shape[0], k = w.shape[1];
+void OneDnn::gemm(const Tensor& y, const Tensor& strided_x, const Tensor& w) {
+  const int64_t m = strided_x.shape[0], n = w.shape[0], k = w.shape[1];
+  const Tensor x = state_->dense(strided_x);
   const ThreadCount scope(state_->threads);
   Product& product = state_->product(
-      {m, n, k, m == 1 ? k : x.stride[0], m == 1 ? n : y.stride[0], x.dtype, y.dtype});
+      {m, n, k, m == 1 ? n : y.stride[0], x.dtype, y.dtype});
   product.x.set_data_handle(x.data);
   product.w.set_data_handle(w.data);
   product.y.set_data_handle(y.data);
@@ -196,7 +208,7 @@ bool OneDnn::State::is_row_invariant(DType dtype) {
     }
   };
   const Weight& w = weight(dtype, n, k);
-  const std::string_view name = describe({kRows, n, k, k, n, dtype, dtype}, w.desc).impl_info_str();
+  const std::string_view name = describe({kRows, n, k, n, dtype, dtype}, w.desc).impl_info_str();
   if (!name.starts_with("brg") || w.layout.bytes == 0) return false;
 
   std::vector<std::byte> x, plain, packed(w.layout.bytes);
@@ -206,7 +218,7 @@ bool OneDnn::State::is_row_invariant(DType dtype) {
   std::vector<float> all(static_cast<size_t>(kRows * n)), some(all.size());
   const ThreadCount scope(threads);
   for (const int64_t m : {int64_t{130}, int64_t{64}, int64_t{17}, int64_t{3}, int64_t{1}}) {
-    Product& p = product({m, n, k, k, n, dtype, DType::f32});
+    Product& p = product({m, n, k, n, dtype, DType::f32});
     auto& y = m == kRows ? all : some;
     p.x.set_data_handle(x.data());
     p.w.set_data_handle(packed.data());
