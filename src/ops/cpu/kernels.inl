@@ -12,8 +12,6 @@
 #include "ops/cpu/kernels.h"
 #include "ops/noise.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
-
 namespace nanovllm::cpu {
 #include "ops/cpu/simd.inl"
 //

@@ -1,0 +1,113 @@
+// What is the CPU backend's own: threads, memory, and how a device is chosen.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include "parity/harness.h"
+
+namespace nanovllm::parity {
+namespace {
+
+std::unique_ptr<Backend> with_threads(int threads) {
+  return make_cpu_backend({.num_threads = threads});
+}
+
+/// Some of everything that is cut into shares, as bytes.
+std::vector<std::byte> work(Backend& ops, DType dtype) {
+  constexpr int64_t kRows = 150, n = 600, k = 700;
+  const Operand x(ops, dtype, {kRows, k}, random_values(dtype, kRows * k, 1)),
+      y(ops, dtype, {kRows, n}), half(ops, dtype, {kRows, n / 2});
+  ops.gemm(y, x, Weight(ops, dtype, n, k, random_values(dtype, n * k, 2)));
+  ops.silu_and_mul(half, y);
+  const Operand w(ops, dtype, {n / 2}, random_values(dtype, n / 2, 3));
+  ops.rms_norm(half, half, w, 1e-6f);
+  std::vector<std::byte> bits = y.bits();
+  const std::vector<std::byte> more = half.bits();
+  bits.insert(bits.end(), more.begin(), more.end());
+  return bits;
+}
+
+TEST(CpuBackend, TheNumberOfThreadsDoesNotShow) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto one = with_threads(1);
+    const std::vector<std::byte> want = work(*one, dtype);
+    for (const int threads : {2, 3, 7})
+      EXPECT_EQ(work(*with_threads(threads), dtype), want)
+          << threads << " threads, " << name_of(dtype);
+  }
+}
+
+TEST(CpuBackend, TwoInOneProcessKeepTheirThreadsAndTheCallersSetting) {
+  const int before = omp_get_max_threads();
+  const auto one = with_threads(1), three = with_threads(3);
+  EXPECT_NE(one->name().find("1 thread,"), std::string::npos) << one->name();
+  EXPECT_NE(three->name().find("3 threads,"), std::string::npos) << three->name();
+  EXPECT_EQ(work(*one, DType::bf16), work(*three, DType::bf16));
+  EXPECT_EQ(work(*three, DType::f32), work(*one, DType::f32));
+  EXPECT_EQ(omp_get_max_threads(), before);
+}
+
+TEST(CpuBackend, AllocatesZeroedAlignedMemory) {
+  const auto ops = with_threads(1);
+  for (const size_t bytes :
+       {size_t{0}, size_t{1}, size_t{1000}, size_t{3} << 20, (size_t{5} << 20) + 7}) {
+    const Buffer buffer = ops->allocate(bytes);
+    ASSERT_NE(buffer.get(), nullptr);
+    EXPECT_EQ(reinterpret_cast<size_t>(buffer.get()) % 256, 0u);
+    for (size_t i = 0; i < bytes; ++i) ASSERT_EQ(buffer[i], std::byte{0}) << i << " of " << bytes;
+    if (bytes) std::memset(buffer.get(), 1, bytes);
+  }
+  const MemoryInfo memory = ops->memory();
+  EXPECT_GT(memory.free, 0u);
+  EXPECT_LE(memory.free, memory.total);
+}
+
+TEST(CpuBackend, MoreThanThereIsIsADeviceErrorWithTheSizes) {
+  try {
+    with_threads(1)->allocate(size_t{1} << 50);
+    FAIL() << "a pebibyte was allocated";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::device);
+    EXPECT_NE(std::string(error.what()).find("1048576.00 GiB"), std::string::npos) << error.what();
+  }
+}
+
+TEST(MakeBackend, OpensTheCpuByName) {
+  std::string note;
+  EXPECT_EQ(make_backend("cpu", {.num_threads = 2}, &note)->device(), (Device{Device::cpu, 0}));
+  EXPECT_EQ(note.find("running on cpu, 2 threads"), 0u) << note;
+}
+
+TEST(MakeBackend, AutoAlwaysFindsSomethingAndSaysWhat) {
+  std::string note;
+  const auto backend = make_backend("auto", {}, &note);
+  EXPECT_NE(note.find(backend->name()), std::string::npos) << note;
+}
+
+TEST(MakeBackend, UnknownDevicesAreErrors) {
+  for (const char* device :
+       {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda0", "CPU", "cuda:99999999999"}) {
+    try {
+      make_backend(device, {});
+      FAIL() << "'" << device << "' was opened";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::device);
+      EXPECT_NE(std::string(error.what())
+                    .find(std::string("'") + device + "' is not one of auto, cpu, cuda, cuda:N"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(MakeBackend, AGpuThatIsNotThereIsADeviceErrorWithARemedy) {
+  try {
+    make_backend("cuda:63", {});
+    FAIL() << "cuda:63 was opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::device);
+    EXPECT_NE(std::string(error.what()).find("--device cpu"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm::parity
