@@ -154,114 +154,128 @@ __device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
   }
 }
 
+/// Which rows a block has: 64 of a sequence's packed rows, query by query, the heads of the group
+/// within. Row numbers below count from the tile's first row.
+struct RowTile {
+  int first_token, first_position, first_row, group, first_head, rows;
+
+  __device__ RowTile(const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int tile)
+      : first_token(a.cu_seqlens_q[s]), first_row(tile * kTileRows), group(a.group) {
+    const int query_len = a.cu_seqlens_q[s + 1] - first_token;
+    first_position = a.context_lens[s] - query_len;
+    first_head = kv_head * group;
+    rows = query_len * group - first_row;  // from the tile's first row to the sequence's last
+  }
+  __device__ int64_t token(int row) const { return first_token + (first_row + row) / group; }
+  __device__ int head(int row) const { return first_head + (first_row + row) % group; }
+  /// -1 past the end of the sequence: such a row sees no key.
+  __device__ int position(int row) const {
+    return row < rows ? first_position + (first_row + row) / group : -1;
+  }
+};
+
+template <int kHeadDim>
+__device__ void load_queries(AttentionTile<kHeadDim>& tile,
+                             const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine) {
+  constexpr int kParts = kHeadDim / 8;
+  for (int i = threadIdx.x; i < kTileRows * kParts; i += kAttentionThreads) {
+    const int row = i / kParts, c = i % kParts * 8;
+    uint4 values{};
+    if (row < mine.rows)
+      values = *reinterpret_cast<const uint4*>(a.q + mine.token(row) * a.q_token_stride +
+                                               mine.head(row) * a.q_head_stride + c);
+    *reinterpret_cast<uint4*>(&tile.q[row][c]) = values;
+  }
+}
+
+/// This lane's part of row `row`, its index `r`, as the chunk's partial result.
+template <int kHeadDim>
+__device__ void store_partial(const RowState<kHeadDim>& state,
+                              const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
+                              int row, int r, int chunk) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t slot = (mine.token(row) * a.num_heads + mine.head(row)) * a.max_chunks + chunk;
+  if (lane % 4 == 0) a.partial_sum[slot] = {state.maximum[r], state.sum[r]};
+  float* out = a.partial_out + slot * kHeadDim + lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j)
+    *reinterpret_cast<float2*>(out + 8 * j) = {state.out[j][2 * r], state.out[j][2 * r + 1]};
+}
+
+/// The same part of the final result.
+template <int kHeadDim>
+__device__ void store_output(const RowState<kHeadDim>& state,
+                             const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
+                             int row, int r) {
+  __nv_bfloat16* out = a.out + mine.token(row) * a.out_token_stride +
+                       mine.head(row) * a.out_head_stride + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j)
+    *reinterpret_cast<uint32_t*>(out + 8 * j) =
+        pack_bf16(finish(state.merged[j][2 * r], state.merged_sum[r]),
+                  finish(state.merged[j][2 * r + 1], state.merged_sum[r]));
+}
+
 /// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
-/// and writes the output. Grid: row tiles (times chunks) of a sequence, KV heads, sequences.
+/// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
+/// heads, sequences.
 template <int kHeadDim, bool kSplit>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_mma_kernel(const AttentionArguments<__nv_bfloat16> a) {
   using Tile = AttentionTile<kHeadDim>;
   extern __shared__ uint4 shared[];
   Tile& tile = *reinterpret_cast<Tile*>(shared);
-  const int s = blockIdx.z, kv_head = blockIdx.y;
-  const int chunk = kSplit ? blockIdx.x % a.max_chunks : 0,
-            row_tile = kSplit ? blockIdx.x / a.max_chunks : gridDim.x - 1 - blockIdx.x;
-  const int first_token = a.cu_seqlens_q[s], query_len = a.cu_seqlens_q[s + 1] - first_token,
-            context_len = a.context_lens[s];
-  const int rows =
-      query_len * a.group - row_tile * kTileRows;  // packed rows from this tile's first on
-  if (rows <= 0) return;
-  const auto token_of = [&](int row) {
-    return (row_tile * kTileRows + row) / a.group;
-  };  // within the sequence's queries
-  const auto head_of = [&](int row) {
-    return kv_head * a.group + (row_tile * kTileRows + row) % a.group;
-  };
-  const auto position_of = [&](int row) {
-    return row < rows ? context_len - query_len + token_of(row) : -1;
-  };
-  const int begin = chunk * kChunk, key_end = position_of(min(kTileRows, rows) - 1) + 1;
+  const int s = blockIdx.z, kv_head = blockIdx.y, chunk = kSplit ? blockIdx.x % a.max_chunks : 0;
+  const RowTile mine(a, s, kv_head,
+                     kSplit ? blockIdx.x / a.max_chunks : gridDim.x - 1 - blockIdx.x);
+  if (mine.rows <= 0) return;
+  const int begin = chunk * kChunk, key_end = mine.position(min(kTileRows, mine.rows) - 1) + 1;
   const int end = kSplit ? min(begin + kChunk, key_end) : key_end;
   if (begin >= end) return;
-
   load_keys(tile, 0, a, s, kv_head, begin, end);
   commit_copies();
-  constexpr int kParts = kHeadDim / 8;
-  for (int i = threadIdx.x; i < kTileRows * kParts; i += kAttentionThreads) {
-    const int row = i / kParts, c = i % kParts * 8;
-    uint4 values{};
-    if (row < rows)
-      values =
-          *reinterpret_cast<const uint4*>(a.q + (first_token + token_of(row)) * a.q_token_stride +
-                                          head_of(row) * a.q_head_stride + c);
-    *reinterpret_cast<uint4*>(&tile.q[row][c]) = values;
-  }
+  load_queries(tile, a, mine);
 
   // Which warp has which rows varies with the block: decode fills one warp's rows, and not always
   // those of the same scheduler.
-  const int lane = threadIdx.x % kWarp,
-            warp_row = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % 4 * 16;
-  const int my_row[2] = {warp_row + lane / 4, warp_row + lane / 4 + 8};
-  const int my_position[2] = {position_of(my_row[0]), position_of(my_row[1])};
-  const int warp_end = position_of(min(warp_row + 15, rows - 1)) +
-                       1;  // keys past it are masked for all rows of the warp
-  const bool has_rows = warp_row < rows;
+  const int warp_row = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % 4 * 16;
+  const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;
+  const int row[2] = {lane_row, lane_row + 8};
+  const int position[2] = {mine.position(row[0]), mine.position(row[1])};
+  // Keys from here on are masked for all rows of the warp.
+  const int warp_end =
+      warp_row < mine.rows ? mine.position(min(warp_row + 15, mine.rows - 1)) + 1 : 0;
   RowState<kHeadDim> state;
   state.start();
   for (int first = begin, index = 0; first < end; first += kTileKeys, ++index) {
     const int stage = index % Tile::kStages, next = first + kTileKeys;
-    const bool ahead = Tile::kStages > 1 && next < end;
-    if (ahead) load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, end);
+    if (Tile::kStages > 1 && next < end)
+      load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, end);
     commit_copies();
-    if constexpr (Tile::kStages > 1)
-      wait_copies<1>();
-    else
-      wait_copies<0>();
+    wait_copies<Tile::kStages - 1>();
     __syncthreads();  // the tile of all threads is there, and q the first time
-    const bool sees_chunk = has_rows && first / kChunk * kChunk < warp_end;
-    if (has_rows && first < warp_end) {
-      const int limit[2] = {my_position[0] + 1 - first, my_position[1] + 1 - first};
+    if (first < warp_end) {
+      const int limit[2] = {position[0] + 1 - first, position[1] + 1 - first};
       add_tile(state, tile, stage, warp_row, limit, a.scale_log2);
     }
-    if (!kSplit && sees_chunk && (next % kChunk == 0 || next >= end)) {
+    const bool chunk_ends = next % kChunk == 0 || next >= end;
+    if (!kSplit && chunk_ends && first / kChunk * kChunk < warp_end) {
       state.finish_chunk();
       state.merge_chunk(a.scale_log2);
       state.start_chunk();
     }
     __syncthreads();  // all have read the tile: its stage may be filled again
-    if (Tile::kStages == 1 && next < end) {
-      load_keys(tile, 0, a, s, kv_head, next, end);
-      commit_copies();
-    }
+    if (Tile::kStages == 1 && next < end) load_keys(tile, 0, a, s, kv_head, next, end);
   }
-  if (!has_rows) return;
-
-  if constexpr (kSplit) {
-    state.finish_chunk();
+  if (warp_end == 0) return;
+  if (kSplit) state.finish_chunk();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (my_row[r] >= rows || my_position[r] < begin) continue;
-      const int64_t slot =
-          (int64_t{first_token + token_of(my_row[r])} * a.num_heads + head_of(my_row[r])) *
-              a.max_chunks +
-          chunk;
-      if (lane % 4 == 0) a.partial_sum[slot] = {state.maximum[r], state.sum[r]};
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j)
-        *reinterpret_cast<float2*>(a.partial_out + slot * kHeadDim + 8 * j + lane % 4 * 2) = {
-            state.out[j][2 * r], state.out[j][2 * r + 1]};
-    }
-  } else {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (my_row[r] >= rows) continue;
-      __nv_bfloat16* out = a.out + (first_token + token_of(my_row[r])) * a.out_token_stride +
-                           head_of(my_row[r]) * a.out_head_stride;
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j)
-        *reinterpret_cast<uint32_t*>(out + 8 * j + lane % 4 * 2) =
-            pack_bf16(finish(state.merged[j][2 * r], state.merged_sum[r]),
-                      finish(state.merged[j][2 * r + 1], state.merged_sum[r]));
-    }
+  for (int r = 0; r < 2; ++r) {
+    if (kSplit ? position[r] < begin : position[r] < 0) continue;
+    if constexpr (kSplit)
+      store_partial(state, a, mine, row[r], r, chunk);
+    else
+      store_output(state, a, mine, row[r], r);
   }
 }
 

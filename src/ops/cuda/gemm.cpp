@@ -5,8 +5,9 @@
 // split of K, give the same bits, whatever their tile, stages or cluster, and for every number of
 // rows; so does a plain loop of mma.sync m16n8k16 over k (gemm_in_order). The choice among them is
 // therefore free, and a row's bits do not depend on the batch. The matrix-vector family (13) and
-// family 16 add in other orders, and so do kernels for rows that do not begin on 16 bytes. f32 has
-// no such class, so it always takes our own kernel.
+// family 16 add in other orders, and so do kernels for rows that do not begin on 16 bytes and for k
+// that is no multiple of a tile's depth. Those, and f32, which has no such class, take our own
+// kernel.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -38,6 +39,7 @@ constexpr int32_t kWgmmaFamily = 66;
 constexpr int32_t kMmaFamilies[] = {21, 23, 24, 41, 42};
 
 constexpr int64_t kFewestRows = 16, kManyRows = 256;
+constexpr int64_t kTileDepth = 64;
 
 /// One algorithm serves all row counts of a bucket: powers of two and their midpoints.
 int64_t row_bucket(int64_t rows) {
@@ -134,7 +136,8 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
   const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
-  if (x.dtype == DType::f32 || !wide_rows({y, x, w})) return gemm_in_order(y, x, w);
+  if (x.dtype == DType::f32 || k % kTileDepth != 0 || !wide_rows({y, x, w}))
+    return gemm_in_order(y, x, w);
   use_device();
 
   cublasLtMatmulDescOpaque_t opaque{};

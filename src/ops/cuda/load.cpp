@@ -80,10 +80,16 @@ CudaBackend::Stage& CudaBackend::next_stage() {
 }
 
 void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
-  int64_t total = 0;
-  for (const Tensor& part : parts) total += part.numel();
-  check(dst.contiguous() && total == dst.numel(), "load: {} elements into {}", total,
-        dst.describe());
+  int64_t stacked = 0;
+  for (const Tensor& part : parts) {
+    bool fits = part.rank == dst.rank;
+    for (size_t axis = 1; fits && axis < static_cast<size_t>(dst.rank); ++axis)
+      fits = part.shape[axis] == dst.shape[axis];
+    check(fits, "load: {} is no part of {}", part.describe(), dst.describe());
+    stacked += part.shape[0];
+  }
+  check(dst.rank > 0 && dst.contiguous() && stacked == dst.shape[0], "load: {} rows into {}",
+        stacked, dst.describe());
   use_device();
 
   const size_t size = size_of(dst.dtype), capacity = kStageBytes / size;
