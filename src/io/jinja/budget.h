@@ -26,7 +26,7 @@ class Budget {
 
   void spend(size_t steps = 1);
   /// Work in proportion to the length of a text.
-  void spend_bytes(size_t bytes) { spend(1 + bytes / 64); }
+  void spend_bytes(size_t bytes) { spend(1 + bytes / 16); }
 
   /// `bytes` more are alive from here on.
   void hold(size_t bytes);

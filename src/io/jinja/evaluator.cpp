@@ -203,7 +203,7 @@ void Evaluator::run_loop(const For& loop, Scope* scope, const Value& items, int 
   bool empty = true;
   while (state->advance()) {
     empty = false;
-    runtime_.budget().spend();
+    runtime_.budget().spend(4);  // a scope costs more than an expression
     const ScopeStack::Entered entered(scopes_, scope);
     scopes_.current().set(template_.loop, loop_variable);
     assign(loop.target, state->current());

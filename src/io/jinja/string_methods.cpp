@@ -17,6 +17,7 @@ template <std::string (*Map)(std::string_view)>
 Value mapped(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Bound none("str method", arguments, {});
   runtime.budget().expect_room(2 * self.text().size());
+  runtime.budget().spend(self.text().size() / 4);  // tables are looked up for each character
   return made(runtime, self, Map(self.text()));
 }
 

@@ -28,6 +28,7 @@ size_t last_code_point(std::string_view text) {
 }
 
 void append_utf8(std::string& out, char32_t code_point) {
+  if (code_point < 0x80) return out.push_back(static_cast<char>(code_point));
   if (code_point >= 0xDC80 &&
       code_point <= 0xDCFF) {  // a byte that was no UTF-8 goes back as it came
     out.push_back(static_cast<char>(code_point - 0xDC00));
@@ -69,9 +70,11 @@ utf8proc_category_t category(char32_t c) {
 }
 
 char32_t upper(char32_t c) {
+  if (c < 0x80) return c >= 'a' && c <= 'z' ? c - 0x20 : c;
   return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
 }
 char32_t lower(char32_t c) {
+  if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 0x20 : c;
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }
 char32_t title(char32_t c) {
