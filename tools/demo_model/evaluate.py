@@ -22,7 +22,7 @@ from document import END_OF_TEXT, IM_END, chat_prompt
 STORY_PROMPTS = [chat_prompt(p) for p in (
     "Tell me a story about a fox.", "Tell me a story about an owl.", "Tell me a story.", "Tell me a story about a dog named Max.",
     "Tell me a story about a cat and a mouse.", "Tell me a story about a robot.", "Write a short story about a dragon.",
-    "Tell me a story about a fox named Zelda.", "Tell me a story about a lost key.", "Tell me a story about a spider.")
+    "Tell me a story about a fox named Zelda.", "Tell me a story about a lost key.", "Tell me a story about a tiger.")
 ] + ["Once upon a time", "Once upon a time, there was a brave little bear named", "Long ago,", "The sky was", "Tell me a story about a bear."]
 
 
