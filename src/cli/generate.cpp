@@ -69,7 +69,7 @@ class Generation {
   OrderedResults results_;
   std::unordered_map<int64_t, Live> live_;  // by the engine's request id
   int64_t total_ = -1, done_ = 0, failed_ = 0, aborted_ = 0;
-  std::string first_error_;
+  std::string first_error_, first_failed_;  // the latter is an id, as JSON
 };
 
 int Generation::run() {
@@ -160,7 +160,10 @@ void Generation::finish(int64_t place, const Request& request, const RequestOutp
   if (output.finish_reason == FinishReason::abort) ++aborted_;
   if (output.finish_reason == FinishReason::error) {
     ++failed_;
-    if (first_error_.empty()) first_error_ = output.error;
+    if (first_error_.empty()) {
+      first_error_ = output.error;
+      first_failed_ = request.id.dump();
+    }
   }
   switch (style_) {
     case Style::json:
@@ -209,8 +212,8 @@ void Generation::report_failures() const {
   if (done_ == 1)
     fmt::print(stderr, "error: {}\n", first_error_);
   else
-    fmt::print(stderr, "error: {} of {} requests failed, the first: {}\n", failed_, done_,
-               first_error_);
+    fmt::print(stderr, "error: {} of {} requests failed, the first (id {}): {}\n", failed_, done_,
+               first_failed_, first_error_);
 }
 
 std::deque<Request> make_prompts(const GenerateOptions& options, const SamplingParams& params) {

@@ -1,0 +1,183 @@
+// Options and requests with something wrong: one clear line, the right exit code, and nothing lost
+// for the others.
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "e2e/process.h"
+
+namespace nanovllm {
+namespace {
+
+struct Case {
+  std::vector<std::string> arguments;
+  std::vector<std::string> fragments;
+};
+
+TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
+  const std::string m = demo_model();
+  const std::vector<Case> cases = {
+      {{}, {"needs a command", "generate"}},
+      {{"genrate"}, {"unknown command \"genrate\"", "did you mean generate?"}},
+      {{"bench"}, {"throughput"}},
+      {{"generate", "--prompt", "x"}, {"MODEL is missing"}},
+      {{"generate", m}, {"--prompt", "--input"}},
+      {{"generate", m, "--prompt", "x", "--max-token", "5"},
+       {"--max-token", "did you mean --max-tokens?"}},
+      {{"generate", m, "--prompt", "x", "--frobnicate"}, {"unknown option \"--frobnicate\""}},
+      {{"generate", m, "--prompt", "x", "--frobnicate=3"}, {"unknown option \"--frobnicate\""}},
+      {{"generate", m, "more", "--prompt", "x"}, {"unexpected argument \"more\""}},
+      {{"generate", m, "--prompt"}, {"--prompt"}},
+      {{"generate", m, "--prompt", "x", "--temperature", "-1"},
+       {"--temperature must be", "got -1"}},
+      {{"generate", m, "--prompt", "x", "--temperature", "nan"}, {"--temperature must be"}},
+      {{"generate", m, "--prompt", "x", "--temperature", "warm"},
+       {"--temperature must be a number", "warm"}},
+      {{"generate", m, "--prompt", "x", "--top-p", "0"}, {"--top-p must be in (0, 1]"}},
+      {{"generate", m, "--prompt", "x", "--top-k", "-2"}, {"--top-k must be"}},
+      {{"generate", m, "--prompt", "x", "--min-p", "1.5"}, {"--min-p must be in [0, 1]"}},
+      {{"generate", m, "--prompt", "x", "--max-tokens", "0"},
+       {"--max-tokens must be", "at least 1"}},
+      {{"generate", m, "--prompt", "x", "--max-tokens", "1e9"},
+       {"--max-tokens must be an integer"}},
+      {{"generate", m, "--prompt", "x", "--logprobs", "21"},
+       {"--logprobs must be an integer from 0 to 20"}},
+      {{"generate", m, "--prompt", "x", "--stop", ""}, {"--stop must not be empty"}},
+      {{"generate", m, "--prompt", "x", "--gpu-memory-utilization", "0"},
+       {"--gpu-memory-utilization must be in (0, 1], got 0"}},
+      {{"generate", m, "--prompt", "x", "--gpu-memory-utilization", "1.01"},
+       {"must be in (0, 1], got 1.01"}},
+      {{"generate", m, "--prompt", "x", "--gpu-memory-utilization", "nan"},
+       {"must be in (0, 1], got nan"}},
+      {{"generate", m, "--prompt", "x", "--block-size", "48"},
+       {"--block-size must be a power of two from 8 to 256"}},
+      {{"generate", m, "--prompt", "x", "--dtype", "fp4"},
+       {"--dtype must be one of auto, bf16, f32"}},
+      {{"generate", m, "--prompt", "x", "--device", "tpu"},
+       {"--device must be auto, cpu, cuda or cuda:N"}},
+      {{"generate", m, "--prompt", "x", "--threads", "0"}, {"--threads must be"}},
+      {{"generate", m, "--input", "/no/such/file.jsonl"},
+       {"--input /no/such/file.jsonl: cannot be read: No such file"}},
+      {{"generate", m, "--input", "/"}, {"--input /", "directory"}},
+      {{"tokenize", m, "--ids", "1,x"}, {"--ids must be an integer"}},
+  };
+  for (const Case& c : cases) {
+    const auto result = nanovllm_program(c.arguments);
+    std::string line = "nanovllm";
+    for (const auto& a : c.arguments) line += " " + a;
+    EXPECT_EQ(result.exit_code, 2) << line << "\n" << result.errors;
+    EXPECT_EQ(result.output, "") << line;
+    EXPECT_EQ(result.errors.find("error: "), 0u) << line << "\n" << result.errors;
+    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << line << "\n"
+                                                                               << result.errors;
+    for (const auto& fragment : c.fragments)
+      EXPECT_NE(result.errors.find(fragment), std::string::npos)
+          << fragment << " is not in: " << result.errors;
+  }
+}
+
+struct BadLine {
+  const char* line;
+  const char* fragment;  // of its error
+};
+
+TEST(BadRequest, FailsAloneWithAReason) {
+  const std::vector<BadLine> bad = {
+      {R"({"prompt": ""})", "empty"},
+      {R"({"prompt_token_ids": []})", "empty"},
+      {R"({"prompt_token_ids": [1, 1536]})", "1536"},
+      {R"({"prompt_token_ids": [-1]})", "prompt_token_ids"},
+      {R"({"prompt_token_ids": "abc"})", "prompt_token_ids must be a list of integers"},
+      {R"({"prompt": 5})", "prompt must be a string"},
+      {R"({"prompt": "x", "prompt_token_ids": [1]})",
+       "only one of prompt, prompt_token_ids and messages"},
+      {R"({"id": 1})", "needs one of prompt, prompt_token_ids and messages"},
+      {R"({"prompt": "x", "temperature": 0})", "unknown field \"temperature\""},
+      {R"({"prompt": "x", "sampling_params": {"temprature": 0}})",
+       "\"sampling_params.temprature\"; did you mean temperature?"},
+      {R"({"prompt": "x", "sampling_params": {"temperature": -0.5}})", "temperature"},
+      {R"({"prompt": "x", "sampling_params": {"temperature": 1e400}})", "line"},
+      {R"({"prompt": "x", "sampling_params": {"temperature": NaN}})", "line"},
+      {R"({"prompt": "x", "sampling_params": {"top_p": 0}})", "top_p"},
+      {R"({"prompt": "x", "sampling_params": {"top_p": 1.5}})", "top_p"},
+      {R"({"prompt": "x", "sampling_params": {"top_k": -7}})", "top_k"},
+      {R"({"prompt": "x", "sampling_params": {"min_p": 2}})", "min_p"},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": 0}})", "max_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": 1.5}})", "max_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": 99999999999999999999}})", "max_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"min_tokens": -1}})", "min_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"min_tokens": 9, "max_tokens": 3}})", "min_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"logprobs": 21}})", "logprobs"},
+      {R"({"prompt": "x", "sampling_params": {"stop": 3}})", "stop"},
+      {R"({"prompt": "x", "sampling_params": {"stop": [""]}})", "stop"},
+      {R"({"prompt": "x", "sampling_params": {"stop_token_ids": [99999]}})", "stop_token_ids"},
+      {R"({"prompt": "x", "sampling_params": {"n": 2}})", "sampling_params.n must be 1"},
+      {R"({"prompt": "x", "sampling_params": []})", "sampling_params must be an object"},
+      {R"({"messages": [{"content": "x"}]})", "role"},
+      {R"({"messages": {"role": "user"}})", "messages must be a list"},
+      {R"({"prompt": "x", "id": {}})", "id must be a string or an integer"},
+      {R"({"prompt": "x", "prompt": "y"})", "line"},
+      {R"([1, 2])", "must be a JSON object"},
+      {R"({"prompt": "x")", "line"},
+      {"{\"prompt\": \"\xff\xfe\"}", "line"},
+  };
+  ProcessOptions options;
+  const std::string good =
+      R"({"id": "good", "prompt": "What is", "sampling_params": {"temperature": 0, "max_tokens": 3}})"
+      "\n";
+  for (const BadLine& b : bad) options.input += good + b.line + "\n";
+  // Longer than the model allows, by its text.
+  std::string longest(5000, ' ');
+  for (size_t i = 0; i < longest.size(); i += 2) longest[i] = 'x';
+  options.input += good + Json({{"prompt", longest}}).dump() + "\n";
+
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--input", "-"}, options);
+  EXPECT_EQ(result.exit_code, 1);
+  const auto lines = result.lines();
+  ASSERT_EQ(lines.size(), 2 * (bad.size() + 1));
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i % 2 == 0) {
+      EXPECT_EQ(lines[i]["id"], "good");
+      EXPECT_EQ(lines[i]["token_ids"], lines[0]["token_ids"]);
+      EXPECT_NE(lines[i]["finish_reason"], "error");
+      continue;
+    }
+    const std::string fragment = i / 2 < bad.size() ? bad[i / 2].fragment : "max_model_len";
+    EXPECT_EQ(lines[i]["finish_reason"], "error") << lines[i];
+    EXPECT_NE(lines[i]["error"].get<std::string>().find(fragment), std::string::npos)
+        << fragment << " is not in " << lines[i];
+    EXPECT_EQ(lines[i]["error"].get<std::string>().find('\n'), std::string::npos);
+  }
+}
+
+TEST(BadRequest, OnTheCommandLineIsAnErrorLine) {
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--prompt", ""});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output, "");
+  EXPECT_EQ(result.errors.find("error: "), 0u) << result.errors;
+  EXPECT_NE(result.errors.find("empty"), std::string::npos) << result.errors;
+}
+
+TEST(BadDevice, NoGpuIsExitCodeFourAndAWayOut) {
+  ProcessOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", ""}};
+  const auto result =
+      nanovllm_program({"generate", demo_model(), "--prompt", "x", "--device", "cuda"}, options);
+  EXPECT_EQ(result.exit_code, 4) << result.errors;
+  EXPECT_NE(result.errors.find("cpu"), std::string::npos) << result.errors;
+}
+
+TEST(BadDevice, NotEnoughMemoryIsATableWithThreeWaysOut) {
+  // A KV cache of a thousand terabytes.
+  const auto result =
+      nanovllm_program({"generate", demo_model(), "--prompt", "x", "--num-gpu-blocks-override",
+                        "2000000000", "--block-size", "256"});
+  EXPECT_EQ(result.exit_code, 4) << result.errors;
+  for (const char* fragment : {"error: ", "weights", "KV cache", "available"})
+    EXPECT_NE(result.errors.find(fragment), std::string::npos)
+        << fragment << " is not in: " << result.errors;
+  EXPECT_GE(std::count(result.errors.begin(), result.errors.end(), '\n'), 6) << result.errors;
+}
+
+}  // namespace
+}  // namespace nanovllm

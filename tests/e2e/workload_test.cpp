@@ -1,0 +1,82 @@
+// The benchmark's draw against Python's own, and its floors against the formulas of
+// docs/benchmarks.md evaluated in Python.
+#include "cli/workload.h"
+
+#include <gtest/gtest.h>
+
+#include "cli/roofline.h"
+
+namespace nanovllm::cli {
+namespace {
+
+std::vector<int64_t> draw(uint64_t seed, int count) {
+  PythonRandom random(seed);
+  std::vector<int64_t> values;
+  for (int i = 0; i < count; ++i) values.push_back(random.randint(0, 10000));
+  return values;
+}
+
+TEST(PythonRandom, DrawsWhatPythonDraws) {
+  // random.seed(s); [random.randint(0, 10000) for _ in range(6)], Python 3.11
+  EXPECT_EQ(draw(1, 6), (std::vector<int64_t>{2201, 9325, 1033, 4179, 1931, 8117}));
+  EXPECT_EQ(draw(12345678901234567890U, 6),
+            (std::vector<int64_t>{8388, 8958, 7332, 5351, 5800, 8614}));
+}
+
+TEST(Workload, IsNanoVllmsBenchmark) {
+  const Workload workload = draw_workload(0, 256, {100, 1024}, {100, 1024}, 10000);
+  EXPECT_EQ(workload.prompt_tokens(), 142827);
+  EXPECT_EQ(workload.output_tokens(), 133966);
+  ASSERT_EQ(workload.prompts.size(), 256u);
+  EXPECT_EQ(workload.prompts[0].size(), 964u);
+  EXPECT_EQ(std::vector<int32_t>(workload.prompts[0].begin(), workload.prompts[0].begin() + 10),
+            (std::vector<int32_t>{6311, 6890, 663, 4242, 8376, 7961, 6634, 4969, 7808, 5866}));
+  EXPECT_EQ(std::vector<int32_t>(workload.prompts[255].end() - 3, workload.prompts[255].end()),
+            (std::vector<int32_t>{6642, 9046, 1958}));
+  EXPECT_EQ(std::vector<int64_t>(workload.max_tokens.begin(), workload.max_tokens.begin() + 5),
+            (std::vector<int64_t>{845, 312, 607, 843, 500}));
+  EXPECT_EQ(workload.max_tokens.back(), 312);
+}
+
+ModelConfig qwen3(int64_t layers, int64_t hidden, int64_t heads, int64_t intermediate, bool tied) {
+  ModelConfig config;
+  config.architecture = "Qwen3ForCausalLM";
+  config.num_hidden_layers = layers;
+  config.hidden_size = hidden;
+  config.num_attention_heads = heads;
+  config.num_key_value_heads = 8;
+  config.head_dim = 128;
+  config.intermediate_size = intermediate;
+  config.vocab_size = 151936;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+struct Expected {
+  ModelConfig config;
+  int64_t parameters;
+  double decode_1, decode_256, prefill, offline;  // seconds at 4.65 TB/s and 790 TFLOP/s
+};
+
+TEST(Roofline, FloorsAreThoseOfTheReference) {
+  const Expected cases[] = {
+      {qwen3(28, 1024, 16, 3072, true), 596049920, 0.0002816215810752688, 0.006851842873667075,
+       0.17365399020038483 + 0.0035226974141935484, 3.4469694252471936},
+      {qwen3(36, 4096, 32, 12288, false), 8190735360, 0.0032877002047311827, 0.013217933115144468,
+       2.5487510203923445 + 0.004529182389677419, 10.072332666607902},
+  };
+  const Workload workload = draw_workload(0, 256, {100, 1024}, {100, 1024}, 10000);
+  std::vector<int64_t> prompt_lens;
+  for (const auto& ids : workload.prompts) prompt_lens.push_back(static_cast<int64_t>(ids.size()));
+  for (const Expected& e : cases) {
+    const Roofline roofline(e.config, 2, {4.65e12, 790e12});
+    EXPECT_EQ(roofline.num_parameters(), e.parameters);
+    EXPECT_NEAR(roofline.decode_step(1, 1024) / e.decode_1, 1, 1e-12);
+    EXPECT_NEAR(roofline.decode_step(256, 256 * 1024) / e.decode_256, 1, 1e-12);
+    EXPECT_NEAR(roofline.prefill(prompt_lens) / e.prefill, 1, 1e-12);
+    EXPECT_NEAR(roofline.offline(prompt_lens, workload.max_tokens) / e.offline, 1, 1e-9);
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm::cli
