@@ -153,9 +153,12 @@ TEST(Bench, TablesHaveTheFloorAndTheShare) {
 }
 
 TEST(Example, TenLinesAreAProgram) {
+  ProcessOptions options;
+  options.environment = {{"OMP_NUM_THREADS", "1"}};
   const auto result = run_process(
       std::filesystem::path(NANOVLLM_BINARY_DIR) / "bin" / "ten_lines",
-      {demo_model(), "<|im_start|>user\nWhat is 23 + 45?<|im_end|>\n<|im_start|>assistant\n"});
+      {demo_model(), "<|im_start|>user\nWhat is 23 + 45?<|im_end|>\n<|im_start|>assistant\n"},
+      options);
   EXPECT_EQ(result.exit_code, 0) << result.errors;
   EXPECT_NE(result.output.find("68"), std::string::npos) << result.output;
 }

@@ -51,9 +51,6 @@ std::vector<Bpe::Merge> read_merges(const Entry& entry) {
 }
 
 BpeOptions read_bpe_options(const Entry& model, bool byte_level) {
-  check(!model.find("type") || model.type() == "BPE", ErrorKind::model,
-        "{}: type \"{}\" is not supported (supported: BPE)", model.place(),
-        model.find("type") ? model.type() : "");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     check(!model.find(key) || model.string(key).empty(), ErrorKind::model,
           "{} is not supported: it must be empty or null", model.place_of(key));
@@ -87,6 +84,10 @@ std::string read_chat_template(const Entry& entry) {
 Tokenizer::State::State(const Json& tokenizer_json) {
   const Entry root(tokenizer_json, "tokenizer.json:");
   const Entry model = root.required("model");
+  // Before its vocabulary: other kinds have theirs in another form.
+  check(!model.find("type") || model.type() == "BPE", ErrorKind::model,
+        "{}: type \"{}\" is not supported (supported: BPE)", model.place(),
+        model.find("type") ? model.type() : "");
   vocabulary = read_vocabulary(model.required("vocab"));
   if (const auto entry = root.member("normalizer"))
     normalizer = make_normalizer(*entry, categories);
