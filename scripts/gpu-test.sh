@@ -44,8 +44,9 @@ for program in "$folder"/parity_*_test; do
   [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*cuda*:*Cuda*'
 done
 if [ $sanitize = 1 ]; then
-  # racecheck slows kernels down a hundredfold: without the tests that are large or many.
+  # The tools slow kernels down up to a hundredfold: without the tests that are large or many.
   for program in "$folder"/parity_*_test; do
+    case $program in *large*) continue ;; esac
     run "$(basename "$program").memcheck" compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 5 \
       "$program" --gtest_filter='*cuda*'
     run "$(basename "$program").racecheck" compute-sanitizer --tool racecheck --error-exitcode 9 --print-limit 5 \

@@ -14,8 +14,8 @@ constexpr int kAttentionThreads = 128;  // four warps of 16 rows
 
 template <int kHeadDim>
 struct AttentionTile {
-  static constexpr int kPitch =
-      kHeadDim + 8;  // an odd number of 16-byte units: ldmatrix meets no bank twice
+  // An odd number of 16-byte units: ldmatrix meets no bank twice.
+  static constexpr int kPitch = kHeadDim + 8;
   static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
   __nv_bfloat16 q[kTileRows][kPitch];
   __nv_bfloat16 k[kStages][kTileKeys][kPitch], v[kStages][kTileKeys][kPitch];

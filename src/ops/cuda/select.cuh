@@ -48,7 +48,7 @@ __device__ void for_each_token(const float* row, int vocab, bool wide, Body&& bo
 struct SelectScratch {
   unsigned long long histogram[kBins];
   unsigned long long warp_totals[kWarp];
-  uint64_t total, prefix, before, bin_weight;
+  uint64_t prefix, before, bin_weight;
 };
 
 /// Sums the histogram from its top bin down and finds the bin in which the running sum reaches
@@ -126,17 +126,14 @@ __device__ uint64_t radix_cut(const float* row, int vocab, bool wide, uint64_t f
     });
     if (!reached) return floor;
     const uint64_t missing = wanted - scratch.before;
-    // The whole bin is needed: nothing below this digit matters. Once the logit is complete all
-    // keys of the bin weigh the same.
-    const bool all =
-        scratch.bin_weight == missing ||
-        (digit >= 2 &&
-         scratch.bin_weight -
-                 weight(float_of(static_cast<uint32_t>(scratch.prefix >> (digit == 2   ? 0
-                                                                          : digit == 3 ? 11
-                                                                                       : 22)))) <
-             missing);
-    if (all) break;
+    // The whole bin is needed: nothing below this digit matters.
+    if (scratch.bin_weight == missing) break;
+    // Once the logit is complete all keys of the bin weigh the same, and all but one may be too
+    // few.
+    if (shift <= kIdBits) {
+      const uint32_t order = static_cast<uint32_t>(scratch.prefix >> (kIdBits - shift));
+      if (scratch.bin_weight - weight(float_of(order)) < missing) break;
+    }
   }
   const uint64_t cut = scratch.prefix << shift;
   __syncthreads();  // before the scratch is used again
