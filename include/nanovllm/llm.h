@@ -23,55 +23,66 @@ class Tokenizer;
 
 /// Text, or token ids that are taken as they are.
 struct Prompt {
-  Prompt(const char* text) : value(std::string(text)) {}             // NOLINT: implicit on purpose
-  Prompt(std::string text) : value(std::move(text)) {}               // NOLINT
-  Prompt(std::vector<int32_t> ids) : value(std::move(ids)) {}        // NOLINT
+  Prompt(const char* text) : value(std::string(text)) {}       // NOLINT: implicit on purpose
+  Prompt(std::string text) : value(std::move(text)) {}         // NOLINT
+  Prompt(std::vector<int32_t> ids) : value(std::move(ids)) {}  // NOLINT
   std::variant<std::string, std::vector<int32_t>> value;
-  bool add_special_tokens = true;   ///< text only: the tokenizer's post-processor (BOS where the model has one)
-  bool parse_special_tokens = true; ///< text only: false keeps "<|im_end|>" in the text from becoming the token
+  bool add_special_tokens =
+      true;  ///< text only: the tokenizer's post-processor (BOS where the model has one)
+  bool parse_special_tokens =
+      true;  ///< text only: false keeps "<|im_end|>" in the text from becoming the token
 };
 
 /// What one engine does and has, for progress lines, `inspect` and metrics.
 struct EngineInfo {
   std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
-  std::string architecture{};///< "Qwen3ForCausalLM"
+  std::string architecture{};  ///< "Qwen3ForCausalLM"
   std::string dtype{};
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;
   int64_t num_blocks = 0, block_size = 0, max_model_len = 0, vocab_size = 0;
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
-  std::vector<std::string> notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
+  std::vector<std::string>
+      notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
 };
 
 /// Counters since the engine was made; all monotonic except `waiting`, `running`, `free_blocks`.
 struct EngineStats {
-  int64_t steps = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  int64_t steps = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0,
+          preemptions = 0;
   int64_t waiting = 0, running = 0, free_blocks = 0;
-  double schedule_seconds = 0, build_seconds = 0;  ///< host time: Scheduler::schedule, batch building
+  double schedule_seconds = 0,
+         build_seconds = 0;  ///< host time: Scheduler::schedule, batch building
 };
 
 class LLM {
  public:
-  /// Loads `model`, a Hugging Face model directory. Throws Error: invalid_argument, model or device.
+  /// Loads `model`, a Hugging Face model directory. Throws Error: invalid_argument, model or
+  /// device.
   explicit LLM(const std::string& model, EngineConfig config = {});
   ~LLM();
   LLM(LLM&&) noexcept;
   LLM& operator=(LLM&&) noexcept;
 
-  /// Runs all prompts to their end and returns their outputs in order. A request that fails has finish_reason `error`.
-  /// One SamplingParams for all, or one for each. Returning false from `on_output` aborts what is left.
-  std::vector<RequestOutput> generate(const std::vector<Prompt>& prompts, const SamplingParams& sampling_params = {});
+  /// Runs all prompts to their end and returns their outputs in order. A request that fails has
+  /// finish_reason `error`. One SamplingParams for all, or one for each. Returning false from
+  /// `on_output` aborts what is left.
   std::vector<RequestOutput> generate(const std::vector<Prompt>& prompts,
-                                      const std::vector<SamplingParams>& sampling_params,
-                                      const std::function<bool(const RequestOutput&)>& on_output = {});
+                                      const SamplingParams& sampling_params = {});
+  std::vector<RequestOutput> generate(
+      const std::vector<Prompt>& prompts, const std::vector<SamplingParams>& sampling_params,
+      const std::function<bool(const RequestOutput&)>& on_output = {});
 
-  /// Queues a request and returns its id, unique within this LLM. A request that is not acceptable (empty prompt, too
-  /// long, parameter out of range) is finished at once: its output, with the reason, comes from the next step().
+  /// Queues a request and returns its id, unique within this LLM. A request that is not acceptable
+  /// (empty prompt, too long, parameter out of range) is finished at once: its output, with the
+  /// reason, comes from the next step().
   int64_t add_request(const Prompt& prompt, const SamplingParams& sampling_params = {});
-  /// Runs one step of the engine. Returns an output for every request that got a token or ended in it.
-  /// Throws Error(engine) if the engine failed; all live requests are lost then, and every later call throws the same.
+  /// Runs one step of the engine. Returns an output for every request that got a token or ended in
+  /// it. Throws Error(engine) if the engine failed; all live requests are lost then, and every
+  /// later call throws the same.
   std::vector<RequestOutput> step();
-  /// Ends a request; its output with finish_reason `abort` comes from the next step(). An unknown or finished id is ignored.
+  /// Ends a request; its output with finish_reason `abort` comes from the next step(). An unknown
+  /// or finished id is ignored.
   void abort_request(int64_t request_id);
   /// No request is waiting, running or has an output to be fetched.
   bool is_finished() const;
@@ -80,11 +91,14 @@ class LLM {
   EngineStats stats() const;
   /// Forgets all cached prefixes that no running request uses.
   void reset_prefix_cache();
-  /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of {"role", "content", ...}. `options` is a JSON
-  /// object of further template variables ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise.
-  /// Throws Error(invalid_argument): bad JSON, no chat template, or the template's own refusal.
-  Prompt chat_prompt(const std::string& messages_json, const std::string& options_json = "{}") const;
-  /// The sampling parameters that generation_config.json recommends, over the defaults of SamplingParams.
+  /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of
+  /// {"role", "content", ...}. `options` is a JSON object of further template variables
+  /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise. Throws
+  /// Error(invalid_argument): bad JSON, no chat template, or the template's own refusal.
+  Prompt chat_prompt(const std::string& messages_json,
+                     const std::string& options_json = "{}") const;
+  /// The sampling parameters that generation_config.json recommends, over the defaults of
+  /// SamplingParams.
   SamplingParams default_sampling_params() const;
   /// Null with skip_tokenizer_init. See nanovllm/tokenizer.h.
   const Tokenizer* tokenizer() const;
@@ -94,7 +108,8 @@ class LLM {
   std::unique_ptr<State> state_;
 };
 
-/// The memory plan and the model's facts, from config.json and the safetensors headers alone: nothing is allocated.
+/// The memory plan and the model's facts, from config.json and the safetensors headers alone:
+/// nothing is allocated.
 EngineInfo inspect(const std::string& model, const EngineConfig& config = {});
 
 }  // namespace nanovllm

@@ -1,5 +1,6 @@
-// The plain values that cross the public API: what a request asks for, how an engine is set up, what comes back.
-// Names and defaults are vLLM's (vllm/sampling_params.py, vllm/engine/arg_utils.py); nano-vLLM's where vLLM has none.
+// The plain values that cross the public API: what a request asks for, how an engine is set up,
+// what comes back. Names and defaults are vLLM's (vllm/sampling_params.py,
+// vllm/engine/arg_utils.py); nano-vLLM's where vLLM has none.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +11,29 @@
 
 namespace nanovllm {
 
-/// What step() reports of a request: everything so far, what is new since the last report, or nothing until it has ended.
+/// What step() reports of a request: everything so far, what is new since the last report, or
+/// nothing until it has ended.
 enum class OutputKind { cumulative, delta, final_only };
 
-/// How one request is sampled. Validated when the request is added; a value out of range fails that request alone.
+/// How one request is sampled. Validated when the request is added; a value out of range fails that
+/// request alone.
 struct SamplingParams {
-  double temperature = 1.0;           ///< 0 (below 1e-5) is greedy; finite, >= 0
-  double top_p = 1.0;                 ///< (0, 1]; the token that crosses p stays
-  int64_t top_k = 0;                  ///< 0 or -1: off; more than the vocabulary: off
-  double min_p = 0.0;                 ///< [0, 1]; relative to the likeliest token
-  std::optional<int64_t> seed{};        ///< none: drawn from the engine's seed and the request's number
-  int64_t max_tokens = 16;            ///< >= 1
-  int64_t min_tokens = 0;             ///< EOS and stop_token_ids are not sampled before
+  double temperature = 1.0;       ///< 0 (below 1e-5) is greedy; finite, >= 0
+  double top_p = 1.0;             ///< (0, 1]; the token that crosses p stays
+  int64_t top_k = 0;              ///< 0 or -1: off; more than the vocabulary: off
+  double min_p = 0.0;             ///< [0, 1]; relative to the likeliest token
+  std::optional<int64_t> seed{};  ///< none: drawn from the engine's seed and the request's number
+  int64_t max_tokens = 16;        ///< >= 1
+  int64_t min_tokens = 0;         ///< EOS and stop_token_ids are not sampled before
   bool ignore_eos = false;
-  std::vector<std::string> stop{};      ///< text ends before the first of these
+  std::vector<std::string> stop{};  ///< text ends before the first of these
   std::vector<int64_t> stop_token_ids{};
   bool include_stop_str_in_output = false;
-  std::optional<int> logprobs{};        ///< k likeliest and the chosen token, per generated token; at most 20
-  std::optional<int> prompt_logprobs{}; ///< the same per prompt token; turns prefix-cache hits off for the request
-  bool skip_special_tokens = true;    ///< in `text`
+  std::optional<int>
+      logprobs{};  ///< k likeliest and the chosen token, per generated token; at most 20
+  std::optional<int> prompt_logprobs{};  ///< the same per prompt token; turns prefix-cache hits off
+                                         ///< for the request
+  bool skip_special_tokens = true;       ///< in `text`
   bool detokenize = true;
   OutputKind output_kind = OutputKind::cumulative;
 };
@@ -36,8 +41,9 @@ struct SamplingParams {
 /// One candidate at one position.
 struct TokenLogprob {
   int32_t token_id = 0;
-  float logprob = 0;  ///< natural logarithm, from the raw logits: before temperature, masks and filters
-  int32_t rank = 0;   ///< 1 is the likeliest; ties go to the lower id
+  float logprob =
+      0;  ///< natural logarithm, from the raw logits: before temperature, masks and filters
+  int32_t rank = 0;  ///< 1 is the likeliest; ties go to the lower id
 };
 /// The chosen token first, then the k likeliest (the chosen one again if it is among them).
 using PositionLogprobs = std::vector<TokenLogprob>;
@@ -47,46 +53,52 @@ const char* to_string(FinishReason reason);  ///< "", "stop", "length", "error",
 
 /// Seconds on a monotonic clock since the request was added; 0 where the event has not happened.
 struct RequestMetrics {
-  double queue_time = 0;           ///< until it was first scheduled
+  double queue_time = 0;  ///< until it was first scheduled
   double time_to_first_token = 0;
   double total_time = 0;
-  int64_t num_cached_tokens = 0;   ///< prompt tokens taken from the prefix cache
+  int64_t num_cached_tokens = 0;  ///< prompt tokens taken from the prefix cache
   int64_t num_preemptions = 0;
 };
 
 struct RequestOutput {
   int64_t request_id = 0;
   std::vector<int32_t> prompt_token_ids{};
-  std::string text{};                  ///< valid UTF-8; without the stop string
-  std::vector<int32_t> token_ids{};    ///< generated so far, the final EOS or stop token included
+  std::string text{};                ///< valid UTF-8; without the stop string
+  std::vector<int32_t> token_ids{};  ///< generated so far, the final EOS or stop token included
   bool finished = false;
   FinishReason finish_reason = FinishReason::none;
-  std::string stop_reason{};           ///< the stop string, or the stop token's id in decimal; empty for EOS and length
-  std::string error{};                 ///< why, if finish_reason is error
-  std::vector<PositionLogprobs> logprobs{};         ///< one per generated token, if asked for
-  std::vector<PositionLogprobs> prompt_logprobs{};  ///< one per prompt token (the first is empty), if asked for
+  std::string stop_reason{};  ///< the stop string, or the stop token's id in decimal; empty for EOS
+                              ///< and length
+  std::string error{};        ///< why, if finish_reason is error
+  std::vector<PositionLogprobs> logprobs{};  ///< one per generated token, if asked for
+  std::vector<PositionLogprobs>
+      prompt_logprobs{};  ///< one per prompt token (the first is empty), if asked for
   RequestMetrics metrics;
 };
 
 /// How an engine is set up. 0 or -1 means "choose" where the comment says so.
 struct EngineConfig {
-  std::string device = "auto";            ///< auto | cpu | cuda | cuda:N
-  std::string dtype = "auto";             ///< auto (the checkpoint's; f16 runs as bf16) | bf16 | f32
-  int64_t max_model_len = 0;              ///< tokens of prompt + output; 0: 4096 or the model's limit if that is less
-  int64_t max_num_seqs = 256;             ///< running at once
-  int64_t max_num_batched_tokens = 0;     ///< per step; 0: 8192 on a GPU, 512 on a CPU
-  double gpu_memory_utilization = 0.9;    ///< (0, 1] of the device's memory, for weights, workspace and KV cache together
-  int64_t num_gpu_blocks_override = 0;    ///< 0: from memory
-  int64_t cpu_kvcache_bytes = 0;          ///< KV cache on the CPU; 0: what max_num_seqs x max_model_len needs, 4 GiB at most
-  int block_size = 64;                    ///< tokens per KV block: a power of two, 8 to 256
+  std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
+  std::string dtype = "auto";   ///< auto (the checkpoint's; f16 runs as bf16) | bf16 | f32
+  int64_t max_model_len =
+      0;  ///< tokens of prompt + output; 0: 4096 or the model's limit if that is less
+  int64_t max_num_seqs = 256;          ///< running at once
+  int64_t max_num_batched_tokens = 0;  ///< per step; 0: 8192 on a GPU, 512 on a CPU
+  double gpu_memory_utilization =
+      0.9;  ///< (0, 1] of the device's memory, for weights, workspace and KV cache together
+  int64_t num_gpu_blocks_override = 0;  ///< 0: from memory
+  int64_t cpu_kvcache_bytes =
+      0;  ///< KV cache on the CPU; 0: what max_num_seqs x max_model_len needs, 4 GiB at most
+  int block_size = 64;  ///< tokens per KV block: a power of two, 8 to 256
   bool enable_prefix_caching = true;
-  bool enforce_eager = false;             ///< no CUDA graphs
+  bool enforce_eager = false;  ///< no CUDA graphs
   int tensor_parallel_size = 1;
   uint64_t seed = 0;
-  int num_threads = 0;                    ///< CPU backend; 0: OMP_NUM_THREADS or the physical cores
-  std::string load_format = "auto";       ///< auto | dummy (random weights from config.json alone)
-  bool skip_tokenizer_init = false;       ///< token ids in, token ids out
-  /// Called from the thread that constructs the engine while it loads: (what, done, total). May be empty.
+  int num_threads = 0;               ///< CPU backend; 0: OMP_NUM_THREADS or the physical cores
+  std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)
+  bool skip_tokenizer_init = false;  ///< token ids in, token ids out
+  /// Called from the thread that constructs the engine while it loads: (what, done, total). May be
+  /// empty.
   std::function<void(const char* what, int64_t done, int64_t total)> on_progress{};
 };
 

@@ -19,23 +19,27 @@ struct LLM::State {
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt.value)) return *ids;
     check(loaded.tokenizer != nullptr, ErrorKind::invalid_argument,
           "a text prompt needs the tokenizer: drop skip_tokenizer_init or give prompt_token_ids");
-    return loaded.tokenizer->encode(std::get<std::string>(prompt.value), prompt.add_special_tokens, prompt.parse_special_tokens);
+    return loaded.tokenizer->encode(std::get<std::string>(prompt.value), prompt.add_special_tokens,
+                                    prompt.parse_special_tokens);
   }
 };
 
-LLM::LLM(const std::string& model, EngineConfig config) : state_(new State{load_engine(model, config), {}}) {}
+LLM::LLM(const std::string& model, EngineConfig config)
+    : state_(new State{load_engine(model, config), {}}) {}
 LLM::~LLM() = default;
 LLM::LLM(LLM&&) noexcept = default;
 LLM& LLM::operator=(LLM&&) noexcept = default;
 
-std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts, const SamplingParams& sampling_params) {
+std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts,
+                                         const SamplingParams& sampling_params) {
   return generate(prompts, std::vector<SamplingParams>(prompts.size(), sampling_params));
 }
 
-std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts, const std::vector<SamplingParams>& sampling_params,
-                                         const std::function<bool(const RequestOutput&)>& on_output) {
-  check(prompts.size() == sampling_params.size(), ErrorKind::invalid_argument, "{} prompts, but {} sampling_params",
-        prompts.size(), sampling_params.size());
+std::vector<RequestOutput> LLM::generate(
+    const std::vector<Prompt>& prompts, const std::vector<SamplingParams>& sampling_params,
+    const std::function<bool(const RequestOutput&)>& on_output) {
+  check(prompts.size() == sampling_params.size(), ErrorKind::invalid_argument,
+        "{} prompts, but {} sampling_params", prompts.size(), sampling_params.size());
   std::vector<RequestOutput> outputs(prompts.size());
   std::vector<int64_t> ids;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -50,7 +54,8 @@ std::vector<RequestOutput> LLM::generate(const std::vector<Prompt>& prompts, con
         aborted = true;
         for (const int64_t id : ids) abort_request(id);
       }
-      // Ids count up, so a request's place is found by search; outputs of requests that were added before are not ours.
+      // Ids count up, so a request's place is found by search; outputs of requests that were added
+      // before are not ours.
       const auto at = std::lower_bound(ids.begin(), ids.end(), output.request_id);
       if (output.finished && at != ids.end() && *at == output.request_id)
         outputs[static_cast<size_t>(at - ids.begin())] = std::move(output);
@@ -94,11 +99,13 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   const Tokenizer* tokenizer = state_->loaded.tokenizer.get();
   check(tokenizer && !tokenizer->chat_template().empty(), ErrorKind::invalid_argument,
         "messages need a chat template: tokenizer_config.json has none; give a prompt instead");
-  if (!state_->chat_template) state_->chat_template.emplace(tokenizer->chat_template(), "chat_template");
+  if (!state_->chat_template)
+    state_->chat_template.emplace(tokenizer->chat_template(), "chat_template");
   ChatRequest request;
   request.messages = parse_json(messages_json, "messages", ErrorKind::invalid_argument);
   request.kwargs = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
-  check(request.kwargs.is_object(), ErrorKind::invalid_argument, "chat template options must be a JSON object");
+  check(request.kwargs.is_object(), ErrorKind::invalid_argument,
+        "chat template options must be a JSON object");
   const auto take = [&](const char* name, Json& into) {
     if (!request.kwargs.contains(name)) return;
     into = request.kwargs[name];
@@ -108,7 +115,8 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   take("tools", request.tools);
   take("documents", request.documents);
   take("add_generation_prompt", generation_prompt);
-  check(generation_prompt.is_boolean(), ErrorKind::invalid_argument, "add_generation_prompt must be true or false");
+  check(generation_prompt.is_boolean(), ErrorKind::invalid_argument,
+        "add_generation_prompt must be true or false");
   request.add_generation_prompt = generation_prompt.get<bool>();
   const auto name_token = [&](const char* name, std::optional<int32_t> id) {
     if (id) request.special_tokens[name] = std::string(tokenizer->id_to_token(*id));
@@ -120,15 +128,22 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   return prompt;
 }
 
-EngineInfo inspect(const std::string& model, const EngineConfig& config) { return plan_engine(model, config); }
+EngineInfo inspect(const std::string& model, const EngineConfig& config) {
+  return plan_engine(model, config);
+}
 
 const char* to_string(FinishReason reason) {
   switch (reason) {
-    case FinishReason::none: return "";
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::error: return "error";
-    case FinishReason::abort: return "abort";
+    case FinishReason::none:
+      return "";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::error:
+      return "error";
+    case FinishReason::abort:
+      return "abort";
   }
   return "";
 }

@@ -1,4 +1,5 @@
-// Communicator: what tensor parallelism needs from the other ranks. One per rank; calls are collective and in the same order everywhere.
+// Communicator: what tensor parallelism needs from the other ranks. One per rank; calls are
+// collective and in the same order everywhere.
 #pragma once
 
 #include <memory>

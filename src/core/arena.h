@@ -1,7 +1,8 @@
-// Arena: step-scoped tensors bumped out of one block of memory. No malloc, no free, no lock inside a step.
+// Arena: step-scoped tensors bumped out of one block of memory. No malloc, no free, no lock inside
+// a step.
 //
-// Sized by a dry run: an Arena without memory (`Arena::measuring()`) hands out undefined tensors and records the peak, so the
-// same code that runs a step tells in closed form how much it needs.
+// Sized by a dry run: an Arena without memory (`Arena::measuring()`) hands out undefined tensors
+// and records the peak, so the same code that runs a step tells in closed form how much it needs.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +15,18 @@ class Arena {
  public:
   static constexpr size_t kAlignment = 256;  // bytes; what cuBLASLt and 128-bit loads want
 
-  Arena(std::byte* data, size_t capacity, Device device) : data_(data), capacity_(capacity), device_(device) {}
+  Arena(std::byte* data, size_t capacity, Device device)
+      : data_(data), capacity_(capacity), device_(device) {}
   static Arena measuring(Device device) { return {nullptr, ~size_t{0}, device}; }
 
-  /// A contiguous tensor, alive until release() of an earlier mark. Throws when full: a bug in the plan, not a condition to handle.
+  /// A contiguous tensor, alive until release() of an earlier mark. Throws when full: a bug in the
+  /// plan, not a condition to handle.
   Tensor take(DType dtype, std::initializer_list<int64_t> shape) {
     Tensor t(nullptr, dtype, shape, device_);
     const size_t bytes = (t.bytes() + kAlignment - 1) / kAlignment * kAlignment;
-    check(bytes <= capacity_ - used_, "step workspace is full: {} of {} bytes used, {} more wanted for {}", used_,
-          capacity_, bytes, t.describe());
+    check(bytes <= capacity_ - used_,
+          "step workspace is full: {} of {} bytes used, {} more wanted for {}", used_, capacity_,
+          bytes, t.describe());
     if (data_) t.data = data_ + used_;
     used_ += bytes;
     peak_ = std::max(peak_, used_);

@@ -1,39 +1,45 @@
-// Batch: all that a forward pass knows about its sequences. KvCache: one layer's paged keys and values.
+// Batch: all that a forward pass knows about its sequences. KvCache: one layer's paged keys and
+// values.
 #pragma once
 
 #include "core/tensor.h"
 
 namespace nanovllm {
 
-/// One step's rows: the tokens of all scheduled sequences, one after another. The tensors live on the backend's device and are
-/// contiguous i32. Sequence s has the query rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1); its keys are the positions
-/// 0 .. context_lens[s), the last of which are those of its query rows (causal: a row at position p sees keys 0 .. p).
+/// One step's rows: the tokens of all scheduled sequences, one after another. The tensors live on
+/// the backend's device and are contiguous i32. Sequence s has the query rows cu_seqlens_q[s] ..
+/// cu_seqlens_q[s + 1); its keys are the positions 0 .. context_lens[s), the last of which are
+/// those of its query rows (causal: a row at position p sees keys 0 .. p).
 struct Batch {
-  Tensor tokens, positions, slot_mapping;  // [num_tokens]; slot = block * block_size + offset; -1: store nothing (padding)
+  Tensor tokens, positions, slot_mapping;  // [num_tokens]; slot = block * block_size + offset; -1:
+                                           // store nothing (padding)
   Tensor cu_seqlens_q, context_lens;       // [num_seqs + 1], [num_seqs]
-  Tensor block_tables;                     // [num_seqs, max_blocks_per_seq]; entries past a sequence's blocks are not read
-  Tensor logits_rows;                      // [num_logits_rows]: rows of the hidden states that need logits
-  int64_t max_seqlen_q = 0, max_context_len = 0;  // over the batch; bounds for grids, never for results
+  Tensor block_tables;  // [num_seqs, max_blocks_per_seq]; entries past a sequence's blocks are not
+                        // read
+  Tensor logits_rows;   // [num_logits_rows]: rows of the hidden states that need logits
+  int64_t max_seqlen_q = 0,
+          max_context_len = 0;  // over the batch; bounds for grids, never for results
 
   int64_t num_tokens() const { return tokens.shape[0]; }
   int64_t num_seqs() const { return context_lens.shape[0]; }
 };
 
-/// Keys and values of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]; the last two axes are dense.
+/// Keys and values of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]; the last
+/// two axes are dense.
 struct KvCache {
   Tensor k, v;
 };
 
 /// How the rows of a logits tensor are sampled; every tensor has one entry per row, on the device.
 struct SamplingBatch {
-  Tensor temperature;  // f32; 0: greedy
-  Tensor top_k;        // i32; 0: off
-  Tensor top_p;        // f32; 1: off
-  Tensor min_p;        // f32; 0: off
-  Tensor seed;         // i64, taken as unsigned
-  Tensor position;     // i32: index in its sequence of the token that is to be sampled
-  bool all_greedy = false;   // no row has a temperature
-  bool any_filter = false;   // some row has top_k, top_p or min_p
+  Tensor temperature;       // f32; 0: greedy
+  Tensor top_k;             // i32; 0: off
+  Tensor top_p;             // f32; 1: off
+  Tensor min_p;             // f32; 0: off
+  Tensor seed;              // i64, taken as unsigned
+  Tensor position;          // i32: index in its sequence of the token that is to be sampled
+  bool all_greedy = false;  // no row has a temperature
+  bool any_filter = false;  // some row has top_k, top_p or min_p
 };
 
 }  // namespace nanovllm

@@ -1,9 +1,9 @@
 // The only assertion vocabulary: check() and fail() throw Error; they are always on.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "nanovllm/error.h"
 
@@ -17,12 +17,14 @@ template <class... Args>
 /// A broken invariant of our own: ErrorKind::engine. For bad input use the overload with a kind.
 template <class... Args>
 void check(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) [[unlikely]] fail(ErrorKind::engine, format, std::forward<Args>(args)...);
+  if (!condition) [[unlikely]]
+    fail(ErrorKind::engine, format, std::forward<Args>(args)...);
 }
 
 template <class... Args>
 void check(bool condition, ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) [[unlikely]] fail(kind, format, std::forward<Args>(args)...);
+  if (!condition) [[unlikely]]
+    fail(kind, format, std::forward<Args>(args)...);
 }
 
 }  // namespace nanovllm

@@ -3,7 +3,10 @@
 namespace nanovllm {
 
 Tensor::Tensor(void* bytes, DType type, std::initializer_list<int64_t> dims, Device where)
-    : data(static_cast<std::byte*>(bytes)), rank(static_cast<int8_t>(dims.size())), dtype(type), device(where) {
+    : data(static_cast<std::byte*>(bytes)),
+      rank(static_cast<int8_t>(dims.size())),
+      dtype(type),
+      device(where) {
   check(dims.size() <= shape.size(), "a tensor has at most 4 dimensions, got {}", dims.size());
   size_t axis = 0;
   for (const int64_t size : dims) shape[axis++] = size;
@@ -25,17 +28,21 @@ bool Tensor::contiguous() const {
 }
 
 Tensor Tensor::rows(int64_t begin, int64_t end) const {
-  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows {}..{} of {}", begin, end, describe());
+  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows {}..{} of {}", begin, end,
+        describe());
   check(!packed, "a packed tensor cannot be sliced");
   Tensor t = *this;
-  if (data) t.data += static_cast<size_t>(begin * stride[0]) * size_of(dtype);  // views of a measuring arena have no bytes
+  if (data)
+    t.data += static_cast<size_t>(begin * stride[0]) *
+              size_of(dtype);  // views of a measuring arena have no bytes
   t.shape[0] = end - begin;
   return t;
 }
 
 Tensor Tensor::cols(int64_t begin, int64_t end) const {
   const size_t last = static_cast<size_t>(rank) - 1;
-  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[last], "columns {}..{} of {}", begin, end, describe());
+  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[last], "columns {}..{} of {}",
+        begin, end, describe());
   check(!packed, "a packed tensor cannot be sliced");
   Tensor t = *this;
   if (data) t.data += static_cast<size_t>(begin * stride[last]) * size_of(dtype);
@@ -45,7 +52,8 @@ Tensor Tensor::cols(int64_t begin, int64_t end) const {
 
 Tensor Tensor::split(int64_t inner) const {
   const size_t last = static_cast<size_t>(rank) - 1;
-  check(rank >= 1 && rank < 4 && inner > 0 && shape[last] % inner == 0, "split {} by {}", describe(), inner);
+  check(rank >= 1 && rank < 4 && inner > 0 && shape[last] % inner == 0, "split {} by {}",
+        describe(), inner);
   Tensor t = *this;
   t.shape[last] = shape[last] / inner;
   t.stride[last] = stride[last] * inner;
@@ -57,7 +65,8 @@ Tensor Tensor::split(int64_t inner) const {
 
 Tensor Tensor::reshape(std::initializer_list<int64_t> new_shape) const {
   Tensor t(data, dtype, new_shape, device);
-  check(contiguous() && !packed && t.numel() == numel(), "reshape {} to {}", describe(), t.describe());
+  check(contiguous() && !packed && t.numel() == numel(), "reshape {} to {}", describe(),
+        t.describe());
   return t;
 }
 
@@ -73,7 +82,8 @@ Tensor Tensor::operator[](int64_t i) const {
 
 std::string Tensor::describe() const {
   std::string text = fmt::format("{}[", name_of(dtype));
-  for (int i = 0; i < rank; ++i) text += fmt::format("{}{}", i ? ", " : "", shape[static_cast<size_t>(i)]);
+  for (int i = 0; i < rank; ++i)
+    text += fmt::format("{}{}", i ? ", " : "", shape[static_cast<size_t>(i)]);
   return text + "]";
 }
 

@@ -1,4 +1,5 @@
-// Tensor: a view of memory that somebody else owns. Trivially copyable, passed by value, never frees.
+// Tensor: a view of memory that somebody else owns. Trivially copyable, passed by value, never
+// frees.
 #pragma once
 
 #include <array>
@@ -27,7 +28,8 @@ struct Tensor {
   std::array<int64_t, 4> shape{}, stride{};  // in elements; row-major unless sliced
   int8_t rank = 0;
   DType dtype = DType::f32;
-  /// The bytes are a [n, k] matrix in its backend's private layout: fit for gemm() and embedding() only.
+  /// The bytes are a [n, k] matrix in its backend's private layout: fit for gemm() and embedding()
+  /// only.
   bool packed = false;
   Device device{};
 
@@ -43,16 +45,16 @@ struct Tensor {
   /// Typed pointer to the first element; throws unless T matches dtype, or if the tensor is packed.
   template <class T>
   T* ptr() const {
-    check(dtype == dtype_of<T>() && !packed, "tensor is {}{}, expected {}", packed ? "packed " : "", name_of(dtype),
-          name_of(dtype_of<T>()));
+    check(dtype == dtype_of<T>() && !packed, "tensor is {}{}, expected {}", packed ? "packed " : "",
+          name_of(dtype), name_of(dtype_of<T>()));
     return reinterpret_cast<T*>(data);
   }
 
-  Tensor rows(int64_t begin, int64_t end) const;     // first axis
-  Tensor cols(int64_t begin, int64_t end) const;     // last axis: q, k, v out of one qkv
-  Tensor split(int64_t inner) const;                 // last axis [n * inner] -> [n, inner]: heads
+  Tensor rows(int64_t begin, int64_t end) const;  // first axis
+  Tensor cols(int64_t begin, int64_t end) const;  // last axis: q, k, v out of one qkv
+  Tensor split(int64_t inner) const;              // last axis [n * inner] -> [n, inner]: heads
   Tensor reshape(std::initializer_list<int64_t> new_shape) const;  // contiguous only
-  Tensor operator[](int64_t i) const;                // drops the first axis
+  Tensor operator[](int64_t i) const;                              // drops the first axis
 
   std::string describe() const;  // "bf16[12, 1024]"
 };

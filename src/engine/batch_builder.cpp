@@ -7,16 +7,20 @@ namespace {
 
 /// The tokens that `sequence` may not sample yet: its stop tokens, until it has min_tokens.
 bool is_masked(const ScheduledSequence& s) {
-  return s.samples && s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
+  return s.samples &&
+         s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
 }
 
 }  // namespace
 
 size_t BatchBuilder::max_bytes() const {
-  const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens), seqs = static_cast<size_t>(limits_.max_num_seqs);
+  const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
+             seqs = static_cast<size_t>(limits_.max_num_seqs);
   const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
-  constexpr size_t kArrays = 16, kMasksPerSeq = 256;  // ids that a request may mask; checked when it is added
-  return 5 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) + kArrays * Arena::kAlignment;
+  constexpr size_t kArrays = 16,
+                   kMasksPerSeq = 256;  // ids that a request may mask; checked when it is added
+  return 5 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
+         kArrays * Arena::kAlignment;
 }
 
 void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input) const {
@@ -65,7 +69,8 @@ void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) 
     *start = start[-1] + static_cast<int32_t>(s.num_tokens);
     ++start;
     *context++ = static_cast<int32_t>(s.start + s.num_tokens);
-    std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table), table + max_blocks, 0);
+    std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table), table + max_blocks,
+              0);
     table += max_blocks;
   }
 }
@@ -88,8 +93,14 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
   SamplingBatch& out = input.sampler.params;
   input.batch.logits_rows = arena.take(DType::i32, {input.num_rows()});
   input.sampler.prompt_targets = arena.take(DType::i32, {input.num_rows() - n});
-  out = {arena.take(DType::f32, {n}), arena.take(DType::i32, {n}), arena.take(DType::f32, {n}),
-         arena.take(DType::f32, {n}), arena.take(DType::i64, {n}), arena.take(DType::i32, {n}), true, false};
+  out = {arena.take(DType::f32, {n}),
+         arena.take(DType::i32, {n}),
+         arena.take(DType::f32, {n}),
+         arena.take(DType::f32, {n}),
+         arena.take(DType::i64, {n}),
+         arena.take(DType::i32, {n}),
+         true,
+         false};
 
   const auto* start = input.batch.cu_seqlens_q.ptr<int32_t>();
   auto* row = input.batch.logits_rows.ptr<int32_t>();
@@ -99,7 +110,8 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
     const bool greedy = params.temperature < 1e-5;
     *row++ = start[input.sampling[i] + 1] - 1;
     out.temperature.ptr<float>()[i] = greedy ? 0.0f : static_cast<float>(params.temperature);
-    out.top_k.ptr<int32_t>()[i] = static_cast<int32_t>(std::clamp<int64_t>(params.top_k, 0, INT32_MAX));
+    out.top_k.ptr<int32_t>()[i] =
+        static_cast<int32_t>(std::clamp<int64_t>(params.top_k, 0, INT32_MAX));
     out.top_p.ptr<float>()[i] = static_cast<float>(params.top_p);
     out.min_p.ptr<float>()[i] = static_cast<float>(params.min_p);
     out.seed.ptr<int64_t>()[i] = static_cast<int64_t>(s.sequence->seed);
@@ -118,7 +130,8 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
 void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input) const {
   int64_t total = 0;
   for (const size_t i : input.sampling)
-    if (is_masked(plan.sequences[i])) total += static_cast<int64_t>(plan.sequences[i].sequence->stop_token_ids.size());
+    if (is_masked(plan.sequences[i]))
+      total += static_cast<int64_t>(plan.sequences[i].sequence->stop_token_ids.size());
   input.sampler.masked = arena.take(DType::i32, {total, 2});
   if (total > 0) {
     auto* pair = input.sampler.masked.ptr<int32_t>();
@@ -141,9 +154,10 @@ void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input)
 void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device) {
   Batch& b = input.batch;
   SamplerInput& s = input.sampler;
-  for (Tensor* t : {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens, &b.block_tables, &b.logits_rows,
-                    &s.params.temperature, &s.params.top_k, &s.params.top_p, &s.params.min_p, &s.params.seed, &s.params.position,
-                    &s.prompt_targets, &s.masked}) {
+  for (Tensor* t :
+       {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens, &b.block_tables,
+        &b.logits_rows, &s.params.temperature, &s.params.top_k, &s.params.top_p, &s.params.min_p,
+        &s.params.seed, &s.params.position, &s.prompt_targets, &s.masked}) {
     t->data = to + (t->data - from);
     t->device = device;
   }

@@ -1,5 +1,6 @@
-// BatchBuilder: a Plan of the scheduler -> the arrays of one step, packed in one block of pinned memory so that one copy takes
-// them to the device. Offsets depend on the step's sizes alone: steps of the same sizes have the same addresses, as graphs need.
+// BatchBuilder: a Plan of the scheduler -> the arrays of one step, packed in one block of pinned
+// memory so that one copy takes them to the device. Offsets depend on the step's sizes alone: steps
+// of the same sizes have the same addresses, as graphs need.
 #pragma once
 
 #include <vector>
@@ -48,7 +49,8 @@ class BatchBuilder {
 
   /// Bytes of a block that any step fits into.
   size_t max_bytes() const;
-  /// Packs `plan` into `block`. `input` is reused from step to step: no allocation once its vectors have grown.
+  /// Packs `plan` into `block`. `input` is reused from step to step: no allocation once its vectors
+  /// have grown.
   void build(const Plan& plan, std::byte* block, StepInput& input) const;
 
  private:

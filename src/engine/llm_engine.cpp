@@ -21,7 +21,9 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
 
 /// Row `row` of a step's candidates: the chosen one and `k` more.
 PositionLogprobs candidates(const StepResult& result, int64_t row, int64_t k) {
@@ -36,8 +38,9 @@ PositionLogprobs candidates(const StepResult& result, int64_t row, int64_t k) {
 
 }  // namespace
 
-LLMEngine::LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model, const EngineConfig& config,
-                     std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos)
+LLMEngine::LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model,
+                     const EngineConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
+                     std::vector<int32_t> eos)
     : runner_(std::move(runner)),
       tokenizer_(std::move(tokenizer)),
       eos_(std::move(eos)),
@@ -64,8 +67,9 @@ int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams
   if (!problem) problem = problem_with(prompt, vocab_size_);
   const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
   if (!problem && max_tokens < 1)
-    problem = fmt::format("the prompt has {} tokens: with max_model_len {} at most {} leave room for an answer", length,
-                          max_model_len_, max_model_len_ - 1);
+    problem = fmt::format(
+        "the prompt has {} tokens: with max_model_len {} at most {} leave room for an answer",
+        length, max_model_len_, max_model_len_ - 1);
   if (!problem) problem = scheduler_.refusal(length, max_tokens);
   if (!problem && !params.stop.empty() && !tokenizer_) problem = "stop strings need a tokenizer";
   if (problem) return refuse_request(std::move(prompt), std::move(*problem));
@@ -78,7 +82,8 @@ int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams
   sequence->token_ids = std::move(prompt);
   const auto number = static_cast<uint64_t>(sequence->request_id);
   const Philox4 drawn = noise_bits(seed_ ^ (number << 32), static_cast<uint32_t>(number), ~0u);
-  sequence->seed = params.seed ? static_cast<uint64_t>(*params.seed) : (uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
+  sequence->seed =
+      params.seed ? static_cast<uint64_t>(*params.seed) : (uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
   if (!params.ignore_eos) sequence->stop_token_ids = eos_;
   for (const int64_t id : params.stop_token_ids)
     if (!contains(sequence->stop_token_ids, static_cast<int32_t>(id)))
@@ -86,7 +91,8 @@ int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams
 
   Request& request = requests_[sequence->request_id];
   request.added = Clock::now();
-  if (tokenizer_ && params.detokenize) request.text = std::make_unique<TextStream>(*tokenizer_, sequence->params);
+  if (tokenizer_ && params.detokenize)
+    request.text = std::make_unique<TextStream>(*tokenizer_, sequence->params);
   if (params.prompt_logprobs) request.prompt_logprobs.resize(static_cast<size_t>(length));
   return scheduler_.add(std::move(sequence)).request_id;
 }
@@ -112,7 +118,8 @@ void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
   if (!plan.empty()) {
     for (const ScheduledSequence& s : plan.sequences) {
       Request& request = requests_.at(s.sequence->request_id);
-      if (request.metrics.queue_time == 0) request.metrics.queue_time = seconds_since(request.added);
+      if (request.metrics.queue_time == 0)
+        request.metrics.queue_time = seconds_since(request.added);
     }
     ++steps_;
     runner_->launch(plan);
@@ -133,7 +140,8 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   for (const size_t i : input.sampling) {
     const Sequence& sequence = *plan.sequences[i].sequence;
     if (sequence.params.logprobs && !sequence.is_finished())
-      requests_.at(sequence.request_id).logprobs.push_back(candidates(result, row, *sequence.params.logprobs));
+      requests_.at(sequence.request_id)
+          .logprobs.push_back(candidates(result, row, *sequence.params.logprobs));
     ++row;
   }
   for (const PromptRow& prompt : input.prompt_rows) {
@@ -143,12 +151,14 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   }
 }
 
-// Text and stop strings of the sequences that got a token; those that ended are reported by take_finished().
+// Text and stop strings of the sequences that got a token; those that ended are reported by
+// take_finished().
 void LLMEngine::advance(const Plan& plan, std::vector<RequestOutput>& outputs) {
   for (const ScheduledSequence& s : plan.sequences) {
     if (!s.samples || s.sequence->num_generated() == 0) continue;
     Request& request = requests_.at(s.sequence->request_id);
-    if (request.metrics.time_to_first_token == 0) request.metrics.time_to_first_token = seconds_since(request.added);
+    if (request.metrics.time_to_first_token == 0)
+      request.metrics.time_to_first_token = seconds_since(request.added);
     if (s.sequence->finish_reason != FinishReason::error) add_text(*s.sequence, request);
     if (!s.sequence->is_finished() && s.sequence->params.output_kind != OutputKind::final_only)
       outputs.push_back(report(*s.sequence, request, false));
@@ -163,7 +173,8 @@ void LLMEngine::add_text(Sequence& sequence, Request& request) {
   if (stopped && !sequence.params.include_stop_str_in_output) return;
   const bool may_stop = sequence.num_generated() >= sequence.params.min_tokens;
   request.stop_string = request.text->add(token, may_stop);
-  if (request.stop_string) scheduler_.finish(sequence.request_id, FinishReason::stop, *request.stop_string);
+  if (request.stop_string)
+    scheduler_.finish(sequence.request_id, FinishReason::stop, *request.stop_string);
 }
 
 void LLMEngine::take_finished(std::vector<RequestOutput>& outputs) {
@@ -183,7 +194,9 @@ RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool
     out.finish_reason = sequence.finish_reason;
     out.stop_reason = sequence.stop_reason;
     out.error = sequence.error;
-    if (request.stop_string && sequence.finish_reason == FinishReason::length) {  // both with the same token: the text decides
+    if (request.stop_string &&
+        sequence.finish_reason ==
+            FinishReason::length) {  // both with the same token: the text decides
       out.finish_reason = FinishReason::stop;
       out.stop_reason = *request.stop_string;
     }
@@ -191,12 +204,16 @@ RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool
   }
   const bool delta = sequence.params.output_kind == OutputKind::delta;
   const auto prompt = static_cast<size_t>(sequence.num_prompt_tokens);
-  const size_t text_from = delta ? request.reported_text : 0, tokens_from = delta ? request.reported_tokens : 0;
+  const size_t text_from = delta ? request.reported_text : 0,
+               tokens_from = delta ? request.reported_tokens : 0;
   const auto generated = sequence.token_ids.begin() + static_cast<int64_t>(prompt);
-  if (!delta || request.reported_tokens == 0) out.prompt_token_ids.assign(sequence.token_ids.begin(), generated);
+  if (!delta || request.reported_tokens == 0)
+    out.prompt_token_ids.assign(sequence.token_ids.begin(), generated);
   out.token_ids.assign(generated + static_cast<int64_t>(tokens_from), sequence.token_ids.end());
-  if (request.text) out.text = request.text->text().substr(text_from, request.text->visible() - text_from);
-  out.logprobs.assign(request.logprobs.begin() + static_cast<int64_t>(std::min(tokens_from, request.logprobs.size())),
+  if (request.text)
+    out.text = request.text->text().substr(text_from, request.text->visible() - text_from);
+  out.logprobs.assign(request.logprobs.begin() +
+                          static_cast<int64_t>(std::min(tokens_from, request.logprobs.size())),
                       request.logprobs.end());
   if (tokens_from == 0) out.prompt_logprobs = request.prompt_logprobs;
   request.reported_tokens = static_cast<size_t>(sequence.num_generated());
@@ -207,7 +224,9 @@ RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool
   return out;
 }
 
-void LLMEngine::abort_request(int64_t request_id) { scheduler_.finish(request_id, FinishReason::abort); }
+void LLMEngine::abort_request(int64_t request_id) {
+  scheduler_.finish(request_id, FinishReason::abort);
+}
 
 bool LLMEngine::is_finished() const { return refused_.empty() && requests_.empty(); }
 

@@ -1,7 +1,8 @@
 // LLMEngine: requests in, outputs out. Scheduler, runner and tokenizer meet here and nowhere else.
 //
-// Two boundaries turn exceptions into values. A request is checked when it is added, and fails alone. Anything thrown inside a step ends the
-// engine: its live requests are lost, and every later call throws the same message.
+// Two boundaries turn exceptions into values. A request is checked when it is added, and fails
+// alone. Anything thrown inside a step ends the engine: its live requests are lost, and every later
+// call throws the same message.
 #pragma once
 
 #include <chrono>
@@ -10,18 +11,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include "nanovllm/llm.h"
+
 #include "engine/model_runner.h"
 #include "engine/scheduler.h"
 #include "engine/text_stream.h"
-#include "nanovllm/llm.h"
 
 namespace nanovllm {
 
 class LLMEngine {
  public:
-  /// `tokenizer` may be null: token ids in, token ids out. `eos` are the model's end-of-sequence ids.
-  LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model, const EngineConfig& config,
-            std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos);
+  /// `tokenizer` may be null: token ids in, token ids out. `eos` are the model's end-of-sequence
+  /// ids.
+  LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model,
+            const EngineConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
+            std::vector<int32_t> eos);
 
   int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
   /// Queues the output of a request that could not even be turned into tokens.
@@ -39,7 +43,7 @@ class LLMEngine {
   using Clock = std::chrono::steady_clock;
   /// What the engine keeps of a request beside its Sequence.
   struct Request {
-    std::unique_ptr<TextStream> text;  // null: no detokenisation
+    std::unique_ptr<TextStream> text;        // null: no detokenisation
     std::optional<std::string> stop_string;  // that ended it
     Clock::time_point added;
     RequestMetrics metrics;

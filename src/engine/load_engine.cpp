@@ -10,17 +10,19 @@ namespace nanovllm {
 namespace {
 
 ModelConfig read_model_config(const std::string& directory) {
-  check(std::filesystem::exists(directory), ErrorKind::model, "{}: no such directory; give a Hugging Face model directory",
-        directory);
-  check(std::filesystem::is_directory(directory), ErrorKind::model, "{} is not a directory; give a Hugging Face model directory",
-        directory);
+  check(std::filesystem::exists(directory), ErrorKind::model,
+        "{}: no such directory; give a Hugging Face model directory", directory);
+  check(std::filesystem::is_directory(directory), ErrorKind::model,
+        "{} is not a directory; give a Hugging Face model directory", directory);
   std::vector<std::string_view> supported;
   for (const Architecture& entry : architectures()) supported.emplace_back(entry.name);
   return load_model_config(directory, supported);
 }
 
-// config.json's, generation_config.json's and the tokenizer's together: chat models name different ones in each.
-std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& generation, const Tokenizer* tokenizer) {
+// config.json's, generation_config.json's and the tokenizer's together: chat models name different
+// ones in each.
+std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& generation,
+                             const Tokenizer* tokenizer) {
   std::vector<int32_t> ids;
   const auto add = [&](int64_t id) {
     const auto token = static_cast<int32_t>(id);
@@ -32,7 +34,8 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
   return ids;
 }
 
-EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPlan& plan, DType dtype) {
+EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPlan& plan,
+                    DType dtype) {
   return {.device = ops.name(),
           .architecture = model.architecture,
           .dtype = std::string(name_of(dtype)),
@@ -49,10 +52,12 @@ EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPl
           .max_num_batched_tokens = plan.limits.max_num_batched_tokens};
 }
 
-std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory, const ModelConfig& model) {
+std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
+                                                const ModelConfig& model) {
   auto tokenizer = std::make_shared<const Tokenizer>(directory);
   check(tokenizer->vocab_size() <= model.vocab_size, ErrorKind::model,
-        "tokenizer.json has the id {}, but config.json's vocab_size is {}", tokenizer->vocab_size() - 1, model.vocab_size);
+        "tokenizer.json has the id {}, but config.json's vocab_size is {}",
+        tokenizer->vocab_size() - 1, model.vocab_size);
   return tokenizer;
 }
 
@@ -78,15 +83,18 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
 
   std::string note;
   auto ops = make_backend(config.device, {config.num_threads}, &note);
-  auto runner = std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(), loaded.model, config);
+  auto runner = std::make_unique<ModelRunner>(
+      std::move(ops), std::make_unique<SingleCommunicator>(), loaded.model, config);
   runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
     if (config.on_progress) config.on_progress("loading weights", done, total);
   });
-  loaded.info = describe(runner->backend(), loaded.model, runner->memory(), compute_dtype(loaded.model, config));
+  loaded.info = describe(runner->backend(), loaded.model, runner->memory(),
+                         compute_dtype(loaded.model, config));
   loaded.info.notes = loaded.model.warnings;
   if (!note.empty()) loaded.info.notes.push_back(note);
-  loaded.engine = std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
-                                              eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
+  loaded.engine =
+      std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
+                                  eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
   return loaded;
 }
 

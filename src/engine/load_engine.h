@@ -1,4 +1,5 @@
-// From a model directory to a running engine: reads the files, opens the device, plans the memory, loads the weights.
+// From a model directory to a running engine: reads the files, opens the device, plans the memory,
+// loads the weights.
 #pragma once
 
 #include <memory>

@@ -2,29 +2,35 @@
 
 #include <algorithm>
 
+#include "nanovllm/params.h"
+
 #include "layers/linear.h"
 #include "layers/rotary_embedding.h"
-#include "nanovllm/params.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {
 namespace {
 
-size_t aligned(size_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
+size_t aligned(size_t bytes) {
+  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+}
 
 std::string size_text(size_t bytes) {
   const auto b = static_cast<double>(bytes);
-  return bytes >= (size_t{1} << 30) ? fmt::format("{:9.2f} GiB", b / (1 << 30)) : fmt::format("{:9.2f} MiB", b / (1 << 20));
+  return bytes >= (size_t{1} << 30) ? fmt::format("{:9.2f} GiB", b / (1 << 30))
+                                    : fmt::format("{:9.2f} MiB", b / (1 << 20));
 }
 
 StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig& config) {
   StepLimits limits;
   const int64_t longest = model.max_position_embeddings;
   check(config.max_model_len <= longest, ErrorKind::invalid_argument,
-        "max_model_len {} is beyond the model's max_position_embeddings {}", config.max_model_len, longest);
-  limits.max_model_len = config.max_model_len > 0 ? config.max_model_len : std::min<int64_t>(4096, longest);
+        "max_model_len {} is beyond the model's max_position_embeddings {}", config.max_model_len,
+        longest);
+  limits.max_model_len =
+      config.max_model_len > 0 ? config.max_model_len : std::min<int64_t>(4096, longest);
   limits.max_num_seqs = config.max_num_seqs;
-  limits.max_num_batched_tokens = config.max_num_batched_tokens > 0 ? config.max_num_batched_tokens
+  limits.max_num_batched_tokens = config.max_num_batched_tokens > 0  ? config.max_num_batched_tokens
                                   : ops.device().kind == Device::cpu ? 512
                                                                      : 8192;
   limits.max_logits_rows = ops.max_logits_rows();
@@ -34,8 +40,11 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
 
 /// A step of `tokens` rows, all of whose arrays are shapes without bytes.
 Batch shape_only_batch(int64_t tokens, int64_t seqs, int64_t blocks) {
-  const auto i32 = [](std::initializer_list<int64_t> shape) { return Tensor(nullptr, DType::i32, shape); };
-  Batch batch{i32({tokens}), i32({tokens}), i32({tokens}), i32({seqs + 1}), i32({seqs}), i32({seqs, blocks}), i32({tokens})};
+  const auto i32 = [](std::initializer_list<int64_t> shape) {
+    return Tensor(nullptr, DType::i32, shape);
+  };
+  Batch batch{i32({tokens}), i32({tokens}),       i32({tokens}), i32({seqs + 1}),
+              i32({seqs}),   i32({seqs, blocks}), i32({tokens})};
   batch.max_seqlen_q = tokens;
   batch.max_context_len = tokens;
   return batch;
@@ -47,46 +56,62 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   SingleCommunicator comm;
   Arena arena = Arena::measuring({});
   const std::vector<KvCache> caches(static_cast<size_t>(config.num_hidden_layers));
-  const Batch batch = shape_only_batch(limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_blocks_per_seq());
+  const Batch batch = shape_only_batch(limits.max_num_batched_tokens, limits.max_num_seqs,
+                                       limits.max_blocks_per_seq());
   const Step step{ops, comm, arena, batch, caches};
   const Tensor hidden = model.forward(step);
   const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
   SamplerInput input;
   input.params = {row, row, row, row, row, row};
-  input.prompt_targets = Tensor(nullptr, DType::i32, {std::max<int64_t>(0, limits.max_num_batched_tokens - limits.max_num_seqs)});
+  input.prompt_targets =
+      Tensor(nullptr, DType::i32,
+             {std::max<int64_t>(0, limits.max_num_batched_tokens - limits.max_num_seqs)});
   SamplerOutput output;
-  output.token_ids = Tensor(nullptr, DType::i32, {std::min(limits.max_num_seqs, limits.max_num_batched_tokens)});
-  Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output, limits.max_logits_rows);
+  output.token_ids =
+      Tensor(nullptr, DType::i32, {std::min(limits.max_num_seqs, limits.max_num_batched_tokens)});
+  Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
+                    limits.max_logits_rows);
   return arena.peak();
 }
 
-[[noreturn]] void not_enough(const Backend& ops, const MemoryPlan& plan, const std::string& available, int64_t least_blocks) {
+[[noreturn]] void not_enough(const Backend& ops, const MemoryPlan& plan,
+                             const std::string& available, int64_t least_blocks) {
   const size_t least_cache = static_cast<size_t>(least_blocks) * plan.bytes_per_block;
   const size_t fixed = plan.weights + plan.workspace;
   std::string text = fmt::format("not enough memory on {}\n", ops.name());
-  const auto line = [&](const char* what, size_t bytes) { text += fmt::format("  {:<58}{}\n", what, size_text(bytes)); };
+  const auto line = [&](const char* what, size_t bytes) {
+    text += fmt::format("  {:<58}{}\n", what, size_text(bytes));
+  };
   line("weights", plan.weights);
   line("workspace", plan.workspace);
-  line(fmt::format("KV cache, one sequence of max_model_len {}", plan.limits.max_model_len).c_str(), least_cache);
+  line(fmt::format("KV cache, one sequence of max_model_len {}", plan.limits.max_model_len).c_str(),
+       least_cache);
   line("needed, at least", fixed + least_cache);
   line(available.c_str(), plan.available);
   const int64_t fits = plan.available > fixed
-                           ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block) * plan.limits.block_size
+                           ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block) *
+                                 plan.limits.block_size
                            : 0;
-  text += fits > 0 ? fmt::format("ways out: --max-model-len {} or less; ", fits) : std::string("ways out: a smaller model; ");
-  text += "a higher --gpu-memory-utilization, or end what else uses this memory; a smaller --max-num-batched-tokens";
+  text += fits > 0 ? fmt::format("ways out: --max-model-len {} or less; ", fits)
+                   : std::string("ways out: a smaller model; ");
+  text +=
+      "a higher --gpu-memory-utilization, or end what else uses this memory; a smaller "
+      "--max-num-batched-tokens";
   throw Error(ErrorKind::device, text);
 }
 
 void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
-  // A GPU is ours up to gpu_memory_utilization of all it has; host memory is shared with everybody: what is free is there.
+  // A GPU is ours up to gpu_memory_utilization of all it has; host memory is shared with everybody:
+  // what is free is there.
   const MemoryInfo memory = ops.memory();
   const bool is_cpu = ops.device().kind == Device::cpu;
   const double kept_share = is_cpu ? 0 : 1 - config.gpu_memory_utilization;
   const auto kept_free = static_cast<size_t>(static_cast<double>(memory.total) * kept_share);
   plan.available = memory.free > kept_free ? memory.free - kept_free : 0;
-  const std::string available = is_cpu ? std::string("available: free memory")
-                                       : fmt::format("available: free memory, less the {:.0f} % of it all that stay free", 100 * kept_share);
+  const std::string available =
+      is_cpu ? std::string("available: free memory")
+             : fmt::format("available: free memory, less the {:.0f} % of it all that stay free",
+                           100 * kept_share);
   const size_t fixed = plan.weights + plan.workspace;
   const int64_t per_seq = plan.limits.max_blocks_per_seq();
   if (config.num_gpu_blocks_override > 0) {
@@ -96,13 +121,16 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
   }
   size_t cache = plan.available > fixed ? plan.available - fixed : 0;
   if (is_cpu) {  // take what can be used, not all there is
-    const size_t useful = static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
-    const size_t wanted = config.cpu_kvcache_bytes > 0 ? static_cast<size_t>(config.cpu_kvcache_bytes)
-                                                       : std::min(useful, size_t{4} << 30);
+    const size_t useful =
+        static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
+    const size_t wanted = config.cpu_kvcache_bytes > 0
+                              ? static_cast<size_t>(config.cpu_kvcache_bytes)
+                              : std::min(useful, size_t{4} << 30);
     cache = std::min(cache, wanted);
   }
   plan.num_blocks = static_cast<int64_t>(cache / plan.bytes_per_block);
-  plan.num_blocks = std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);  // slots are 32-bit
+  plan.num_blocks =
+      std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);  // slots are 32-bit
   if (plan.num_blocks >= per_seq) return;
   // A length that nobody asked for bends to the memory; one that was asked for is an error.
   if (config.max_model_len > 0 || plan.num_blocks < 1) not_enough(ops, plan, available, per_seq);
@@ -113,17 +141,20 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
 
 size_t output_block_bytes(const StepLimits& limits) {
   const auto rows = static_cast<size_t>(limits.max_num_batched_tokens + limits.max_num_seqs);
-  return aligned(static_cast<size_t>(limits.max_num_seqs) * 4) + 2 * aligned(rows * (kMaxLogprobs + 1) * 4) + aligned(rows * 4);
+  return aligned(static_cast<size_t>(limits.max_num_seqs) * 4) +
+         2 * aligned(rows * (kMaxLogprobs + 1) * 4) + aligned(rows * 4);
 }
 
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config) {
   if (config.dtype == "f32" || config.dtype == "float32") return DType::f32;
   if (config.dtype == "bf16" || config.dtype == "bfloat16") return DType::bf16;
-  check(config.dtype == "auto", ErrorKind::invalid_argument, "dtype {} is not known: use auto, bf16 or f32", config.dtype);
+  check(config.dtype == "auto", ErrorKind::invalid_argument,
+        "dtype {} is not known: use auto, bf16 or f32", config.dtype);
   return model.dtype.value_or(DType::bf16) == DType::f32 ? DType::f32 : DType::bf16;
 }
 
-MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config, DType dtype, Shard shard) {
+MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config,
+                       DType dtype, Shard shard) {
   MemoryPlan plan;
   plan.limits = limits_of(ops, model, config);
   WeightLoader counter(ops, dtype, shard);
@@ -131,11 +162,14 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
   plan.step_workspace = measure_workspace(*shape, model, plan.limits);
-  plan.workspace = aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
-                   output_block_bytes(plan.limits) +
-                   aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) + ops.scratch_bytes();
+  plan.workspace =
+      aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
+      output_block_bytes(plan.limits) +
+      aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) +
+      ops.scratch_bytes();
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, shard.world_size);
-  plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads * config.block_size * model.head_dim) *
+  plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
+                                             config.block_size * model.head_dim) *
                          size_of(dtype);
   plan_kv_cache(ops, config, plan);
   return plan;

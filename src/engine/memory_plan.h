@@ -1,5 +1,6 @@
-// MemoryPlan: what an engine needs, in closed form. No warm-up run: the model's constructors are run over a counting loader and its
-// forward pass over a NullBackend with a measuring arena, which gives the exact figures without touching the device.
+// MemoryPlan: what an engine needs, in closed form. No warm-up run: the model's constructors are
+// run over a counting loader and its forward pass over a NullBackend with a measuring arena, which
+// gives the exact figures without touching the device.
 #pragma once
 
 #include <string>
@@ -14,14 +15,15 @@ namespace nanovllm {
 struct EngineConfig;
 
 struct MemoryPlan {
-  size_t weights = 0;          // this rank's parameters, in the backend's layout
-  size_t step_workspace = 0;   // the arena: activations and logits of the largest step
-  size_t workspace = 0;        // the arena, the input and output blocks, the rotary table, the backend's own scratch
+  size_t weights = 0;         // this rank's parameters, in the backend's layout
+  size_t step_workspace = 0;  // the arena: activations and logits of the largest step
+  size_t workspace =
+      0;  // the arena, the input and output blocks, the rotary table, the backend's own scratch
   size_t bytes_per_block = 0;  // of KV cache, all layers
   size_t available = 0;        // for all of it together
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
-  StepLimits limits;           // with the defaults filled in
+  StepLimits limits;  // with the defaults filled in
 
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }
 };
@@ -29,8 +31,10 @@ struct MemoryPlan {
 /// Bytes of a step's results: token ids and, for every row, kMaxLogprobs + 1 candidates.
 size_t output_block_bytes(const StepLimits& limits);
 
-/// Throws Error(device), with a table of what was needed and what there was, if not even the smallest useful cache fits.
-MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config, DType dtype, Shard shard);
+/// Throws Error(device), with a table of what was needed and what there was, if not even the
+/// smallest useful cache fits.
+MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config,
+                       DType dtype, Shard shard);
 
 /// What runs the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config);

@@ -12,8 +12,8 @@ Shard shard_of(const Communicator& comm) { return {comm.rank(), comm.world_size(
 
 }  // namespace
 
-ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm, const ModelConfig& model,
-                         const EngineConfig& config)
+ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
+                         const ModelConfig& model, const EngineConfig& config)
     : backend_(std::move(backend)),
       comm_(std::move(comm)),
       model_config_(model),
@@ -37,15 +37,18 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
   std::byte* data = kv_.get();
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer, data += 2 * half) {
     const auto view = [&](std::byte* bytes) {
-      return Tensor(bytes, dtype_, {plan_.num_blocks, kv_heads, config.block_size, model.head_dim}, backend_->device());
+      return Tensor(bytes, dtype_, {plan_.num_blocks, kv_heads, config.block_size, model.head_dim},
+                    backend_->device());
     };
     kv_cache_.push_back({view(data), view(data + half)});
   }
 }
 
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
-  if (checkpoint) loader_.load(*checkpoint, progress);
-  else loader_.load_dummy(seed, progress);
+  if (checkpoint)
+    loader_.load(*checkpoint, progress);
+  else
+    loader_.load_dummy(seed, progress);
 }
 
 void ModelRunner::launch(const Plan& plan) {
@@ -73,18 +76,20 @@ void ModelRunner::run_step() {
     output_.logprobs = output.take(DType::f32, {rows, width});
     output_.ranks = output.take(DType::i32, {rows});
   }
-  output_bytes_ = Tensor(output_device_.get(), DType::i32, {static_cast<int64_t>(output.mark() / sizeof(int32_t))},
-                         backend_->device());
+  output_bytes_ =
+      Tensor(output_device_.get(), DType::i32,
+             {static_cast<int64_t>(output.mark() / sizeof(int32_t))}, backend_->device());
   const Tensor hidden = model_->forward(step);
-  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, input_.sampler, output_,
-                   plan_.limits.max_logits_rows);
+  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, input_.sampler,
+                   output_, plan_.limits.max_logits_rows);
 }
 
 StepResult ModelRunner::wait() {
   backend_->synchronize();
   const auto on_host = [&]<class T>(const Tensor& t, T*) {
-    return std::span<const T>(reinterpret_cast<const T*>(output_host_.get() + (t.data - output_device_.get())),
-                              static_cast<size_t>(t.numel()));
+    return std::span<const T>(
+        reinterpret_cast<const T*>(output_host_.get() + (t.data - output_device_.get())),
+        static_cast<size_t>(t.numel()));
   };
   StepResult result;
   result.sampled = on_host(output_.token_ids, static_cast<int32_t*>(nullptr));

@@ -1,13 +1,15 @@
-// ModelRunner: one rank. Owns the device, the weights, the KV cache and the step's memory; runs one plan at a time.
+// ModelRunner: one rank. Owns the device, the weights, the KV cache and the step's memory; runs one
+// plan at a time.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "nanovllm/params.h"
+
 #include "engine/memory_plan.h"
 #include "layers/rotary_embedding.h"
 #include "layers/sampler.h"
-#include "nanovllm/params.h"
 
 namespace nanovllm {
 
@@ -15,8 +17,10 @@ class Checkpoint;
 
 /// The results of one step, on the host; valid until the next launch().
 struct StepResult {
-  std::span<const int32_t> sampled;  // one per sampling sequence, in plan order; -1: its logits were not finite
-  // Log probabilities of all rows (sampling ones first), `width` candidates each, the chosen token first; empty if none were asked for.
+  std::span<const int32_t>
+      sampled;  // one per sampling sequence, in plan order; -1: its logits were not finite
+  // Log probabilities of all rows (sampling ones first), `width` candidates each, the chosen token
+  // first; empty if none were asked for.
   std::span<const int32_t> ids, ranks;
   std::span<const float> logprobs;
   int64_t width = 0;
@@ -25,8 +29,8 @@ struct StepResult {
 class ModelRunner {
  public:
   /// Allocates everything that will ever be allocated. Weights are undefined until load().
-  ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm, const ModelConfig& model,
-              const EngineConfig& config);
+  ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
+              const ModelConfig& model, const EngineConfig& config);
 
   /// `checkpoint` null: random weights.
   void load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress);
@@ -45,7 +49,8 @@ class ModelRunner {
   void allocate();
   void run_step();
 
-  // In order of construction; destroyed in reverse: what lives on the device goes before the device.
+  // In order of construction; destroyed in reverse: what lives on the device goes before the
+  // device.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Communicator> comm_;
   const ModelConfig model_config_;

@@ -14,27 +14,37 @@ constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024, kMaxStopTokens = 128;
 }  // namespace
 
 std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_size) {
-  const auto in = [](double value, double low, double high) { return std::isfinite(value) && low <= value && value <= high; };
-  if (!in(p.temperature, 0, 1e4)) return fmt::format("temperature is {}: it must be between 0 and 10000", p.temperature);
-  if (!in(p.top_p, 0, 1) || p.top_p == 0) return fmt::format("top_p is {}: it must be above 0 and at most 1", p.top_p);
+  const auto in = [](double value, double low, double high) {
+    return std::isfinite(value) && low <= value && value <= high;
+  };
+  if (!in(p.temperature, 0, 1e4))
+    return fmt::format("temperature is {}: it must be between 0 and 10000", p.temperature);
+  if (!in(p.top_p, 0, 1) || p.top_p == 0)
+    return fmt::format("top_p is {}: it must be above 0 and at most 1", p.top_p);
   if (p.top_k < -1) return fmt::format("top_k is {}: it must be -1 or 0 (off) or more", p.top_k);
   if (!in(p.min_p, 0, 1)) return fmt::format("min_p is {}: it must be between 0 and 1", p.min_p);
   if (p.max_tokens < 1) return fmt::format("max_tokens is {}: it must be at least 1", p.max_tokens);
   if (p.min_tokens < 0 || p.min_tokens > p.max_tokens)
-    return fmt::format("min_tokens is {}: it must be between 0 and max_tokens ({})", p.min_tokens, p.max_tokens);
-  if (p.stop.size() > kMaxStops) return fmt::format("stop has {} strings: at most {} are allowed", p.stop.size(), kMaxStops);
+    return fmt::format("min_tokens is {}: it must be between 0 and max_tokens ({})", p.min_tokens,
+                       p.max_tokens);
+  if (p.stop.size() > kMaxStops)
+    return fmt::format("stop has {} strings: at most {} are allowed", p.stop.size(), kMaxStops);
   for (const std::string& stop : p.stop)
     if (stop.empty() || stop.size() > kMaxStopBytes)
-      return fmt::format("stop has a string of {} bytes: 1 to {} are allowed", stop.size(), kMaxStopBytes);
+      return fmt::format("stop has a string of {} bytes: 1 to {} are allowed", stop.size(),
+                         kMaxStopBytes);
   if (!p.stop.empty() && !p.detokenize) return "stop strings need detokenize";
   if (p.stop_token_ids.size() > kMaxStopTokens)
-    return fmt::format("stop_token_ids has {} ids: at most {} are allowed", p.stop_token_ids.size(), kMaxStopTokens);
+    return fmt::format("stop_token_ids has {} ids: at most {} are allowed", p.stop_token_ids.size(),
+                       kMaxStopTokens);
   for (const int64_t id : p.stop_token_ids)
     if (id < 0 || id >= vocab_size)
       return fmt::format("stop_token_ids has {}: ids are between 0 and {}", id, vocab_size - 1);
-  for (const auto& [name, value] : {std::pair{"logprobs", p.logprobs}, std::pair{"prompt_logprobs", p.prompt_logprobs}}) {
+  for (const auto& [name, value] :
+       {std::pair{"logprobs", p.logprobs}, std::pair{"prompt_logprobs", p.prompt_logprobs}}) {
     const int64_t most = std::min<int64_t>(kMaxLogprobs, vocab_size);
-    if (value && (*value < 0 || *value > most)) return fmt::format("{} is {}: it must be between 0 and {}", name, *value, most);
+    if (value && (*value < 0 || *value > most))
+      return fmt::format("{} is {}: it must be between 0 and {}", name, *value, most);
   }
   return std::nullopt;
 }
@@ -43,7 +53,8 @@ std::optional<std::string> problem_with(std::span<const int32_t> prompt, int64_t
   if (prompt.empty()) return "the prompt is empty: it must have at least one token";
   for (size_t i = 0; i < prompt.size(); ++i)
     if (prompt[i] < 0 || prompt[i] >= vocab_size)
-      return fmt::format("prompt_token_ids[{}] is {}: ids are between 0 and {}", i, prompt[i], vocab_size - 1);
+      return fmt::format("prompt_token_ids[{}] is {}: ids are between 0 and {}", i, prompt[i],
+                         vocab_size - 1);
   return std::nullopt;
 }
 
@@ -52,18 +63,25 @@ void check_config(const EngineConfig& c) {
     check(ok, ErrorKind::invalid_argument, "{} is {}: it must be {}", option, value, rule);
   };
   need(c.max_model_len >= 0, "max_model_len", c.max_model_len, "positive, or 0 to choose");
-  need(c.max_num_seqs >= 1 && c.max_num_seqs <= 65536, "max_num_seqs", c.max_num_seqs, "between 1 and 65536");
-  need(c.max_num_batched_tokens >= 0 && c.max_num_batched_tokens <= (1 << 20), "max_num_batched_tokens",
-       c.max_num_batched_tokens, "at most 1048576, or 0 to choose");
-  need(c.gpu_memory_utilization > 0 && c.gpu_memory_utilization <= 1, "gpu_memory_utilization", c.gpu_memory_utilization,
-       "in (0, 1]");
-  need(c.num_gpu_blocks_override >= 0, "num_gpu_blocks_override", c.num_gpu_blocks_override, "positive, or 0 to choose");
-  need(c.cpu_kvcache_bytes >= 0, "cpu_kvcache_bytes", c.cpu_kvcache_bytes, "positive, or 0 to choose");
-  need(c.block_size >= 8 && c.block_size <= 256 && std::has_single_bit(static_cast<unsigned>(c.block_size)), "block_size",
-       c.block_size, "a power of two from 8 to 256");
-  need(c.tensor_parallel_size == 1, "tensor_parallel_size", c.tensor_parallel_size, "1 in this version");
-  need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads, "between 1 and 1024, or 0 to choose");
-  need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format, "auto or dummy");
+  need(c.max_num_seqs >= 1 && c.max_num_seqs <= 65536, "max_num_seqs", c.max_num_seqs,
+       "between 1 and 65536");
+  need(c.max_num_batched_tokens >= 0 && c.max_num_batched_tokens <= (1 << 20),
+       "max_num_batched_tokens", c.max_num_batched_tokens, "at most 1048576, or 0 to choose");
+  need(c.gpu_memory_utilization > 0 && c.gpu_memory_utilization <= 1, "gpu_memory_utilization",
+       c.gpu_memory_utilization, "in (0, 1]");
+  need(c.num_gpu_blocks_override >= 0, "num_gpu_blocks_override", c.num_gpu_blocks_override,
+       "positive, or 0 to choose");
+  need(c.cpu_kvcache_bytes >= 0, "cpu_kvcache_bytes", c.cpu_kvcache_bytes,
+       "positive, or 0 to choose");
+  need(c.block_size >= 8 && c.block_size <= 256 &&
+           std::has_single_bit(static_cast<unsigned>(c.block_size)),
+       "block_size", c.block_size, "a power of two from 8 to 256");
+  need(c.tensor_parallel_size == 1, "tensor_parallel_size", c.tensor_parallel_size,
+       "1 in this version");
+  need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads,
+       "between 1 and 1024, or 0 to choose");
+  need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,
+       "auto or dummy");
 }
 
 }  // namespace nanovllm

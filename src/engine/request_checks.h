@@ -1,4 +1,5 @@
-// What a request may ask for. A request is checked in full when it is added; what passes can never hurt a step.
+// What a request may ask for. A request is checked in full when it is added; what passes can never
+// hurt a step.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace nanovllm {
 
-/// Why these parameters are not acceptable ("temperature is nan: it must be finite and at least 0"), or nothing.
+/// Why these parameters are not acceptable ("temperature is nan: it must be finite and at least
+/// 0"), or nothing.
 std::optional<std::string> problem_with(const SamplingParams& params, int64_t vocab_size);
 /// Why these tokens cannot be a prompt, or nothing.
 std::optional<std::string> problem_with(std::span<const int32_t> prompt, int64_t vocab_size);

@@ -5,7 +5,9 @@
 namespace nanovllm {
 
 TextStream::TextStream(const Tokenizer& tokenizer, const SamplingParams& params)
-    : detokenizer_(tokenizer, params.skip_special_tokens), stops_(&params.stop), include_stop_(params.include_stop_str_in_output) {
+    : detokenizer_(tokenizer, params.skip_special_tokens),
+      stops_(&params.stop),
+      include_stop_(params.include_stop_str_in_output) {
   for (const std::string& stop : *stops_) longest_stop_ = std::max(longest_stop_, stop.size());
 }
 
@@ -13,7 +15,8 @@ std::optional<std::string> TextStream::add(int32_t token_id, bool may_stop) {
   const size_t before = text_.size();
   text_ += detokenizer_.add(token_id);
   if (may_stop && longest_stop_ > 0)
-    if (auto stop = find_stop(before >= longest_stop_ ? before - longest_stop_ + 1 : 0)) return stop;
+    if (auto stop = find_stop(before >= longest_stop_ ? before - longest_stop_ + 1 : 0))
+      return stop;
   visible_ = std::max(visible_, text_.size() - held_back());
   return std::nullopt;
 }

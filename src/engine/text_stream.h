@@ -1,5 +1,5 @@
-// TextStream: the text of one request as it grows, with stop strings. What could still turn out to be the beginning of a stop string
-// is held back, so that text which was shown is never taken back.
+// TextStream: the text of one request as it grows, with stop strings. What could still turn out to
+// be the beginning of a stop string is held back, so that text which was shown is never taken back.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,9 @@ class TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, const SamplingParams& params);
 
-  /// Adds a token. Returns the stop string that now stands in the text, if `may_stop`; the text then ends before it (or after it, with
-  /// include_stop_str_in_output), and nothing may be added any more.
+  /// Adds a token. Returns the stop string that now stands in the text, if `may_stop`; the text
+  /// then ends before it (or after it, with include_stop_str_in_output), and nothing may be added
+  /// any more.
   std::optional<std::string> add(int32_t token_id, bool may_stop);
   /// The request ended otherwise: nothing is held back any more.
   void finish();

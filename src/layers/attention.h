@@ -10,13 +10,17 @@ namespace nanovllm {
 class Attention {
  public:
   Attention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
-      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim),
+      : num_heads_(num_heads),
+        num_kv_heads_(num_kv_heads),
+        head_dim_(head_dim),
         scale_(1.0f / std::sqrt(static_cast<float>(head_dim))) {}
 
   /// qkv [t, (heads + 2 kv_heads) * head_dim]: query, key and value heads side by side.
   Tensor query(Tensor qkv) const { return qkv.cols(0, q_size()).split(head_dim_); }
   Tensor key(Tensor qkv) const { return qkv.cols(q_size(), q_size() + kv_size()).split(head_dim_); }
-  Tensor value(Tensor qkv) const { return qkv.cols(q_size() + kv_size(), q_size() + 2 * kv_size()).split(head_dim_); }
+  Tensor value(Tensor qkv) const {
+    return qkv.cols(q_size() + kv_size(), q_size() + 2 * kv_size()).split(head_dim_);
+  }
 
   /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {

@@ -3,7 +3,8 @@
 namespace nanovllm {
 namespace {
 
-Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size, int64_t* first) {
+Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size,
+                   int64_t hidden_size, int64_t* first) {
   const int64_t rows = load.shard().divide(vocab_size, "vocab_size");
   *first = load.shard().rank * rows;
   return load.matrix({{name, {vocab_size, hidden_size}, *first, *first + rows}}, rows, hidden_size);
@@ -11,9 +12,10 @@ Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_si
 
 }  // namespace
 
-VocabParallelEmbedding::VocabParallelEmbedding(WeightLoader& load, const std::string& name, int64_t vocab_size,
-                                               int64_t hidden_size)
-    : weight_(vocab_shard(load, name, vocab_size, hidden_size, &first_row_)), hidden_size_(hidden_size) {}
+VocabParallelEmbedding::VocabParallelEmbedding(WeightLoader& load, const std::string& name,
+                                               int64_t vocab_size, int64_t hidden_size)
+    : weight_(vocab_shard(load, name, vocab_size, hidden_size, &first_row_)),
+      hidden_size_(hidden_size) {}
 
 Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
   Tensor y = step.arena.take(weight_.dtype, {tokens.shape[0], hidden_size_});
@@ -22,11 +24,13 @@ Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
   return y;
 }
 
-ParallelLMHead::ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding& tied_to) : weight_(tied_to.weight_) {
+ParallelLMHead::ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding& tied_to)
+    : weight_(tied_to.weight_) {
   load.ignore("lm_head.weight");  // some checkpoints carry the tied copy
 }
 
-ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size) {
+ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size,
+                               int64_t hidden_size) {
   int64_t first_row = 0;
   weight_ = vocab_shard(load, name, vocab_size, hidden_size, &first_row);
 }

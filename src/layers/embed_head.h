@@ -1,4 +1,5 @@
-// VocabParallelEmbedding and ParallelLMHead: the two ends of the model, each rank holding a range of the vocabulary.
+// VocabParallelEmbedding and ParallelLMHead: the two ends of the model, each rank holding a range
+// of the vocabulary.
 #pragma once
 
 #include <string>
@@ -10,13 +11,15 @@ namespace nanovllm {
 
 class VocabParallelEmbedding {
  public:
-  VocabParallelEmbedding(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size);
+  VocabParallelEmbedding(WeightLoader& load, const std::string& name, int64_t vocab_size,
+                         int64_t hidden_size);
   /// [t] token ids -> [t, hidden], summed over the ranks: each token's row is on one of them.
   Tensor forward(const Step& step, Tensor tokens) const;
 
  protected:
   friend class ParallelLMHead;
-  Tensor weight_;  // [vocab / world, hidden], packed as the backend likes it: the tied head is the same bytes
+  Tensor weight_;  // [vocab / world, hidden], packed as the backend likes it: the tied head is the
+                   // same bytes
   int64_t hidden_size_ = 0;
   int64_t first_row_ = 0;
 };
@@ -25,7 +28,8 @@ class ParallelLMHead {
  public:
   /// Tied: the embedding's own matrix.
   ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding& tied_to);
-  ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size, int64_t hidden_size);
+  ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size,
+                 int64_t hidden_size);
   /// logits f32 [rows, vocab] of the hidden rows [rows, hidden]; gathered, on every rank.
   void forward(const Step& step, Tensor logits, Tensor hidden) const;
 

@@ -1,4 +1,5 @@
-// RmsNorm: x / rms(x) * weight, alone or fused with the residual addition before it (Zhang & Sennrich, arXiv 1910.07467).
+// RmsNorm: x / rms(x) * weight, alone or fused with the residual addition before it (Zhang &
+// Sennrich, arXiv 1910.07467).
 #pragma once
 
 #include <string>
@@ -14,9 +15,13 @@ class RmsNorm {
       : weight_(load.vector({{prefix + ".weight", {size}}}, size)), eps_(eps) {}
 
   /// y = norm(x)
-  void forward(const Step& step, Tensor y, Tensor x) const { step.ops.rms_norm(y, x, weight_, eps_); }
+  void forward(const Step& step, Tensor y, Tensor x) const {
+    step.ops.rms_norm(y, x, weight_, eps_);
+  }
   /// residual += x; x = norm(residual)
-  void add_forward(const Step& step, Tensor x, Tensor residual) const { step.ops.add_rms_norm(x, residual, x, weight_, eps_); }
+  void add_forward(const Step& step, Tensor x, Tensor residual) const {
+    step.ops.add_rms_norm(x, residual, x, weight_, eps_);
+  }
 
   Tensor weight() const { return weight_; }
   float eps() const { return eps_; }

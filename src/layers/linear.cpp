@@ -3,7 +3,8 @@
 namespace nanovllm {
 namespace {
 
-WeightPart rows_of(const std::string& prefix, const char* what, std::vector<int64_t> shape, int64_t begin, int64_t end) {
+WeightPart rows_of(const std::string& prefix, const char* what, std::vector<int64_t> shape,
+                   int64_t begin, int64_t end) {
   return {prefix + "." + what, std::move(shape), begin, end, 0, -1};
 }
 
@@ -13,11 +14,13 @@ struct Rows {
 };
 
 /// Weight and bias of one or more stacked column-parallel parts.
-std::pair<Tensor, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>& parts, int64_t input_size, bool bias) {
+std::pair<Tensor, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>& parts,
+                                    int64_t input_size, bool bias) {
   std::vector<WeightPart> weights, biases;
   int64_t n = 0;
   for (const Rows& part : parts) {
-    weights.push_back(rows_of(part.prefix, "weight", {part.total, input_size}, part.begin, part.end));
+    weights.push_back(
+        rows_of(part.prefix, "weight", {part.total, input_size}, part.begin, part.end));
     biases.push_back(rows_of(part.prefix, "bias", {part.total}, part.begin, part.end));
     n += part.end - part.begin;
   }
@@ -32,10 +35,11 @@ Rows shard_of(const Shard& shard, const std::string& prefix, int64_t total) {
 
 }  // namespace
 
-ReplicatedLinear::ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size, int64_t output_size,
-                                   bool bias)
+ReplicatedLinear::ReplicatedLinear(WeightLoader& load, const std::string& prefix,
+                                   int64_t input_size, int64_t output_size, bool bias)
     : output_size_(output_size) {
-  std::tie(weight_, bias_) = load_rows(load, {{prefix, output_size, 0, output_size}}, input_size, bias);
+  std::tie(weight_, bias_) =
+      load_rows(load, {{prefix, output_size, 0, output_size}}, input_size, bias);
 }
 
 Tensor ReplicatedLinear::forward(const Step& step, Tensor x) const {
@@ -45,16 +49,16 @@ Tensor ReplicatedLinear::forward(const Step& step, Tensor x) const {
   return y;
 }
 
-ColumnParallelLinear::ColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                                           int64_t output_size, bool bias) {
+ColumnParallelLinear::ColumnParallelLinear(WeightLoader& load, const std::string& prefix,
+                                           int64_t input_size, int64_t output_size, bool bias) {
   const Rows part = shard_of(load.shard(), prefix, output_size);
   output_size_ = part.end - part.begin;
   std::tie(weight_, bias_) = load_rows(load, {part}, input_size, bias);
 }
 
-MergedColumnParallelLinear::MergedColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                                                       const std::vector<std::pair<std::string, int64_t>>& outputs,
-                                                       bool bias) {
+MergedColumnParallelLinear::MergedColumnParallelLinear(
+    WeightLoader& load, const std::string& prefix, int64_t input_size,
+    const std::vector<std::pair<std::string, int64_t>>& outputs, bool bias) {
   std::vector<Rows> parts;
   for (const auto& [name, size] : outputs) {
     parts.push_back(shard_of(load.shard(), prefix + "." + name, size));
@@ -66,35 +70,46 @@ MergedColumnParallelLinear::MergedColumnParallelLinear(WeightLoader& load, const
 int64_t kv_heads_per_rank(int64_t num_kv_heads, int world_size) {
   if (num_kv_heads % world_size == 0) return num_kv_heads / world_size;
   check(world_size % num_kv_heads == 0, ErrorKind::invalid_argument,
-        "tensor_parallel_size {} does not fit num_key_value_heads {}: one must divide the other", world_size, num_kv_heads);
+        "tensor_parallel_size {} does not fit num_key_value_heads {}: one must divide the other",
+        world_size, num_kv_heads);
   return 1;
 }
 
-QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& prefix, int64_t hidden_size, int64_t head_dim,
-                                     int64_t num_heads, int64_t num_kv_heads, bool bias)
+QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& prefix,
+                                     int64_t hidden_size, int64_t head_dim, int64_t num_heads,
+                                     int64_t num_kv_heads, bool bias)
     : num_heads_(load.shard().divide(num_heads, "num_attention_heads")),
       num_kv_heads_(kv_heads_per_rank(num_kv_heads, load.shard().world_size)) {
   const Shard& shard = load.shard();
   const int64_t q_begin = shard.rank * num_heads_ * head_dim, q_rows = num_heads_ * head_dim;
-  const int64_t kv_begin = shard.rank * num_kv_heads / shard.world_size * head_dim, kv_rows = num_kv_heads_ * head_dim;
+  const int64_t kv_begin = shard.rank * num_kv_heads / shard.world_size * head_dim,
+                kv_rows = num_kv_heads_ * head_dim;
   const int64_t kv_total = num_kv_heads * head_dim;
   output_size_ = q_rows + 2 * kv_rows;
-  std::tie(weight_, bias_) = load_rows(load,
-                                       {{prefix + ".q_proj", num_heads * head_dim, q_begin, q_begin + q_rows},
-                                        {prefix + ".k_proj", kv_total, kv_begin, kv_begin + kv_rows},
-                                        {prefix + ".v_proj", kv_total, kv_begin, kv_begin + kv_rows}},
-                                       hidden_size, bias);
+  std::tie(weight_, bias_) =
+      load_rows(load,
+                {{prefix + ".q_proj", num_heads * head_dim, q_begin, q_begin + q_rows},
+                 {prefix + ".k_proj", kv_total, kv_begin, kv_begin + kv_rows},
+                 {prefix + ".v_proj", kv_total, kv_begin, kv_begin + kv_rows}},
+                hidden_size, bias);
 }
 
-RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size, int64_t output_size,
-                                     bool bias) {
+RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& prefix,
+                                     int64_t input_size, int64_t output_size, bool bias) {
   const Shard& shard = load.shard();
   const int64_t size = shard.divide(input_size, prefix.c_str());
-  weight_ = load.matrix({{prefix + ".weight", {output_size, input_size}, 0, -1, shard.rank * size, (shard.rank + 1) * size}},
+  weight_ = load.matrix({{prefix + ".weight",
+                          {output_size, input_size},
+                          0,
+                          -1,
+                          shard.rank * size,
+                          (shard.rank + 1) * size}},
                         output_size, size);
   if (!bias) return;
-  if (shard.rank == 0) bias_ = load.vector({{prefix + ".bias", {output_size}}}, output_size);
-  else load.ignore(prefix + ".bias");
+  if (shard.rank == 0)
+    bias_ = load.vector({{prefix + ".bias", {output_size}}}, output_size);
+  else
+    load.ignore(prefix + ".bias");
 }
 
 void RowParallelLinear::forward(const Step& step, Tensor y, Tensor x) const {

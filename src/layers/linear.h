@@ -1,7 +1,8 @@
 // The parallel linear layers, with nano-vLLM's names. y = x w^T (+ bias).
 //
-// Column parallel: every rank holds some rows of w, and so some columns of y; no communication. Row parallel: every rank holds some columns
-// of w and the matching columns of x; the partial results are summed over the ranks, and rank 0 alone adds the bias.
+// Column parallel: every rank holds some rows of w, and so some columns of y; no communication. Row
+// parallel: every rank holds some columns of w and the matching columns of x; the partial results
+// are summed over the ranks, and rank 0 alone adds the bias.
 #pragma once
 
 #include <string>
@@ -16,7 +17,8 @@ namespace nanovllm {
 /// A weight and perhaps a bias, whole on every rank.
 class ReplicatedLinear {
  public:
-  ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size, int64_t output_size, bool bias = false);
+  ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
+                   int64_t output_size, bool bias = false);
   Tensor forward(const Step& step, Tensor x) const;  // [t, input] -> [t, output], in step.arena
 
  protected:
@@ -28,25 +30,29 @@ class ReplicatedLinear {
 /// This rank's rows of one weight.
 class ColumnParallelLinear : public ReplicatedLinear {
  public:
-  ColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size, int64_t output_size, bool bias = false);
+  ColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
+                       int64_t output_size, bool bias = false);
 
  protected:
   ColumnParallelLinear() = default;
 };
 
-/// Several column-parallel weights in one GEMM: gate and up. This rank's output is [t, sum of sizes / world], part after part.
+/// Several column-parallel weights in one GEMM: gate and up. This rank's output is [t, sum of sizes
+/// / world], part after part.
 class MergedColumnParallelLinear : public ColumnParallelLinear {
  public:
   /// (name, output size) of each part; the weights are `<prefix>.<name>.weight`.
   MergedColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                             const std::vector<std::pair<std::string, int64_t>>& outputs, bool bias = false);
+                             const std::vector<std::pair<std::string, int64_t>>& outputs,
+                             bool bias = false);
 };
 
-/// q_proj, k_proj and v_proj in one GEMM, split by whole heads. Where there are more ranks than KV heads, ranks share a KV head.
+/// q_proj, k_proj and v_proj in one GEMM, split by whole heads. Where there are more ranks than KV
+/// heads, ranks share a KV head.
 class QKVParallelLinear : public ColumnParallelLinear {
  public:
-  QKVParallelLinear(WeightLoader& load, const std::string& prefix, int64_t hidden_size, int64_t head_dim, int64_t num_heads,
-                    int64_t num_kv_heads, bool bias = false);
+  QKVParallelLinear(WeightLoader& load, const std::string& prefix, int64_t hidden_size,
+                    int64_t head_dim, int64_t num_heads, int64_t num_kv_heads, bool bias = false);
   int64_t num_heads() const { return num_heads_; }        // on this rank
   int64_t num_kv_heads() const { return num_kv_heads_; }  // on this rank
 
@@ -57,7 +63,8 @@ class QKVParallelLinear : public ColumnParallelLinear {
 /// This rank's columns of one weight.
 class RowParallelLinear {
  public:
-  RowParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size, int64_t output_size, bool bias = false);
+  RowParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
+                    int64_t output_size, bool bias = false);
   /// y [t, output] = all_reduce(x [t, input / world] w^T). `y` may not be `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
 

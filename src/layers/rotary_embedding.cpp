@@ -15,11 +15,12 @@ size_t RotaryEmbedding::bytes(const RopeParameters& rope, int64_t head_dim, int6
   return static_cast<size_t>(max_position * rotary_dim(rope, head_dim)) * sizeof(float);
 }
 
-// Frequencies and angles are rounded to f32 exactly where transformers rounds them (modeling_rope_utils.py): at large
-// positions the angle's own rounding shows in the logits.
-RotaryEmbedding::RotaryEmbedding(Backend& ops, const RopeParameters& rope, int64_t head_dim, int64_t max_position) {
-  check(rope.type == RopeType::standard, ErrorKind::model, "config.json: rope type {} is not supported; supported: default",
-        name_of(rope.type));
+// Frequencies and angles are rounded to f32 exactly where transformers rounds them
+// (modeling_rope_utils.py): at large positions the angle's own rounding shows in the logits.
+RotaryEmbedding::RotaryEmbedding(Backend& ops, const RopeParameters& rope, int64_t head_dim,
+                                 int64_t max_position) {
+  check(rope.type == RopeType::standard, ErrorKind::model,
+        "config.json: rope type {} is not supported; supported: default", name_of(rope.type));
   const int64_t dim = rotary_dim(rope, head_dim), half = dim / 2;
   std::vector<float> table(static_cast<size_t>(max_position * dim));
   for (int64_t i = 0; i < half; ++i) {

@@ -1,4 +1,5 @@
-// RotaryEmbedding: the table of cosines and sines that every attention layer shares (Su et al., arXiv 2104.09864).
+// RotaryEmbedding: the table of cosines and sines that every attention layer shares (Su et al.,
+// arXiv 2104.09864).
 #pragma once
 
 #include <vector>
@@ -10,7 +11,8 @@ namespace nanovllm {
 
 class RotaryEmbedding {
  public:
-  /// Covers the positions 0 .. max_position. Throws Error(model) for a RoPE type that is not known, by name.
+  /// Covers the positions 0 .. max_position. Throws Error(model) for a RoPE type that is not known,
+  /// by name.
   RotaryEmbedding(Backend& ops, const RopeParameters& rope, int64_t head_dim, int64_t max_position);
   /// f32 [max_position, rotary_dim]: cosines, then sines, rotary_dim / 2 of each. On the device.
   Tensor cos_sin() const { return cos_sin_; }

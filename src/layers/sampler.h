@@ -8,26 +8,31 @@
 
 namespace nanovllm {
 
-/// What one step samples, on the device. The first token_ids.shape[0] of Batch::logits_rows sample a token; the rows after them are prompt
-/// positions whose next token is known (`prompt_targets`) and only want log probabilities.
+/// What one step samples, on the device. The first token_ids.shape[0] of Batch::logits_rows sample
+/// a token; the rows after them are prompt positions whose next token is known (`prompt_targets`)
+/// and only want log probabilities.
 struct SamplerInput {
-  SamplingBatch params;       // of the rows that sample
-  Tensor prompt_targets;      // i32 [rows that do not sample]
-  Tensor masked;              // i32 [n, 2]: (row within its chunk, token id) pairs that may not be sampled (min_tokens)
-  std::span<const int64_t> mask_starts;  // host: chunk c of max_rows rows has the pairs mask_starts[c] .. mask_starts[c + 1]; may be empty
+  SamplingBatch params;   // of the rows that sample
+  Tensor prompt_targets;  // i32 [rows that do not sample]
+  Tensor masked;  // i32 [n, 2]: (row within its chunk, token id) pairs that may not be sampled
+                  // (min_tokens)
+  std::span<const int64_t> mask_starts;  // host: chunk c of max_rows rows has the pairs
+                                         // mask_starts[c] .. mask_starts[c + 1]; may be empty
   int64_t num_logprobs = -1;  // k of top_logprobs, the largest asked for; -1: none wanted
 };
 
 struct SamplerOutput {
-  Tensor token_ids;             // i32 [rows that sample]
-  Tensor ids, logprobs, ranks;  // of all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows]
+  Tensor token_ids;  // i32 [rows that sample]
+  Tensor ids, logprobs,
+      ranks;  // of all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows]
 };
 
 class Sampler {
  public:
-  /// Computes logits for Batch::logits_rows of `hidden` [t, hidden], max_rows at a time, and samples them.
-  void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size, Tensor hidden, const SamplerInput& input,
-               const SamplerOutput& output, int64_t max_rows) const;
+  /// Computes logits for Batch::logits_rows of `hidden` [t, hidden], max_rows at a time, and
+  /// samples them.
+  void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size, Tensor hidden,
+               const SamplerInput& input, const SamplerOutput& output, int64_t max_rows) const;
 };
 
 }  // namespace nanovllm

@@ -1,4 +1,5 @@
-// Step: everything a layer may touch while it runs. Passed down explicitly; there is no other context.
+// Step: everything a layer may touch while it runs. Passed down explicitly; there is no other
+// context.
 #pragma once
 
 #include <span>

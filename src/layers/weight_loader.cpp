@@ -25,8 +25,8 @@ Tensor slice(Tensor t, const WeightPart& part) {
 }  // namespace
 
 int64_t Shard::divide(int64_t total, const char* what) const {
-  check(total % world_size == 0, ErrorKind::invalid_argument, "tensor_parallel_size {} does not divide {} ({})", world_size,
-        what, total);
+  check(total % world_size == 0, ErrorKind::invalid_argument,
+        "tensor_parallel_size {} does not divide {} ({})", world_size, what, total);
   return total / world_size;
 }
 
@@ -37,16 +37,18 @@ Tensor WeightLoader::place(size_t bytes, const std::function<Tensor(std::byte*)>
 }
 
 Tensor WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
-  const Tensor dst = place(backend_.weight_bytes(dtype_, n, k),
-                           [&](std::byte* data) { return backend_.weight_view(data, dtype_, n, k); });
+  const Tensor dst = place(backend_.weight_bytes(dtype_, n, k), [&](std::byte* data) {
+    return backend_.weight_view(data, dtype_, n, k);
+  });
   num_parameters_ += n * k;
   parameters_.push_back({dst, std::move(parts), true});
   return dst;
 }
 
 Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
-  const Tensor dst = place(static_cast<size_t>(n) * size_of(dtype_),
-                           [&](std::byte* data) { return Tensor(data, dtype_, {n}, backend_.device()); });
+  const Tensor dst = place(static_cast<size_t>(n) * size_of(dtype_), [&](std::byte* data) {
+    return Tensor(data, dtype_, {n}, backend_.device());
+  });
   num_parameters_ += n;
   parameters_.push_back({dst, std::move(parts), false});
   return dst;
@@ -58,18 +60,20 @@ void WeightLoader::check_complete(const Checkpoint& checkpoint) const {
     for (const WeightPart& part : parameter.parts) {
       wanted.insert(part.name);
       const StoredTensor* found = checkpoint.find(part.name);
-      check(found != nullptr, ErrorKind::model, "the checkpoint lacks tensor {}, which config.json's architecture needs",
-            part.name);
-      check(found->shape == part.shape, ErrorKind::model, "{}: tensor {} has shape {}, config.json asks for {}",
-            checkpoint.file_of(part.name), part.name, shape_text(found->shape), shape_text(part.shape));
+      check(found != nullptr, ErrorKind::model,
+            "the checkpoint lacks tensor {}, which config.json's architecture needs", part.name);
+      check(found->shape == part.shape, ErrorKind::model,
+            "{}: tensor {} has shape {}, config.json asks for {}", checkpoint.file_of(part.name),
+            part.name, shape_text(found->shape), shape_text(part.shape));
       check(found->loadable_dtype().has_value(), ErrorKind::model,
-            "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded", checkpoint.file_of(part.name), part.name,
-            found->dtype);
+            "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded",
+            checkpoint.file_of(part.name), part.name, found->dtype);
     }
   }
   for (const std::string& name : checkpoint.names())
     check(wanted.contains(name) || ignored_.contains(name), ErrorKind::model,
-          "{}: tensor {} has no place in this architecture; is config.json of another model?", checkpoint.file_of(name), name);
+          "{}: tensor {} has no place in this architecture; is config.json of another model?",
+          checkpoint.file_of(name), name);
 }
 
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {
@@ -79,7 +83,8 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
   std::vector<Tensor> sources;
   for (const Parameter& parameter : parameters_) {
     sources.clear();
-    for (const WeightPart& part : parameter.parts) sources.push_back(slice(checkpoint.find(part.name)->view(), part));
+    for (const WeightPart& part : parameter.parts)
+      sources.push_back(slice(checkpoint.find(part.name)->view(), part));
     backend_.load(parameter.dst, sources);
     for (const WeightPart& part : parameter.parts) checkpoint.release(part.name);
     done += static_cast<int64_t>(parameter.dst.bytes());
@@ -89,11 +94,13 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
   checkpoint.check_unchanged();
 }
 
-// Random weights of the right spread at memory speed: one table of normal numbers, read from a different offset for every block of rows.
+// Random weights of the right spread at memory speed: one table of normal numbers, read from a
+// different offset for every block of rows.
 void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
   int64_t widest = 0;
-  for (const Parameter& p : parameters_) widest = std::max(widest, p.is_matrix ? p.dst.shape[1] : 0);
+  for (const Parameter& p : parameters_)
+    widest = std::max(widest, p.is_matrix ? p.dst.shape[1] : 0);
   const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
   std::vector<float> table(static_cast<size_t>(table_size));
   for (int64_t i = 0; i < table_size; i += 2) {  // Box-Muller
@@ -109,16 +116,20 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
     std::vector<float> constant;
     std::vector<Tensor> sources;
     if (p.is_matrix) {
-      const int64_t n = p.dst.shape[0], k = p.dst.shape[1], block = std::max<int64_t>(1, table_size / 2 / k);
+      const int64_t n = p.dst.shape[0], k = p.dst.shape[1],
+                    block = std::max<int64_t>(1, table_size / 2 / k);
       for (int64_t row = 0; row < n; row += block) {
         const int64_t rows = std::min(block, n - row);
-        const int64_t offset = noise_bits(seed, 1, draw++).x[0] % static_cast<uint32_t>(table_size - rows * k + 1);
-        sources.emplace_back(table.data() + offset, DType::f32, std::initializer_list<int64_t>{rows, k});
+        const int64_t offset =
+            noise_bits(seed, 1, draw++).x[0] % static_cast<uint32_t>(table_size - rows * k + 1);
+        sources.emplace_back(table.data() + offset, DType::f32,
+                             std::initializer_list<int64_t>{rows, k});
       }
     } else {
       const bool is_bias = p.parts.front().name.ends_with(".bias");
       constant.assign(static_cast<size_t>(p.dst.shape[0]), is_bias ? 0.0f : 1.0f);
-      sources.emplace_back(constant.data(), DType::f32, std::initializer_list<int64_t>{p.dst.shape[0]});
+      sources.emplace_back(constant.data(), DType::f32,
+                           std::initializer_list<int64_t>{p.dst.shape[0]});
     }
     backend_.load(p.dst, sources);
     done += static_cast<int64_t>(p.dst.bytes());

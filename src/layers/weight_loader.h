@@ -1,9 +1,11 @@
-// WeightLoader: turns what layers ask for into bytes on the device. Layers say, in their constructors, which block of which checkpoint
-// tensor they hold; sharding is declared there, next to the weight, and nowhere else.
+// WeightLoader: turns what layers ask for into bytes on the device. Layers say, in their
+// constructors, which block of which checkpoint tensor they hold; sharding is declared there, next
+// to the weight, and nowhere else.
 //
-// Two passes over the same constructors. Without storage the loader only counts: that is the memory plan. With storage it hands out
-// the final addresses, and load() then fills them. Loading is exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or
-// that has another shape, and a tensor that nobody asked for are errors that name it.
+// Two passes over the same constructors. Without storage the loader only counts: that is the memory
+// plan. With storage it hands out the final addresses, and load() then fills them. Loading is
+// exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or that has another
+// shape, and a tensor that nobody asked for are errors that name it.
 #pragma once
 
 #include <functional>
@@ -46,17 +48,19 @@ class WeightLoader {
   Tensor matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
   Tensor vector(std::vector<WeightPart> parts, int64_t n);
-  /// A tensor that checkpoints may carry and this model does not read (the copy of a tied head, rotary buffers).
+  /// A tensor that checkpoints may carry and this model does not read (the copy of a tied head,
+  /// rotary buffers).
   void ignore(std::string name) { ignored_.insert(std::move(name)); }
 
   const Shard& shard() const { return shard_; }
   DType dtype() const { return dtype_; }
-  size_t bytes() const { return used_; }           ///< storage that the parameters so far occupy
+  size_t bytes() const { return used_; }  ///< storage that the parameters so far occupy
   int64_t num_parameters() const { return num_parameters_; }  ///< elements, of this shard
 
   /// Fills everything handed out, from a checkpoint. Throws Error(model).
   void load(const Checkpoint& checkpoint, const LoadProgress& progress);
-  /// Fills everything with reproducible random numbers: norms 1, biases 0, matrices normal with sigma 0.02.
+  /// Fills everything with reproducible random numbers: norms 1, biases 0, matrices normal with
+  /// sigma 0.02.
   void load_dummy(uint64_t seed, const LoadProgress& progress);
 
  private:

@@ -12,11 +12,13 @@
 
 namespace nanovllm {
 
-/// One rank's share of a model: views of weights and the way they are applied. Immutable once built.
+/// One rank's share of a model: views of weights and the way they are applied. Immutable once
+/// built.
 class Model {
  public:
   virtual ~Model() = default;
-  /// Hidden states [num_tokens, hidden_size] of the batch's tokens after the final norm, in step.arena.
+  /// Hidden states [num_tokens, hidden_size] of the batch's tokens after the final norm, in
+  /// step.arena.
   virtual Tensor forward(const Step& step) const = 0;
   virtual const ParallelLMHead& lm_head() const = 0;
 };
@@ -34,7 +36,8 @@ struct Architecture {
 
 /// Every architecture that can run, in one visible table (models/registry.cpp).
 const std::vector<Architecture>& architectures();
-/// The table's entry for this model. Throws Error(model) with the name and the names that are known.
+/// The table's entry for this model. Throws Error(model) with the name and the names that are
+/// known.
 const Architecture& find_architecture(const ModelConfig& config);
 
 }  // namespace nanovllm

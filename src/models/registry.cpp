@@ -19,8 +19,8 @@ const Architecture& find_architecture(const ModelConfig& config) {
     if (config.architecture == entry.name) return entry;
     known.emplace_back(entry.name);
   }
-  fail(ErrorKind::model, "config.json: architecture {} is not supported; supported: {}", config.architecture,
-       fmt::join(known, ", "));
+  fail(ErrorKind::model, "config.json: architecture {} is not supported; supported: {}",
+       config.architecture, fmt::join(known, ", "));
 }
 
 }  // namespace nanovllm

@@ -1,15 +1,16 @@
 // THE catalogue: everything a device can do for the engine, on one page.
 //
-// Conventions. Output first. Tensors are views, sizes come from them; rows may be strided (a slice of a wider matrix), the last axis is
-// dense. f32 or bf16 throughout; bf16 accumulates in f32 and rounds once, at the end. An output may alias an input only where it
-// says so. All work is ordered on the backend's one stream; nothing here waits for the device except copy() to pageable memory and
-// synchronize(). A backend belongs to one rank and is used by one thread at a time.
+// Conventions. Output first. Tensors are views, sizes come from them; rows may be strided (a slice
+// of a wider matrix), the last axis is dense. f32 or bf16 throughout; bf16 accumulates in f32 and
+// rounds once, at the end. An output may alias an input only where it says so. All work is ordered
+// on the backend's one stream; nothing here waits for the device except copy() to pageable memory
+// and synchronize(). A backend belongs to one rank and is used by one thread at a time.
 //
-// Exactness (docs/contract.md): a row's bits depend on that row's inputs alone, never on how many rows there are, on their order, or
-// on how a sequence was cut into chunks and blocks.
+// Exactness (docs/contract.md): a row's bits depend on that row's inputs alone, never on how many
+// rows there are, on their order, or on how a sequence was cut into chunks and blocks.
 //
-// Primitives are pure virtual: a backend that forgets one does not compile. A fusion has a body made of primitives: that is its
-// definition, its fallback, and what its parity test compares with.
+// Primitives are pure virtual: a backend that forgets one does not compile. A fusion has a body
+// made of primitives: that is its definition, its fallback, and what its parity test compares with.
 #pragma once
 
 #include <functional>
@@ -37,39 +38,49 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // -- The device ------------------------------------------------------------------------------------------------------------
+  // -- The device
   virtual Device device() const = 0;
   virtual std::string name() const = 0;  // "cuda:0 NVIDIA H200", "cpu, 2 threads, avx512_core_bf16"
   virtual MemoryInfo memory() const = 0;
-  /// Device memory, zeroed, 256-byte aligned. Throws Error(device) with the sizes when there is not enough.
+  /// Device memory, zeroed, 256-byte aligned. Throws Error(device) with the sizes when there is not
+  /// enough.
   virtual Buffer allocate(size_t bytes) = 0;
-  /// Host memory that copies to and from the device asynchronously (pinned where that means something).
+  /// Host memory that copies to and from the device asynchronously (pinned where that means
+  /// something).
   virtual Buffer allocate_host(size_t bytes) = 0;
   /// Copies between any two devices' contiguous tensors of one dtype and size, in stream order.
   virtual void copy(Tensor dst, Tensor src) = 0;
-  /// Waits until everything issued so far is done. Errors of earlier asynchronous work surface here.
+  /// Waits until everything issued so far is done. Errors of earlier asynchronous work surface
+  /// here.
   virtual void synchronize() = 0;
-  /// Records what `body` issues, or returns null where graphs do not exist (then run `body` itself).
-  virtual std::unique_ptr<Graph> capture(const std::function<void()>& body) { return (void)body, nullptr; }
+  /// Records what `body` issues, or returns null where graphs do not exist (then run `body`
+  /// itself).
+  virtual std::unique_ptr<Graph> capture(const std::function<void()>& body) {
+    return (void)body, nullptr;
+  }
   /// Rows of logits that are worth computing at once: bounds the workspace of the LM head.
   virtual int64_t max_logits_rows() const = 0;
-  /// Device bytes that one operation may need beside its operands, inside the backend (split-K, attention partials, packing).
+  /// Device bytes that one operation may need beside its operands, inside the backend (split-K,
+  /// attention partials, packing).
   virtual size_t scratch_bytes() const = 0;
 
-  // -- Weights ---------------------------------------------------------------------------------------------------------------
-  /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to the backend).
+  // -- Weights
+  /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to
+  /// the backend).
   virtual size_t weight_bytes(DType dtype, int64_t n, int64_t k) const = 0;
   /// A view of `data` as such a matrix: shape [n, k], `packed` where the layout is not row-major.
   virtual Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const = 0;
-  /// Fills `dst` (a weight_view, or a plain contiguous tensor) with host tensors stacked along the first axis: f32, f16 or bf16, converted to
-  /// dst's dtype, possibly strided rows (a shard of a mapped file). Needs no more than one `dst` of extra memory. The sources
-  /// may be dropped when load() returns.
+  /// Fills `dst` (a weight_view, or a plain contiguous tensor) with host tensors stacked along the
+  /// first axis: f32, f16 or bf16, converted to dst's dtype, possibly strided rows (a shard of a
+  /// mapped file). Needs no more than one `dst` of extra memory. The sources may be dropped when
+  /// load() returns.
   virtual void load(Tensor dst, std::span<const Tensor> parts) = 0;
 
-  // -- Primitives ------------------------------------------------------------------------------------------------------------
+  // -- Primitives
   /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is a weight_view of x's dtype.
   virtual void gemm(Tensor y, Tensor x, Tensor w) = 0;
-  /// y[t, :] = table[tokens[t] - first_row, :]; zeros where that is no row of the table (another rank has it). table: weight_view.
+  /// y[t, :] = table[tokens[t] - first_row, :]; zeros where that is no row of the table (another
+  /// rank has it). table: weight_view.
   virtual void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) = 0;
   /// y[i, :] = x[rows[i], :]
   virtual void gather_rows(Tensor y, Tensor x, Tensor rows) = 0;
@@ -77,41 +88,51 @@ class Backend {
   virtual void add(Tensor x, Tensor y) = 0;
   /// x[t, :] += bias[:]
   virtual void add_bias(Tensor x, Tensor bias) = 0;
-  /// y = x / sqrt(mean(x^2) + eps), rounded to y's dtype, times w; over the last axis. [t, n] or [t, heads, n]. y may be x.
-  /// (Hugging Face's RMSNorm: the normalised value is rounded before it is scaled.)
+  /// y = x / sqrt(mean(x^2) + eps), rounded to y's dtype, times w; over the last axis. [t, n] or
+  /// [t, heads, n]. y may be x. (Hugging Face's RMSNorm: the normalised value is rounded before it
+  /// is scaled.)
   virtual void rms_norm(Tensor y, Tensor x, Tensor w, float eps) = 0;
-  /// Rotates the first rotary_dim elements of every head in place, halves paired (NeoX style): q [t, heads, d], k [t, kv_heads, d],
-  /// positions [t] i32, cos_sin f32 [max_position, rotary_dim]: cosines, then sines, rotary_dim / 2 of each.
+  /// Rotates the first rotary_dim elements of every head in place, halves paired (NeoX style): q
+  /// [t, heads, d], k [t, kv_heads, d], positions [t] i32, cos_sin f32 [max_position, rotary_dim]:
+  /// cosines, then sines, rotary_dim / 2 of each.
   virtual void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) = 0;
-  /// Puts k, v [t, kv_heads, d] into their slots. slot_mapping [t] i32; a slot of -1 stores nothing.
+  /// Puts k, v [t, kv_heads, d] into their slots. slot_mapping [t] i32; a slot of -1 stores
+  /// nothing.
   virtual void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) = 0;
-  /// Paged, variable-length, causal attention with grouped queries, for prefill, chunks and decode alike:
-  /// out, q [t, heads, d] (out may be q); softmax(scale * q k^T) v over the keys of the row's sequence up to its position.
+  /// Paged, variable-length, causal attention with grouped queries, for prefill, chunks and decode
+  /// alike: out, q [t, heads, d] (out may be q); softmax(scale * q k^T) v over the keys of the
+  /// row's sequence up to its position.
   virtual void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) = 0;
   /// y[t, i] = silu(gate_up[t, i]) * gate_up[t, n + i]; gate_up [t, 2n]
   virtual void silu_and_mul(Tensor y, Tensor gate_up) = 0;
 
-  // -- Sampling: logits are f32 [rows, vocab] ----------------------------------------------------------------------------------
+  // -- Sampling: logits are f32 [rows, vocab]
   /// logits[pairs[i, 0], pairs[i, 1]] = -inf. pairs [n, 2] i32
   virtual void mask_logits(Tensor logits, Tensor pairs) = 0;
-  /// One token id per row (i32): argmax at temperature 0, else argmax of logit / temperature + Gumbel noise over the tokens that
-  /// top_k, then top_p, then min_p leave (on the tempered distribution; the token that crosses top_p stays; ties go to the lower id).
-  /// The noise of a token is a function of (seed, position, token id): ops/noise.h. A row with a NaN or +inf, or all -inf, gives -1.
+  /// One token id per row (i32): argmax at temperature 0, else argmax of logit / temperature +
+  /// Gumbel noise over the tokens that top_k, then top_p, then min_p leave (on the tempered
+  /// distribution; the token that crosses top_p stays; ties go to the lower id). The noise of a
+  /// token is a function of (seed, position, token id): ops/noise.h. A row with a NaN or +inf, or
+  /// all -inf, gives -1.
   virtual void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) = 0;
-  /// ids, logprobs [rows, 1 + k]: the chosen token, then the k likeliest (ties: lower id first); ranks [rows] i32 of the chosen one (1 is the
-  /// likeliest). Natural logarithm of softmax(logits), accumulated in f32 or better in an order that depends on the row alone. A chosen id
-  /// outside the vocabulary (-1 of a failed row) is taken as 0; a row that is not finite gives NaN, not a fault.
-  virtual void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits, Tensor chosen) = 0;
+  /// ids, logprobs [rows, 1 + k]: the chosen token, then the k likeliest (ties: lower id first);
+  /// ranks [rows] i32 of the chosen one (1 is the likeliest). Natural logarithm of softmax(logits),
+  /// accumulated in f32 or better in an order that depends on the row alone. A chosen id outside
+  /// the vocabulary (-1 of a failed row) is taken as 0; a row that is not finite gives NaN, not a
+  /// fault.
+  virtual void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                            Tensor chosen) = 0;
 
-  // -- Fusions ---------------------------------------------------------------------------------------------------------------
+  // -- Fusions
   /// residual += x; y = rms_norm(residual). y may be x.
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
-  /// Normalises every head of q and k (Qwen3), rotates them, and stores k and v. q_norm, k_norm [d].
-  virtual void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
-                                  Tensor cos_sin, KvCache cache) {
+  /// Normalises every head of q and k (Qwen3), rotates them, and stores k and v. q_norm, k_norm
+  /// [d].
+  virtual void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
+                                  float eps, const Batch& batch, Tensor cos_sin, KvCache cache) {
     rms_norm(q, q, q_norm, eps);
     rms_norm(k, k, k_norm, eps);
     rotary_embedding(q, k, batch.positions, cos_sin);
@@ -123,9 +144,11 @@ struct BackendOptions {
   int num_threads = 0;  // CPU; 0: OMP_NUM_THREADS or the physical cores
 };
 
-/// Opens a device: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU where the CUDA module, a driver and a device are found, else the
-/// CPU; `note` then says in one sentence what was found and chosen. Throws Error(device) if the named device is not there.
-std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options, std::string* note = nullptr);
+/// Opens a device: "auto", "cpu", "cuda" or "cuda:N". "auto" takes a GPU where the CUDA module, a
+/// driver and a device are found, else the CPU; `note` then says in one sentence what was found and
+/// chosen. Throws Error(device) if the named device is not there.
+std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options,
+                                      std::string* note = nullptr);
 
 /// The CPU backend: the definition of right.
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

@@ -1,5 +1,6 @@
-// NullBackend: does nothing, on no memory. A model's forward pass over it, with a measuring Arena, tells what a step's workspace needs
-// without touching a device (`nanovllm inspect`, memory planning).
+// NullBackend: does nothing, on no memory. A model's forward pass over it, with a measuring Arena,
+// tells what a step's workspace needs without touching a device (`nanovllm inspect`, memory
+// planning).
 #pragma once
 
 #include "ops/backend.h"
@@ -17,8 +18,12 @@ class NullBackend : public Backend {
   void synchronize() override {}
   int64_t max_logits_rows() const override { return 1; }
   size_t scratch_bytes() const override { return 0; }
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override { return static_cast<size_t>(n * k) * size_of(dtype); }
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override { return {data, dtype, {n, k}}; }
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
+    return static_cast<size_t>(n * k) * size_of(dtype);
+  }
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
+    return {data, dtype, {n, k}};
+  }
   void load(Tensor, std::span<const Tensor>) override {}
   void gemm(Tensor, Tensor, Tensor) override {}
   void embedding(Tensor, Tensor, Tensor, int64_t) override {}

@@ -1,7 +1,6 @@
-// The devices and dtypes that a model test runs on. A GPU that is not there is a skipped test, never a passed one.
+// The devices and dtypes that a model test runs on. A GPU that is not there is a skipped test,
+// never a passed one.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -9,8 +8,11 @@
 #include <optional>
 #include <string>
 
-#include "io/json.h"
+#include <gtest/gtest.h>
+
 #include "nanovllm/llm.h"
+
+#include "io/json.h"
 
 namespace nanovllm {
 
@@ -21,10 +23,14 @@ struct Target {
 };
 inline void PrintTo(const Target& target, std::ostream* out) { *out << target.name; }
 
-inline const Target kTargets[] = {
-    {"cpu", "f32", "CpuF32"}, {"cpu", "bf16", "CpuBf16"}, {"cuda", "f32", "CudaF32"}, {"cuda", "bf16", "CudaBf16"}};
+inline const Target kTargets[] = {{"cpu", "f32", "CpuF32"},
+                                  {"cpu", "bf16", "CpuBf16"},
+                                  {"cuda", "f32", "CudaF32"},
+                                  {"cuda", "bf16", "CudaBf16"}};
 
-inline std::filesystem::path goldens() { return std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens"; }
+inline std::filesystem::path goldens() {
+  return std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens";
+}
 
 /// `inspect` opens the device and allocates nothing: the cheapest way to ask whether it is there.
 inline bool is_available(const Target& target, const std::string& model) {
@@ -48,7 +54,8 @@ inline EngineConfig config_for(const Target& target) {
 }
 
 /// "qwen3_tied_gqa_CpuF32"
-inline std::string case_name(const testing::TestParamInfo<std::tuple<std::string, Target>>& parameter) {
+inline std::string case_name(
+    const testing::TestParamInfo<std::tuple<std::string, Target>>& parameter) {
   std::string name = std::get<0>(parameter.param) + "_" + std::get<1>(parameter.param).name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;

@@ -1,6 +1,7 @@
-// Exactness: the same request, the same bytes, at any load (docs/contract.md). Random requests are run alone, then together in random order under
-// random limits: batch sizes, chunk sizes, block sizes, caches small enough to preempt, prefixes that hit. Tokens and log probabilities
-// are compared bit for bit.
+// Exactness: the same request, the same bytes, at any load (docs/contract.md). Random requests are
+// run alone, then together in random order under random limits: batch sizes, chunk sizes, block
+// sizes, caches small enough to preempt, prefixes that hit. Tokens and log probabilities are
+// compared bit for bit.
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -62,7 +63,8 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     return c;
   }
 
-  static void expect_same(const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b, const char* what) {
+  static void expect_same(const std::vector<PositionLogprobs>& a,
+                          const std::vector<PositionLogprobs>& b, const char* what) {
     ASSERT_EQ(a.size(), b.size()) << what;
     for (size_t i = 0; i < a.size(); ++i) {
       ASSERT_EQ(a[i].size(), b[i].size()) << what << " " << i;
@@ -102,9 +104,11 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   int64_t preemptions = 0, hits = 0;
   for (int round = 0; round < (is_long ? 60 : 6); ++round) {
     const EngineConfig config = draw_config();
-    SCOPED_TRACE(testing::Message() << "round " << round << ": block_size " << config.block_size << " max_num_seqs "
-                                    << config.max_num_seqs << " max_num_batched_tokens " << config.max_num_batched_tokens
-                                    << " blocks " << config.num_gpu_blocks_override << " threads " << config.num_threads);
+    SCOPED_TRACE(testing::Message()
+                 << "round " << round << ": block_size " << config.block_size << " max_num_seqs "
+                 << config.max_num_seqs << " max_num_batched_tokens "
+                 << config.max_num_batched_tokens << " blocks " << config.num_gpu_blocks_override
+                 << " threads " << config.num_threads);
     LLM llm(directory_, config);
     std::vector<size_t> order(requests.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -154,7 +158,8 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Exactness,
-                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80"), testing::ValuesIn(kTargets)),
+                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80"),
+                                          testing::ValuesIn(kTargets)),
                          case_name);
 
 }  // namespace

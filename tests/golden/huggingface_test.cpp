@@ -1,7 +1,8 @@
 // Logits against Hugging Face transformers: tests/data/goldens, made by tools/make_goldens.py.
 //
-// f32: every log probability within 1e-4 and the greedy tokens equal. bf16: teacher-forced, errors within twice what transformers' own
-// bf16 run shows on the same prompts; another likeliest token only where transformers' top-2 gap is below that bound.
+// f32: every log probability within 1e-4 and the greedy tokens equal. bf16: teacher-forced, errors
+// within twice what transformers' own bf16 run shows on the same prompts; another likeliest token
+// only where transformers' top-2 gap is below that bound.
 #include <cmath>
 
 #include "devices.h"
@@ -25,7 +26,8 @@ class HuggingFace : public testing::TestWithParam<Case> {
 
   std::vector<Prompt> prompts() const {
     std::vector<Prompt> list;
-    for (const Json& p : golden_["prompts"]) list.emplace_back(p["ids"].get<std::vector<int32_t>>());
+    for (const Json& p : golden_["prompts"])
+      list.emplace_back(p["ids"].get<std::vector<int32_t>>());
     return list;
   }
 
@@ -37,7 +39,8 @@ class HuggingFace : public testing::TestWithParam<Case> {
 };
 
 TEST_P(HuggingFace, PromptLogprobsAgree) {
-  const auto outputs = llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 1, .prompt_logprobs = 20});
+  const auto outputs = llm_->generate(
+      prompts(), SamplingParams{.temperature = 0, .max_tokens = 1, .prompt_logprobs = 20});
   for (size_t i = 0; i < outputs.size(); ++i) {
     ASSERT_EQ(outputs[i].finish_reason, FinishReason::length) << outputs[i].error;
     const Json& expected = golden_["prompts"][i];
@@ -48,7 +51,8 @@ TEST_P(HuggingFace, PromptLogprobsAgree) {
       const Json& want = expected["logprobs"][p];
       ASSERT_EQ(got.size(), 21u);
       EXPECT_EQ(got[0].token_id, want[0][0].get<int32_t>());
-      EXPECT_NEAR(got[0].logprob, want[0][1].get<double>(), tolerance_) << "prompt " << i << " position " << p;
+      EXPECT_NEAR(got[0].logprob, want[0][1].get<double>(), tolerance_)
+          << "prompt " << i << " position " << p;
       if (expected["gap"][p].get<double>() > 2 * tolerance_) {
         EXPECT_EQ(got[1].token_id, want[1][0].get<int32_t>());
       }
@@ -61,7 +65,8 @@ TEST_P(HuggingFace, PromptLogprobsAgree) {
 }
 
 TEST_P(HuggingFace, GreedyTokensAgree) {
-  const auto outputs = llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 64, .logprobs = 1});
+  const auto outputs =
+      llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 64, .logprobs = 1});
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Json& expected = golden_["prompts"][i];
     ASSERT_EQ(outputs[i].token_ids.size(), expected["greedy"].size());
@@ -71,19 +76,22 @@ TEST_P(HuggingFace, GreedyTokensAgree) {
         EXPECT_LT(gap, 2 * tolerance_) << "prompt " << i << " token " << t;
         break;  // from here on it is another text
       }
-      EXPECT_NEAR(outputs[i].logprobs[t][0].logprob, expected["greedy_logprobs"][t].get<double>(), tolerance_);
+      EXPECT_NEAR(outputs[i].logprobs[t][0].logprob, expected["greedy_logprobs"][t].get<double>(),
+                  tolerance_);
     }
   }
 }
 
 std::vector<std::string> models() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(goldens())) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(goldens()))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HuggingFace, testing::Combine(testing::ValuesIn(models()), testing::ValuesIn(kTargets)),
+INSTANTIATE_TEST_SUITE_P(All, HuggingFace,
+                         testing::Combine(testing::ValuesIn(models()), testing::ValuesIn(kTargets)),
                          case_name);
 
 }  // namespace
