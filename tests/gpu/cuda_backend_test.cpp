@@ -130,6 +130,19 @@ TEST_F(CudaBackendTest, AGraphDoesWhatItRecorded) {
   EXPECT_EQ(rig.floats(sum), product);
 }
 
+TEST_F(CudaBackendTest, AGraphMayRecordTheFirstUseOfAKernel) {
+  Rig rig(*gpu_);
+  const PagedSequences paged(rig, DType::bf16, 16, 2, 128, {900, 30}, 1);
+  const Batch batch = paged.batch(rig, {{0, 899, 900}, {1, 0, 30}});
+  const Tensor q = rig.upload(normal_values(31 * 4 * 128, 2), DType::bf16, {31, 4, 128});
+  const Tensor recorded = rig.empty(DType::bf16, {31, 4, 128}),
+               eager = rig.empty(DType::bf16, {31, 4, 128});
+  const auto graph = gpu_->capture([&] { gpu_->attention(recorded, q, paged.cache, batch, 0.1f); });
+  graph->launch();
+  gpu_->attention(eager, q, paged.cache, batch, 0.1f);
+  EXPECT_EQ(rig.bytes(recorded), rig.bytes(eager));
+}
+
 TEST_F(CudaBackendTest, AFailedRecordingLeavesTheStreamUsable) {
   Rig rig(*gpu_);
   const Tensor x = rig.upload(normal_values(64, 1), DType::f32, {1, 64});
