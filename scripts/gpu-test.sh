@@ -24,9 +24,9 @@ report() {  # name, seconds, status, log
   passed=$(grep -c '^\[       OK \]' "$4"); skipped=$(grep -c '^\[  SKIPPED \] .*ms)' "$4")
   local bad; bad=$(grep -c '^\[  FAILED  \] .*ms)' "$4")
   printf '%-44s %4d passed %3d failed %3d skipped  exit %d  %4d s\n' "$1" "$passed" "$bad" "$skipped" "$3" "$2"
-  if [ "$3" -ne 0 ]; then
+  if [ "$3" -ne 0 ] || [ "$skipped" -ne 0 ]; then  # here, a skipped test is one that found no GPU or no module
     failed=1
-    grep -E 'Failure|FAILED|error|Error|differ|times the bound|=====' "$4" | head -40
+    grep -E 'Failure|FAILED|--device cuda|error|Error|differ|times the bound|=====' "$4" | head -40
   fi
 }
 
