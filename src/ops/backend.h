@@ -111,7 +111,8 @@ class Backend {
   virtual void mask_logits(Tensor logits, Tensor pairs) = 0;
   /// One token id per row (i32): argmax at temperature 0, else argmax of logit / temperature +
   /// Gumbel noise over the tokens that top_k, then top_p, then min_p leave (on the tempered
-  /// distribution; the token that crosses top_p stays; ties go to the lower id). The noise of a
+  /// distribution; the token that crosses top_p stays; ties go to the lower id: top_k keeps exactly
+  /// k; top_p counts within what top_k left; min_p is relative to the likeliest). The noise of a
   /// token is a function of (seed, position, token id): ops/noise.h. A row with a NaN or +inf, or
   /// all -inf, gives -1.
   virtual void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) = 0;

@@ -57,8 +57,9 @@ void CpuBackend::reserve_scratch(int64_t floats) {
 
 size_t CpuBackend::scratch_bytes() const {
   // Per thread: the larger of attention's tiles, 48 rows of activations (own GEMM) and a row of
-  // sortable logits; plus oneDNN's.
-  return static_cast<size_t>(threads_) * (size_t{4} << 20) + (size_t{8} << 20);
+  // sortable logits. For all: oneDNN's generated code, up to 1024 products of 60 KB, and its
+  // scratchpad.
+  return static_cast<size_t>(threads_) * (size_t{4} << 20) + (size_t{64} << 20);
 }
 
 }  // namespace cpu

@@ -21,7 +21,6 @@ memory::data_type type_of(DType dtype) {
 }
 
 // -- The two generations of the API
-// ---------------------------------------------------------------------------------------------
 
 dnnl::matmul::primitive_desc describe_matmul(const dnnl::engine& engine, const memory::desc& x,
                                              const memory::desc& w, const memory::desc& y) {
@@ -77,7 +76,8 @@ struct Product {
   memory x, w, y, scratch;
 };
 
-/// What a primitive depends on. The stride of y matters only where there are several rows; x is always dense.
+/// What a primitive depends on. The stride of y matters only where there are several rows; x is
+/// always dense.
 struct ProductKey {
   int64_t m, n, k, y_stride;
   DType dtype, y_dtype;
@@ -85,8 +85,9 @@ struct ProductKey {
 };
 
 /// The least recently used product is dropped beyond this many. A step uses about five per number
-/// of rows, so that hundreds of different batch sizes stay; making one anew costs 0.1 to 0.3 ms.
-constexpr size_t kMaxProducts = 2048;
+/// of rows, so that some two hundred batch sizes stay; one holds some 60 KB of code and takes 0.1
+/// to 0.3 ms to make anew.
+constexpr size_t kMaxProducts = 1024;
 
 }  // namespace
 
@@ -139,14 +140,16 @@ struct OneDnn::State {
     return products.front().second;
   }
 
-  /// Rows that stand apart are copied together: for them the library sums in another order than for dense ones, so that a row alone
-  /// (always dense) and the same row among others would differ in the last bits.
+  /// Rows that stand apart are copied together: for them the library sums in another order than for
+  /// dense ones, so that a row alone (always dense) and the same row among others would differ in
+  /// the last bits.
   Tensor dense(const Tensor& x) {
     const int64_t m = x.shape[0], k = x.shape[1];
     if (m == 1 || x.stride[0] == k) return x;
     const size_t row = static_cast<size_t>(k) * size_of(x.dtype);
     rows.resize(std::max(rows.size(), static_cast<size_t>(m) * row));
-    for (int64_t i = 0; i < m; ++i) std::memcpy(rows.data() + static_cast<size_t>(i) * row, x.rows(i, i + 1).data, row);
+    for (int64_t i = 0; i < m; ++i)
+      std::memcpy(rows.data() + static_cast<size_t>(i) * row, x.rows(i, i + 1).data, row);
     return Tensor(rows.data(), x.dtype, {m, k}, x.device);
   }
 
@@ -180,8 +183,7 @@ void OneDnn::gemm(const Tensor& y, const Tensor& strided_x, const Tensor& w) {
   const int64_t m = strided_x.shape[0], n = w.shape[0], k = w.shape[1];
   const Tensor x = state_->dense(strided_x);
   const ThreadCount scope(state_->threads);
-  Product& product = state_->product(
-      {m, n, k, m == 1 ? n : y.stride[0], x.dtype, y.dtype});
+  Product& product = state_->product({m, n, k, m == 1 ? n : y.stride[0], x.dtype, y.dtype});
   product.x.set_data_handle(x.data);
   product.w.set_data_handle(w.data);
   product.y.set_data_handle(y.data);
