@@ -252,7 +252,6 @@ TEST_P(RowwiseParity, StoreKvPutsEveryTokenIntoItsSlot) {
 }
 
 // -- Fusions against their own bodies
-// ------------------------------------------------------------------------------------------------
 
 TEST_P(RowwiseParity, AddRmsNormIsAddThenRmsNorm) {
   for (const auto& [t, n] : kShapes) {
