@@ -17,8 +17,7 @@ size_t BatchBuilder::max_bytes() const {
   const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
              seqs = static_cast<size_t>(limits_.max_num_seqs);
   const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
-  constexpr size_t kArrays = 16,
-                   kMasksPerSeq = 256;  // ids that a request may mask; checked when it is added
+  constexpr size_t kArrays = 16, kMasksPerSeq = kMaxStopTokenIds + kMaxEosIds;
   return 5 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
          kArrays * Arena::kAlignment;
 }

@@ -22,6 +22,10 @@ struct StepLimits {
   int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
 };
 
+// What one request may name and one model may have: together, the ids that min_tokens keeps a
+// sequence from sampling.
+constexpr int64_t kMaxStopTokenIds = 128, kMaxEosIds = 128;
+
 constexpr int kMaxLogprobs = 20;  // SamplingParams::logprobs and prompt_logprobs
 
 /// A row of logits that only wants the log probability of the next prompt token.

@@ -5,11 +5,12 @@
 
 #include "core/check.h"
 #include "engine/batch_builder.h"
+#include "io/tokenizer/unicode.h"
 
 namespace nanovllm {
 namespace {
 
-constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024, kMaxStopTokens = 128;
+constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
 
 }  // namespace
 
@@ -33,10 +34,12 @@ std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_s
     if (stop.empty() || stop.size() > kMaxStopBytes)
       return fmt::format("stop has a string of {} bytes: 1 to {} are allowed", stop.size(),
                          kMaxStopBytes);
+  for (const std::string& stop : p.stop)
+    if (find_invalid_utf8(stop) != std::string::npos) return "stop has a string that is not UTF-8";
   if (!p.stop.empty() && !p.detokenize) return "stop strings need detokenize";
-  if (p.stop_token_ids.size() > kMaxStopTokens)
+  if (std::ssize(p.stop_token_ids) > kMaxStopTokenIds)
     return fmt::format("stop_token_ids has {} ids: at most {} are allowed", p.stop_token_ids.size(),
-                       kMaxStopTokens);
+                       kMaxStopTokenIds);
   for (const int64_t id : p.stop_token_ids)
     if (id < 0 || id >= vocab_size)
       return fmt::format("stop_token_ids has {}: ids are between 0 and {}", id, vocab_size - 1);
@@ -69,13 +72,14 @@ void check_config(const EngineConfig& c) {
        "max_num_batched_tokens", c.max_num_batched_tokens, "at most 1048576, or 0 to choose");
   need(c.gpu_memory_utilization > 0 && c.gpu_memory_utilization <= 1, "gpu_memory_utilization",
        c.gpu_memory_utilization, "in (0, 1]");
-  need(c.num_gpu_blocks_override >= 0, "num_gpu_blocks_override", c.num_gpu_blocks_override,
-       "positive, or 0 to choose");
   need(c.cpu_kvcache_bytes >= 0, "cpu_kvcache_bytes", c.cpu_kvcache_bytes,
        "positive, or 0 to choose");
   need(c.block_size >= 8 && c.block_size <= 256 &&
            std::has_single_bit(static_cast<unsigned>(c.block_size)),
        "block_size", c.block_size, "a power of two from 8 to 256");
+  need(c.num_gpu_blocks_override >= 0 && c.num_gpu_blocks_override <= INT32_MAX / c.block_size,
+       "num_gpu_blocks_override", c.num_gpu_blocks_override,
+       "positive and fewer than 2^31 tokens in all, or 0 to choose");
   need(c.tensor_parallel_size == 1, "tensor_parallel_size", c.tensor_parallel_size,
        "1 in this version");
   need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads,

@@ -7,26 +7,25 @@ namespace nanovllm {
 TextStream::TextStream(const Tokenizer& tokenizer, const SamplingParams& params)
     : detokenizer_(tokenizer, params.skip_special_tokens),
       stops_(&params.stop),
-      include_stop_(params.include_stop_str_in_output) {
-  for (const std::string& stop : *stops_) longest_stop_ = std::max(longest_stop_, stop.size());
-}
+      include_stop_(params.include_stop_str_in_output) {}
 
 std::optional<std::string> TextStream::add(int32_t token_id, bool may_stop) {
   const size_t before = text_.size();
   text_ += detokenizer_.add(token_id);
-  if (may_stop && longest_stop_ > 0)
-    if (auto stop = find_stop(before >= longest_stop_ ? before - longest_stop_ + 1 : 0))
-      return stop;
+  if (may_stop)
+    if (auto stop = find_stop(before)) return stop;
   visible_ = std::max(visible_, text_.size() - held_back());
   return std::nullopt;
 }
 
-// The stop string that begins first; of several that begin there, the first in the request's list.
-std::optional<std::string> TextStream::find_stop(size_t from) {
+// Of the stop strings that end after the first `before` bytes, the one that begins first; of
+// several that begin there, the first in the request's list. What ended before was not allowed to
+// stop.
+std::optional<std::string> TextStream::find_stop(size_t before) {
   size_t first = std::string::npos;
   const std::string* found = nullptr;
   for (const std::string& stop : *stops_) {
-    const size_t at = text_.find(stop, from);
+    const size_t at = text_.find(stop, before >= stop.size() ? before - stop.size() + 1 : 0);
     if (at < first) {
       first = at;
       found = &stop;

@@ -26,13 +26,12 @@ class TextStream {
   size_t visible() const { return visible_; }        ///< bytes of text() that are certain
 
  private:
-  std::optional<std::string> find_stop(size_t from);
+  std::optional<std::string> find_stop(size_t before);
   size_t held_back() const;
 
   IncrementalDetokenizer detokenizer_;
   const std::vector<std::string>* stops_;  // SamplingParams::stop of the request
   bool include_stop_;
-  size_t longest_stop_ = 0;
   std::string text_;
   size_t visible_ = 0;
 };

@@ -76,10 +76,16 @@ void WeightLoader::check_complete(const Checkpoint& checkpoint) const {
           checkpoint.file_of(name), name);
 }
 
+void WeightLoader::report(size_t loaded, const LoadProgress& progress) const {
+  const auto total = static_cast<int64_t>(used_);
+  if (progress)
+    progress(loaded < parameters_.size() ? parameters_[loaded].dst.data - storage_ : total, total);
+}
+
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
   check_complete(checkpoint);
-  int64_t done = 0;
+  size_t loaded = 0;
   std::vector<Tensor> sources;
   for (const Parameter& parameter : parameters_) {
     sources.clear();
@@ -87,8 +93,7 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
       sources.push_back(slice(checkpoint.find(part.name)->view(), part));
     backend_.load(parameter.dst, sources);
     for (const WeightPart& part : parameter.parts) checkpoint.release(part.name);
-    done += static_cast<int64_t>(parameter.dst.bytes());
-    if (progress) progress(done, static_cast<int64_t>(used_));
+    report(++loaded, progress);
   }
   backend_.synchronize();
   checkpoint.check_unchanged();
@@ -110,7 +115,7 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
     table[static_cast<size_t>(i)] = radius * std::cos(angle);
     table[static_cast<size_t>(i) + 1] = radius * std::sin(angle);
   }
-  int64_t done = 0;
+  size_t loaded = 0;
   uint32_t draw = 0;
   for (const Parameter& p : parameters_) {
     std::vector<float> constant;
@@ -132,8 +137,7 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
                            std::initializer_list<int64_t>{p.dst.shape[0]});
     }
     backend_.load(p.dst, sources);
-    done += static_cast<int64_t>(p.dst.bytes());
-    if (progress) progress(done, static_cast<int64_t>(used_));
+    report(++loaded, progress);
   }
   backend_.synchronize();
 }

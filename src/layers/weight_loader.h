@@ -71,6 +71,8 @@ class WeightLoader {
   };
   Tensor place(size_t bytes, const std::function<Tensor(std::byte*)>& view);
   void check_complete(const Checkpoint& checkpoint) const;
+  /// The first `loaded` parameters are in place.
+  void report(size_t loaded, const LoadProgress& progress) const;
 
   Backend& backend_;
   DType dtype_;

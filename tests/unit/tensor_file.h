@@ -1,11 +1,15 @@
 // A safetensors file that a test takes apart and puts together again, with something wrong in it.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
-#include "e2e/process.h"
+#include "io/json.h"
 
 namespace nanovllm {
 
@@ -15,7 +19,8 @@ struct StoredBytes {
 };
 
 inline std::vector<StoredBytes> read_tensors(const std::filesystem::path& path) {
-  const std::string file = file_text(path);
+  std::ifstream in(path, std::ios::binary);
+  const std::string file{std::istreambuf_iterator<char>(in), {}};
   uint64_t header_size = 0;
   std::memcpy(&header_size, file.data(), sizeof header_size);
   const Json header = Json::parse(file.substr(8, header_size));
@@ -44,7 +49,9 @@ inline void write_tensors(const std::filesystem::path& path,
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t size = text.size();
-  write_file(path, std::string(reinterpret_cast<const char*>(&size), sizeof size) + text + data);
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&size), sizeof size);
+  out << text << data;
 }
 
 }  // namespace nanovllm

@@ -1,0 +1,248 @@
+#include "engine/batch_builder.h"
+
+#include <algorithm>
+#include <random>
+
+#include <gtest/gtest.h>
+
+namespace nanovllm {
+namespace {
+
+/// Sequences in arbitrary states, and the plans that could be made of them. Nothing here knows the
+/// scheduler.
+class BatchBuilderTest : public testing::Test {
+ protected:
+  int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+
+  StepLimits draw_limits() {
+    StepLimits limits;
+    limits.max_num_seqs = pick(1, 12);
+    limits.max_num_batched_tokens = pick(static_cast<int>(limits.max_num_seqs), 200);
+    limits.max_model_len = pick(8, 300);
+    limits.max_logits_rows = pick(1, 20);
+    limits.block_size = 8 << pick(0, 3);
+    return limits;
+  }
+
+  /// A sequence of `length` known tokens, `prompt` of them its prompt, with blocks for all of them.
+  Sequence& add_sequence(const StepLimits& limits, int length, int prompt) {
+    auto s = std::make_unique<Sequence>();
+    s->request_id = static_cast<int64_t>(sequences_.size());
+    s->num_prompt_tokens = prompt;
+    for (int i = 0; i < length; ++i) s->token_ids.push_back(pick(0, 999));
+    for (int i = 0; i < length; i += limits.block_size) s->block_table.push_back(pick(0, 5000));
+    s->seed = random_() | uint64_t{1} << 63;
+    SamplingParams& p = s->params;
+    p.temperature = pick(0, 2) == 0 ? 0 : 0.1 * pick(1, 20);
+    p.top_k = std::array<int64_t, 5>{0, -1, 5, 40, INT64_MAX}[static_cast<size_t>(pick(0, 4))];
+    p.top_p = 0.1 * pick(1, 10);
+    p.min_p = 0.1 * pick(0, 9);
+    p.min_tokens = pick(0, 3);
+    if (pick(0, 1)) p.logprobs = pick(0, kMaxLogprobs);
+    if (pick(0, 2) == 0) p.prompt_logprobs = pick(0, kMaxLogprobs);
+    for (int i = pick(0, 4); i > 0; --i) s->stop_token_ids.push_back(pick(0, 999));
+    sequences_.push_back(std::move(s));
+    return *sequences_.back();
+  }
+
+  /// Decodes, whole prompts and chunks in one plan, within the limits.
+  Plan draw_plan(const StepLimits& limits) {
+    Plan plan;
+    const int count = pick(1, static_cast<int>(limits.max_num_seqs));
+    for (int i = 0; i < count; ++i) {
+      const int64_t budget = limits.max_num_batched_tokens - plan.num_tokens;
+      if (budget == 0) break;
+      const int length = pick(1, static_cast<int>(limits.max_model_len)), prompt = pick(1, length);
+      Sequence& s = add_sequence(limits, length, prompt);
+      const int64_t start = prompt < length ? length - 1 : pick(0, length - 1);
+      const int64_t tokens = std::min<int64_t>(budget, pick(1, static_cast<int>(length - start)));
+      plan.sequences.push_back({.sequence = &s,
+                                .start = start,
+                                .num_tokens = tokens,
+                                .samples = start + tokens == length});
+      plan.num_tokens += tokens;
+    }
+    return plan;
+  }
+
+  template <class T>
+  static std::vector<T> values(const Tensor& t) {
+    return {t.ptr<T>(), t.ptr<T>() + t.numel()};
+  }
+
+  std::mt19937_64 random_{11};
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+};
+
+/// What build() should give, by the definitions in core/batch.h and layers/sampler.h, one row at a
+/// time.
+struct Expected {
+  std::vector<int32_t> tokens, positions, slots, starts{0}, contexts, logits_rows, targets;
+  std::vector<float> temperature;
+  std::vector<int32_t> top_k, sampled_position;
+  std::vector<int64_t> seed;
+  std::vector<std::tuple<int64_t, int32_t>> masked;  // row among all logits rows, token
+  int64_t longest_query = 0, longest_context = 0, num_logprobs = -1;
+  bool all_greedy = true, any_filter = false;
+
+  Expected(const Plan& plan, const StepLimits& limits) {
+    for (const ScheduledSequence& s : plan.sequences) add_rows(s, limits);
+    for (size_t i = 0; i < plan.sequences.size(); ++i)
+      if (plan.sequences[i].samples) add_sample(plan.sequences[i], starts[i + 1] - 1);
+    for (size_t i = 0; i < plan.sequences.size(); ++i)
+      add_prompt_rows(plan.sequences[i], starts[i]);
+  }
+
+  void add_rows(const ScheduledSequence& s, const StepLimits& limits) {
+    for (int64_t p = s.start; p < s.start + s.num_tokens; ++p) {
+      tokens.push_back(s.sequence->token_ids[static_cast<size_t>(p)]);
+      positions.push_back(static_cast<int32_t>(p));
+      slots.push_back(s.sequence->block_table[static_cast<size_t>(p / limits.block_size)] *
+                          limits.block_size +
+                      static_cast<int32_t>(p % limits.block_size));
+    }
+    starts.push_back(static_cast<int32_t>(tokens.size()));
+    contexts.push_back(positions.back() + 1);
+    longest_query = std::max(longest_query, s.num_tokens);
+    longest_context = std::max<int64_t>(longest_context, contexts.back());
+  }
+  void add_sample(const ScheduledSequence& s, int32_t row) {
+    const SamplingParams& p = s.sequence->params;
+    if (s.sequence->num_generated() < p.min_tokens)
+      for (const int32_t id : s.sequence->stop_token_ids)
+        masked.emplace_back(std::ssize(logits_rows), id);
+    logits_rows.push_back(row);
+    temperature.push_back(static_cast<float>(p.temperature));
+    top_k.push_back(p.top_k < 0           ? 0
+                    : p.top_k > INT32_MAX ? INT32_MAX
+                                          : static_cast<int32_t>(p.top_k));
+    seed.push_back(static_cast<int64_t>(s.sequence->seed));
+    sampled_position.push_back(static_cast<int32_t>(s.sequence->num_tokens()));
+    if (p.temperature > 0) {
+      all_greedy = false;
+      any_filter |= p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
+    }
+    if (p.logprobs) num_logprobs = std::max<int64_t>(num_logprobs, *p.logprobs);
+  }
+  void add_prompt_rows(const ScheduledSequence& s, int32_t first_row) {
+    const Sequence& sequence = *s.sequence;
+    for (int64_t p = s.start; sequence.params.prompt_logprobs && p < s.start + s.num_tokens; ++p) {
+      if (p + 1 >= sequence.num_prompt_tokens) continue;
+      logits_rows.push_back(first_row + static_cast<int32_t>(p - s.start));
+      targets.push_back(sequence.token_ids[static_cast<size_t>(p + 1)]);
+      num_logprobs = std::max<int64_t>(num_logprobs, *sequence.params.prompt_logprobs);
+    }
+  }
+};
+
+TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
+  for (int round = 0; round < 500; ++round) {
+    const StepLimits limits = draw_limits();
+    sequences_.clear();
+    const Plan plan = draw_plan(limits);
+    const BatchBuilder builder(limits);
+    std::vector<std::byte> block(builder.max_bytes());
+    StepInput input;
+    builder.build(plan, block.data(), input);
+    const Expected expected(plan, limits);
+
+    const Batch& batch = input.batch;
+    ASSERT_EQ(values<int32_t>(batch.tokens), expected.tokens);
+    ASSERT_EQ(values<int32_t>(batch.positions), expected.positions);
+    ASSERT_EQ(values<int32_t>(batch.slot_mapping), expected.slots);
+    ASSERT_EQ(values<int32_t>(batch.cu_seqlens_q), expected.starts);
+    ASSERT_EQ(values<int32_t>(batch.context_lens), expected.contexts);
+    ASSERT_EQ(values<int32_t>(batch.logits_rows), expected.logits_rows);
+    ASSERT_EQ(batch.max_seqlen_q, expected.longest_query);
+    ASSERT_EQ(batch.max_context_len, expected.longest_context);
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      const auto& table = plan.sequences[i].sequence->block_table;
+      const Tensor row = batch.block_tables[static_cast<int64_t>(i)];
+      ASSERT_TRUE(std::equal(table.begin(), table.end(), row.ptr<int32_t>()));
+    }
+
+    const SamplerInput& sampler = input.sampler;
+    ASSERT_EQ(sampler.num_logprobs, expected.num_logprobs);
+    ASSERT_EQ(values<int32_t>(sampler.prompt_targets), expected.targets);
+    ASSERT_EQ(values<float>(sampler.params.temperature), expected.temperature);
+    ASSERT_EQ(values<int32_t>(sampler.params.top_k), expected.top_k);
+    ASSERT_EQ(values<int64_t>(sampler.params.seed), expected.seed);
+    ASSERT_EQ(values<int32_t>(sampler.params.position), expected.sampled_position);
+    ASSERT_EQ(sampler.params.all_greedy, expected.all_greedy);
+    ASSERT_EQ(sampler.params.any_filter, expected.any_filter);
+
+    // Masks name rows within a chunk of max_logits_rows; put together they are the rows of the
+    // step.
+    std::vector<std::tuple<int64_t, int32_t>> masked;
+    const auto pairs = values<int32_t>(sampler.masked);
+    for (size_t chunk = 0; chunk + 1 < sampler.mask_starts.size(); ++chunk)
+      for (auto i = static_cast<size_t>(sampler.mask_starts[chunk]);
+           i < static_cast<size_t>(sampler.mask_starts[chunk + 1]); ++i)
+        masked.emplace_back(static_cast<int64_t>(chunk) * limits.max_logits_rows + pairs[2 * i],
+                            pairs[2 * i + 1]);
+    ASSERT_EQ(masked, expected.masked);
+    if (!masked.empty()) {
+      ASSERT_EQ(std::ssize(sampler.mask_starts),
+                (input.num_rows() + limits.max_logits_rows - 1) / limits.max_logits_rows + 1);
+    }
+    ASSERT_LE(input.bytes, block.size());
+  }
+}
+
+TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
+  const StepLimits limits{.max_num_batched_tokens = 100,
+                          .max_num_seqs = 8,
+                          .max_model_len = 64,
+                          .max_logits_rows = 4,
+                          .block_size = 8};
+  const Plan plan = draw_plan(limits);
+  const BatchBuilder builder(limits);
+  std::vector<std::byte> from(builder.max_bytes());
+  StepInput input;
+  builder.build(plan, from.data(), input);
+  std::vector<std::byte> to(from.begin(), from.begin() + static_cast<int64_t>(input.bytes));
+  std::fill(from.begin(), from.end(), std::byte{0xee});
+  move_to(input, from.data(), to.data(), {});
+  const Expected expected(plan, limits);
+  EXPECT_EQ(values<int32_t>(input.batch.tokens), expected.tokens);
+  EXPECT_EQ(values<int32_t>(input.batch.logits_rows), expected.logits_rows);
+  EXPECT_EQ(values<int64_t>(input.sampler.params.seed), expected.seed);
+  EXPECT_EQ(values<int32_t>(input.sampler.prompt_targets), expected.targets);
+}
+
+// The worst steps: all sequences as long as they may be, every id masked that a request and a model
+// may name, all rows with logits.
+TEST_F(BatchBuilderTest, AnyStepWithinTheLimitsFits) {
+  for (const auto& [seqs, tokens, length, block_size] : {std::tuple{1, 1, 8, 8},
+                                                         {1, 500, 500, 8},
+                                                         {256, 256, 100, 8},
+                                                         {64, 4096, 64, 256},
+                                                         {3, 1000, 8, 8}}) {
+    const StepLimits limits{.max_num_batched_tokens = tokens,
+                            .max_num_seqs = seqs,
+                            .max_model_len = length,
+                            .max_logits_rows = 7,
+                            .block_size = block_size};
+    sequences_.clear();
+    Plan plan;
+    for (int i = 0; i < seqs; ++i) {
+      const int count = std::min(length, tokens / seqs);
+      Sequence& s = add_sequence(limits, length, length);
+      s.params.prompt_logprobs = s.params.logprobs = kMaxLogprobs;
+      s.params.min_tokens = 1;
+      s.stop_token_ids.assign(kMaxStopTokenIds + kMaxEosIds, 1);
+      plan.sequences.push_back(
+          {.sequence = &s, .start = length - count, .num_tokens = count, .samples = true});
+      plan.num_tokens += count;
+    }
+    const BatchBuilder builder(limits);
+    std::vector<std::byte> block(builder.max_bytes());
+    StepInput input;
+    ASSERT_NO_THROW(builder.build(plan, block.data(), input));
+    EXPECT_LE(input.bytes, builder.max_bytes());
+    EXPECT_EQ(input.sampler.masked.shape[0], seqs * (kMaxStopTokenIds + kMaxEosIds));
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm

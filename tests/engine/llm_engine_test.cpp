@@ -1,0 +1,257 @@
+// LLMEngine over a device that samples from a script: what becomes of tokens, and what a failing
+// device leaves behind.
+#include "engine/llm_engine.h"
+
+#include <cstring>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "ops/null_backend.h"
+
+namespace nanovllm {
+namespace {
+
+/// Samples script[seed][position], or token 1; a scripted -1 stands for logits that are not finite.
+/// Host memory, no arithmetic.
+class ScriptedBackend : public NullBackend {
+ public:
+  struct Script {
+    std::map<int64_t, std::map<int32_t, int32_t>> tokens;  // by seed, by position
+    int fail_after = -1;                                   // steps that succeed; -1: all
+  };
+  explicit ScriptedBackend(std::shared_ptr<Script> script) : script_(std::move(script)) {}
+
+  std::string name() const override { return "script"; }
+  MemoryInfo memory() const override { return {size_t{1} << 30, size_t{1} << 30}; }
+  Buffer allocate(size_t bytes) override {
+    return {new std::byte[bytes](), [](std::byte* data) { delete[] data; }};
+  }
+  Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
+  void copy(Tensor dst, Tensor src) override { std::memcpy(dst.data, src.data, src.bytes()); }
+  int64_t max_logits_rows() const override { return 2; }
+  void sample(Tensor token_ids, Tensor, const SamplingBatch& params) override {
+    if (script_->fail_after == 0) throw std::runtime_error("the device is gone");
+    if (script_->fail_after > 0) --script_->fail_after;
+    for (int64_t i = 0; i < token_ids.shape[0]; ++i) {
+      const auto& tokens = script_->tokens[params.seed.ptr<int64_t>()[i]];
+      const auto at = tokens.find(params.position.ptr<int32_t>()[i]);
+      token_ids.ptr<int32_t>()[i] = at == tokens.end() ? 1 : at->second;
+    }
+  }
+
+ private:
+  std::shared_ptr<Script> script_;
+};
+
+class LLMEngineTest : public testing::Test {
+ protected:
+  LLMEngineTest() {
+    model_.architecture = "Qwen3ForCausalLM";
+    model_.vocab_size = 100;
+    model_.hidden_size = model_.head_dim = 8;
+    model_.intermediate_size = 8;
+    model_.num_hidden_layers = model_.num_attention_heads = model_.num_key_value_heads = 1;
+    model_.max_position_embeddings = 64;
+    model_.dtype = DType::f32;
+    config_.block_size = 8;
+    config_.max_num_seqs = 4;
+  }
+  LLMEngine make(std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
+    auto runner =
+        std::make_unique<ModelRunner>(std::make_unique<ScriptedBackend>(script_),
+                                      std::make_unique<SingleCommunicator>(), model_, config_);
+    return LLMEngine(std::move(runner), model_, config_, std::move(tokenizer), {99});
+  }
+  static SamplingParams params(int64_t seed, int64_t max_tokens) {
+    SamplingParams p;
+    p.seed = seed;
+    p.max_tokens = max_tokens;
+    return p;
+  }
+  static std::map<int64_t, RequestOutput> run(LLMEngine& engine) {
+    std::map<int64_t, RequestOutput> last;
+    while (!engine.is_finished())
+      for (RequestOutput& output : engine.step()) {
+        const int64_t id = output.request_id;
+        last[id] = std::move(output);
+      }
+    return last;
+  }
+
+  ModelConfig model_;
+  EngineConfig config_;
+  std::shared_ptr<ScriptedBackend::Script> script_ = std::make_shared<ScriptedBackend::Script>();
+};
+
+TEST_F(LLMEngineTest, LogitsThatAreNotFiniteFailTheirRequestAlone) {
+  script_->tokens[7][5] = -1;
+  LLMEngine engine = make();
+  SamplingParams failing = params(7, 10), fine = params(8, 10);
+  failing.logprobs = fine.logprobs = 2;
+  engine.add_request({1, 2, 3}, failing);
+  engine.add_request({1, 2, 3}, fine);
+  const auto outputs = run(engine);
+  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::error);
+  EXPECT_NE(outputs.at(0).error.find("not finite"), std::string::npos) << outputs.at(0).error;
+  EXPECT_EQ(outputs.at(0).token_ids, (std::vector<int32_t>{1, 1}));
+  EXPECT_EQ(outputs.at(0).logprobs.size(), 2u) << "one per generated token";
+  EXPECT_EQ(outputs.at(1).finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs.at(1).token_ids.size(), 10u);
+  EXPECT_EQ(outputs.at(1).logprobs.size(), 10u);
+}
+
+TEST_F(LLMEngineTest, AFailedStepEndsTheEngineAndSaysTheSameFromThenOn) {
+  script_->fail_after = 2;
+  LLMEngine engine = make();
+  engine.add_request({1, 2, 3}, params(1, 10));
+  engine.step();
+  engine.step();
+  std::string message;
+  for (int i = 0; i < 3; ++i) {
+    try {
+      if (i < 2)
+        engine.step();
+      else
+        engine.add_request({4}, params(2, 1));
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::engine);
+      EXPECT_NE(std::string(error.what()).find("the device is gone"), std::string::npos);
+      if (i > 0) {
+        EXPECT_EQ(error.what(), message);
+      }
+      message = error.what();
+    }
+  }
+  EXPECT_TRUE(engine.is_finished());  // all live requests are lost
+  engine.abort_request(0);
+  engine.reset_prefix_cache();
+  engine.stats();
+}
+
+TEST_F(LLMEngineTest, ARefusedRequestIsReportedByTheNextStepAndNeverScheduled) {
+  LLMEngine engine = make();
+  const int64_t id = engine.add_request({}, {});
+  EXPECT_FALSE(engine.is_finished());
+  const auto outputs = engine.step();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs[0].request_id, id);
+  EXPECT_TRUE(outputs[0].finished);
+  EXPECT_EQ(outputs[0].finish_reason, FinishReason::error);
+  EXPECT_NE(outputs[0].error.find("empty"), std::string::npos);
+  EXPECT_TRUE(engine.is_finished());
+  EXPECT_EQ(engine.stats().steps, 0);
+}
+
+TEST_F(LLMEngineTest, EosEndsARequestAfterMinTokensAndNotWhereItIsIgnored) {
+  for (const int64_t seed : {1, 2, 3}) script_->tokens[seed][4] = script_->tokens[seed][6] = 99;
+  LLMEngine engine = make();
+  SamplingParams waits = params(2, 10), ignores = params(3, 10);
+  waits.min_tokens = 3;
+  ignores.ignore_eos = true;
+  engine.add_request({1, 2, 3}, params(1, 10));
+  engine.add_request({1, 2, 3}, waits);
+  engine.add_request({1, 2, 3}, ignores);
+  const auto outputs = run(engine);
+  EXPECT_EQ(outputs.at(0).token_ids, (std::vector<int32_t>{1, 99}));
+  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::stop);
+  EXPECT_EQ(outputs.at(0).stop_reason, "");
+  EXPECT_EQ(outputs.at(1).token_ids, (std::vector<int32_t>{1, 99, 1, 99}));
+  EXPECT_EQ(outputs.at(2).token_ids.size(), 10u);
+  EXPECT_EQ(outputs.at(2).finish_reason, FinishReason::length);
+}
+
+TEST_F(LLMEngineTest, AStopTokenIsNamedEvenIfItIsEosToo) {
+  script_->tokens[1][3] = 42;
+  script_->tokens[2][3] = 99;
+  LLMEngine engine = make();
+  SamplingParams p = params(1, 10);
+  p.stop_token_ids = {42, 99};
+  engine.add_request({1, 2, 3}, p);
+  p.seed = 2;
+  engine.add_request({1, 2, 3}, p);
+  const auto outputs = run(engine);
+  EXPECT_EQ(outputs.at(0).stop_reason, "42");
+  EXPECT_EQ(outputs.at(1).stop_reason, "99");
+}
+
+TEST_F(LLMEngineTest, AnAnswerEndsWithMaxModelLen) {
+  config_.max_model_len = 16;
+  LLMEngine engine = make();
+  engine.add_request({1, 2, 3}, params(1, INT64_MAX));
+  engine.add_request(std::vector<int32_t>(15, 1), params(1, 100));
+  engine.add_request(std::vector<int32_t>(16, 1), params(1, 1));
+  const auto outputs = run(engine);
+  EXPECT_EQ(outputs.at(0).token_ids.size(), 13u);
+  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs.at(1).token_ids.size(), 1u);
+  EXPECT_EQ(outputs.at(2).finish_reason, FinishReason::error);
+  for (const char* part : {"16", "15", "max_model_len"})
+    EXPECT_NE(outputs.at(2).error.find(part), std::string::npos) << outputs.at(2).error;
+}
+
+/// The table of an Error(device) and its one-line head.
+void expect_too_much(const std::function<void()>& body, const std::vector<std::string>& named) {
+  try {
+    body();
+    ADD_FAILURE() << named.front();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::device);
+    for (const std::string& fragment : named)
+      EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos)
+          << fragment << ": " << error.what();
+  }
+}
+
+TEST_F(LLMEngineTest, MemoryThatIsNotThereGivesATableAndWaysOut) {
+  const std::vector<std::string> table = {"not enough memory on script",
+                                          "weights",
+                                          "workspace",
+                                          "KV cache",
+                                          "needed, at least",
+                                          "available",
+                                          "ways out"};
+  config_.num_gpu_blocks_override = 3'000'000;  // 512 bytes each
+  expect_too_much([&] { make(); }, table);
+  config_.num_gpu_blocks_override = 0;
+  config_.cpu_kvcache_bytes = INT64_MAX;
+  expect_too_much([&] { make(); }, table);
+  config_.cpu_kvcache_bytes = 0;
+  config_.max_model_len = model_.max_position_embeddings = int64_t{1} << 24;
+  expect_too_much([&] { make(); }, table);
+}
+
+TEST_F(LLMEngineTest, AKvCacheTooSmallForWhatWasAskedIsAWrongOption) {
+  const auto message = [&]() -> std::string {
+    try {
+      make();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+      return error.what();
+    }
+    return "";
+  };
+  config_.cpu_kvcache_bytes = 511;
+  EXPECT_EQ(message(), "cpu_kvcache_bytes is 511: one block of 8 tokens has 512 bytes");
+  config_.cpu_kvcache_bytes = 1024;
+  config_.max_model_len = 24;
+  EXPECT_EQ(message(), "cpu_kvcache_bytes is 1024: one sequence of max_model_len 24 needs 1536");
+  config_.max_model_len = 0;  // nobody asked for a length: it bends
+  EXPECT_EQ(make().memory().limits.max_model_len, 16);
+}
+
+TEST_F(LLMEngineTest, ARequestThatTheWholeCacheCannotHoldIsRefusedWithTheNumbers) {
+  config_.num_gpu_blocks_override = 2;
+  LLMEngine engine = make();
+  engine.add_request({1, 2, 3}, params(1, 14));  // 16 positions: the last token's are not stored
+  engine.add_request({1, 2, 3}, params(1, 15));
+  const auto outputs = run(engine);
+  EXPECT_EQ(outputs.at(0).token_ids.size(), 14u);
+  EXPECT_EQ(outputs.at(1).finish_reason, FinishReason::error);
+  for (const char* part : {"3 KV blocks", "max_tokens 15", "has 2"})
+    EXPECT_NE(outputs.at(1).error.find(part), std::string::npos) << outputs.at(1).error;
+}
+
+}  // namespace
+}  // namespace nanovllm
