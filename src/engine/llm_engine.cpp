@@ -139,7 +139,8 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   int64_t row = 0;
   for (const size_t i : input.sampling) {
     const Sequence& sequence = *plan.sequences[i].sequence;
-    if (sequence.params.logprobs && !sequence.is_finished())
+    const bool got_token = result.sampled[static_cast<size_t>(row)] >= 0 && !sequence.is_finished();
+    if (sequence.params.logprobs && got_token)
       requests_.at(sequence.request_id)
           .logprobs.push_back(candidates(result, row, *sequence.params.logprobs));
     ++row;
@@ -225,7 +226,7 @@ RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool
 }
 
 void LLMEngine::abort_request(int64_t request_id) {
-  scheduler_.finish(request_id, FinishReason::abort);
+  if (dead_.empty()) scheduler_.finish(request_id, FinishReason::abort);
 }
 
 bool LLMEngine::is_finished() const { return refused_.empty() && requests_.empty(); }

@@ -31,6 +31,10 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
   for (const int64_t id : model.eos_token_ids) add(id);
   for (const int64_t id : generation.eos_token_ids) add(id);
   if (tokenizer && tokenizer->eos_token_id()) add(*tokenizer->eos_token_id());
+  check(std::ssize(ids) <= kMaxEosIds, ErrorKind::model,
+        "config.json and generation_config.json: {} ids in eos_token_id together, at most {} are "
+        "supported",
+        ids.size(), kMaxEosIds);
   return ids;
 }
 

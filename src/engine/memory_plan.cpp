@@ -1,6 +1,7 @@
 #include "engine/memory_plan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "nanovllm/params.h"
 
@@ -74,30 +75,50 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   return arena.peak();
 }
 
+/// `what` names the `blocks` of KV cache that are wanted.
 [[noreturn]] void not_enough(const Backend& ops, const MemoryPlan& plan,
-                             const std::string& available, int64_t least_blocks) {
-  const size_t least_cache = static_cast<size_t>(least_blocks) * plan.bytes_per_block;
+                             const std::string& available, const std::string& what, int64_t blocks,
+                             bool asked_for) {
+  const size_t cache = static_cast<size_t>(blocks) * plan.bytes_per_block;
   const size_t fixed = plan.weights + plan.workspace;
   std::string text = fmt::format("not enough memory on {}\n", ops.name());
-  const auto line = [&](const char* what, size_t bytes) {
-    text += fmt::format("  {:<58}{}\n", what, size_text(bytes));
+  const auto line = [&](const std::string& name, size_t bytes) {
+    text += fmt::format("  {:<58}{}\n", name, size_text(bytes));
   };
   line("weights", plan.weights);
   line("workspace", plan.workspace);
-  line(fmt::format("KV cache, one sequence of max_model_len {}", plan.limits.max_model_len).c_str(),
-       least_cache);
-  line("needed, at least", fixed + least_cache);
-  line(available.c_str(), plan.available);
+  line("KV cache, " + what, cache);
+  line("needed, at least", fixed + cache);
+  line(available, plan.available);
   const int64_t fits = plan.available > fixed
-                           ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block) *
-                                 plan.limits.block_size
+                           ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block)
                            : 0;
-  text += fits > 0 ? fmt::format("ways out: --max-model-len {} or less; ", fits)
-                   : std::string("ways out: a smaller model; ");
+  text += fits == 0   ? std::string("ways out: a smaller model; ")
+          : asked_for ? fmt::format("ways out: a KV cache of {} blocks or less; ", fits)
+                      : fmt::format("ways out: --max-model-len {} or less; ",
+                                    fits * plan.limits.block_size);
   text +=
       "a higher --gpu-memory-utilization, or end what else uses this memory; a smaller "
       "--max-num-batched-tokens";
   throw Error(ErrorKind::device, text);
+}
+
+/// The KV blocks that the options ask for, by number or by bytes; nothing where they leave it open.
+std::optional<int64_t> blocks_asked_for(const EngineConfig& config, bool is_cpu,
+                                        const MemoryPlan& plan) {
+  if (config.num_gpu_blocks_override > 0) return config.num_gpu_blocks_override;
+  if (!is_cpu || config.cpu_kvcache_bytes == 0) return std::nullopt;
+  const auto blocks =
+      static_cast<int64_t>(static_cast<size_t>(config.cpu_kvcache_bytes) / plan.bytes_per_block);
+  check(blocks >= 1, ErrorKind::invalid_argument,
+        "cpu_kvcache_bytes is {}: one block of {} tokens has {} bytes", config.cpu_kvcache_bytes,
+        plan.limits.block_size, plan.bytes_per_block);
+  check(config.max_model_len == 0 || blocks >= plan.limits.max_blocks_per_seq(),
+        ErrorKind::invalid_argument,
+        "cpu_kvcache_bytes is {}: one sequence of max_model_len {} needs {}",
+        config.cpu_kvcache_bytes, config.max_model_len,
+        static_cast<size_t>(plan.limits.max_blocks_per_seq()) * plan.bytes_per_block);
+  return blocks;
 }
 
 void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
@@ -105,35 +126,35 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
   // what is free is there.
   const MemoryInfo memory = ops.memory();
   const bool is_cpu = ops.device().kind == Device::cpu;
-  const double kept_share = is_cpu ? 0 : 1 - config.gpu_memory_utilization;
-  const auto kept_free = static_cast<size_t>(static_cast<double>(memory.total) * kept_share);
-  plan.available = memory.free > kept_free ? memory.free - kept_free : 0;
+  // Beside other engines and programs, what is free less a margin for the driver's own growth.
+  const double share = is_cpu ? 1 : config.gpu_memory_utilization;
+  const auto ours = static_cast<size_t>(static_cast<double>(memory.total) * share);
+  const size_t margin = is_cpu ? 0 : memory.total / 50;
+  plan.available = std::min(ours, memory.free - std::min(memory.free, margin));
   const std::string available =
       is_cpu ? std::string("available: free memory")
-             : fmt::format("available: free memory, less the {:.0f} % of it all that stay free",
-                           100 * kept_share);
+             : fmt::format("available: {:.0f} % of it all, or what is free", 100 * share);
   const size_t fixed = plan.weights + plan.workspace;
   const int64_t per_seq = plan.limits.max_blocks_per_seq();
-  if (config.num_gpu_blocks_override > 0) {
-    plan.num_blocks = config.num_gpu_blocks_override;
-    if (fixed + plan.kv_cache() > plan.available) not_enough(ops, plan, available, plan.num_blocks);
-    return;
-  }
   size_t cache = plan.available > fixed ? plan.available - fixed : 0;
+  const auto asked = blocks_asked_for(config, is_cpu, plan);
+  if (asked &&
+      (fixed > plan.available || static_cast<size_t>(*asked) > cache / plan.bytes_per_block))
+    not_enough(ops, plan, available, fmt::format("{} blocks as asked for", *asked), *asked, true);
   if (is_cpu) {  // take what can be used, not all there is
     const size_t useful =
         static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
-    const size_t wanted = config.cpu_kvcache_bytes > 0
-                              ? static_cast<size_t>(config.cpu_kvcache_bytes)
-                              : std::min(useful, size_t{4} << 30);
-    cache = std::min(cache, wanted);
+    cache = std::min({cache, useful, size_t{4} << 30});
   }
-  plan.num_blocks = static_cast<int64_t>(cache / plan.bytes_per_block);
+  plan.num_blocks = asked.value_or(static_cast<int64_t>(cache / plan.bytes_per_block));
   plan.num_blocks =
       std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);  // slots are 32-bit
-  if (plan.num_blocks >= per_seq) return;
+  if (plan.num_blocks >= per_seq || config.num_gpu_blocks_override > 0) return;
   // A length that nobody asked for bends to the memory; one that was asked for is an error.
-  if (config.max_model_len > 0 || plan.num_blocks < 1) not_enough(ops, plan, available, per_seq);
+  if (config.max_model_len > 0 || plan.num_blocks < 1)
+    not_enough(ops, plan, available,
+               fmt::format("one sequence of max_model_len {}", plan.limits.max_model_len), per_seq,
+               false);
   plan.limits.max_model_len = plan.num_blocks * plan.limits.block_size;
 }
 
