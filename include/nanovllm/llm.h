@@ -65,8 +65,9 @@ class LLM {
   LLM& operator=(LLM&&) noexcept;
 
   /// Runs all prompts to their end and returns their outputs in order. A request that fails has
-  /// finish_reason `error`. One SamplingParams for all, or one for each. Returning false from
-  /// `on_output` aborts what is left.
+  /// finish_reason `error`. One SamplingParams for all, or one for each. `on_output` is called with
+  /// each output as it comes; returning false aborts what is left, and so does throwing. Requests
+  /// that were added before run along; their outputs come from the next step().
   std::vector<RequestOutput> generate(const std::vector<Prompt>& prompts,
                                       const SamplingParams& sampling_params = {});
   std::vector<RequestOutput> generate(

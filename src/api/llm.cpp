@@ -1,6 +1,7 @@
 #include "nanovllm/llm.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "engine/load_engine.h"
@@ -12,6 +13,8 @@ namespace nanovllm {
 struct LLM::State {
   LoadedEngine loaded;
   std::optional<ChatTemplate> chat_template;  // parsed when it is first needed
+  // Outputs that came up in generate() of requests that it did not add: for the next step().
+  std::vector<RequestOutput> set_aside;
 
   LLMEngine& engine() { return *loaded.engine; }
   /// Token ids of a prompt. Throws Error(invalid_argument).
@@ -25,7 +28,7 @@ struct LLM::State {
 };
 
 LLM::LLM(const std::string& model, EngineConfig config)
-    : state_(new State{load_engine(model, config), {}}) {}
+    : state_(new State{load_engine(model, config), {}, {}}) {}
 LLM::~LLM() = default;
 LLM::LLM(LLM&&) noexcept = default;
 LLM& LLM::operator=(LLM&&) noexcept = default;
@@ -42,24 +45,36 @@ std::vector<RequestOutput> LLM::generate(
         "{} prompts, but {} sampling_params", prompts.size(), sampling_params.size());
   std::vector<RequestOutput> outputs(prompts.size());
   std::vector<int64_t> ids;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    SamplingParams params = sampling_params[i];
-    if (!on_output) params.output_kind = OutputKind::final_only;
-    ids.push_back(add_request(prompts[i], params));
-  }
-  bool aborted = false;
-  while (!is_finished()) {
-    for (RequestOutput& output : step()) {
-      if (on_output && !aborted && !on_output(output)) {
-        aborted = true;
-        for (const int64_t id : ids) abort_request(id);
-      }
-      // Ids count up, so a request's place is found by search; outputs of requests that were added
-      // before are not ours.
-      const auto at = std::lower_bound(ids.begin(), ids.end(), output.request_id);
-      if (output.finished && at != ids.end() && *at == output.request_id)
-        outputs[static_cast<size_t>(at - ids.begin())] = std::move(output);
+  const auto abort_all = [&] {
+    for (const int64_t id : ids) abort_request(id);
+  };
+  try {
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      SamplingParams params = sampling_params[i];
+      if (!on_output) params.output_kind = OutputKind::final_only;
+      ids.push_back(add_request(prompts[i], params));
     }
+    bool aborted = false;
+    for (size_t unfinished = ids.size(); unfinished > 0;) {
+      for (RequestOutput& output : state_->engine().step()) {
+        // Ids count up, so a request's place is found by search.
+        const auto at = std::lower_bound(ids.begin(), ids.end(), output.request_id);
+        if (at == ids.end() || *at != output.request_id) {
+          state_->set_aside.push_back(std::move(output));
+          continue;
+        }
+        if (on_output && !aborted && !on_output(output)) {
+          aborted = true;
+          abort_all();
+        }
+        if (!output.finished) continue;
+        --unfinished;
+        outputs[static_cast<size_t>(at - ids.begin())] = std::move(output);
+      }
+    }
+  } catch (...) {
+    abort_all();
+    throw;
   }
   return outputs;
 }
@@ -75,9 +90,17 @@ int64_t LLM::add_request(const Prompt& prompt, const SamplingParams& sampling_pa
   return state_->engine().add_request(std::move(tokens), sampling_params);
 }
 
-std::vector<RequestOutput> LLM::step() { return state_->engine().step(); }
+std::vector<RequestOutput> LLM::step() {
+  std::vector<RequestOutput> outputs = state_->engine().step();
+  outputs.insert(outputs.begin(), std::make_move_iterator(state_->set_aside.begin()),
+                 std::make_move_iterator(state_->set_aside.end()));
+  state_->set_aside.clear();
+  return outputs;
+}
 void LLM::abort_request(int64_t request_id) { state_->engine().abort_request(request_id); }
-bool LLM::is_finished() const { return state_->engine().is_finished(); }
+bool LLM::is_finished() const {
+  return state_->set_aside.empty() && state_->engine().is_finished();
+}
 const EngineInfo& LLM::info() const { return state_->loaded.info; }
 EngineStats LLM::stats() const { return state_->engine().stats(); }
 void LLM::reset_prefix_cache() { state_->engine().reset_prefix_cache(); }

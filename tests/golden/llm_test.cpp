@@ -1,0 +1,578 @@
+// The public API as a user drives it: what comes back, when, and what one request's trouble costs
+// the others.
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "nanovllm/tokenizer.h"
+
+#include "devices.h"
+#include "unit/temp_directory.h"
+#include "unit/tensor_file.h"
+
+namespace nanovllm {
+namespace {
+
+const Target kCpu{"cpu", "f32", "CpuF32"};
+
+std::string golden(const char* name) { return (goldens() / name).string(); }
+std::string demo() { return std::string(NANOVLLM_SOURCE_DIR) + "/models/demo"; }
+
+EngineConfig demo_config() {
+  EngineConfig config = config_for(kCpu);
+  config.dtype = "auto";
+  config.skip_tokenizer_init = false;
+  return config;
+}
+
+std::vector<int32_t> ids(int count, int first = 3) {
+  std::vector<int32_t> list;
+  for (int i = 0; i < count; ++i) list.push_back((first + 7 * i) % 250);
+  return list;
+}
+
+SamplingParams greedy(int64_t max_tokens) {
+  SamplingParams params;
+  params.temperature = 0;
+  params.max_tokens = max_tokens;
+  return params;
+}
+
+/// Steps until nothing is left; every output in order, by request.
+std::map<int64_t, std::vector<RequestOutput>> drain(LLM& llm) {
+  std::map<int64_t, std::vector<RequestOutput>> outputs;
+  while (!llm.is_finished())
+    for (RequestOutput& output : llm.step()) {
+      const int64_t id = output.request_id;
+      outputs[id].push_back(std::move(output));
+    }
+  return outputs;
+}
+
+void expect_contains(const std::string& text, const std::vector<std::string>& fragments) {
+  for (const std::string& fragment : fragments)
+    EXPECT_NE(text.find(fragment), std::string::npos) << fragment << ": " << text;
+}
+
+template <class Body>
+void expect_invalid(Body body, const std::vector<std::string>& fragments) {
+  try {
+    body();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument) << error.what();
+    expect_contains(error.what(), fragments);
+  }
+}
+
+bool same_bits(const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b) {
+  const auto same = [](const TokenLogprob& x, const TokenLogprob& y) {
+    return x.token_id == y.token_id && x.rank == y.rank &&
+           std::memcmp(&x.logprob, &y.logprob, sizeof(float)) == 0;
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](const PositionLogprobs& x, const PositionLogprobs& y) {
+                      return std::equal(x.begin(), x.end(), y.begin(), y.end(), same);
+                    });
+}
+
+TEST(Llm, BadRequestsFailAloneAndSayWhy) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  const auto alone = llm.generate({ids(20)}, greedy(8)).front();
+  llm.reset_prefix_cache();
+  const auto with = [](auto change) {
+    SamplingParams params = greedy(8);
+    change(params);
+    return params;
+  };
+  struct Row {
+    Prompt prompt;
+    SamplingParams params;
+    std::vector<std::string> named;
+  };
+  const std::vector<Row> rows = {
+      {std::vector<int32_t>{}, greedy(8), {"prompt is empty"}},
+      {ids(512), greedy(8), {"512", "max_model_len 512"}},
+      {ids(5000), greedy(8), {"5000", "max_model_len 512"}},
+      {std::vector<int32_t>{1, 257}, greedy(8), {"prompt_token_ids[1]", "257", "256"}},
+      {std::vector<int32_t>{-1}, greedy(8), {"prompt_token_ids[0]", "-1"}},
+      {ids(5), with([](auto& p) { p.max_tokens = 0; }), {"max_tokens is 0"}},
+      {ids(5), with([](auto& p) { p.temperature = NAN; }), {"temperature is nan"}},
+      {ids(5), with([](auto& p) { p.stop_token_ids = {257}; }), {"stop_token_ids", "257"}},
+      {ids(5), with([](auto& p) { p.stop = {"x"}; }), {"stop strings need a tokenizer"}},
+      {"text", greedy(8), {"text prompt", "skip_tokenizer_init"}},
+  };
+  std::vector<Prompt> prompts;
+  std::vector<SamplingParams> params;
+  for (const Row& row : rows) {
+    prompts.insert(prompts.end(), {row.prompt, ids(20)});
+    params.insert(params.end(), {row.params, greedy(8)});
+  }
+  const auto outputs = llm.generate(prompts, params);
+  ASSERT_EQ(outputs.size(), 2 * rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const RequestOutput &bad = outputs[2 * i], &good = outputs[2 * i + 1];
+    EXPECT_TRUE(bad.finished);
+    EXPECT_EQ(bad.finish_reason, FinishReason::error) << i;
+    EXPECT_TRUE(bad.token_ids.empty());
+    expect_contains(bad.error, rows[i].named);
+    EXPECT_EQ(good.finish_reason, FinishReason::length);
+    EXPECT_EQ(good.token_ids, alone.token_ids);
+  }
+}
+
+TEST(Llm, OneSamplingParamsForEachPromptOrForAll) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  const std::vector<Prompt> prompts = {ids(3), ids(4)};
+  const auto outputs = llm.generate(prompts, std::vector{greedy(2), greedy(5)});
+  EXPECT_EQ(outputs[0].token_ids.size(), 2u);
+  EXPECT_EQ(outputs[1].token_ids.size(), 5u);
+  EXPECT_TRUE(llm.generate({}, greedy(1)).empty());
+  expect_invalid([&] { llm.generate(prompts, std::vector{greedy(1)}); },
+                 {"2 prompts", "1 sampling_params"});
+  EXPECT_TRUE(llm.is_finished());
+}
+
+TEST(Llm, OutputKindsTellTheSameStory) {
+  LLM llm(demo(), demo_config());
+  SamplingParams params;
+  params.temperature = 0.8;
+  params.seed = 5;
+  params.max_tokens = 40;
+  params.logprobs = 2;
+  params.prompt_logprobs = 1;
+  params.stop = {"zzz", "qqq"};
+  for (const OutputKind kind :
+       {OutputKind::cumulative, OutputKind::delta, OutputKind::final_only}) {
+    params.output_kind = kind;
+    llm.add_request("Once upon a time", params);
+  }
+  const auto outputs = drain(llm);
+  const RequestOutput& whole = outputs.at(2).back();
+  EXPECT_EQ(outputs.at(2).size(), 1u);
+  EXPECT_EQ(outputs.at(0).size(), whole.token_ids.size());
+  EXPECT_FALSE(whole.text.empty());
+
+  RequestOutput joined;
+  std::string shown;
+  for (const RequestOutput& output : outputs.at(0)) {
+    EXPECT_EQ(output.text.compare(0, shown.size(), shown), 0) << "text was taken back";
+    shown = output.text;
+    EXPECT_EQ(output.prompt_token_ids, whole.prompt_token_ids);
+    EXPECT_EQ(output.logprobs.size(), output.token_ids.size());
+  }
+  for (const RequestOutput& output : outputs.at(1)) {
+    joined.text += output.text;
+    joined.token_ids.insert(joined.token_ids.end(), output.token_ids.begin(),
+                            output.token_ids.end());
+    joined.logprobs.insert(joined.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
+    joined.prompt_logprobs.insert(joined.prompt_logprobs.end(), output.prompt_logprobs.begin(),
+                                  output.prompt_logprobs.end());
+  }
+  for (const RequestOutput* other :
+       {&outputs.at(0).back(), static_cast<const RequestOutput*>(&joined)}) {
+    EXPECT_EQ(other->text, whole.text);
+    EXPECT_EQ(other->token_ids, whole.token_ids);
+    EXPECT_TRUE(same_bits(other->logprobs, whole.logprobs));
+    EXPECT_TRUE(same_bits(other->prompt_logprobs, whole.prompt_logprobs));
+  }
+  EXPECT_EQ(outputs.at(0).back().finish_reason, outputs.at(1).back().finish_reason);
+}
+
+TEST(Llm, AStopStringEndsTheTextBeforeIt) {
+  LLM llm(demo(), demo_config());
+  const auto free = llm.generate({"Once upon a time"}, greedy(40)).front();
+  ASSERT_GT(free.text.size(), 30u);
+  // A stop string from the middle of the text that the model gives anyway; its first occurrence
+  // counts.
+  const std::string stop = free.text.substr(14, 6);
+  const size_t at = free.text.find(stop);
+  SamplingParams params = greedy(40);
+  params.stop = {"never in this text", stop};
+  for (const OutputKind kind : {OutputKind::cumulative, OutputKind::delta}) {
+    params.output_kind = kind;
+    params.include_stop_str_in_output = kind == OutputKind::delta;
+    llm.add_request("Once upon a time", params);
+    const auto outputs = drain(llm).begin()->second;
+    std::string text;
+    for (const RequestOutput& output : outputs)
+      text = kind == OutputKind::delta ? text + output.text : output.text;
+    EXPECT_EQ(text, free.text.substr(0, at) + (params.include_stop_str_in_output ? stop : ""));
+    EXPECT_EQ(outputs.back().finish_reason, FinishReason::stop);
+    EXPECT_EQ(outputs.back().stop_reason, stop);
+  }
+}
+
+TEST(Llm, AStopStringThatStoodBeforeMinTokensCostsNothingLater) {
+  LLM llm(demo(), demo_config());
+  const auto free = llm.generate({"Once upon a time"}, greedy(40)).front();
+  SamplingParams params = greedy(40);
+  params.stop = {llm.tokenizer()->decode(std::span(free.token_ids).first(1)),
+                 "a much longer stop string that never comes"};
+  params.min_tokens = 2;
+  params.output_kind = OutputKind::delta;
+  llm.add_request("Once upon a time", params);
+  std::string text;
+  for (const RequestOutput& output : drain(llm).begin()->second) text += output.text;
+  EXPECT_EQ(free.text.compare(0, text.size(), text), 0) << text;
+  EXPECT_GT(text.size(), params.stop[0].size());
+}
+
+TEST(Llm, EosEndsAnAnswerUnlessItIsIgnoredOrTooEarly) {
+  LLM llm(demo(), demo_config());
+  const Prompt prompt = llm.chat_prompt(R"([{"role": "user", "content": "What is 12 + 30?"}])");
+  const auto answer = llm.generate({prompt}, greedy(60)).front();
+  ASSERT_EQ(answer.finish_reason, FinishReason::stop);
+  EXPECT_NE(answer.text.find("42"), std::string::npos) << answer.text;
+  EXPECT_EQ(answer.stop_reason, "");
+  const int32_t eos = answer.token_ids.back();
+  EXPECT_EQ(llm.tokenizer()->id_to_token(eos), "<|im_end|>");
+
+  SamplingParams ignore = greedy(60), late = greedy(60), named = greedy(60);
+  ignore.ignore_eos = true;
+  late.min_tokens = std::ssize(answer.token_ids) + 5;
+  named.stop_token_ids = {answer.token_ids[0]};
+  const auto outputs = llm.generate({prompt, prompt, prompt}, std::vector{ignore, late, named});
+  EXPECT_EQ(outputs[0].token_ids.size(), 60u);
+  EXPECT_EQ(outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs[0].token_ids[answer.token_ids.size() - 1], eos);
+  EXPECT_GE(std::ssize(outputs[1].token_ids), late.min_tokens);
+  EXPECT_NE(outputs[1].token_ids[answer.token_ids.size() - 1], eos) << "sampled before min_tokens";
+  EXPECT_EQ(outputs[2].token_ids.size(), 1u);
+  EXPECT_EQ(outputs[2].stop_reason, std::to_string(answer.token_ids[0]));
+  EXPECT_EQ(outputs[2].text, "") << "a stop token's text is no part of the answer";
+}
+
+TEST(Llm, PromptLogprobsDoNotDependOnThePrefixCache) {
+  EngineConfig config = config_for(kCpu);
+  config.block_size = 16;
+  config.max_num_batched_tokens = 40;  // chunks
+  LLM llm(golden("qwen3-tied-gqa"), config);
+  SamplingParams params = greedy(4);
+  params.prompt_logprobs = 3;
+  const auto cold = llm.generate({ids(100)}, params).front();
+  ASSERT_EQ(cold.prompt_logprobs.size(), 100u);
+  EXPECT_TRUE(cold.prompt_logprobs[0].empty());
+  for (size_t i = 1; i < 100; ++i) {
+    ASSERT_EQ(cold.prompt_logprobs[i].size(), 4u) << i;
+    EXPECT_EQ(cold.prompt_logprobs[i][0].token_id, ids(100)[i]);
+  }
+  EXPECT_EQ(llm.generate({ids(100)}, greedy(4)).front().metrics.num_cached_tokens, 96);
+  const auto warm = llm.generate({ids(100)}, params).front();
+  EXPECT_EQ(warm.metrics.num_cached_tokens, 0);
+  EXPECT_TRUE(same_bits(warm.prompt_logprobs, cold.prompt_logprobs));
+  EXPECT_EQ(warm.token_ids, cold.token_ids);
+}
+
+TEST(Llm, ForgettingThePrefixesChangesNoAnswer) {
+  EngineConfig config = config_for(kCpu);
+  config.block_size = 8;
+  LLM llm(golden("qwen3-tied-gqa"), config);
+  const auto first = llm.generate({ids(50)}, greedy(4)).front();
+  const auto hit = llm.generate({ids(50)}, greedy(4)).front();
+  llm.reset_prefix_cache();
+  const auto miss = llm.generate({ids(50)}, greedy(4)).front();
+  EXPECT_EQ(first.metrics.num_cached_tokens, 0);
+  EXPECT_EQ(hit.metrics.num_cached_tokens, 48);
+  EXPECT_EQ(miss.metrics.num_cached_tokens, 0);
+  EXPECT_EQ(hit.token_ids, first.token_ids);
+  EXPECT_EQ(miss.token_ids, first.token_ids);
+}
+
+TEST(Llm, ARequestCanBeAbortedWhereverItIs) {
+  EngineConfig config = config_for(kCpu);
+  config.max_num_seqs = 1;
+  LLM llm(golden("qwen3-tied-gqa"), config);
+  const int64_t running = llm.add_request(ids(5), greedy(50)),
+                waiting = llm.add_request(ids(6), greedy(50)),
+                last = llm.add_request(ids(7), greedy(3));
+  llm.step();
+  llm.step();
+  EXPECT_EQ(llm.stats().running, 1);
+  EXPECT_EQ(llm.stats().waiting, 2);
+  llm.abort_request(running);
+  llm.abort_request(waiting);
+  llm.abort_request(waiting);
+  llm.abort_request(12345);
+  llm.abort_request(-1);
+  EXPECT_FALSE(llm.is_finished());
+  auto outputs = drain(llm);
+  EXPECT_EQ(outputs[running].size(), 1u);
+  EXPECT_EQ(outputs[running].back().finish_reason, FinishReason::abort);
+  EXPECT_EQ(outputs[running].back().token_ids.size(), 2u);
+  EXPECT_EQ(outputs[waiting].size(), 1u);
+  EXPECT_EQ(outputs[waiting].back().finish_reason, FinishReason::abort);
+  EXPECT_TRUE(outputs[waiting].back().token_ids.empty());
+  EXPECT_EQ(outputs[last].back().finish_reason, FinishReason::length);
+  llm.abort_request(last);
+  EXPECT_TRUE(llm.is_finished());
+  EXPECT_TRUE(llm.step().empty());
+}
+
+TEST(Llm, GenerateLeavesTheOutputsOfOtherRequestsToStep) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  SamplingParams delta = greedy(6);
+  delta.output_kind = OutputKind::delta;
+  const int64_t early = llm.add_request(ids(5), delta),
+                refused = llm.add_request(std::vector<int32_t>{}, {}),
+                late = llm.add_request(ids(6), greedy(40));
+  size_t calls = 0;
+  const auto ours =
+      llm.generate({ids(7)}, std::vector{greedy(10)}, [&](const RequestOutput& output) {
+        EXPECT_EQ(output.prompt_token_ids, ids(7)) << "somebody else's output";
+        return ++calls > 0;
+      });
+  EXPECT_EQ(ours[0].token_ids.size(), 10u);
+  EXPECT_EQ(calls, 10u);
+  EXPECT_FALSE(llm.is_finished());
+  auto outputs = drain(llm);
+  size_t tokens = 0;
+  for (const RequestOutput& output : outputs[early]) tokens += output.token_ids.size();
+  EXPECT_EQ(tokens, 6u);
+  EXPECT_TRUE(outputs[early].back().finished);
+  EXPECT_EQ(outputs[refused].back().finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs[late].back().token_ids.size(), 40u);
+}
+
+TEST(Llm, ACallbackThatSaysNoAbortsWhatIsLeft) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  const auto outputs = llm.generate({ids(5), ids(6)}, std::vector{greedy(2), greedy(50)},
+                                    [](const RequestOutput& output) { return !output.finished; });
+  EXPECT_EQ(outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs[1].finish_reason, FinishReason::abort);
+  EXPECT_LT(outputs[1].token_ids.size(), 4u);
+  const auto throws = [&] {
+    llm.generate({ids(5)}, std::vector{greedy(50)},
+                 [](const RequestOutput&) -> bool { throw std::runtime_error("enough"); });
+  };
+  EXPECT_THROW(throws(), std::runtime_error);
+  drain(llm);
+  EXPECT_EQ(llm.stats().running, 0);
+  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().token_ids.size(), 3u);
+}
+
+TEST(Llm, AnEngineMayGoWhileRequestsAreLive) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  for (int i = 0; i < 5; ++i) llm.add_request(ids(30, i), greedy(50));
+  llm.step();
+  LLM moved = std::move(llm);
+  moved.step();
+  llm = LLM(golden("qwen3-tied-gqa"), config_for(kCpu));
+  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().token_ids.size(), 3u);
+}
+
+TEST(Llm, CountersOnlyRiseAndMetricsAreInOrder) {
+  EngineConfig config = config_for(kCpu);
+  config.max_num_seqs = 2;
+  LLM llm(golden("qwen3-tied-gqa"), config);
+  const int64_t blocks = llm.stats().free_blocks;
+  EXPECT_EQ(blocks, llm.info().num_blocks);
+  for (int i = 0; i < 5; ++i) llm.add_request(ids(30, i), greedy(4 + i));
+  EngineStats before = llm.stats();
+  EXPECT_EQ(before.waiting, 5);
+  while (!llm.is_finished()) {
+    for (const RequestOutput& output : llm.step()) {
+      const RequestMetrics& m = output.metrics;
+      EXPECT_GT(m.queue_time, 0);
+      EXPECT_GT(m.time_to_first_token, m.queue_time);
+      if (output.finished) {
+        EXPECT_GE(m.total_time, m.time_to_first_token);
+      }
+    }
+    const EngineStats now = llm.stats();
+    EXPECT_GT(now.steps, before.steps);
+    EXPECT_GE(now.prompt_tokens, before.prompt_tokens);
+    EXPECT_GE(now.generated_tokens, before.generated_tokens);
+    EXPECT_GE(now.schedule_seconds, before.schedule_seconds);
+    EXPECT_GE(now.build_seconds, before.build_seconds);
+    EXPECT_LE(now.running, 2);
+    before = now;
+  }
+  EXPECT_EQ(before.prompt_tokens, 5 * 30);
+  EXPECT_EQ(before.generated_tokens, 4 + 5 + 6 + 7 + 8);
+  EXPECT_EQ(before.waiting + before.running, 0);
+  EXPECT_EQ(before.free_blocks, blocks);
+}
+
+// -- A model with a broken weight
+// ------------------------------------------------------------------------------------------------
+
+class BrokenToken : public testing::TestWithParam<const char*> {};
+
+// The embedding of token 5 is NaN, and so is all that a prompt with it leaves in the KV cache. The
+// cache is so small that the others get those blocks next.
+TEST_P(BrokenToken, FailsItsRequestsAndNobodyElse) {
+  TempDirectory directory;
+  auto tensors = read_tensors(goldens() / "qwen3-untied-mqa/model.safetensors");
+  for (StoredBytes& t : tensors) {
+    if (t.name != "model.embed_tokens.weight") continue;
+    const size_t row = t.bytes.size() / static_cast<size_t>(t.shape[0]);
+    for (size_t i = 5 * row; i < 6 * row; ++i) t.bytes[i] = '\xff';  // NaN in every float type
+  }
+  write_tensors(directory.path() / "model.safetensors", tensors);
+  std::filesystem::copy_file(goldens() / "qwen3-untied-mqa/config.json",
+                             directory.path() / "config.json");
+
+  EngineConfig config = config_for(kCpu);
+  config.dtype = GetParam();
+  config.block_size = 8;
+  config.num_gpu_blocks_override = 40;
+  config.max_num_batched_tokens = 32;
+  LLM llm(directory.path().string(), config);
+  SamplingParams params = greedy(20);
+  params.logprobs = 2;
+  std::vector<Prompt> good;
+  std::vector<RequestOutput> alone;
+  for (int i = 0; i < 12; ++i) {
+    std::vector<int32_t> prompt = ids(10 + 7 * i, 20 + i);
+    std::replace(prompt.begin(), prompt.end(), 5, 6);
+    good.emplace_back(prompt);
+    alone.push_back(llm.generate({good.back()}, params).front());
+    ASSERT_EQ(alone.back().finish_reason, FinishReason::length) << alone.back().error;
+    llm.reset_prefix_cache();
+  }
+  std::vector<int32_t> broken = std::get<std::vector<int32_t>>(good[5].value);
+  broken[broken.size() / 2] = 5;  // shares a prefix with a good one
+  std::vector<Prompt> prompts;
+  for (const Prompt& prompt : good) prompts.insert(prompts.end(), {broken, prompt});
+  const auto outputs = llm.generate(prompts, params);
+  for (size_t i = 0; i < good.size(); ++i) {
+    EXPECT_EQ(outputs[2 * i].finish_reason, FinishReason::error);
+    expect_contains(outputs[2 * i].error, {"logits", "not finite"});
+    EXPECT_TRUE(outputs[2 * i].token_ids.empty());
+    EXPECT_TRUE(outputs[2 * i].logprobs.empty());
+    EXPECT_EQ(outputs[2 * i + 1].token_ids, alone[i].token_ids)
+        << i << " " << outputs[2 * i + 1].error;
+    EXPECT_TRUE(same_bits(outputs[2 * i + 1].logprobs, alone[i].logprobs)) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, BrokenToken, testing::Values("f32", "bf16"));
+
+// -- What weights may be stored as
+// -----------------------------------------------------------------------------------------------
+
+TEST(Loading, TheSameWeightsInEveryStoredTypeAreTheSameModel) {
+  const auto tensors = read_tensors(goldens() / "qwen3-tied-gqa/model.safetensors");
+  const auto stored_as = [&](const std::string& dtype) {
+    auto changed = tensors;
+    for (StoredBytes& t : changed) {
+      if (t.dtype != "BF16") ADD_FAILURE() << t.name << " is " << t.dtype;
+      std::string bytes;
+      for (size_t i = 0; i < t.bytes.size(); i += 2) {
+        uint16_t half;
+        std::memcpy(&half, &t.bytes[i], 2);
+        const uint32_t bits = uint32_t{half} << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        const auto rounded = static_cast<_Float16>(value);
+        bytes.append(dtype == "F32" ? reinterpret_cast<const char*>(&value)
+                                    : reinterpret_cast<const char*>(&rounded),
+                     dtype == "F32" ? 4 : 2);
+      }
+      t.bytes = bytes;
+      t.dtype = dtype;
+    }
+    return changed;
+  };
+  SamplingParams params = greedy(1);
+  params.prompt_logprobs = 5;
+  const auto expected =
+      LLM(golden("qwen3-tied-gqa"), config_for(kCpu)).generate({ids(40)}, params).front();
+  TempDirectory directory;
+  std::filesystem::copy_file(goldens() / "qwen3-tied-gqa/config.json",
+                             directory.path() / "config.json");
+  for (const char* dtype : {"F32", "F16"}) {
+    write_tensors(directory.path() / "model.safetensors", stored_as(dtype));
+    const auto got =
+        LLM(directory.path().string(), config_for(kCpu)).generate({ids(40)}, params).front();
+    ASSERT_EQ(got.prompt_logprobs.size(), 40u);
+    // A bf16 number is an f16 number too, unless it is tiny: below 2^-14 it loses up to 2^-25.
+    for (size_t i = 1; i < 40; ++i)
+      EXPECT_NEAR(got.prompt_logprobs[i][0].logprob, expected.prompt_logprobs[i][0].logprob, 1e-3);
+    if (std::string(dtype) == "F32") {
+      EXPECT_TRUE(same_bits(got.prompt_logprobs, expected.prompt_logprobs));
+    }
+  }
+}
+
+TEST(Loading, RandomWeightsNeedNothingButAConfigAndAreTheSeeds) {
+  TempDirectory directory;
+  std::filesystem::copy_file(goldens() / "qwen3-tied-gqa/config.json",
+                             directory.path() / "config.json");
+  EngineConfig config = config_for(kCpu);
+  config.load_format = "dummy";
+  SamplingParams params = greedy(8);
+  params.logprobs = 3;
+  const auto run = [&](uint64_t seed) {
+    config.seed = seed;
+    return LLM(directory.path().string(), config).generate({ids(20)}, params).front();
+  };
+  const auto first = run(1), again = run(1), other = run(2);
+  EXPECT_EQ(first.finish_reason, FinishReason::length) << first.error;
+  EXPECT_TRUE(same_bits(first.logprobs, again.logprobs));
+  EXPECT_FALSE(same_bits(first.logprobs, other.logprobs));
+}
+
+TEST(Loading, TooManyEosIdsAreRefused) {
+  TempDirectory directory;
+  Json config = read_json_file(golden("qwen3-tied-gqa") + "/config.json");
+  for (int i = 0; i < 129; ++i) config["eos_token_id"].push_back(i);
+  std::ofstream(directory.path() / "config.json") << config.dump();
+  EngineConfig options = config_for(kCpu);
+  options.load_format = "dummy";
+  try {
+    LLM llm(directory.path().string(), options);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::model);
+    expect_contains(error.what(), {"eos_token_id", "129", "128"});
+  }
+}
+
+// -- Conversations
+// -----------------------------------------------------------------------------------------------------------------
+
+TEST(ChatPrompt, IsTheModelsTemplateOverTheMessages) {
+  LLM llm(demo(), demo_config());
+  const char* messages =
+      R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b>\n\"you\""}])";
+  const Prompt prompt = llm.chat_prompt(messages);
+  EXPECT_EQ(std::get<std::string>(prompt.value),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi "
+            "<b>\n\"you\"<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_FALSE(prompt.add_special_tokens);
+  EXPECT_EQ(std::get<std::string>(llm.chat_prompt(R"([{"role": "user", "content": "x"}])",
+                                                  R"({"add_generation_prompt": false})")
+                                      .value),
+            "<|im_start|>user\nx<|im_end|>\n");
+  EXPECT_EQ(std::get<std::string>(llm.chat_prompt("[]").value), "<|im_start|>assistant\n");
+}
+
+TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
+  LLM llm(demo(), demo_config());
+  const char* good = R"([{"role": "user", "content": "x"}])";
+  const std::vector<std::tuple<const char*, const char*, const char*>> rows = {
+      {"", "{}", "messages"},
+      {"[", "{}", "messages"},
+      {"{}", "{}", "messages"},
+      {"\"text\"", "{}", "messages"},
+      {"[1]", "{}", "messages[0]"},
+      {"[{\"role\": \"user\", \"content\": \"\xff\"}]", "{}", "messages"},
+      {R"([{"role": "user"}])", "{}", "chat_template"},
+      {R"([{"role": "user", "content": 5}])", "{}", "chat_template"},
+      {good, "[]", "options"},
+      {good, "{", "options"},
+      {good, R"({"add_generation_prompt": "yes"})", "add_generation_prompt"},
+      {good, R"({"tools": 5})", "tools"},
+  };
+  for (const auto& [messages, options, named] : rows) {
+    SCOPED_TRACE(std::string(messages) + " with " + options);
+    expect_invalid([&, m = messages, o = options] { llm.chat_prompt(m, o); }, {named});
+  }
+  LLM ids_only(golden("qwen3-tied-gqa"), config_for(kCpu));
+  expect_invalid([&] { ids_only.chat_prompt(good); }, {"chat template"});
+}
+
+}  // namespace
+}  // namespace nanovllm
