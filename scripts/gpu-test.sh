@@ -43,6 +43,9 @@ for program in "$folder"/cuda_*_test; do run "$(basename "$program")" "$program"
 for program in "$folder"/parity_*_test; do
   [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*cuda*:*Cuda*'
 done
+for program in "$folder"/huggingface_test "$folder"/exactness_test; do  # they read tests/data where they were built
+  [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*Cuda*'
+done
 if [ $sanitize = 1 ]; then
   # The tools slow kernels down up to a hundredfold: without the tests that are large or many.
   for program in "$folder"/parity_*_test; do

@@ -48,7 +48,7 @@ inline EngineConfig config_for(const Target& target) {
   config.device = target.device;
   config.dtype = target.dtype;
   config.skip_tokenizer_init = true;
-  config.gpu_memory_utilization = 0.2;
+  config.gpu_memory_utilization = 0.2;  // several engines share the device
   config.cpu_kvcache_bytes = 64 << 20;
   return config;
 }
