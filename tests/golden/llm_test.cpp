@@ -213,7 +213,8 @@ TEST(Llm, AStopStringThatStoodBeforeMinTokensCostsNothingLater) {
   params.output_kind = OutputKind::delta;
   llm.add_request("Once upon a time", params);
   std::string text;
-  for (const RequestOutput& output : drain(llm).begin()->second) text += output.text;
+  const auto outputs = drain(llm);
+  for (const RequestOutput& output : outputs.begin()->second) text += output.text;
   EXPECT_EQ(free.text.compare(0, text.size(), text), 0) << text;
   EXPECT_GT(text.size(), params.stop[0].size());
 }
@@ -326,6 +327,7 @@ TEST(Llm, GenerateLeavesTheOutputsOfOtherRequestsToStep) {
   EXPECT_EQ(calls, 10u);
   EXPECT_FALSE(llm.is_finished());
   auto outputs = drain(llm);
+  ASSERT_EQ(outputs.size(), 3u);
   size_t tokens = 0;
   for (const RequestOutput& output : outputs[early]) tokens += output.token_ids.size();
   EXPECT_EQ(tokens, 6u);
