@@ -28,7 +28,7 @@ mkdir -p build/fuzz/findings
 for target in "${targets[@]}"; do
   grown=build/fuzz/corpus/$target seeds=tests/fuzz/corpus/$target log=build/fuzz/$target.log
   mkdir -p "$grown"
-  args=(-max_total_time="$seconds" -timeout=1 -rss_limit_mb=512 -malloc_limit_mb=64 -print_final_stats=1
+  args=(-max_total_time="$seconds" -timeout=10 -rss_limit_mb=512 -malloc_limit_mb=64 -print_final_stats=1
         -artifact_prefix=build/fuzz/findings/"$target"- "$grown")
   [ -d "$seeds" ] && args+=("$seeds")
   [ -f tests/fuzz/"$target".dict ] && args+=(-dict=tests/fuzz/"$target".dict)

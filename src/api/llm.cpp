@@ -155,20 +155,4 @@ EngineInfo inspect(const std::string& model, const EngineConfig& config) {
   return plan_engine(model, config);
 }
 
-const char* to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::none:
-      return "";
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::error:
-      return "error";
-    case FinishReason::abort:
-      return "abort";
-  }
-  return "";
-}
-
 }  // namespace nanovllm
