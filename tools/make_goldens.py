@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes tests/data/goldens: small random checkpoints and what Hugging Face transformers computes with them.
 
-    python tools/make_goldens.py            # needs torch and transformers; takes a minute on a CPU
+    python tools/make_goldens.py            # needs torch and transformers; takes a few minutes on a CPU
+    python tools/make_goldens.py NAME...    # only these
 
 Every directory is a model as save_pretrained() writes it, plus golden.json:
   prompts[i].ids            the prompt
@@ -13,9 +14,10 @@ Every directory is a model as save_pretrained() writes it, plus golden.json:
 import json
 import pathlib
 import shutil
+import sys
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
 LENGTHS = (1, 2, 7, 33, 64, 65, 200)
@@ -23,6 +25,9 @@ GREEDY = 64
 
 COMMON = dict(max_position_embeddings=512, rms_norm_eps=1e-6, eos_token_id=None, bos_token_id=None, pad_token_id=None,
               initializer_range=0.12)
+# What the models that show a RoPE scaling have in common. Prompts are longer than the 64 positions they "were trained with".
+SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, head_dim=64, tie_word_embeddings=True)
 MODELS = {
     # name: (config class, arguments, dtype of the file, shard size)
     "qwen3-tied-gqa": (Qwen3Config, dict(vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -41,6 +46,32 @@ MODELS = {
     "qwen3-head-256": (Qwen3Config, dict(vocab_size=199, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                                          num_attention_heads=3, num_key_value_heads=1, head_dim=256,
                                          tie_word_embeddings=True), torch.bfloat16, None),
+    "qwen2-tied-gqa": (Qwen2Config, dict(vocab_size=257, hidden_size=128, intermediate_size=72, num_hidden_layers=1,
+                                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+                                         initializer_range=0.08,
+                                         rope_parameters=dict(rope_type="default", rope_theta=1e6)), torch.bfloat16, None),
+    "llama-untied-biases": (LlamaConfig, dict(vocab_size=129, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
+                                              num_attention_heads=3, num_key_value_heads=1, head_dim=80,
+                                              attention_bias=True, mlp_bias=True, tie_word_embeddings=False,
+                                              rms_norm_eps=1e-5), torch.float16, None),
+    "llama-rope-llama3": (LlamaConfig, dict(SMALL, rope_parameters=dict(
+        rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=64)), torch.bfloat16, None),
+    "llama-rope-linear": (LlamaConfig, dict(SMALL, rope_parameters=dict(
+        rope_type="linear", rope_theta=1e4, factor=4.0)), torch.bfloat16, None),
+    # Within max_position_embeddings, where it changes nothing.
+    "llama-rope-dynamic": (LlamaConfig, dict(SMALL, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=1e4, factor=2.5)), torch.bfloat16, None),
+    "llama-rope-yarn-explicit": (LlamaConfig, dict(SMALL, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=8.0, attention_factor=1.4, beta_fast=8.0, beta_slow=0.5, truncate=False,
+        original_max_position_embeddings=64)), torch.bfloat16, None),
+    "qwen3-rope-yarn": (Qwen3Config, dict(SMALL, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=64)), torch.bfloat16, None),
+    # A window as wide as the longest text.
+    "mistral-untied-gqa": (MistralConfig, dict(vocab_size=151, hidden_size=56, intermediate_size=80, num_hidden_layers=2,
+                                               num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+                                               tie_word_embeddings=False, sliding_window=512, rms_norm_eps=1e-5),
+                           torch.bfloat16, None),
 }
 
 
@@ -102,7 +133,12 @@ def bf16_error(model, prompts):
 
 
 def main():
+    unknown = set(sys.argv[1:]) - set(MODELS)
+    if unknown:
+        sys.exit(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     for number, (name, (config_class, arguments, dtype, shard_size)) in enumerate(MODELS.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         torch.manual_seed(number)
         model = make_model(config_class, arguments, dtype)
         target = OUT / name

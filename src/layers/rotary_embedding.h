@@ -1,5 +1,5 @@
 // RotaryEmbedding: the table of cosines and sines that every attention layer shares (Su et al.,
-// arXiv 2104.09864).
+// arXiv 2104.09864), with the scalings that models are stretched to longer contexts by.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,14 @@
 
 namespace nanovllm {
 
+/// The angle per position of each of the dim / 2 rotated pairs, fastest first, as
+/// transformers/modeling_rope_utils.py computes it. `dim` is the rotated part of a head.
+std::vector<float> inverse_frequencies(const RopeParameters& rope, int64_t dim);
+
 class RotaryEmbedding {
  public:
-  /// Covers the positions 0 .. max_position. Throws Error(model) for a RoPE type that is not known,
-  /// by name.
+  /// Covers the positions below `max_position`. Throws Error(model) where the scaling has no exact
+  /// table: dynamic beyond the context that the model was trained with.
   RotaryEmbedding(Backend& ops, const RopeParameters& rope, int64_t head_dim, int64_t max_position);
   /// f32 [max_position, rotary_dim]: cosines, then sines, rotary_dim / 2 of each. On the device.
   Tensor cos_sin() const { return cos_sin_; }

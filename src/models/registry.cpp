@@ -1,6 +1,9 @@
 #include <fmt/ranges.h>
 
+#include "models/llama.h"
+#include "models/mistral.h"
 #include "models/model.h"
+#include "models/qwen2.h"
 #include "models/qwen3.h"
 
 namespace nanovllm {
@@ -9,6 +12,9 @@ namespace nanovllm {
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> table = {
       {"Qwen3ForCausalLM", make_qwen3},
+      {"Qwen2ForCausalLM", make_qwen2},
+      {"LlamaForCausalLM", make_llama},
+      {"MistralForCausalLM", make_mistral},
   };
   return table;
 }

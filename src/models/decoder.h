@@ -1,0 +1,138 @@
+// What the Llama-style families share: a pre-norm decoder with rotary grouped-query attention and a
+// gated MLP. A family chooses the parts or brings its own.
+//
+// A residual stream runs beside the activations: each norm first adds the last block's output to it
+// (add_forward), so the addition and the norm are one operation.
+#pragma once
+
+#include "layers/activation.h"
+#include "layers/attention.h"
+#include "layers/layernorm.h"
+#include "layers/linear.h"
+#include "models/model.h"
+
+namespace nanovllm {
+
+inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
+                         const std::string& prefix, int64_t size) {
+  return RmsNorm(context.load, prefix, size, static_cast<float>(c.rms_norm_eps));
+}
+
+/// Rotary grouped-query attention, with the biases that the configuration names.
+class RotaryAttention {
+ public:
+  RotaryAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+      : qkv_proj_(context.load, prefix, c.hidden_size, c.head_dim, c.num_attention_heads,
+                  c.num_key_value_heads, c.qkv_bias),
+        o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
+                c.output_bias),
+        attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim),
+        cos_sin_(context.cos_sin) {}
+
+  /// x [t, hidden] -> x
+  void forward(const Step& step, Tensor x, KvCache cache) const {
+    ArenaScope scope(step.arena);
+    const Tensor qkv = qkv_proj_.forward(step, x), k = attn_.key(qkv);
+    step.ops.rotary_embedding(attn_.query(qkv), k, step.batch.positions, cos_sin_);
+    step.ops.store_kv(cache, k, attn_.value(qkv), step.batch.slot_mapping);
+    o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
+  }
+
+ private:
+  QKVParallelLinear qkv_proj_;
+  RowParallelLinear o_proj_;
+  Attention attn_;
+  Tensor cos_sin_;
+};
+
+/// down(silu(gate(x)) * up(x))
+class GatedMLP {
+ public:
+  GatedMLP(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+      : gate_up_proj_(context.load, prefix, c.hidden_size,
+                      {{"gate_proj", c.intermediate_size}, {"up_proj", c.intermediate_size}},
+                      c.mlp_bias),
+        down_proj_(context.load, prefix + ".down_proj", c.intermediate_size, c.hidden_size,
+                   c.mlp_bias) {}
+
+  /// x [t, hidden] -> x
+  void forward(const Step& step, Tensor x) const {
+    ArenaScope scope(step.arena);
+    down_proj_.forward(step, x, act_.forward(step, gate_up_proj_.forward(step, x)));
+  }
+
+ private:
+  MergedColumnParallelLinear gate_up_proj_;
+  RowParallelLinear down_proj_;
+  SiluAndMul act_;
+};
+
+template <class Attention, class MLP>
+class DecoderLayer {
+ public:
+  DecoderLayer(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+      : input_layernorm_(make_norm(c, context, prefix + ".input_layernorm", c.hidden_size)),
+        self_attn_(c, context, prefix + ".self_attn"),
+        post_attention_layernorm_(
+            make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
+        mlp_(c, context, prefix + ".mlp") {}
+
+  /// x: the last block's output, then this one's. residual: the stream, without x.
+  void forward(const Step& step, Tensor x, Tensor residual, KvCache cache, bool first) const {
+    if (first)
+      input_layernorm_.forward(step, x, residual);  // the stream is the embedding itself
+    else
+      input_layernorm_.add_forward(step, x, residual);
+    self_attn_.forward(step, x, cache);
+    post_attention_layernorm_.add_forward(step, x, residual);
+    mlp_.forward(step, x);
+  }
+
+ private:
+  RmsNorm input_layernorm_;
+  Attention self_attn_;
+  RmsNorm post_attention_layernorm_;
+  MLP mlp_;
+};
+
+/// Embedding, layers, norm and head, under the checkpoint names that all these families use.
+template <class Attention, class MLP = GatedMLP>
+class DecoderForCausalLM final : public Model {
+ public:
+  DecoderForCausalLM(const ModelConfig& c, const ModelContext& context)
+      : embed_tokens_(context.load, "model.embed_tokens.weight", c.vocab_size, c.hidden_size),
+        layers_(make_layers(c, context)),
+        norm_(make_norm(c, context, "model.norm", c.hidden_size)),
+        lm_head_(c.tie_word_embeddings ? ParallelLMHead(context.load, embed_tokens_)
+                                       : ParallelLMHead(context.load, "lm_head.weight",
+                                                        c.vocab_size, c.hidden_size)) {}
+
+  Tensor forward(const Step& step) const override {
+    const Tensor residual = embed_tokens_.forward(step, step.batch.tokens);
+    const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
+    for (size_t i = 0; i < layers_.size(); ++i)
+      layers_[i].forward(step, x, residual, step.kv_cache[i], i == 0);
+    norm_.add_forward(step, x, residual);
+    return x;
+  }
+
+  const ParallelLMHead& lm_head() const override { return lm_head_; }
+
+ private:
+  using Layer = DecoderLayer<Attention, MLP>;
+
+  static std::vector<Layer> make_layers(const ModelConfig& c, const ModelContext& context) {
+    std::vector<Layer> layers;
+    layers.reserve(static_cast<size_t>(c.num_hidden_layers));
+    for (int64_t i = 0; i < c.num_hidden_layers; ++i)
+      layers.emplace_back(c, context, fmt::format("model.layers.{}", i));
+    return layers;
+  }
+
+  VocabParallelEmbedding embed_tokens_;
+  std::vector<Layer> layers_;
+  RmsNorm norm_;
+  ParallelLMHead lm_head_;
+};
+
+}  // namespace nanovllm
