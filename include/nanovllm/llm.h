@@ -67,7 +67,8 @@ class LLM {
   /// Runs all prompts to their end and returns their outputs in order. A request that fails has
   /// finish_reason `error`. One SamplingParams for all, or one for each. `on_output` is called with
   /// each output as it comes; returning false aborts what is left, and so does throwing. Requests
-  /// that were added before run along; their outputs come from the next step().
+  /// that were added before run along; their outputs come from the next step(). With
+  /// OutputKind::delta the pieces go to `on_output`, and what is returned holds the last one only.
   std::vector<RequestOutput> generate(const std::vector<Prompt>& prompts,
                                       const SamplingParams& sampling_params = {});
   std::vector<RequestOutput> generate(
@@ -109,8 +110,8 @@ class LLM {
   std::unique_ptr<State> state_;
 };
 
-/// The memory plan and the model's facts, from config.json and the safetensors headers alone:
-/// nothing is allocated.
+/// The memory plan and the model's facts from config.json alone: the device is opened, but nothing is
+/// allocated or loaded.
 EngineInfo inspect(const std::string& model, const EngineConfig& config = {});
 
 }  // namespace nanovllm

@@ -111,7 +111,8 @@ SamplingParams LLM::default_sampling_params() const {
   SamplingParams params;
   params.temperature = recommended.temperature.value_or(params.temperature);
   params.top_k = recommended.top_k.value_or(params.top_k);
-  params.top_p = recommended.top_p.value_or(params.top_p);
+  // transformers takes a top_p of 0 as "the likeliest token alone".
+  params.top_p = std::max(recommended.top_p.value_or(params.top_p), 1e-9);
   params.min_p = recommended.min_p.value_or(params.min_p);
   params.max_tokens = recommended.max_new_tokens.value_or(params.max_tokens);
   if (!recommended.do_sample.value_or(true)) params.temperature = 0;

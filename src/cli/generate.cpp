@@ -276,7 +276,7 @@ int generate(const GenerateOptions& options) {
   LLM llm(options.model, config);
   progress.clear();
   if (!options.quiet)
-    fmt::print(stderr, "note: running on {}, {}\n", llm.info().device, llm.info().dtype);
+    for (const std::string& note : llm.info().notes) fmt::print(stderr, "note: {}\n", note);
 
   const SamplingDefaults defaults = sampling_defaults(options, llm);
   const bool plain = !input && options.output.empty() && !options.json &&

@@ -38,11 +38,23 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
   return ids;
 }
 
-EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPlan& plan,
-                    DType dtype) {
+/// What a user should hear once: what was ignored, found and chosen.
+std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& config,
+                               const MemoryPlan& plan, const std::string& device) {
+  std::vector<std::string> list = model.warnings;
+  list.push_back(device);
+  const int64_t usual = std::min<int64_t>(4096, model.max_position_embeddings);
+  if (config.max_model_len == 0 && plan.limits.max_model_len < usual)
+    list.push_back(fmt::format("max_model_len is {}: the KV cache has room for no more",
+                               plan.limits.max_model_len));
+  return list;
+}
+
+EngineInfo describe(const Backend& ops, const ModelConfig& model, const EngineConfig& config,
+                    const MemoryPlan& plan, const std::string& note) {
   return {.device = ops.name(),
           .architecture = model.architecture,
-          .dtype = std::string(name_of(dtype)),
+          .dtype = std::string(name_of(compute_dtype(model, config))),
           .num_parameters = plan.num_parameters,
           .weight_bytes = static_cast<int64_t>(plan.weights),
           .workspace_bytes = static_cast<int64_t>(plan.workspace),
@@ -53,7 +65,8 @@ EngineInfo describe(const Backend& ops, const ModelConfig& model, const MemoryPl
           .max_model_len = plan.limits.max_model_len,
           .vocab_size = model.vocab_size,
           .max_num_seqs = plan.limits.max_num_seqs,
-          .max_num_batched_tokens = plan.limits.max_num_batched_tokens};
+          .max_num_batched_tokens = plan.limits.max_num_batched_tokens,
+          .notes = notes(model, config, plan, note)};
 }
 
 std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
@@ -70,9 +83,10 @@ std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
   check_config(config);
   const ModelConfig model = read_model_config(directory);
-  const auto ops = make_backend(config.device, {config.num_threads});
-  const DType dtype = compute_dtype(model, config);
-  return describe(*ops, model, plan_memory(*ops, model, config, dtype, {}), dtype);
+  std::string note;
+  const auto ops = make_backend(config.device, {config.num_threads}, &note);
+  const MemoryPlan plan = plan_memory(*ops, model, config, compute_dtype(model, config), {});
+  return describe(*ops, model, config, plan, note);
 }
 
 LoadedEngine load_engine(const std::string& directory, const EngineConfig& config) {
@@ -92,10 +106,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
     if (config.on_progress) config.on_progress("loading weights", done, total);
   });
-  loaded.info = describe(runner->backend(), loaded.model, runner->memory(),
-                         compute_dtype(loaded.model, config));
-  loaded.info.notes = loaded.model.warnings;
-  if (!note.empty()) loaded.info.notes.push_back(note);
+  loaded.info = describe(runner->backend(), loaded.model, config, runner->memory(), note);
   loaded.engine =
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
                                   eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
