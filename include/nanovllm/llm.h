@@ -110,8 +110,8 @@ class LLM {
   std::unique_ptr<State> state_;
 };
 
-/// The memory plan and the model's facts from config.json alone: the device is opened, but nothing is
-/// allocated or loaded.
+/// The memory plan and the model's facts from config.json alone: the device is opened, but nothing
+/// is allocated or loaded.
 EngineInfo inspect(const std::string& model, const EngineConfig& config = {});
 
 }  // namespace nanovllm

@@ -4,11 +4,16 @@ namespace nanovllm {
 
 const char* to_string(FinishReason reason) {
   switch (reason) {
-    case FinishReason::none: return "";
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::error: return "error";
-    case FinishReason::abort: return "abort";
+    case FinishReason::none:
+      return "";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::error:
+      return "error";
+    case FinishReason::abort:
+      return "abort";
   }
   return "";
 }
