@@ -111,6 +111,9 @@ class RopeReader {
   }
 
   void read_yarn(RopeParameters& parameters) const {
+    if (parameters.theta <= 1)
+      rope_.refuse(fmt::format("{} is {}, must be greater than 1 for RoPE type yarn",
+                               rope_.path("rope_theta"), parameters.theta));
     const int64_t original = original_positions();
     parameters.original_max_position_embeddings = original;
     parameters.factor = at_least_one(rope_.find("factor") ? positive("factor", 1)

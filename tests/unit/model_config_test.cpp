@@ -232,6 +232,8 @@ TEST(ModelConfig, RefusesRopeItCannotComputeByName) {
   expect_refused(
       R"({"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}})",
       "beta_fast is 1");
+  expect_refused(R"({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 4}})",
+                 "rope_theta is 1, must be greater than 1 for RoPE type yarn");
   expect_refused(R"({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}})",
                  "mrope_section is not supported");
   expect_refused(R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})",
