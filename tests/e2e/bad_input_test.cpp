@@ -168,10 +168,10 @@ TEST(BadDevice, NoGpuIsExitCodeFourAndAWayOut) {
 }
 
 TEST(BadDevice, NotEnoughMemoryIsATableWithThreeWaysOut) {
-  // A KV cache of a thousand terabytes.
+  // A KV cache of six terabytes.
   const auto result =
       nanovllm_program({"generate", demo_model(), "--prompt", "x", "--num-gpu-blocks-override",
-                        "2000000000", "--block-size", "256"});
+                        "8000000", "--block-size", "256"});
   EXPECT_EQ(result.exit_code, 4) << result.errors;
   for (const char* fragment : {"error: ", "weights", "KV cache", "available"})
     EXPECT_NE(result.errors.find(fragment), std::string::npos)

@@ -24,6 +24,7 @@ namespace nanovllm::parity {
 struct BackendCase {
   std::string name;
 };
+inline void PrintTo(const BackendCase& which, std::ostream* out) { *out << which.name; }
 /// "cpu": the best kernels; "cpu_base", "cpu_avx2", ...: the others, without oneDNN; "cuda".
 std::vector<BackendCase> backend_cases();
 /// Null where there is no such device or instruction set here.
