@@ -59,7 +59,7 @@ class LLM {
  public:
   /// Loads `model`, a Hugging Face model directory. Throws Error: invalid_argument, model or
   /// device.
-  explicit LLM(const std::string& model, EngineConfig config = {});
+  explicit LLM(const std::string& model, const EngineConfig& config = {});
   ~LLM();
   LLM(LLM&&) noexcept;
   LLM& operator=(LLM&&) noexcept;

@@ -27,7 +27,7 @@ struct LLM::State {
   }
 };
 
-LLM::LLM(const std::string& model, EngineConfig config)
+LLM::LLM(const std::string& model, const EngineConfig& config)
     : state_(new State{load_engine(model, config), {}, {}}) {}
 LLM::~LLM() = default;
 LLM::LLM(LLM&&) noexcept = default;

@@ -282,8 +282,10 @@ void Scheduler::end(Sequence& s, FinishReason reason, std::string detail) {
   s.num_computed_tokens = std::min(s.num_computed_tokens, s.num_tokens());
   s.status = SequenceStatus::finished;
   s.finish_reason = reason;
-  if (reason == FinishReason::error) s.error = std::move(detail);
-  if (reason == FinishReason::stop) s.stop_reason = std::move(detail);
+  if (reason == FinishReason::error)
+    s.error = std::move(detail);
+  else if (reason == FinishReason::stop)
+    s.stop_reason = std::move(detail);
   if (!is_in_flight(s)) finished_.push_back(s);
 }
 
