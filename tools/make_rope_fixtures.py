@@ -40,8 +40,9 @@ CASES = {
                                               beta_fast=16.0, beta_slow=2.0, original_max_position_embeddings=2048)),
     "yarn-mscale": (64, 163840, dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, mscale=1.0, mscale_all_dim=0.8,
                                      original_max_position_embeddings=4096)),
-    # The whole ramp lies before the first pair, where its two ends meet.
-    "yarn-empty-ramp": (64, 16, dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=4)),
+    # Contexts so short that the ramp's two ends meet, and pass each other.
+    "yarn-empty-ramp": (64, 24, dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=6)),
+    "yarn-inverted-ramp": (64, 16, dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=4)),
 }
 
 

@@ -27,7 +27,9 @@ class RotaryAttention {
         o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
                 c.output_bias),
         attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim),
-        cos_sin_(context.cos_sin) {}
+        cos_sin_(context.cos_sin) {
+    context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
+  }
 
   /// x [t, hidden] -> x
   void forward(const Step& step, Tensor x, KvCache cache) const {

@@ -53,7 +53,7 @@ ModelConfig small_model() {
   c.num_key_value_heads = 2;
   c.head_dim = 4;
   c.max_position_embeddings = 64;
-  c.qkv_bias = c.output_bias = true;
+  c.qkv_bias = c.output_bias = c.mlp_bias = true;
   return c;
 }
 
@@ -81,7 +81,10 @@ Shapes shapes_of(const ModelConfig& c) {
                    {layer + "post_attention_layernorm.weight", {c.hidden_size}},
                    {layer + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size}},
                    {layer + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size}},
-                   {layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size}}});
+                   {layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size}},
+                   {layer + "mlp.gate_proj.bias", {c.intermediate_size}},
+                   {layer + "mlp.up_proj.bias", {c.intermediate_size}},
+                   {layer + "mlp.down_proj.bias", {c.hidden_size}}});
   }
   shapes.push_back({"model.norm.weight", {c.hidden_size}});
   shapes.push_back({"lm_head.weight", {c.vocab_size, c.hidden_size}});
@@ -187,9 +190,11 @@ TEST_F(WeightLoaderTest, EveryRankHoldsItsRowsColumnsAndHeads) {
         expected.push_back(w.all(attention + "q_norm.weight"));
         expected.push_back(w.all(attention + "k_norm.weight"));
         expected.push_back(w.all(layer + "post_attention_layernorm.weight"));
-        expected.push_back(stacked({w.part(mlp + "gate_proj.weight", rank * inner, inner),
-                                    w.part(mlp + "up_proj.weight", rank * inner, inner)}));
+        for (const std::string what : {"weight", "bias"})
+          expected.push_back(stacked({w.part(mlp + "gate_proj." + what, rank * inner, inner),
+                                      w.part(mlp + "up_proj." + what, rank * inner, inner)}));
         expected.push_back(w.part(mlp + "down_proj.weight", 0, 6, rank * inner, inner));
+        if (rank == 0) expected.push_back(w.all(mlp + "down_proj.bias"));
       }
       expected.push_back(w.all("model.norm.weight"));
       expected.push_back(w.part("lm_head.weight", rank * vocab, vocab));
@@ -235,6 +240,27 @@ TEST_F(WeightLoaderTest, ATiedCheckpointMayCarryItsHead) {
   std::erase_if(without, [](const StoredBytes& t) { return t.name == "lm_head.weight"; });
   write(without);
   EXPECT_EQ(load_shard(tied, checkpoint(), {}), with_head);
+}
+
+// Checkpoints of Llama 2's days; transformers passes over these as well.
+TEST_F(WeightLoaderTest, OldCheckpointsMayCarryRotaryBuffers) {
+  auto tensors = weights_.tensors;
+  std::erase_if(tensors, [](const StoredBytes& t) {
+    return t.name.ends_with("q_norm.weight") || t.name.ends_with("k_norm.weight");
+  });
+  for (const char* name : {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}) {
+    config_.architecture = name;
+    write(tensors);
+    const auto without = load_shard(config_, checkpoint(), {});
+    auto with_buffers = tensors;
+    for (const char* layer : {"0", "1"})
+      with_buffers.push_back({fmt::format("model.layers.{}.self_attn.rotary_emb.inv_freq", layer),
+                              "F32",
+                              std::string(8, ' '),
+                              {2}});
+    write(with_buffers);
+    EXPECT_EQ(load_shard(config_, checkpoint(), {}), without) << name;
+  }
 }
 
 // The loader is exhaustive both ways.
