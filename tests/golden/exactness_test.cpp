@@ -158,7 +158,8 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Exactness,
-                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80"),
+                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80",
+                                                          "llama-untied-biases"),
                                           testing::ValuesIn(kTargets)),
                          case_name);
 
