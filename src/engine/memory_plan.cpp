@@ -102,9 +102,10 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
           : asked_for ? fmt::format("ways out: a KV cache of {} blocks or less; ", fits)
                       : fmt::format("ways out: --max-model-len {} or less; ",
                                     fits * plan.limits.block_size);
-  text +=
-      "a higher --gpu-memory-utilization, or end what else uses this memory; a smaller "
-      "--max-num-batched-tokens";
+  text += ops.device().kind == Device::cpu
+              ? "end what else uses this memory; "
+              : "a higher --gpu-memory-utilization, or end what else uses this memory; ";
+  text += "a smaller --max-num-batched-tokens";
   throw Error(ErrorKind::device, text);
 }
 
