@@ -45,6 +45,12 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   check(properties.major >= 8, ErrorKind::device,
         "cuda:{} {} has compute capability {}.{}; 8.0 (Ampere) or newer is needed", index,
         properties.name, properties.major, properties.minor);
+  const int architecture = 10 * properties.major + properties.minor;
+  check(
+      architecture >= NANOVLLM_CUDA_LOWEST_ARCHITECTURE, ErrorKind::device,
+      "cuda:{} {} is of architecture {}, but the CUDA module was built for {} and newer; configure "
+      "with -DNANOVLLM_CUDA_ARCHITECTURES={}",
+      index, properties.name, architecture, NANOVLLM_CUDA_LOWEST_ARCHITECTURE, architecture);
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
