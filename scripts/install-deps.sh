@@ -3,8 +3,8 @@
 # For Debian 12 and Ubuntu 22.04 and 24.04, as root or with sudo. Where all are there it asks for nothing.
 set -euo pipefail
 
-packages=(cmake ninja-build libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
-          libutf8proc-dev libxxhash-dev libgtest-dev libbenchmark-dev)
+packages=(cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
+          libutf8proc-dev libxxhash-dev libgtest-dev)
 
 id=unknown version=
 if [ -r /etc/os-release ]; then
@@ -18,8 +18,8 @@ case "$id $version" in
     if ! command -v apt-get >/dev/null; then
       {
         echo "error: this script knows Debian 12 and Ubuntu 22.04 and 24.04; this is $id $version."
-        echo "Install a C++20 compiler (g++ 12 or later), CMake 3.22 or later, Ninja, and the development packages of fmt, spdlog,"
-        echo "nlohmann-json, CLI11, oneDNN, PCRE2, utf8proc, xxHash, GoogleTest and Google Benchmark; then build with"
+        echo "Install a C++20 compiler (g++ 12 or later), CMake 3.22 or later, Ninja, and the development packages of fmt,"
+        echo "nlohmann-json, CLI11, oneDNN, PCRE2, utf8proc, xxHash and GoogleTest; then build with"
         echo "  cmake --preset release && cmake --build --preset release"
       } >&2
       exit 1
