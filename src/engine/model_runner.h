@@ -46,7 +46,6 @@ class ModelRunner {
   double build_seconds() const { return build_seconds_; }
 
  private:
-  void allocate();
   void run_step();
 
   // In order of construction; destroyed in reverse: what lives on the device goes before the
