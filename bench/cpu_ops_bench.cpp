@@ -183,7 +183,7 @@ class Step {
                                 cos_sin_, caches_[i]);
       });
       times.measure("attention", [&] {
-        ops_.attention(attention_.split(kHeadDim), q, caches_[i], batch_, scale);
+        ops_.attention(attention_.split(kHeadDim), q, caches_[i], batch_, scale, 0);
       });
       times.measure("gemm o", [&] { ops_.gemm(hidden_, attention_, layer.o); });
       times.measure("norms",

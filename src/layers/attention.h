@@ -25,7 +25,7 @@ class Attention {
   /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
     Tensor out = step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
-    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_);
+    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, 0);
     return out;
   }
 

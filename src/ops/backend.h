@@ -64,6 +64,10 @@ class Backend {
   /// attention partials, packing).
   virtual size_t scratch_bytes() const = 0;
 
+  /// Called once per step, before its first operation: a backend may prepare here what the
+  /// attention of all layers shares (on CUDA: the division of the batch's keys among the SMs).
+  virtual void begin_step(const Batch& batch) { (void)batch; }
+
   // -- Weights
   /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to
   /// the backend).
@@ -82,6 +86,9 @@ class Backend {
   /// y[t, :] = table[tokens[t] - first_row, :]; zeros where that is no row of the table (another
   /// rank has it). table: weight_view.
   virtual void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) = 0;
+  /// tokens[i] = sampled[source[i]] where source[i] >= 0: input tokens that the step before sampled
+  /// and that the host has not seen. All i32.
+  virtual void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) = 0;
   /// y[i, :] = x[rows[i], :]
   virtual void gather_rows(Tensor y, Tensor x, Tensor rows) = 0;
   /// x += y, elementwise. [t, n]
@@ -101,8 +108,10 @@ class Backend {
   virtual void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) = 0;
   /// Paged, variable-length, causal attention with grouped queries, for prefill, chunks and decode
   /// alike: out, q [t, heads, d] (out may be q); softmax(scale * q k^T) v over the keys of the
-  /// row's sequence up to its position.
-  virtual void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) = 0;
+  /// row's sequence up to its position; with a `window` (0: none) only over the last `window` of
+  /// them, the row's own included.
+  virtual void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                         int64_t window) = 0;
   /// y[t, i] = silu(gate_up[t, i]) * gate_up[t, n + i]; gate_up [t, 2n]
   virtual void silu_and_mul(Tensor y, Tensor gate_up) = 0;
 

@@ -27,13 +27,14 @@ class NullBackend : public Backend {
   void load(Tensor, std::span<const Tensor>) override {}
   void gemm(Tensor, Tensor, Tensor) override {}
   void embedding(Tensor, Tensor, Tensor, int64_t) override {}
+  void feed_tokens(Tensor, Tensor, Tensor) override {}
   void gather_rows(Tensor, Tensor, Tensor) override {}
   void add(Tensor, Tensor) override {}
   void add_bias(Tensor, Tensor) override {}
   void rms_norm(Tensor, Tensor, Tensor, float) override {}
   void rotary_embedding(Tensor, Tensor, Tensor, Tensor) override {}
   void store_kv(KvCache, Tensor, Tensor, Tensor) override {}
-  void attention(Tensor, Tensor, KvCache, const Batch&, float) override {}
+  void attention(Tensor, Tensor, KvCache, const Batch&, float, int64_t) override {}
   void silu_and_mul(Tensor, Tensor) override {}
   void mask_logits(Tensor, Tensor) override {}
   void sample(Tensor, Tensor, const SamplingBatch&) override {}

@@ -72,7 +72,7 @@ TEST_F(CudaBackendTest, RefusesAHeadSizeByName) {
   const KvCache cache{rig.empty(DType::bf16, {4, 1, 16, 48}),
                       rig.empty(DType::bf16, {4, 1, 16, 48})};
   const std::string message = error_of(ErrorKind::invalid_argument, [&] {
-    gpu_->attention(q, q, cache, paged.batch(rig, {{0, 0, 4}}), 1.0f);
+    gpu_->attention(q, q, cache, paged.batch(rig, {{0, 0, 4}}), 1.0f, 0);
   });
   EXPECT_NE(message.find("head_dim 48"), std::string::npos) << message;
 }
@@ -137,9 +137,10 @@ TEST_F(CudaBackendTest, AGraphMayRecordTheFirstUseOfAKernel) {
   const Tensor q = rig.upload(normal_values(31 * 4 * 128, 2), DType::bf16, {31, 4, 128});
   const Tensor recorded = rig.empty(DType::bf16, {31, 4, 128}),
                eager = rig.empty(DType::bf16, {31, 4, 128});
-  const auto graph = gpu_->capture([&] { gpu_->attention(recorded, q, paged.cache, batch, 0.1f); });
+  const auto graph =
+      gpu_->capture([&] { gpu_->attention(recorded, q, paged.cache, batch, 0.1f, 0); });
   graph->launch();
-  gpu_->attention(eager, q, paged.cache, batch, 0.1f);
+  gpu_->attention(eager, q, paged.cache, batch, 0.1f, 0);
   EXPECT_EQ(rig.bytes(recorded), rig.bytes(eager));
 }
 

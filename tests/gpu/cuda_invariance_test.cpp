@@ -102,7 +102,7 @@ class RowBook {
     const Tensor q = rig_.upload(values, dtype_, {tokens, heads_, paged_.head_dim}),
                  out = rig_.empty(dtype_, {tokens, heads_, paged_.head_dim});
     rig_.backend.attention(out, q, paged_.cache, paged_.batch(rig_, parts),
-                           1.0f / std::sqrt(static_cast<float>(paged_.head_dim)));
+                           1.0f / std::sqrt(static_cast<float>(paged_.head_dim)), 0);
     const auto bytes = rig_.bytes(out);
     const size_t row = static_cast<size_t>(width) * size_of(dtype_);
     size_t at = 0;

@@ -92,7 +92,7 @@ void time_attention(Backend& gpu, int seqs, int query, int context) {
                               {tokens, kHeads, kDim}),
                out = rig.empty(DType::bf16, {tokens, kHeads, kDim});
   const double us =
-      microseconds(gpu, 10, [&](int) { gpu.attention(out, q, cache, batch, 0.088f); });
+      microseconds(gpu, 10, [&](int) { gpu.attention(out, q, cache, batch, 0.088f, 0); });
   const double bytes = 4.0 * seqs * static_cast<double>(context) * kKvHeads * kDim;
   const double pairs = static_cast<double>(query) * (context - query) + 0.5 * query * (query + 1.0);
   std::printf("  %4d x %5d queries, context %6d  %9.1f us  %6.0f GB/s of K and V  %6.1f TFLOP/s\n",

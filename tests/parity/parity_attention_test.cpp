@@ -89,7 +89,7 @@ class Setting {
   Operand run(Layout layout = {}, bool in_place = false) const {
     const std::vector<int64_t> shape{rows(), problem_.heads, problem_.head_dim};
     Operand q(ops_, dtype_, shape, q_values_, layout), out(ops_, dtype_, shape, layout);
-    ops_.attention(in_place ? q : out, q, {*k_, *v_}, batch_, scale());
+    ops_.attention(in_place ? q : out, q, {*k_, *v_}, batch_, scale(), 0);
     ops_.synchronize();
     q.expect_guards("q");
     out.expect_guards("out");

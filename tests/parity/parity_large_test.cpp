@@ -58,7 +58,7 @@ TEST_P(LargeParity, TheCachesLastBlockIsStoredAndRead) {
   batch.block_tables = table.view().reshape({1, 1});
   batch.max_seqlen_q = batch.max_context_len = 1;
   ops().store_kv(cache, k_row, v_row, slots);
-  ops().attention(out, k_row, cache, batch, 1.0f);
+  ops().attention(out, k_row, cache, batch, 1.0f, 0);
   ops().synchronize();
   expect_equal(out.get(), v, "attention over one key is its value");
 }

@@ -141,7 +141,9 @@ void CpuBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm,
   });
 }
 
-void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) {
+void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                           int64_t window) {
+  check(window == 0, "attention: sliding windows are not implemented");
   const CacheView view(cache);
   const int64_t tokens = q.shape[0], heads = q.shape[1], sequences = batch.num_seqs(),
                 group = heads / view.kv_heads;

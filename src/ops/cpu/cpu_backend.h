@@ -36,13 +36,15 @@ class CpuBackend : public Backend {
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
   void add_bias(Tensor x, Tensor bias) override;
   void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
   void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
   void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
-  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                 int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void mask_logits(Tensor logits, Tensor pairs) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;

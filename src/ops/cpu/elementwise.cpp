@@ -1,4 +1,4 @@
-// Row by row: gather_rows, add, add_bias, silu_and_mul.
+// Row by row: feed_tokens, gather_rows, add, add_bias, silu_and_mul.
 #include <cstring>
 
 #include "ops/cpu/cpu_backend.h"
@@ -6,6 +6,15 @@
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {
+
+void CpuBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
+  const int64_t count = tokens.numel();
+  expect_vector("feed_tokens tokens", tokens, DType::i32, count);
+  expect_vector("feed_tokens source", source, DType::i32, count);
+  const int32_t* from = source.ptr<int32_t>();
+  for (int64_t i = 0; i < count; ++i)
+    if (from[i] >= 0) tokens.ptr<int32_t>()[i] = sampled.ptr<int32_t>()[from[i]];
+}
 
 void CpuBackend::gather_rows(Tensor y, Tensor x, Tensor rows) {
   const int64_t count = rows.shape[0], n = x.shape[1];

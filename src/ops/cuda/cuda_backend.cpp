@@ -53,6 +53,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
       index, properties.name, architecture, NANOVLLM_CUDA_LOWEST_ARCHITECTURE, architecture);
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
+  can_launch_early_ = properties.major >= 9;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
   cudaStream_t stream = nullptr;

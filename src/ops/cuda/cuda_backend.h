@@ -36,13 +36,15 @@ class CudaBackend final : public Backend {
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
   void add_bias(Tensor x, Tensor bias) override;
   void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
   void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
   void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
-  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                 int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void mask_logits(Tensor logits, Tensor pairs) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
@@ -85,6 +87,19 @@ class CudaBackend final : public Backend {
   template <class... Parameters, class... Arguments>
   void launch(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
               Arguments&&... arguments) {
+    launch_with(kernel, grid, block, shared_bytes, false, std::forward<Arguments>(arguments)...);
+  }
+  /// The same for a kernel that calls wait_for_previous() (device.cuh): it may begin while the one
+  /// before it ends.
+  template <class... Parameters, class... Arguments>
+  void launch_early(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+                    Arguments&&... arguments) {
+    launch_with(kernel, grid, block, shared_bytes, can_launch_early_,
+                std::forward<Arguments>(arguments)...);
+  }
+  template <class... Parameters, class... Arguments>
+  void launch_with(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+                   bool early, Arguments&&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     use_device();
     const void* entry = reinterpret_cast<const void*>(kernel);
@@ -94,6 +109,11 @@ class CudaBackend final : public Backend {
     config.blockDim = dim3(block);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_.get();
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
     if (const cudaError_t status =
             cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
         status != cudaSuccess) [[unlikely]]
@@ -105,7 +125,8 @@ class CudaBackend final : public Backend {
 
   int index_;
   int num_sms_ = 0;
-  size_t max_shared_bytes_ = 0;  // of one block
+  bool can_launch_early_ = false;  // programmatic dependent launch: from sm_90 on
+  size_t max_shared_bytes_ = 0;    // of one block
   std::string name_;
   Stream stream_;
   BlasLt blas_;

@@ -68,6 +68,24 @@ __device__ void store_vec(T* p, const Vec<T>& x, int64_t count, bool wide) {
     if (i < count) p[i] = x.v[i];
 }
 
+// -- Overlap with the kernel before (programmatic dependent launch; nothing before sm_90) --
+
+/// Waits until all earlier kernels are done and their writes can be seen. Every block of a kernel
+/// that CudaBackend::launch_early() launches calls this, and before it touches no memory that
+/// kernels write (weights are fine).
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Lets the next kernel's blocks be scheduled as soon as all blocks of this one have called it (or
+/// are done).
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // -- Reductions: one fixed tree, whatever else runs --
 
 constexpr int kWarp = 32;

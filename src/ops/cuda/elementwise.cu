@@ -61,7 +61,21 @@ __global__ void silu_and_mul_kernel(T* y, int64_t y_stride, const T* gate_up, in
   store_vec(y + blockIdx.x * y_stride + c, gate, n - c, wide);
 }
 
+__global__ void feed_tokens_kernel(int* tokens, const int* source, const int* sampled, int count) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < count && source[i] >= 0) tokens[i] = sampled[source[i]];
+}
+
 }  // namespace
+
+void CudaBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
+  check(tokens.numel() == source.numel(), "feed_tokens: {} from {}", tokens.describe(),
+        source.describe());
+  const int64_t count = tokens.numel();
+  launch(feed_tokens_kernel, {grid_size(ceil_div(count, int64_t{kThreads}))}, kThreads, 0,
+         tokens.ptr<int32_t>(), source.ptr<int32_t>(), sampled.ptr<int32_t>(),
+         static_cast<int>(count));
+}
 
 void CudaBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
   check(y.rank == 2 && table.rank == 2 && y.shape[0] == tokens.numel() &&
