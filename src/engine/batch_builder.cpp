@@ -1,6 +1,7 @@
 #include "engine/batch_builder.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace nanovllm {
 namespace {
@@ -148,6 +149,14 @@ void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input)
     input.mask_starts.push_back(written);
   }
   input.sampler.mask_starts = input.mask_starts;
+}
+
+void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to,
+               std::byte* to_block) {
+  std::memcpy(to_block, from_block, from.bytes);
+  to = from;
+  to.sampler.mask_starts = to.mask_starts;
+  move_to(to, from_block, to_block, {});
 }
 
 void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device) {

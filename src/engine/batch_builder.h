@@ -65,6 +65,10 @@ class BatchBuilder {
   StepLimits limits_;
 };
 
+/// Copies a step and the block it lies in.
+void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to,
+               std::byte* to_block);
+
 /// The same views on a copy of the block that starts at `to`.
 void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device);
 

@@ -38,7 +38,7 @@ PositionLogprobs candidates(const StepResult& result, int64_t row, int64_t k) {
 
 }  // namespace
 
-LLMEngine::LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model,
+LLMEngine::LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model,
                      const EngineConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
                      std::vector<int32_t> eos)
     : runner_(std::move(runner)),
@@ -135,7 +135,7 @@ void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
 
 void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   if (result.width == 0) return;
-  const StepInput& input = runner_->input();
+  const StepInput& input = *result.input;
   int64_t row = 0;
   for (const size_t i : input.sampling) {
     const Sequence& sequence = *plan.sequences[i].sequence;

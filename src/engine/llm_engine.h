@@ -13,7 +13,7 @@
 
 #include "nanovllm/llm.h"
 
-#include "engine/model_runner.h"
+#include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/text_stream.h"
 
@@ -23,9 +23,8 @@ class LLMEngine {
  public:
   /// `tokenizer` may be null: token ids in, token ids out. `eos` are the model's end-of-sequence
   /// ids.
-  LLMEngine(std::unique_ptr<ModelRunner> runner, const ModelConfig& model,
-            const EngineConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
-            std::vector<int32_t> eos);
+  LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model, const EngineConfig& config,
+            std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos);
 
   int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
   /// Queues the output of a request that could not even be turned into tokens.
@@ -37,7 +36,6 @@ class LLMEngine {
 
   EngineStats stats() const;
   const MemoryPlan& memory() const { return runner_->memory(); }
-  Backend& backend() { return runner_->backend(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -58,7 +56,7 @@ class LLMEngine {
   void take_finished(std::vector<RequestOutput>& outputs);
   RequestOutput report(const Sequence& sequence, Request& request, bool finished);
 
-  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<Runner> runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   const std::vector<int32_t> eos_;
   const int64_t vocab_size_, max_model_len_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "engine/model_runner.h"
 #include "engine/request_checks.h"
 #include "io/checkpoint.h"
 
@@ -50,9 +51,9 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
   return list;
 }
 
-EngineInfo describe(const Backend& ops, const ModelConfig& model, const EngineConfig& config,
+EngineInfo describe(const std::string& device, const ModelConfig& model, const EngineConfig& config,
                     const MemoryPlan& plan, const std::string& note) {
-  return {.device = ops.name(),
+  return {.device = device,
           .architecture = model.architecture,
           .dtype = std::string(name_of(compute_dtype(model, config))),
           .num_parameters = plan.num_parameters,
@@ -86,7 +87,7 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
   std::string note;
   const auto ops = make_backend(config.device, {config.num_threads}, &note);
   const MemoryPlan plan = plan_memory(*ops, model, config, compute_dtype(model, config), {});
-  return describe(*ops, model, config, plan, note);
+  return describe(ops->name(), model, config, plan, note);
 }
 
 LoadedEngine load_engine(const std::string& directory, const EngineConfig& config) {
@@ -106,7 +107,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
     if (config.on_progress) config.on_progress("loading weights", done, total);
   });
-  loaded.info = describe(runner->backend(), loaded.model, config, runner->memory(), note);
+  loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(), note);
   loaded.engine =
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
                                   eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));

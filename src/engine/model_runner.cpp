@@ -55,7 +55,15 @@ void ModelRunner::launch(const Plan& plan) {
   const auto begin = std::chrono::steady_clock::now();
   builder_.build(plan, input_host_.get(), input_);
   build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  launch_built();
+}
 
+void ModelRunner::launch(const StepInput& input, const std::byte* block) {
+  copy_step(input, block, input_, input_host_.get());
+  launch_built();
+}
+
+void ModelRunner::launch_built() {
   const auto bytes = static_cast<int64_t>(input_.bytes / sizeof(int32_t));
   backend_->copy(Tensor(input_device_.get(), DType::i32, {bytes}, backend_->device()),
                  Tensor(input_host_.get(), DType::i32, {bytes}));
@@ -92,6 +100,7 @@ StepResult ModelRunner::wait() {
         static_cast<size_t>(t.numel()));
   };
   StepResult result;
+  result.input = &input_;
   result.sampled = on_host(output_.token_ids, static_cast<int32_t*>(nullptr));
   result.width = input_.sampler.num_logprobs + 1;
   if (result.width > 0) {

@@ -7,7 +7,7 @@
 
 #include "nanovllm/params.h"
 
-#include "engine/memory_plan.h"
+#include "engine/runner.h"
 #include "layers/rotary_embedding.h"
 #include "layers/sampler.h"
 
@@ -15,18 +15,7 @@ namespace nanovllm {
 
 class Checkpoint;
 
-/// The results of one step, on the host; valid until the next launch().
-struct StepResult {
-  std::span<const int32_t>
-      sampled;  // one per sampling sequence, in plan order; -1: its logits were not finite
-  // Log probabilities of all rows (sampling ones first), `width` candidates each, the chosen token
-  // first; empty if none were asked for.
-  std::span<const int32_t> ids, ranks;
-  std::span<const float> logprobs;
-  int64_t width = 0;
-};
-
-class ModelRunner {
+class ModelRunner final : public Runner {
  public:
   /// Allocates everything that will ever be allocated. Weights are undefined until load().
   ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
@@ -35,17 +24,18 @@ class ModelRunner {
   /// `checkpoint` null: random weights.
   void load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress);
 
-  /// Issues one step; returns as soon as the device has its work.
-  void launch(const Plan& plan);
-  /// Waits for the step that was launched, and gives its results.
-  StepResult wait();
+  void launch(const Plan& plan) override;
+  /// The same for a step that another rank has built: `input` lies in `block`. Both are copied.
+  void launch(const StepInput& input, const std::byte* block);
+  StepResult wait() override;
 
-  const MemoryPlan& memory() const { return plan_; }
-  const StepInput& input() const { return input_; }  ///< of the step that was launched last
+  const MemoryPlan& memory() const override { return plan_; }
+  std::string device_name() const override { return backend_->name(); }
+  double build_seconds() const override { return build_seconds_; }
   Backend& backend() { return *backend_; }
-  double build_seconds() const { return build_seconds_; }
 
  private:
+  void launch_built();
   void run_step();
 
   // In order of construction; destroyed in reverse: what lives on the device goes before the

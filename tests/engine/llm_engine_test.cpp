@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/model_runner.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {

@@ -1,0 +1,39 @@
+// Runner: what the engine asks of its devices, be it one (ModelRunner) or several ranks of tensor
+// parallelism (RankGroup).
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "engine/memory_plan.h"
+#include "engine/scheduler.h"
+
+namespace nanovllm {
+
+/// The results of one step, on the host; valid until wait() is called again.
+struct StepResult {
+  const StepInput* input = nullptr;  ///< what the rows below belong to
+  std::span<const int32_t>
+      sampled;  // one per sampling sequence, in plan order; -1: its logits were not finite
+  // Log probabilities of all rows (sampling ones first), `width` candidates each, the chosen token
+  // first; empty if none were asked for.
+  std::span<const int32_t> ids, ranks;
+  std::span<const float> logprobs;
+  int64_t width = 0;
+};
+
+/// Belongs to one thread. Anything thrown is final: the runner can only be destroyed then.
+class Runner {
+ public:
+  virtual ~Runner() = default;
+  /// Issues one step; returns as soon as the devices have their work. `plan` is not kept.
+  virtual void launch(const Plan& plan) = 0;
+  /// Waits for the oldest step that was launched and not waited for, and gives its results.
+  virtual StepResult wait() = 0;
+
+  virtual const MemoryPlan& memory() const = 0;  ///< of one rank
+  virtual std::string device_name() const = 0;
+  virtual double build_seconds() const = 0;  ///< spent so far on turning plans into batches
+};
+
+}  // namespace nanovllm
