@@ -72,6 +72,11 @@ MODELS = {
                                                num_attention_heads=4, num_key_value_heads=2, head_dim=64,
                                                tie_word_embeddings=False, sliding_window=512, rms_norm_eps=1e-5),
                            torch.bfloat16, None),
+    # Windows narrower than the prompts: in all layers, and in the later ones.
+    "mistral-window": (MistralConfig, dict(SMALL, sliding_window=24), torch.bfloat16, None),
+    "qwen2-window-by-layer": (Qwen2Config, dict({k: v for k, v in SMALL.items() if k != "head_dim"}, hidden_size=128,
+                                                initializer_range=0.08, use_sliding_window=True, sliding_window=70,
+                                                max_window_layers=1), torch.bfloat16, None),
 }
 
 

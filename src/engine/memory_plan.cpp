@@ -31,8 +31,10 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
   limits.max_model_len =
       config.max_model_len > 0 ? config.max_model_len : std::min<int64_t>(4096, longest);
   // A window that no sequence outgrows hides nothing.
-  check(model.sliding_window == 0 || limits.max_model_len <= model.sliding_window, ErrorKind::model,
-        "config.json: sliding_window is {}: layers that slide are not supported for {}; "
+  check(model.sliding_window == 0 || limits.max_model_len <= model.sliding_window ||
+            ops.device().kind == Device::cpu,
+        ErrorKind::model,
+        "config.json: sliding_window is {}: layers that slide are not supported on a GPU for {}; "
         "max_model_len is {}, lower it to {}",
         model.sliding_window, model.architecture, limits.max_model_len, model.sliding_window);
   limits.max_num_seqs = config.max_num_seqs;

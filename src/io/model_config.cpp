@@ -317,6 +317,11 @@ bool MoeConfig::is_sparse(int64_t index) const {
          std::find(mlp_only_layers.begin(), mlp_only_layers.end(), index) == mlp_only_layers.end();
 }
 
+int64_t ModelConfig::window(int64_t index) const {
+  const auto i = static_cast<size_t>(index);  // configurations made by hand may name no types
+  return i < layer_types.size() && layer_types[i] == AttentionType::sliding ? sliding_window : 0;
+}
+
 int64_t ModelConfig::approximate_parameters() const {
   const int64_t attention =
       hidden_size * head_dim * 2 * (num_attention_heads + num_key_value_heads);

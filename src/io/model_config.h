@@ -62,6 +62,8 @@ struct ModelConfig {
 
   std::vector<std::string> warnings;  ///< one line each, for the log
 
+  /// Keys that a row of layer `index` (from 0) sees, its own included; 0: all up to its own.
+  int64_t window(int64_t index) const;
   /// Elements of all weights, biases and norms aside.
   int64_t approximate_parameters() const;
 };

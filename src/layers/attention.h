@@ -9,10 +9,12 @@ namespace nanovllm {
 
 class Attention {
  public:
-  Attention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+  /// `window`: the keys that a row sees, its own included; 0: all up to its own.
+  Attention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window = 0)
       : num_heads_(num_heads),
         num_kv_heads_(num_kv_heads),
         head_dim_(head_dim),
+        window_(window),
         scale_(1.0f / std::sqrt(static_cast<float>(head_dim))) {}
 
   /// qkv [t, (heads + 2 kv_heads) * head_dim]: query, key and value heads side by side.
@@ -25,14 +27,14 @@ class Attention {
   /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
     Tensor out = step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
-    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, 0);
+    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, window_);
     return out;
   }
 
  private:
   int64_t q_size() const { return num_heads_ * head_dim_; }
   int64_t kv_size() const { return num_kv_heads_ * head_dim_; }
-  int64_t num_heads_, num_kv_heads_, head_dim_;
+  int64_t num_heads_, num_kv_heads_, head_dim_, window_;
   float scale_;
 };
 

@@ -1,5 +1,5 @@
 // What the Llama-style families share: a pre-norm decoder with rotary grouped-query attention and a
-// gated MLP. A family chooses the parts or brings its own.
+// gated MLP. A family chooses the parts or brings its own; a part is told the number of its layer.
 //
 // A residual stream runs beside the activations: each norm first adds the last block's output to it
 // (add_forward), so the addition and the norm are one operation.
@@ -21,12 +21,13 @@ inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
 /// Rotary grouped-query attention, with the biases that the configuration names.
 class RotaryAttention {
  public:
-  RotaryAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+  RotaryAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+                  int64_t layer)
       : qkv_proj_(context.load, prefix, c.hidden_size, c.head_dim, c.num_attention_heads,
                   c.num_key_value_heads, c.qkv_bias),
         o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
                 c.output_bias),
-        attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim),
+        attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim, c.window(layer)),
         cos_sin_(context.cos_sin) {
     context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
   }
@@ -50,7 +51,8 @@ class RotaryAttention {
 /// down(silu(gate(x)) * up(x))
 class GatedMLP {
  public:
-  GatedMLP(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+  GatedMLP(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+           int64_t /*layer*/)
       : gate_up_proj_(context.load, prefix, c.hidden_size,
                       {{"gate_proj", c.intermediate_size}, {"up_proj", c.intermediate_size}},
                       c.mlp_bias),
@@ -72,12 +74,13 @@ class GatedMLP {
 template <class Attention, class MLP>
 class DecoderLayer {
  public:
-  DecoderLayer(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+  DecoderLayer(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+               int64_t layer)
       : input_layernorm_(make_norm(c, context, prefix + ".input_layernorm", c.hidden_size)),
-        self_attn_(c, context, prefix + ".self_attn"),
+        self_attn_(c, context, prefix + ".self_attn", layer),
         post_attention_layernorm_(
             make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
-        mlp_(c, context, prefix + ".mlp") {}
+        mlp_(c, context, prefix + ".mlp", layer) {}
 
   /// x: the last block's output, then this one's. residual: the stream, without x.
   void forward(const Step& step, Tensor x, Tensor residual, KvCache cache, bool first) const {
@@ -127,7 +130,7 @@ class DecoderForCausalLM final : public Model {
     std::vector<Layer> layers;
     layers.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i)
-      layers.emplace_back(c, context, fmt::format("model.layers.{}", i));
+      layers.emplace_back(c, context, fmt::format("model.layers.{}", i), i);
     return layers;
   }
 

@@ -1,5 +1,5 @@
 // Mistral: the shared decoder without biases. Its first version slides: every layer sees the last
-// sliding_window tokens, which is all of them while max_model_len is no longer.
+// sliding_window tokens.
 #include "models/mistral.h"
 
 #include "models/decoder.h"

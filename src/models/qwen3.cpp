@@ -8,14 +8,15 @@ namespace {
 
 class Qwen3Attention {
  public:
-  Qwen3Attention(const ModelConfig& c, const ModelContext& context, const std::string& prefix)
+  Qwen3Attention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+                 int64_t layer)
       : qkv_proj_(context.load, prefix, c.hidden_size, c.head_dim, c.num_attention_heads,
                   c.num_key_value_heads, c.qkv_bias),
         o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
                 c.output_bias),
         q_norm_(make_norm(c, context, prefix + ".q_norm", c.head_dim)),
         k_norm_(make_norm(c, context, prefix + ".k_norm", c.head_dim)),
-        attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim),
+        attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim, c.window(layer)),
         cos_sin_(context.cos_sin) {}
 
   /// x [t, hidden] -> x

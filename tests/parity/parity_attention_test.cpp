@@ -14,6 +14,7 @@ struct Sequence {
 struct Problem {
   int64_t heads, kv_heads, head_dim, block_size;
   std::vector<Sequence> sequences;
+  int64_t window = 0;
 };
 
 /// A problem's operands on a device. Keys and values are drawn per sequence and position, so that
@@ -37,7 +38,7 @@ class Setting {
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i + 1);
     if (shuffle_blocks) std::shuffle(order.begin(), order.end(), std::mt19937(seed));
 
-    // What is not a key of any sequence is NaN: reading it shows.
+    // What is not a key of any row is NaN: reading it shows.
     Values k(static_cast<size_t>(blocks * kv * size * d), NAN), v = k, q;
     std::vector<int32_t> tables(problem.sequences.size() * static_cast<size_t>(max_blocks),
                                 0x7fffffff);
@@ -57,6 +58,7 @@ class Setting {
           tables[s * static_cast<size_t>(max_blocks) + static_cast<size_t>(p / size)] =
               order[next++];
         const int64_t block = order[next - 1];
+        if (problem.window > 0 && p <= sequence.context - sequence.rows - problem.window) continue;
         for (int64_t h = 0; h < kv; ++h)
           for (int64_t i = 0; i < d; ++i) {
             const auto to = static_cast<size_t>(((block * kv + h) * size + p % size) * d + i),
@@ -89,7 +91,7 @@ class Setting {
   Operand run(Layout layout = {}, bool in_place = false) const {
     const std::vector<int64_t> shape{rows(), problem_.heads, problem_.head_dim};
     Operand q(ops_, dtype_, shape, q_values_, layout), out(ops_, dtype_, shape, layout);
-    ops_.attention(in_place ? q : out, q, {*k_, *v_}, batch_, scale(), 0);
+    ops_.attention(in_place ? q : out, q, {*k_, *v_}, batch_, scale(), problem_.window);
     ops_.synchronize();
     q.expect_guards("q");
     out.expect_guards("out");
@@ -110,9 +112,11 @@ class Setting {
                             (row * static_cast<size_t>(problem_.heads) + static_cast<size_t>(h)) *
                                 static_cast<size_t>(d);
           const int64_t keys = problem_.sequences[s].context - problem_.sequences[s].rows + i + 1;
+          const int64_t first =
+              problem_.window > 0 ? std::max<int64_t>(0, keys - problem_.window) : 0;
           Values p(static_cast<size_t>(keys));
           double top = -INFINITY, total = 0, magnitude = 0;
-          for (int64_t j = 0; j < keys; ++j) {
+          for (int64_t j = first; j < keys; ++j) {
             double dot = 0, absolute = 0;
             for (int64_t e = 0; e < d; ++e) {
               const double term =
@@ -124,14 +128,17 @@ class Setting {
             magnitude = std::max(magnitude, absolute * static_cast<double>(scale()));
             top = std::max(top, p[static_cast<size_t>(j)]);
           }
-          for (double& x : p) total += x = std::exp(x - top);
+          for (int64_t j = first; j < keys; ++j) {
+            double& x = p[static_cast<size_t>(j)];
+            total += x = std::exp(x - top);
+          }
           // Scores: about sqrt(d) roundings of f32 on sums of this magnitude; 8 covers the walk.
           // Sums over keys: sqrt(keys).
           const double relative =
               0x1p-24 * (8 * magnitude + 4 * std::sqrt(static_cast<double>(keys)) + 16);
           for (int64_t e = 0; e < d; ++e) {
             double sum = 0, absolute = 0;
-            for (int64_t j = 0; j < keys; ++j) {
+            for (int64_t j = first; j < keys; ++j) {
               const double term = p[static_cast<size_t>(j)] / total *
                                   values_[s][static_cast<size_t>((j * kv + h / group) * d + e)];
               sum += term;
@@ -158,6 +165,11 @@ class Setting {
   std::unique_ptr<Operand> k_, v_, starts_, lengths_, tables_;
   Batch batch_;
 };
+
+#define SKIP_WITHOUT_WINDOWS()               \
+  if (ops().device().kind == Device::cuda) { \
+    GTEST_SKIP() << "no sliding windows";    \
+  }
 
 class AttentionParity : public ParityTest {
  protected:
@@ -236,6 +248,39 @@ TEST_P(AttentionParity, BlockSizeAndOrderDoNotShow) {
     EXPECT_EQ(want,
               Setting(ops(), dtype(), {4, 2, 128, block, sequences}, 17, block != 32).run().bits())
         << "block size " << block;
+}
+
+TEST_P(AttentionParity, AWindowHidesWhatLiesBeforeIt) {
+  SKIP_WITHOUT_WINDOWS();
+  for (const int64_t window : {1, 2, 17, 63, 64, 65, 100, 128, 500})
+    expect_right({4, 2, 80, 16, {{1, 1}, {300, 1}, {200, 200}, {131, 5}, {129, 70}}, window});
+  expect_right({2, 2, 128, 8, {{333, 40}, {64, 64}}, 20});
+}
+
+TEST_P(AttentionParity, AWindowedChunkHasTheBitsOfTheWhole) {
+  SKIP_WITHOUT_WINDOWS();
+  const int64_t length = 210;
+  for (const int64_t window : {5, 50, 64, 100}) {
+    const std::vector<std::byte> whole =
+        Setting(ops(), dtype(), {6, 2, 80, 16, {{length, length}}, window}, 13).run().bits();
+    const size_t row = whole.size() / static_cast<size_t>(length);
+    for (const Sequence chunk : {Sequence{64, 64}, {65, 1}, {128, 27}, {200, 33}, {210, 1}}) {
+      const std::vector<std::byte> got =
+          Setting(ops(), dtype(), {6, 2, 80, 64, {chunk}, window}, 13).run().bits();
+      EXPECT_TRUE(std::equal(
+          got.begin(), got.end(),
+          whole.begin() +
+              static_cast<int64_t>(static_cast<size_t>(chunk.context - chunk.rows) * row)))
+          << chunk.rows << " rows up to " << chunk.context << ", window " << window;
+    }
+  }
+}
+
+TEST_P(AttentionParity, AWindowThatNothingOutgrowsDoesNotShow) {
+  SKIP_WITHOUT_WINDOWS();
+  const std::vector<Sequence> sequences{{150, 150}, {300, 1}};
+  EXPECT_EQ(Setting(ops(), dtype(), {4, 2, 64, 16, sequences, 300}, 17).run().bits(),
+            Setting(ops(), dtype(), {4, 2, 64, 16, sequences}, 17).run().bits());
 }
 
 NANOVLLM_PARITY(AttentionParity);

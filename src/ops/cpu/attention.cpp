@@ -143,7 +143,7 @@ void CpuBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm,
 
 void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                            int64_t window) {
-  check(window == 0, "attention: sliding windows are not implemented");
+  check(window >= 0, "attention: a window of {}", window);
   const CacheView view(cache);
   const int64_t tokens = q.shape[0], heads = q.shape[1], sequences = batch.num_seqs(),
                 group = heads / view.kv_heads;
@@ -199,6 +199,7 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
                          .group = group,
                          .num_tokens = unit.count,
                          .first_position = lengths[s] - (starts[s + 1] - starts[s]) + unit.first,
+                         .window = window,
                          .scale = scale,
                          .scratch = scratch(thread)});
                   });

@@ -4,8 +4,8 @@
 // exponentials, and the old sum and accumulator scaled down to the new maximum (the online softmax
 // of Milakov and Gimelshein; Dao et al., "FlashAttention"). A row takes the same steps in the same
 // order whether it is the only one (decode) or one of hundreds (prefill): its bits depend on its
-// sequence and position alone. Keys beyond a row's position are never mixed in, not even with
-// weight zero.
+// sequence and position alone. Keys beyond a row's position, or before its window, are never mixed
+// in, not even with weight zero; tiles that lie before the window are not visited.
 
 namespace {
 
@@ -65,15 +65,15 @@ NANOVLLM_INLINE void score_block(float* scores, const T* q, const T* const* k, i
     __builtin_memcpy(scores + r * kAttentionTile + key, out + r * kKeys, kKeys * sizeof(float));
 }
 
-/// Scores of ROWS rows with the first `count` keys; the places behind them, up to the next multiple
-/// of 16, hold nonsense.
+/// Scores of ROWS rows with the keys [begin, end) of the tile; the places around them, from the
+/// last to the next multiple of 16, hold nonsense.
 template <int ROWS, class T>
-NANOVLLM_INLINE void score_rows(float* scores, const T* q, const Tile<T>& tile, int64_t count,
-                                int64_t d) {
+NANOVLLM_INLINE void score_rows(float* scores, const T* q, const Tile<T>& tile, int64_t begin,
+                                int64_t end, int64_t d) {
   const T* k[kAttentionTile];
-  const int64_t padded = (count + 15) / 16 * 16;
-  for (int64_t j = 0; j < padded; ++j) k[j] = tile.k[j < count ? j : count - 1];
-  for (int64_t key = 0; key < padded; key += 16 / ROWS) score_block<ROWS>(scores, q, k, key, d);
+  const int64_t first = begin / 16 * 16, last = (end + 15) / 16 * 16;
+  for (int64_t j = first; j < last; ++j) k[j] = tile.k[j < end ? j : end - 1];
+  for (int64_t key = first; key < last; key += 16 / ROWS) score_block<ROWS>(scores, q, k, key, d);
 }
 
 // -- Values
@@ -115,11 +115,13 @@ struct RowState {
   float max, sum;
 };
 
-/// Turns the first `count` scores into exponentials relative to the new maximum; the rest of the
+/// Turns the scores [begin, end) into exponentials relative to the new maximum; the rest of the
 /// tile becomes 0. Returns by how much what was summed before shrinks.
-NANOVLLM_INLINE float softmax_step(float* s, int64_t count, float scale, RowState& state) {
+NANOVLLM_INLINE float softmax_step(float* s, int64_t begin, int64_t end, float scale,
+                                   RowState& state) {
   const float infinity = __builtin_inff();
-  for (int64_t j = count; j < kAttentionTile; ++j) s[j] = -infinity;
+  for (int64_t j = 0; j < begin; ++j) s[j] = -infinity;
+  for (int64_t j = end; j < kAttentionTile; ++j) s[j] = -infinity;
   Vec v[4], top = splat(-infinity);
   for (int i = 0; i < 4; ++i) {
     v[i] = load(s + i * kLanes) * scale;
@@ -156,6 +158,11 @@ struct Piece {
   int64_t position(int64_t row) const {
     return task.first_position + (first_row + row) / task.group;
   }
+  /// The first key that the row sees.
+  int64_t first_key(int64_t row) const {
+    const int64_t key = task.window > 0 ? position(row) + 1 - task.window : 0;
+    return key > 0 ? key : 0;
+  }
 };
 
 template <class T>
@@ -185,26 +192,39 @@ NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, Tile<
 template <int ROWS, class T, class V>
 NANOVLLM_INLINE void tile_rows(const Piece<T>& piece, int64_t row, int64_t first_key,
                                const Tile<T>& tile, const V* const* v) {
-  const auto visible = [&](int64_t r) {
-    const int64_t count = piece.position(row + r) + 1 - first_key;
-    return count < 0 ? int64_t{0} : count < kAttentionTile ? count : kAttentionTile;
+  // Row r sees the keys [begin(r), end(r)) of the tile; rows are in order of position, so both
+  // rise.
+  const auto in_tile = [&](int64_t position) {
+    const int64_t key = position - first_key;
+    return key < 0 ? int64_t{0} : key < kAttentionTile ? key : kAttentionTile;
   };
-  const int64_t common = visible(0), most = visible(ROWS - 1);  // rows are in order of position
-  if (most == 0) return;
+  const auto begin = [&](int64_t r) { return in_tile(piece.first_key(row + r)); };
+  const auto end = [&](int64_t r) { return in_tile(piece.position(row + r) + 1); };
+  if (begin(0) >= end(ROWS - 1)) return;
   float* scores = piece.scores + row * kAttentionTile;
   float* acc = piece.acc + row * piece.d;
-  score_rows<ROWS>(scores, piece.q + row * piece.d, tile, most, piece.d);
+  score_rows<ROWS>(scores, piece.q + row * piece.d, tile, begin(0), end(ROWS - 1), piece.d);
   float decay[ROWS];
   for (int r = 0; r < ROWS; ++r)
-    decay[r] = visible(r) ? softmax_step(scores + r * kAttentionTile, visible(r), piece.task.scale,
-                                         piece.state[row + r])
-                          : 1.0f;
-  add_values<ROWS>(acc, scores, decay, v, 0, common, piece.d);
-  const float keep = 1.0f;
-  for (int r = 1; r < ROWS; ++r)  // what the later rows see beyond the first
-    if (visible(r) > common)
-      add_values<1>(acc + r * piece.d, scores + r * kAttentionTile, &keep, v, common, visible(r),
-                    piece.d);
+    decay[r] = begin(r) < end(r) ? softmax_step(scores + r * kAttentionTile, begin(r), end(r),
+                                                piece.task.scale, piece.state[row + r])
+                                 : 1.0f;
+  const auto add_row = [&](int r, int64_t from, int64_t to) {
+    if (from >= to) return;
+    add_values<1>(acc + r * piece.d, scores + r * kAttentionTile, decay + r, v, from, to, piece.d);
+    decay[r] = 1.0f;  // what was summed before has shrunk by now
+  };
+  const int64_t common = begin(ROWS - 1), common_end = end(0);
+  if (common >= common_end) {
+    for (int r = 0; r < ROWS; ++r) add_row(r, begin(r), end(r));
+    return;
+  }
+  for (int r = 0; r < ROWS; ++r) add_row(r, begin(r), common);
+  add_values<ROWS>(acc, scores, decay, v, common, common_end, piece.d);
+  for (int r = 0; r < ROWS; ++r) {
+    decay[r] = 1.0f;
+    add_row(r, common_end, end(r));
+  }
 }
 
 template <class T, class V>
@@ -230,7 +250,8 @@ void attention_piece(const Piece<T>& piece) {
     piece.state[r] = {-__builtin_inff(), 0.0f};
   }
   const int64_t keys = piece.position(piece.rows - 1) + 1;
-  for (int64_t first_key = 0; first_key < keys; first_key += kAttentionTile) {
+  for (int64_t first_key = piece.first_key(0) / kAttentionTile * kAttentionTile; first_key < keys;
+       first_key += kAttentionTile) {
     Tile<T> tile;
     tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
     gather_tile(piece, first_key, tile);

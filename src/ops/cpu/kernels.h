@@ -26,6 +26,7 @@ struct AttentionTask {
   const int32_t* block_table = nullptr;  // of the sequence
   int block_shift = 0;                   // log2 of the block size
   int64_t head_dim = 0, group = 0, num_tokens = 0, first_position = 0;
+  int64_t window = 0;  // keys that a row sees, its own included; 0: all up to its own
   float scale = 0;
   float* scratch = nullptr;  // attention_scratch_floats(head_dim), 64-byte aligned
 };
