@@ -166,11 +166,6 @@ class Setting {
   Batch batch_;
 };
 
-#define SKIP_WITHOUT_WINDOWS()               \
-  if (ops().device().kind == Device::cuda) { \
-    GTEST_SKIP() << "no sliding windows";    \
-  }
-
 class AttentionParity : public ParityTest {
  protected:
   void expect_right(const Problem& problem, Layout layout = {}, bool in_place = false) {
@@ -191,7 +186,7 @@ TEST_P(AttentionParity, MatchesFloat64ForEveryBlockSize) {
 }
 
 TEST_P(AttentionParity, MatchesFloat64ForEveryGroup) {
-  for (const int64_t group : {1, 2, 3, 4, 5, 7, 8, 16})
+  for (const int64_t group : {1, 2, 3, 4, 5, 7, 8, 16, 20})
     expect_right({2 * group, 2, 64, 16, {{90, 90}, {140, 1}, {33, 3}}});
 }
 
@@ -251,14 +246,18 @@ TEST_P(AttentionParity, BlockSizeAndOrderDoNotShow) {
 }
 
 TEST_P(AttentionParity, AWindowHidesWhatLiesBeforeIt) {
-  SKIP_WITHOUT_WINDOWS();
   for (const int64_t window : {1, 2, 17, 63, 64, 65, 100, 128, 500})
     expect_right({4, 2, 80, 16, {{1, 1}, {300, 1}, {200, 200}, {131, 5}, {129, 70}}, window});
   expect_right({2, 2, 128, 8, {{333, 40}, {64, 64}}, 20});
+  for (const int64_t window : {63, 300, 511, 700})  // beyond a chunk of keys
+    expect_right({4, 2, 64, 16, {{700, 1}, {513, 1}, {600, 70}, {33, 3}}, window});
+  // Every sequence has one row: decode.
+  for (const int64_t d : {64, 80, 96, 128, 256})
+    for (const int64_t window : {1, 64, 300, 1000})
+      expect_right({6, 2, d, 64, {{1, 1}, {64, 1}, {700, 1}, {1025, 1}}, window});
 }
 
 TEST_P(AttentionParity, AWindowedChunkHasTheBitsOfTheWhole) {
-  SKIP_WITHOUT_WINDOWS();
   const int64_t length = 210;
   for (const int64_t window : {5, 50, 64, 100}) {
     const std::vector<std::byte> whole =
@@ -277,7 +276,6 @@ TEST_P(AttentionParity, AWindowedChunkHasTheBitsOfTheWhole) {
 }
 
 TEST_P(AttentionParity, AWindowThatNothingOutgrowsDoesNotShow) {
-  SKIP_WITHOUT_WINDOWS();
   const std::vector<Sequence> sequences{{150, 150}, {300, 1}};
   EXPECT_EQ(Setting(ops(), dtype(), {4, 2, 64, 16, sequences, 300}, 17).run().bits(),
             Setting(ops(), dtype(), {4, 2, 64, 16, sequences}, 17).run().bits());

@@ -2,6 +2,7 @@
 // tensor cores (attention_mma.cuh); f32, which serves verification, on plain arithmetic (below).
 // Both obey the rules of attention.cuh.
 #include <bit>
+#include <limits>
 #include <numbers>
 
 #include "ops/cuda/attention.cuh"
@@ -26,12 +27,14 @@ __global__ void __launch_bounds__(kPlainThreads)
   const int token = blockIdx.x, head = blockIdx.y, kv_head = head / a.group;
   const int s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
   if (s < 0) return;
-  const int end = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token) + 1;  // keys 0 .. position
+  const int end = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token) + 1;  // position + 1
+  if (end <= 0) return;                                                     // padding
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const float* q = a.q + token * a.q_token_stride + head * a.q_head_stride;
   float value[kElements] = {}, maximum = kMinusInfinity, sum = 0.0f;
-  for (int first = 0; first < end; first += kTileKeys) {
-    const int count = min(kTileKeys, end - first);
+  const int begin = first_key(end - 1, a.window);
+  for (int tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
+    const int first = max(tile, begin), count = min(tile + kTileKeys, end) - first;
     for (int i = warp; i < count; i += kWarps) {
       const float* k =
           a.k + key_offset(a, s, first + i, a.k_block_stride, d) + kv_head * a.k_head_stride;
@@ -73,7 +76,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 template <class T>
 AttentionArguments<DeviceType<T>> arguments_of(const Tensor& out, const Tensor& q,
                                                const KvCache& cache, const Batch& batch,
-                                               float scale) {
+                                               float scale, int64_t window) {
   return {.out = device_ptr<T>(out),
           .q = device_ptr<T>(q),
           .k = device_ptr<T>(cache.k),
@@ -94,6 +97,8 @@ AttentionArguments<DeviceType<T>> arguments_of(const Tensor& out, const Tensor& 
           .num_heads = static_cast<int>(q.shape[1]),
           .group = static_cast<int>(q.shape[1] / cache.k.shape[1]),
           .block_shift = std::countr_zero(static_cast<uint64_t>(cache.k.shape[2])),
+          // A window that no context outgrows is none.
+          .window = window < std::numeric_limits<int>::max() ? static_cast<int>(window) : 0,
           .scale_log2 = scale * std::numbers::log2e_v<float>,
           .partial_out = nullptr,
           .partial_sum = nullptr,
@@ -123,9 +128,7 @@ void dispatch_head_dim(int64_t head_dim, Body&& body) {
 
 void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                             int64_t window) {
-  // A window that no sequence outgrows hides nothing; the engine refuses the others.
-  check(window == 0 || batch.max_context_len <= window,
-        "attention: sliding windows are not implemented");
+  check(window >= 0, "attention: a window of {} keys", window);
   check_pages(cache);
   check(q.rank == 3 && out.rank == 3 && q.shape == out.shape && q.shape[2] == cache.k.shape[3] &&
             q.shape[1] % cache.k.shape[1] == 0 && q.dtype == out.dtype &&
@@ -142,23 +145,23 @@ void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& ba
   });  // f32 is refused where bf16 is
   if (q.numel() == 0 || batch.num_seqs() == 0) return;
   if (q.dtype == DType::f32)
-    attention_f32(out, q, cache, batch, scale);
+    attention_f32(out, q, cache, batch, scale, window);
   else
-    attention_bf16(out, q, cache, batch, scale);
+    attention_bf16(out, q, cache, batch, scale, window);
 }
 
 void CudaBackend::attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch,
-                                float scale) {
+                                float scale, int64_t window) {
   launch(attention_plain_kernel, {grid_size(q.shape[0]), grid_size(q.shape[1])}, kPlainThreads, 0,
-         arguments_of<float>(out, q, cache, batch, scale), static_cast<int>(q.shape[2]));
+         arguments_of<float>(out, q, cache, batch, scale, window), static_cast<int>(q.shape[2]));
 }
 
 void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch,
-                                 float scale) {
+                                 float scale, int64_t window) {
   check(wide_rows({q, out, cache.k, cache.v}),
         "attention: rows of {} or of the cache {} do not begin on 16 bytes", q.describe(),
         cache.k.describe());
-  auto arguments = arguments_of<bf16>(out, q, cache, batch, scale);
+  auto arguments = arguments_of<bf16>(out, q, cache, batch, scale, window);
   const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = cache.k.shape[1],
                 head_dim = q.shape[2], seqs = batch.num_seqs();
   const int64_t row_tiles = ceil_div(batch.max_seqlen_q * arguments.group, kTileRows);

@@ -3,10 +3,21 @@
 //
 // Exactness. The keys of a sequence are cut at fixed absolute positions into chunks of kChunk and
 // tiles of kTileKeys. Within a chunk a row does the online softmax tile by tile; each chunk starts
-// afresh and ends with a partial result (output, maximum, sum); partial results are merged in the
-// order of the chunks by merge(). Whether one block walks all chunks of a row or each chunk has a
+// afresh and ends with a partial result (output, base, sum); partial results are merged in the
+// order of the chunks by Merge. Whether one block walks all chunks of a row or each chunk has a
 // block of its own therefore does not show in the bits, and neither does the company that a row has
-// in its tile: a tile whose keys all lie past the row's position adds exact zeros.
+// in its tile: a tile or a chunk of which the row sees no key changes nothing, whether it is walked
+// or skipped.
+//
+// A tile of bf16, for one row (u: its base, -inf at the start of a chunk; sum and out 0 there):
+//   scores = the chain of mma over the head's elements in order, from 0; masked ones -inf
+//   if base_moves(u, max of the tile's scores): factor = rescaling(u, finite_or_zero(max)), u = max
+//   else factor = 1 exactly, so that a whole warp may leave the rescaling out
+//   w = weight_of(score, finite_or_zero(u))
+//   sum, of each of the four lanes that share the row: sum * factor + tile_sum() of the lane's w
+//   out = out * factor, then the chain of mma over the tile's keys in order, of bf16(w) and V
+// At the end of the chunk quad_sum() gives the row's sum. V is zeros where no row of the tile sees
+// the key: whatever lies there (another sequence's NaN) must not meet the zero weights.
 #pragma once
 
 #include "ops/cuda/device.cuh"
@@ -16,6 +27,9 @@ namespace nanovllm {
 constexpr int kTileKeys = 64;
 constexpr int kChunk = 256;
 constexpr float kMinusInfinity = -__builtin_huge_valf();
+/// How far, in powers of two, a score may exceed the base of its row before the base moves. Weights
+/// stay below 2^8, which a sum of 256 of them in f32 and bf16's rounding do not mind.
+constexpr float kBaseSlack = 8.0f;
 
 template <class T>
 struct AttentionArguments {
@@ -27,12 +41,18 @@ struct AttentionArguments {
   int64_t table_stride;
   int num_seqs, num_heads, group;  // group: query heads per KV head
   int block_shift;                 // log2 of the block size
+  int window;                      // keys that a row sees at most; 0: all up to its own
   float scale_log2;                // scale * log2(e): the softmax works in powers of two
   // Split sequences: partial results by [token, head, chunk].
   float* partial_out;   // [.., head_dim]
-  float2* partial_sum;  // maximum, sum
+  float2* partial_sum;  // base, sum
   int max_chunks;
 };
+
+/// The first key that a row at `position` sees.
+__device__ inline int first_key(int position, int window) {
+  return window > 0 ? max(0, position - window + 1) : 0;
+}
 
 /// Where key `position` of sequence `s` is, in elements from the start of the cache for one head.
 template <class T>
@@ -60,33 +80,66 @@ __device__ inline float power_of_two(float x) {
   return y;
 }
 
-/// A maximum fit for subtracting: a row that has seen no key yet has none.
-__device__ inline float finite_or_zero(float maximum) {
-  return maximum == kMinusInfinity ? 0.0f : maximum;
+/// A base fit for subtracting: a row that has seen no key yet has none.
+__device__ inline float finite_or_zero(float base) { return base == kMinusInfinity ? 0.0f : base; }
+
+/// Whether a tile with this maximum moves the row's base to it. A tile without a visible key leaves
+/// a base alone.
+__device__ inline bool base_moves(float base, float maximum, float scale_log2) {
+  return base == kMinusInfinity || __fmul_rn(__fsub_rn(maximum, base), scale_log2) > kBaseSlack;
 }
 
-/// exp(scale * (score - maximum)); 0 for a masked score (-inf).
-__device__ inline float weight_of(float score, float maximum, float scale_log2) {
-  return power_of_two(__fmaf_rn(score, scale_log2, -__fmul_rn(maximum, scale_log2)));
+/// exp(scale * (score - base)); 0 for a masked score (-inf).
+__device__ inline float weight_of(float score, float base, float scale_log2) {
+  return power_of_two(__fmaf_rn(score, scale_log2, -__fmul_rn(base, scale_log2)));
 }
 
-/// What results relative to an old maximum are multiplied with to be relative to a new one. Not
-/// weight_of(): an unchanged maximum must give exactly 1, or keys that a row does not see would
-/// show.
-__device__ inline float rescaling(float old_maximum, float new_maximum, float scale_log2) {
-  return power_of_two(__fmul_rn(__fsub_rn(old_maximum, new_maximum), scale_log2));
+/// What results relative to an old base are multiplied with to be relative to a new one. Not
+/// weight_of(): an unchanged base must give exactly 1, or keys that a row does not see would show.
+__device__ inline float rescaling(float old_base, float new_base, float scale_log2) {
+  return power_of_two(__fmul_rn(__fsub_rn(old_base, new_base), scale_log2));
+}
+
+/// The row's base for a tile with this maximum; `factor`: what sum and out are multiplied with.
+__device__ inline float next_base(float base, float maximum, float scale_log2, float& factor) {
+  if (!base_moves(base, maximum, scale_log2)) {
+    factor = 1.0f;
+    return base;
+  }
+  factor = rescaling(base, finite_or_zero(maximum), scale_log2);
+  return maximum;
+}
+
+/// The sum of a lane's four weights of 16 keys 16g ..: lane t of a row's quad has the keys 2t, 2t +
+/// 1, 2t + 8 and 2t + 9 of them (the accumulators of mma and of wgmma lie like that).
+__device__ inline float group_sum(float w0, float w1, float w8, float w9) {
+  return __fadd_rn(__fadd_rn(w0, w1), __fadd_rn(w8, w9));
+}
+/// The sum of a lane's weights of a tile, from those of its four groups of 16 keys.
+__device__ inline float tile_sum(float g0, float g1, float g2, float g3) {
+  return __fadd_rn(__fadd_rn(g0, g1), __fadd_rn(g2, g3));
+}
+/// A row's sum from those of its four lanes, in all of them.
+__device__ inline float quad_sum(float sum) {
+  sum = __fadd_rn(sum, __shfl_xor_sync(kFullMask, sum, 1));
+  return __fadd_rn(sum, __shfl_xor_sync(kFullMask, sum, 2));
+}
+/// A row's maximum from those of its four lanes, in all of them.
+__device__ inline float quad_max(float maximum) {
+  maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 1));
+  return fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 2));
 }
 
 /// Merging a chunk's partial result into what the chunks before it gave: the factors of both, and
-/// the new maximum and sum.
+/// the new base and sum. Merging into nothing (base -inf, sum 0) gives the chunk's own result,
+/// merging a chunk without a visible key what there was.
 struct Merge {
-  float old_factor, new_factor, maximum, sum;
-  __device__ Merge(float old_maximum, float old_sum, float new_maximum, float new_sum,
-                   float scale_log2) {
-    maximum = fmaxf(old_maximum, new_maximum);
-    const float base = finite_or_zero(maximum);
-    old_factor = rescaling(old_maximum, base, scale_log2);
-    new_factor = rescaling(new_maximum, base, scale_log2);
+  float old_factor, new_factor, base, sum;
+  __device__ Merge(float old_base, float old_sum, float new_base, float new_sum, float scale_log2) {
+    base = fmaxf(old_base, new_base);
+    const float common = finite_or_zero(base);
+    old_factor = rescaling(old_base, common, scale_log2);
+    new_factor = rescaling(new_base, common, scale_log2);
     sum = __fmaf_rn(new_sum, new_factor, __fmul_rn(old_sum, old_factor));
   }
   __device__ float operator()(float old_value, float new_value) const {

@@ -26,14 +26,14 @@ struct AttentionTile {
 template <int kHeadDim>
 struct RowState {
   float out[kHeadDim / 8][4], merged[kHeadDim / 8][4];
-  float maximum[2], sum[2], merged_maximum[2], merged_sum[2];
+  float base[2], sum[2], merged_base[2], merged_sum[2];
 
   __device__ void start_chunk() {
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[j][e] = 0.0f;
-    maximum[0] = maximum[1] = kMinusInfinity;
+    base[0] = base[1] = kMinusInfinity;
     sum[0] = sum[1] = 0.0f;
   }
   __device__ void start() {
@@ -42,37 +42,34 @@ struct RowState {
     for (int j = 0; j < kHeadDim / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) merged[j][e] = 0.0f;
-    merged_maximum[0] = merged_maximum[1] = kMinusInfinity;
+    merged_base[0] = merged_base[1] = kMinusInfinity;
     merged_sum[0] = merged_sum[1] = 0.0f;
   }
-  /// The sum over the row's four lanes: the chunk's sum is complete with it.
   __device__ void finish_chunk() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(kFullMask, sum[r], 1);
-      sum[r] += __shfl_xor_sync(kFullMask, sum[r], 2);
-    }
+    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
   }
   __device__ void merge_chunk(float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Merge merge(merged_maximum[r], merged_sum[r], maximum[r], sum[r], scale_log2);
+      const Merge merge(merged_base[r], merged_sum[r], base[r], sum[r], scale_log2);
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           merged[j][2 * r + e] = merge(merged[j][2 * r + e], out[j][2 * r + e]);
-      merged_maximum[r] = merge.maximum;
+      merged_base[r] = merge.base;
       merged_sum[r] = merge.sum;
     }
   }
 };
 
-/// Adds one tile of keys. `limit[r]`: the tile's keys at this index and past it are masked for row
-/// r.
+/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
+/// - 1.
 template <int kHeadDim>
 __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim>& tile, int stage,
-                         int warp_row, const int (&limit)[2], float scale_log2) {
+                         int warp_row, const int (&lowest)[2], const int (&limit)[2],
+                         float scale_log2) {
   const int lane = threadIdx.x % kWarp;
   float score[kTileKeys / 8][4] = {};
 #pragma unroll
@@ -87,37 +84,40 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
       mma_m16n8k16(score[j + 1], q, k[2], k[3]);
     }
   }
+  float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float maximum = state.maximum[r];
+    float maximum = kMinusInfinity;
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = score[j][2 * r + e];
-        if (8 * j + lane % 4 * 2 + e >= limit[r]) s = kMinusInfinity;
+        const int key = 8 * j + lane % 4 * 2 + e;
+        if (key < lowest[r] || key >= limit[r]) s = kMinusInfinity;
         maximum = fmaxf(maximum, s);
       }
-    maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 1));
-    maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 2));
-    const float base = finite_or_zero(maximum),
-                factor = rescaling(state.maximum[r], base, scale_log2);
-    float sum = 0.0f;
+    state.base[r] = next_base(state.base[r], quad_max(maximum), scale_log2, factor[r]);
+    const float base = finite_or_zero(state.base[r]);
+    float group[4];
 #pragma unroll
-    for (int j = 0; j < kTileKeys / 8; ++j)
+    for (int g = 0; g < 4; ++g) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = score[j][2 * r + e];
+      for (int e = 0; e < 4; ++e) {
+        float& s = score[2 * g + e / 2][2 * r + e % 2];
         s = weight_of(s, base, scale_log2);
-        sum = __fadd_rn(sum, s);
       }
-    state.maximum[r] = maximum;
-    state.sum[r] = __fmaf_rn(state.sum[r], factor, sum);
+      group[g] = group_sum(score[2 * g][2 * r], score[2 * g][2 * r + 1], score[2 * g + 1][2 * r],
+                           score[2 * g + 1][2 * r + 1]);
+    }
+    state.sum[r] =
+        __fmaf_rn(state.sum[r], factor[r], tile_sum(group[0], group[1], group[2], group[3]));
+  }
+  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j)
 #pragma unroll
-      for (int e = 0; e < 2; ++e)
-        state.out[j][2 * r + e] = __fmul_rn(state.out[j][2 * r + e], factor);
+      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
   }
 #pragma unroll
   for (int kk = 0; kk < kTileKeys / 16; ++kk) {
@@ -134,16 +134,16 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
   }
 }
 
-/// The keys first .. first + 64 of the sequence, zeros from `end` on: a masked key must be finite,
-/// whatever lies in its slot.
+/// The keys first .. first + 64 of the sequence, zeros before `low` and from `end` on: a masked key
+/// must be finite, whatever lies in its slot.
 template <int kHeadDim>
 __device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
                           const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int first,
-                          int end) {
+                          int low, int end) {
   constexpr int kParts = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTileKeys * kParts; i += kAttentionThreads) {
     const int row = i / kParts, c = i % kParts * 8, position = first + row;
-    const bool valid = position < end;
+    const bool valid = low <= position && position < end;
     const __nv_bfloat16 *k = a.k, *v = a.v;
     if (valid) {
       k += key_offset(a, s, position, a.k_block_stride, kHeadDim) + kv_head * a.k_head_stride + c;
@@ -195,7 +195,7 @@ __device__ void store_partial(const RowState<kHeadDim>& state,
                               int row, int r, int chunk) {
   const int lane = threadIdx.x % kWarp;
   const int64_t slot = (mine.token(row) * a.num_heads + mine.head(row)) * a.max_chunks + chunk;
-  if (lane % 4 == 0) a.partial_sum[slot] = {state.maximum[r], state.sum[r]};
+  if (lane % 4 == 0) a.partial_sum[slot] = {state.base[r], state.sum[r]};
   float* out = a.partial_out + slot * kHeadDim + lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j)
@@ -229,10 +229,13 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const RowTile mine(a, s, kv_head,
                      kSplit ? blockIdx.x / a.max_chunks : gridDim.x - 1 - blockIdx.x);
   if (mine.rows <= 0) return;
-  const int begin = chunk * kChunk, key_end = mine.position(min(kTileRows, mine.rows) - 1) + 1;
-  const int end = kSplit ? min(begin + kChunk, key_end) : key_end;
+  // The keys that some row of the tile sees: low .. key_end.
+  const int low = first_key(mine.position(0), a.window),
+            key_end = mine.position(min(kTileRows, mine.rows) - 1) + 1;
+  const int begin = max(chunk * kChunk, low / kTileKeys * kTileKeys);
+  const int end = kSplit ? min((chunk + 1) * kChunk, key_end) : key_end;
   if (begin >= end) return;
-  load_keys(tile, 0, a, s, kv_head, begin, end);
+  load_keys(tile, 0, a, s, kv_head, begin, low, end);
   commit_copies();
   load_queries(tile, a, mine);
 
@@ -242,21 +245,24 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;
   const int row[2] = {lane_row, lane_row + 8};
   const int position[2] = {mine.position(row[0]), mine.position(row[1])};
-  // Keys from here on are masked for all rows of the warp.
-  const int warp_end =
-      warp_row < mine.rows ? mine.position(min(warp_row + 15, mine.rows - 1)) + 1 : 0;
+  const int lowest[2] = {first_key(position[0], a.window), first_key(position[1], a.window)};
+  // Keys before and from here on are masked for all rows of the warp.
+  const int warp_low = first_key(mine.position(warp_row), a.window),
+            warp_end =
+                warp_row < mine.rows ? mine.position(min(warp_row + 15, mine.rows - 1)) + 1 : 0;
   RowState<kHeadDim> state;
   state.start();
   for (int first = begin, index = 0; first < end; first += kTileKeys, ++index) {
     const int stage = index % Tile::kStages, next = first + kTileKeys;
     if (Tile::kStages > 1 && next < end)
-      load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, end);
+      load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, low, end);
     commit_copies();
     wait_copies<Tile::kStages - 1>();
     __syncthreads();  // the tile of all threads is there, and q the first time
-    if (first < warp_end) {
-      const int limit[2] = {position[0] + 1 - first, position[1] + 1 - first};
-      add_tile(state, tile, stage, warp_row, limit, a.scale_log2);
+    if (next > warp_low && first < warp_end) {
+      const int from[2] = {lowest[0] - first, lowest[1] - first},
+                to[2] = {position[0] + 1 - first, position[1] + 1 - first};
+      add_tile(state, tile, stage, warp_row, from, to, a.scale_log2);
     }
     const bool chunk_ends = next % kChunk == 0 || next >= end;
     if (!kSplit && chunk_ends && first / kChunk * kChunk < warp_end) {
@@ -265,13 +271,13 @@ __global__ void __launch_bounds__(kAttentionThreads)
       state.start_chunk();
     }
     __syncthreads();  // all have read the tile: its stage may be filled again
-    if (Tile::kStages == 1 && next < end) load_keys(tile, 0, a, s, kv_head, next, end);
+    if (Tile::kStages == 1 && next < end) load_keys(tile, 0, a, s, kv_head, next, low, end);
   }
   if (warp_end == 0) return;
   if (kSplit) state.finish_chunk();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (kSplit ? position[r] < begin : position[r] < 0) continue;
+    if (position[r] < 0 || (kSplit && position[r] < begin)) continue;
     if constexpr (kSplit)
       store_partial(state, a, mine, row[r], r, chunk);
     else
@@ -286,13 +292,14 @@ __global__ void attention_merge_kernel(const AttentionArguments<__nv_bfloat16> a
             s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
   if (s < 0) return;
   const int position = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token);
+  if (position < 0) return;  // padding
   const int64_t first = (int64_t{token} * a.num_heads + head) * a.max_chunks;
-  float value = 0.0f, maximum = kMinusInfinity, sum = 0.0f;
-  for (int chunk = 0; chunk <= position / kChunk; ++chunk) {
+  float value = 0.0f, base = kMinusInfinity, sum = 0.0f;
+  for (int chunk = first_key(position, a.window) / kChunk; chunk <= position / kChunk; ++chunk) {
     const float2 partial = a.partial_sum[first + chunk];
-    const Merge merge(maximum, sum, partial.x, partial.y, a.scale_log2);
+    const Merge merge(base, sum, partial.x, partial.y, a.scale_log2);
     value = merge(value, a.partial_out[(first + chunk) * kHeadDim + threadIdx.x]);
-    maximum = merge.maximum;
+    base = merge.base;
     sum = merge.sum;
   }
   a.out[token * a.out_token_stride + head * a.out_head_stride + threadIdx.x] =

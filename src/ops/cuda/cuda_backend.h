@@ -78,8 +78,10 @@ class CudaBackend final : public Backend {
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
   const GemmChoice& gemm_choice(const GemmKey& key, cublasLtMatmulDesc_t operation);
-  void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale);
-  void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale);
+  void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                      int64_t window);
+  void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                     int64_t window);
   void allow_shared_memory(const void* kernel, size_t bytes);
   Stage& next_stage();
 
