@@ -2,8 +2,6 @@
 // tensor cores (attention_mma.cuh); f32, which serves verification, on plain arithmetic (below).
 // Both obey the rules of attention.cuh.
 #include <bit>
-#include <limits>
-#include <numbers>
 
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/attention_mma.cuh"
@@ -71,60 +69,9 @@ __global__ void __launch_bounds__(kPlainThreads)
       a.out[token * a.out_token_stride + head * a.out_head_stride + c] = value[e] / sum;
 }
 
-// -- The op --
-
-template <class T>
-AttentionArguments<DeviceType<T>> arguments_of(const Tensor& out, const Tensor& q,
-                                               const KvCache& cache, const Batch& batch,
-                                               float scale, int64_t window) {
-  return {.out = device_ptr<T>(out),
-          .q = device_ptr<T>(q),
-          .k = device_ptr<T>(cache.k),
-          .v = device_ptr<T>(cache.v),
-          .out_token_stride = out.stride[0],
-          .out_head_stride = out.stride[1],
-          .q_token_stride = q.stride[0],
-          .q_head_stride = q.stride[1],
-          .k_block_stride = cache.k.stride[0],
-          .k_head_stride = cache.k.stride[1],
-          .v_block_stride = cache.v.stride[0],
-          .v_head_stride = cache.v.stride[1],
-          .cu_seqlens_q = batch.cu_seqlens_q.ptr<int32_t>(),
-          .context_lens = batch.context_lens.ptr<int32_t>(),
-          .block_tables = batch.block_tables.ptr<int32_t>(),
-          .table_stride = batch.block_tables.stride[0],
-          .num_seqs = static_cast<int>(batch.num_seqs()),
-          .num_heads = static_cast<int>(q.shape[1]),
-          .group = static_cast<int>(q.shape[1] / cache.k.shape[1]),
-          .block_shift = std::countr_zero(static_cast<uint64_t>(cache.k.shape[2])),
-          // A window that no context outgrows is none.
-          .window = window < std::numeric_limits<int>::max() ? static_cast<int>(window) : 0,
-          .scale_log2 = scale * std::numbers::log2e_v<float>,
-          .partial_out = nullptr,
-          .partial_sum = nullptr,
-          .max_chunks = 1};
-}
-
-template <class Body>
-void dispatch_head_dim(int64_t head_dim, Body&& body) {
-  switch (head_dim) {
-    case 64:
-      return body.template operator()<64>();
-    case 80:
-      return body.template operator()<80>();
-    case 96:
-      return body.template operator()<96>();
-    case 128:
-      return body.template operator()<128>();
-    case 256:
-      return body.template operator()<256>();
-    default:
-      fail(ErrorKind::invalid_argument,
-           "attention: head_dim {} has no GPU kernel; 64, 80, 96, 128 and 256 have", head_dim);
-  }
-}
-
 }  // namespace
+
+// -- The op --
 
 void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                             int64_t window) {
@@ -153,7 +100,8 @@ void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& ba
 void CudaBackend::attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch,
                                 float scale, int64_t window) {
   launch(attention_plain_kernel, {grid_size(q.shape[0]), grid_size(q.shape[1])}, kPlainThreads, 0,
-         arguments_of<float>(out, q, cache, batch, scale, window), static_cast<int>(q.shape[2]));
+         attention_arguments<float>(out, q, cache, batch, scale, window),
+         static_cast<int>(q.shape[2]));
 }
 
 void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch,
@@ -161,7 +109,7 @@ void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batc
   check(wide_rows({q, out, cache.k, cache.v}),
         "attention: rows of {} or of the cache {} do not begin on 16 bytes", q.describe(),
         cache.k.describe());
-  auto arguments = arguments_of<bf16>(out, q, cache, batch, scale, window);
+  auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
   const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = cache.k.shape[1],
                 head_dim = q.shape[2], seqs = batch.num_seqs();
   const int64_t row_tiles = ceil_div(batch.max_seqlen_q * arguments.group, kTileRows);

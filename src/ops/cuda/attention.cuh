@@ -20,6 +20,11 @@
 // the key: whatever lies there (another sequence's NaN) must not meet the zero weights.
 #pragma once
 
+#include <bit>
+#include <limits>
+#include <numbers>
+
+#include "core/batch.h"
 #include "ops/cuda/device.cuh"
 
 namespace nanovllm {
@@ -151,6 +156,62 @@ struct Merge {
 /// whichever masked keys it came from.
 __device__ inline float finish(float value, float sum) {
   return __fadd_rn(__fmul_rn(value, __frcp_rn(sum)), 0.0f);
+}
+
+// -- On the host --
+
+/// A kernel's arguments; partial results are not set.
+template <class T>
+AttentionArguments<DeviceType<T>> attention_arguments(const Tensor& out, const Tensor& q,
+                                                      const KvCache& cache, const Batch& batch,
+                                                      float scale, int64_t window) {
+  return {.out = device_ptr<T>(out),
+          .q = device_ptr<T>(q),
+          .k = device_ptr<T>(cache.k),
+          .v = device_ptr<T>(cache.v),
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .q_token_stride = q.stride[0],
+          .q_head_stride = q.stride[1],
+          .k_block_stride = cache.k.stride[0],
+          .k_head_stride = cache.k.stride[1],
+          .v_block_stride = cache.v.stride[0],
+          .v_head_stride = cache.v.stride[1],
+          .cu_seqlens_q = batch.cu_seqlens_q.ptr<int32_t>(),
+          .context_lens = batch.context_lens.ptr<int32_t>(),
+          .block_tables = batch.block_tables.ptr<int32_t>(),
+          .table_stride = batch.block_tables.stride[0],
+          .num_seqs = static_cast<int>(batch.num_seqs()),
+          .num_heads = static_cast<int>(q.shape[1]),
+          .group = static_cast<int>(q.shape[1] / cache.k.shape[1]),
+          .block_shift = std::countr_zero(static_cast<uint64_t>(cache.k.shape[2])),
+          // A window that no context outgrows is none.
+          .window = window < std::numeric_limits<int>::max() ? static_cast<int>(window) : 0,
+          .scale_log2 = scale * std::numbers::log2e_v<float>,
+          .partial_out = nullptr,
+          .partial_sum = nullptr,
+          .max_chunks = 1};
+}
+
+/// Calls body.template operator()<head_dim>(). Throws Error(invalid_argument) for sizes without a
+/// kernel.
+template <class Body>
+void dispatch_head_dim(int64_t head_dim, Body&& body) {
+  switch (head_dim) {
+    case 64:
+      return body.template operator()<64>();
+    case 80:
+      return body.template operator()<80>();
+    case 96:
+      return body.template operator()<96>();
+    case 128:
+      return body.template operator()<128>();
+    case 256:
+      return body.template operator()<256>();
+    default:
+      fail(ErrorKind::invalid_argument,
+           "attention: head_dim {} has no GPU kernel; 64, 80, 96, 128 and 256 have", head_dim);
+  }
 }
 
 }  // namespace nanovllm
