@@ -1,6 +1,7 @@
 #include "engine/batch_builder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace nanovllm {
@@ -12,30 +13,54 @@ bool is_masked(const ScheduledSequence& s) {
          s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
 }
 
+/// Where padding costs little: every row that is computed in vain still has its logits sampled.
+int64_t padded_rows(int64_t rows) {
+  const auto up_to_multiple = [rows](int64_t of) { return (rows + of - 1) / of * of; };
+  if (rows <= 8) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  return up_to_multiple(rows <= 64 ? 8 : rows <= 256 ? 16 : 32);
+}
+
 }  // namespace
+
+std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits) {
+  constexpr int64_t kMostRows = 512;
+  const auto rows = static_cast<int64_t>(plan.sequences.size());
+  if (rows == 0 || rows > kMostRows) return std::nullopt;
+  size_t blocks = 1;
+  for (const ScheduledSequence& s : plan.sequences) {
+    if (s.num_tokens != 1 || !s.samples || s.sequence->params.logprobs || is_masked(s))
+      return std::nullopt;
+    blocks = std::max(blocks, s.sequence->block_table.size());
+  }
+  return StepShape{padded_rows(rows), std::min(static_cast<int64_t>(std::bit_ceil(blocks)),
+                                               limits.max_blocks_per_seq())};
+}
 
 size_t BatchBuilder::max_bytes() const {
   const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
              seqs = static_cast<size_t>(limits_.max_num_seqs);
   const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
-  constexpr size_t kArrays = 16, kMasksPerSeq = kMaxStopTokenIds + kMaxEosIds;
-  return 5 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
+  constexpr size_t kArrays = 17, kMasksPerSeq = kMaxStopTokenIds + kMaxEosIds;
+  return 6 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
          kArrays * Arena::kAlignment;
 }
 
-void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input) const {
+void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input,
+                         const std::optional<StepShape>& shape) const {
   Arena arena(block, max_bytes(), {});
   input.sampling.clear();
   input.prompt_rows.clear();
   input.mask_starts.clear();
-  build_rows(plan, arena, input);
+  input.is_decode = shape.has_value();
+  build_rows(plan, shape, arena, input);
   build_sampling(plan, arena, input);
   build_masks(plan, arena, input);
   input.bytes = arena.mark();
 }
 
-void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) const {
-  const auto num_seqs = static_cast<int64_t>(plan.sequences.size());
+void BatchBuilder::build_rows(const Plan& plan, const std::optional<StepShape>& shape, Arena& arena,
+                              StepInput& input) const {
+  auto num_seqs = static_cast<int64_t>(plan.sequences.size()), num_tokens = plan.num_tokens;
   int64_t max_blocks = 0;
   Batch& batch = input.batch;
   batch.max_seqlen_q = batch.max_context_len = 0;
@@ -44,14 +69,26 @@ void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) 
     batch.max_seqlen_q = std::max(batch.max_seqlen_q, s.num_tokens);
     batch.max_context_len = std::max(batch.max_context_len, s.start + s.num_tokens);
   }
-  batch.tokens = arena.take(DType::i32, {plan.num_tokens});
-  batch.positions = arena.take(DType::i32, {plan.num_tokens});
-  batch.slot_mapping = arena.take(DType::i32, {plan.num_tokens});
+  if (shape) {
+    num_seqs = num_tokens = shape->num_seqs;
+    max_blocks = shape->max_blocks;
+    batch.max_context_len = std::min(limits_.max_model_len, max_blocks * limits_.block_size);
+  }
+  batch.tokens = arena.take(DType::i32, {num_tokens});
+  input.token_source = arena.take(DType::i32, {num_tokens});
+  batch.positions = arena.take(DType::i32, {num_tokens});
+  batch.slot_mapping = arena.take(DType::i32, {num_tokens});
   batch.cu_seqlens_q = arena.take(DType::i32, {num_seqs + 1});
   batch.context_lens = arena.take(DType::i32, {num_seqs});
   batch.block_tables = arena.take(DType::i32, {num_seqs, max_blocks});
+  fill_rows(plan, input);
+}
 
+void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
+  Batch& batch = input.batch;
+  const int64_t max_blocks = batch.block_tables.shape[1];
   auto* token = batch.tokens.ptr<int32_t>();
+  auto* source = input.token_source.ptr<int32_t>();
   auto* position = batch.positions.ptr<int32_t>();
   auto* slot = batch.slot_mapping.ptr<int32_t>();
   auto* start = batch.cu_seqlens_q.ptr<int32_t>();
@@ -61,7 +98,8 @@ void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) 
   for (const ScheduledSequence& s : plan.sequences) {
     const Sequence& seq = *s.sequence;
     for (int64_t p = s.start; p < s.start + s.num_tokens; ++p) {
-      *token++ = seq.token_ids[static_cast<size_t>(p)];
+      *token++ = s.input_on_device ? 0 : seq.token_ids[static_cast<size_t>(p)];
+      *source++ = s.input_on_device ? seq.sample_row : -1;
       *position++ = static_cast<int32_t>(p);
       *slot++ = seq.block_table[static_cast<size_t>(p / limits_.block_size)] * limits_.block_size +
                 static_cast<int32_t>(p % limits_.block_size);
@@ -72,6 +110,13 @@ void BatchBuilder::build_rows(const Plan& plan, Arena& arena, StepInput& input) 
     std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table), table + max_blocks,
               0);
     table += max_blocks;
+  }
+  for (auto i = static_cast<int64_t>(plan.sequences.size()); i < batch.num_seqs(); ++i) {
+    *token++ = *position++ = *context++ = 0;
+    *source++ = *slot++ = -1;
+    *start = start[-1] + 1;
+    ++start;
+    table = std::fill_n(table, max_blocks, 0);
   }
 }
 
@@ -89,10 +134,12 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
   }
   input.sampler.num_logprobs = k;
 
-  const int64_t n = input.num_samples();
+  const auto prompt_rows = static_cast<int64_t>(input.prompt_rows.size());
+  const int64_t padding = input.batch.num_seqs() - static_cast<int64_t>(plan.sequences.size());
+  const int64_t n = static_cast<int64_t>(input.sampling.size()) + padding;
   SamplingBatch& out = input.sampler.params;
-  input.batch.logits_rows = arena.take(DType::i32, {input.num_rows()});
-  input.sampler.prompt_targets = arena.take(DType::i32, {input.num_rows() - n});
+  input.batch.logits_rows = arena.take(DType::i32, {n + prompt_rows});
+  input.sampler.prompt_targets = arena.take(DType::i32, {prompt_rows});
   out = {arena.take(DType::f32, {n}),
          arena.take(DType::i32, {n}),
          arena.take(DType::f32, {n}),
@@ -101,14 +148,10 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
          arena.take(DType::i32, {n}),
          true,
          false};
-
-  const auto* start = input.batch.cu_seqlens_q.ptr<int32_t>();
-  auto* row = input.batch.logits_rows.ptr<int32_t>();
   for (size_t i = 0; i < input.sampling.size(); ++i) {
     const ScheduledSequence& s = plan.sequences[input.sampling[i]];
     const SamplingParams& params = s.sequence->params;
     const bool greedy = params.temperature < 1e-5;
-    *row++ = start[input.sampling[i] + 1] - 1;
     out.temperature.ptr<float>()[i] = greedy ? 0.0f : static_cast<float>(params.temperature);
     out.top_k.ptr<int32_t>()[i] =
         static_cast<int32_t>(std::clamp<int64_t>(params.top_k, 0, INT32_MAX));
@@ -119,6 +162,25 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
     out.all_greedy &= greedy;
     out.any_filter |= !greedy && (params.top_k > 0 || params.top_p < 1 || params.min_p > 0);
   }
+  for (auto i = std::ssize(input.sampling); i < n; ++i) {
+    out.temperature.ptr<float>()[i] = out.min_p.ptr<float>()[i] = 0.0f;
+    out.top_p.ptr<float>()[i] = 1.0f;
+    out.top_k.ptr<int32_t>()[i] = out.position.ptr<int32_t>()[i] = 0;
+    out.seed.ptr<int64_t>()[i] = 0;
+  }
+  find_rows(plan, input);
+}
+
+// The rows of logits: those that sample, those of padding, those of prompts.
+void BatchBuilder::find_rows(const Plan& plan, StepInput& input) const {
+  const auto* start = input.batch.cu_seqlens_q.ptr<int32_t>();
+  auto* row = input.batch.logits_rows.ptr<int32_t>();
+  for (size_t i = 0; i < input.sampling.size(); ++i) {
+    plan.sequences[input.sampling[i]].sequence->sample_row = static_cast<int32_t>(i);
+    *row++ = start[input.sampling[i] + 1] - 1;
+  }
+  for (auto i = static_cast<int64_t>(input.sampling.size()); i < input.num_samples(); ++i)
+    *row++ = static_cast<int32_t>(i);
   auto* target = input.sampler.prompt_targets.ptr<int32_t>();
   for (const PromptRow& r : input.prompt_rows) {
     const ScheduledSequence& s = plan.sequences[r.scheduled];
@@ -138,7 +200,7 @@ void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input)
     int64_t written = 0;
     for (int64_t row = 0; row < input.num_rows(); ++row) {
       if (row % limits_.max_logits_rows == 0) input.mask_starts.push_back(written);
-      if (row >= input.num_samples()) continue;
+      if (row >= static_cast<int64_t>(input.sampling.size())) continue;
       const ScheduledSequence& s = plan.sequences[input.sampling[static_cast<size_t>(row)]];
       if (!is_masked(s)) continue;
       for (const int32_t id : s.sequence->stop_token_ids) {
@@ -162,10 +224,10 @@ void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to
 void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device) {
   Batch& b = input.batch;
   SamplerInput& s = input.sampler;
-  for (Tensor* t :
-       {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens, &b.block_tables,
-        &b.logits_rows, &s.params.temperature, &s.params.top_k, &s.params.top_p, &s.params.min_p,
-        &s.params.seed, &s.params.position, &s.prompt_targets, &s.masked}) {
+  for (Tensor* t : {&b.tokens, &input.token_source, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
+                    &b.context_lens, &b.block_tables, &b.logits_rows, &s.params.temperature,
+                    &s.params.top_k, &s.params.top_p, &s.params.min_p, &s.params.seed,
+                    &s.params.position, &s.prompt_targets, &s.masked}) {
     t->data = to + (t->data - from);
     t->device = device;
   }

@@ -3,6 +3,7 @@
 // of the same sizes have the same addresses, as graphs need.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/batch.h"
@@ -28,6 +29,19 @@ constexpr int64_t kMaxStopTokenIds = 128, kMaxEosIds = 128;
 
 constexpr int kMaxLogprobs = 20;  // SamplingParams::logprobs and prompt_logprobs
 
+/// The sizes to which a step of decodes is padded, so that steps of many sizes run as few recorded
+/// graphs. A padding row is a sequence without keys: it stores nothing and nobody reads its
+/// results.
+struct StepShape {
+  int64_t num_seqs = 0;    // rows, and sequences
+  int64_t max_blocks = 0;  // columns of the block tables
+};
+
+/// The shape for a plan in which every sequence has one row that samples and nothing beside it:
+/// no log probabilities, no tokens that may not be sampled yet. Nothing for other plans, and for
+/// more rows than are worth recording.
+std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits);
+
 /// A row of logits that only wants the log probability of the next prompt token.
 struct PromptRow {
   size_t scheduled;  // index into Plan::sequences
@@ -37,14 +51,19 @@ struct PromptRow {
 /// One step's input. The tensors of `batch` and `sampler` lie in the block that build() was given.
 struct StepInput {
   Batch batch;
+  // [num_tokens] i32: the row of the step before that sampled this token, -1 where `batch.tokens`
+  // has it.
+  Tensor token_source;
   SamplerInput sampler;
+  bool is_decode = false;        // padded to a StepShape: it can be recorded
   size_t bytes = 0;              // of the block, from its start
   std::vector<size_t> sampling;  // indices into Plan::sequences, in the order of their rows
   std::vector<PromptRow> prompt_rows;
   std::vector<int64_t> mask_starts;
 
-  int64_t num_samples() const { return static_cast<int64_t>(sampling.size()); }
-  int64_t num_rows() const { return num_samples() + static_cast<int64_t>(prompt_rows.size()); }
+  /// Rows of logits; with padding.
+  int64_t num_samples() const { return sampler.params.temperature.shape[0]; }
+  int64_t num_rows() const { return batch.logits_rows.shape[0]; }
 };
 
 class BatchBuilder {
@@ -53,13 +72,18 @@ class BatchBuilder {
 
   /// Bytes of a block that any step fits into.
   size_t max_bytes() const;
-  /// Packs `plan` into `block`. `input` is reused from step to step: no allocation once its vectors
-  /// have grown.
-  void build(const Plan& plan, std::byte* block, StepInput& input) const;
+  /// Packs `plan` into `block`, padded to `shape` if there is one. `input` is reused from step to
+  /// step: no allocation once its vectors have grown. Plans are built in their order: a sequence's
+  /// sample_row leads from one to the next.
+  void build(const Plan& plan, std::byte* block, StepInput& input,
+             const std::optional<StepShape>& shape = {}) const;
 
  private:
-  void build_rows(const Plan& plan, Arena& arena, StepInput& input) const;
+  void build_rows(const Plan& plan, const std::optional<StepShape>& shape, Arena& arena,
+                  StepInput& input) const;
+  void fill_rows(const Plan& plan, StepInput& input) const;
   void build_sampling(const Plan& plan, Arena& arena, StepInput& input) const;
+  void find_rows(const Plan& plan, StepInput& input) const;
   void build_masks(const Plan& plan, Arena& arena, StepInput& input) const;
 
   StepLimits limits_;

@@ -111,26 +111,44 @@ std::vector<RequestOutput> LLMEngine::step() {
   return outputs;
 }
 
+// As many steps are launched as may be in flight, then the oldest one's results are taken: the
+// device has its next step before it ends the current one.
 void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
-  const auto begin = Clock::now();
-  const Plan plan = scheduler_.schedule();
-  schedule_seconds_ += seconds_since(begin);
-  if (!plan.empty()) {
-    for (const ScheduledSequence& s : plan.sequences) {
-      Request& request = requests_.at(s.sequence->request_id);
-      if (request.metrics.queue_time == 0)
-        request.metrics.queue_time = seconds_since(request.added);
-    }
-    ++steps_;
-    runner_->launch(plan);
-    const StepResult result = runner_->wait();
-    const auto processing = Clock::now();
-    collect_logprobs(plan, result);
-    scheduler_.process(plan, result.sampled);
-    schedule_seconds_ += seconds_since(processing);
-    advance(plan, outputs);
-  }
+  while (steps_ - steps_processed_ < runner_->max_steps_in_flight())
+    if (!launch_step()) break;
+  if (steps_processed_ < steps_) process_step(outputs);
   take_finished(outputs);
+}
+
+/// False if there is nothing to launch, at all or until a step in flight is processed.
+bool LLMEngine::launch_step() {
+  Plan& plan = plans_[static_cast<size_t>(steps_) % plans_.size()];
+  const auto begin = Clock::now();
+  scheduler_.schedule(plan);
+  schedule_seconds_ += seconds_since(begin);
+  if (plan.empty()) return false;
+  for (const ScheduledSequence& s : plan.sequences) {
+    Request& request = requests_.at(s.sequence->request_id);
+    if (request.metrics.queue_time == 0) request.metrics.queue_time = seconds_since(request.added);
+  }
+  ++steps_;
+  runner_->launch(plan);
+  return true;
+}
+
+void LLMEngine::process_step(std::vector<RequestOutput>& outputs) {
+  const Plan& plan = plans_[static_cast<size_t>(steps_processed_) % plans_.size()];
+  const StepResult result = runner_->wait();
+  ++steps_processed_;
+  const auto begin = Clock::now();
+  counts_.clear();
+  for (const ScheduledSequence& s : plan.sequences)
+    counts_.push_back(!s.sequence->is_finished() &&
+                      s.num_preemptions == s.sequence->num_preemptions);
+  collect_logprobs(plan, result);
+  scheduler_.process(plan, result.sampled);
+  schedule_seconds_ += seconds_since(begin);
+  advance(plan, outputs);
 }
 
 void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
@@ -139,7 +157,7 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   int64_t row = 0;
   for (const size_t i : input.sampling) {
     const Sequence& sequence = *plan.sequences[i].sequence;
-    const bool got_token = result.sampled[static_cast<size_t>(row)] >= 0 && !sequence.is_finished();
+    const bool got_token = result.sampled[static_cast<size_t>(row)] >= 0 && counts_[i];
     if (sequence.params.logprobs && got_token)
       requests_.at(sequence.request_id)
           .logprobs.push_back(candidates(result, row, *sequence.params.logprobs));
@@ -155,8 +173,9 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
 // Text and stop strings of the sequences that got a token; those that ended are reported by
 // take_finished().
 void LLMEngine::advance(const Plan& plan, std::vector<RequestOutput>& outputs) {
-  for (const ScheduledSequence& s : plan.sequences) {
-    if (!s.samples || s.sequence->num_generated() == 0) continue;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& s = plan.sequences[i];
+    if (!counts_[i] || !s.samples || s.sequence->num_generated() == 0) continue;
     Request& request = requests_.at(s.sequence->request_id);
     if (request.metrics.time_to_first_token == 0)
       request.metrics.time_to_first_token = seconds_since(request.added);

@@ -5,6 +5,7 @@
 // call throws the same message.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -50,6 +51,8 @@ class LLMEngine {
   };
 
   void run_step(std::vector<RequestOutput>& outputs);
+  bool launch_step();
+  void process_step(std::vector<RequestOutput>& outputs);
   void collect_logprobs(const Plan& plan, const StepResult& result);
   void advance(const Plan& plan, std::vector<RequestOutput>& outputs);
   void add_text(Sequence& sequence, Request& request);
@@ -64,7 +67,12 @@ class LLMEngine {
   Scheduler scheduler_;
   std::unordered_map<int64_t, Request> requests_;
   std::vector<RequestOutput> refused_;  // outputs waiting for the next step()
-  int64_t next_id_ = 0, steps_ = 0;
+  // The plans in flight, oldest first: step s is in plans_[s % 2].
+  std::array<Plan, 2> plans_;
+  // Of the plan being processed: does its result count for this sequence? One that ended or was
+  // preempted since it was planned has a row computed in vain.
+  std::vector<bool> counts_;
+  int64_t next_id_ = 0, steps_ = 0, steps_processed_ = 0;
   double schedule_seconds_ = 0;
   std::string dead_;  // why, once a step has failed
 };

@@ -23,14 +23,19 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       weights_(backend_->allocate(plan_.weights)),
       kv_(backend_->allocate(plan_.kv_cache())),
       workspace_(backend_->allocate(plan_.step_workspace)),
-      input_host_(backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes())),
       input_device_(backend_->allocate(BatchBuilder(plan_.limits).max_bytes())),
-      output_host_(backend_->allocate_host(output_block_bytes(plan_.limits))),
       output_device_(backend_->allocate(output_block_bytes(plan_.limits))),
       loader_(*backend_, dtype_, shard_of(*comm_), weights_.get()),
       model_(find_architecture(model).make(model, {loader_, rope_.cos_sin()})),
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
-      builder_(plan_.limits) {
+      builder_(plan_.limits),
+      use_graphs_(!config.enforce_eager),
+      graphs_(*backend_) {
+  for (Slot& slot : slots_) {
+    slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());
+    slot.output_host = backend_->allocate_host(output_block_bytes(plan_.limits));
+    slot.done = backend_->make_fence();
+  }
   // One layer's blocks lie together: [layer][k or v][block, kv_head, offset, head_dim].
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, comm_->world_size());
   const size_t half = plan_.kv_cache() / static_cast<size_t>(2 * model.num_hidden_layers);
@@ -44,6 +49,14 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
   }
 }
 
+ModelRunner::~ModelRunner() {
+  // Steps in flight still use the memory that goes now. An error has nobody to go to.
+  try {
+    backend_->synchronize();
+  } catch (const std::exception&) {
+  }
+}
+
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
   if (checkpoint)
     loader_.load(*checkpoint, progress);
@@ -52,61 +65,86 @@ void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadPr
 }
 
 void ModelRunner::launch(const Plan& plan) {
+  Slot& slot = next_slot();
   const auto begin = std::chrono::steady_clock::now();
-  builder_.build(plan, input_host_.get(), input_);
+  const auto shape = use_graphs_ ? decode_shape(plan, plan_.limits) : std::optional<StepShape>();
+  builder_.build(plan, slot.input_host.get(), slot.input, shape);
   build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  launch_built();
+  launch_built(slot);
 }
 
 void ModelRunner::launch(const StepInput& input, const std::byte* block) {
-  copy_step(input, block, input_, input_host_.get());
-  launch_built();
+  Slot& slot = next_slot();
+  copy_step(input, block, slot.input, slot.input_host.get());
+  launch_built(slot);
 }
 
-void ModelRunner::launch_built() {
-  const auto bytes = static_cast<int64_t>(input_.bytes / sizeof(int32_t));
-  backend_->copy(Tensor(input_device_.get(), DType::i32, {bytes}, backend_->device()),
-                 Tensor(input_host_.get(), DType::i32, {bytes}));
-  move_to(input_, input_host_.get(), input_device_.get(), backend_->device());
-  run_step();
-  const auto out = static_cast<int64_t>(output_bytes_.bytes() / sizeof(int32_t));
-  if (out > 0) backend_->copy(Tensor(output_host_.get(), DType::i32, {out}), output_bytes_);
+ModelRunner::Slot& ModelRunner::next_slot() {
+  check(num_launched_ - num_waited_ < max_steps_in_flight(), "{} steps are in flight already",
+        num_launched_ - num_waited_);
+  return slots_[static_cast<size_t>(num_launched_++ % kSlots)];
 }
 
-void ModelRunner::run_step() {
-  arena_.release(0);
-  const Step step{*backend_, *comm_, arena_, input_.batch, kv_cache_};
-  Arena output(output_device_.get(), output_block_bytes(plan_.limits), backend_->device());
-  const int64_t rows = input_.num_rows(), width = input_.sampler.num_logprobs + 1;
-  output_.token_ids = output.take(DType::i32, {input_.num_samples()});
+void ModelRunner::launch_built(Slot& slot) {
+  const auto words = static_cast<int64_t>(slot.input.bytes / sizeof(int32_t));
+  backend_->copy(Tensor(input_device_.get(), DType::i32, {words}, backend_->device()),
+                 Tensor(slot.input_host.get(), DType::i32, {words}));
+  move_to(slot.input, slot.input_host.get(), input_device_.get(), backend_->device());
+  place_output(slot);
+  if (slot.input.is_decode)
+    graphs_.run(slot.input, [this, &slot] { run_step(slot); });
+  else
+    run_step(slot);
+  const int64_t out = slot.output_bytes.numel();
+  if (out > 0) backend_->copy(Tensor(slot.output_host.get(), DType::i32, {out}), slot.output_bytes);
+  if (slot.done) slot.done->record();
+}
+
+// The sampled tokens come first, at an address that never changes: the next step reads them there.
+void ModelRunner::place_output(Slot& slot) {
+  Arena arena(output_device_.get(), output_block_bytes(plan_.limits), backend_->device());
+  const int64_t rows = slot.input.num_rows(), width = slot.input.sampler.num_logprobs + 1;
+  slot.output.token_ids = arena.take(DType::i32, {slot.input.num_samples()});
   if (width > 0) {
-    output_.ids = output.take(DType::i32, {rows, width});
-    output_.logprobs = output.take(DType::f32, {rows, width});
-    output_.ranks = output.take(DType::i32, {rows});
+    slot.output.ids = arena.take(DType::i32, {rows, width});
+    slot.output.logprobs = arena.take(DType::f32, {rows, width});
+    slot.output.ranks = arena.take(DType::i32, {rows});
   }
-  output_bytes_ =
+  slot.output_bytes =
       Tensor(output_device_.get(), DType::i32,
-             {static_cast<int64_t>(output.mark() / sizeof(int32_t))}, backend_->device());
+             {static_cast<int64_t>(arena.mark() / sizeof(int32_t))}, backend_->device());
+}
+
+void ModelRunner::run_step(const Slot& slot) {
+  arena_.release(0);
+  const Step step{*backend_, *comm_, arena_, slot.input.batch, kv_cache_};
+  const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_num_seqs},
+                              backend_->device());
+  backend_->begin_step(step.batch);
+  backend_->feed_tokens(step.batch.tokens, slot.input.token_source, sampled_before);
   const Tensor hidden = model_->forward(step);
-  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, input_.sampler,
-                   output_, plan_.limits.max_logits_rows);
+  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, slot.input.sampler,
+                   slot.output, plan_.limits.max_logits_rows);
 }
 
 StepResult ModelRunner::wait() {
-  backend_->synchronize();
+  check(num_waited_ < num_launched_, "no step is in flight");
+  const Slot& slot = slots_[static_cast<size_t>(num_waited_++ % kSlots)];
+  if (slot.done) slot.done->wait();
   const auto on_host = [&]<class T>(const Tensor& t, T*) {
     return std::span<const T>(
-        reinterpret_cast<const T*>(output_host_.get() + (t.data - output_device_.get())),
+        reinterpret_cast<const T*>(slot.output_host.get() + (t.data - output_device_.get())),
         static_cast<size_t>(t.numel()));
   };
   StepResult result;
-  result.input = &input_;
-  result.sampled = on_host(output_.token_ids, static_cast<int32_t*>(nullptr));
-  result.width = input_.sampler.num_logprobs + 1;
+  result.input = &slot.input;
+  result.sampled = on_host(slot.output.token_ids, static_cast<int32_t*>(nullptr))
+                       .first(slot.input.sampling.size());  // without padding
+  result.width = slot.input.sampler.num_logprobs + 1;
   if (result.width > 0) {
-    result.ids = on_host(output_.ids, static_cast<int32_t*>(nullptr));
-    result.ranks = on_host(output_.ranks, static_cast<int32_t*>(nullptr));
-    result.logprobs = on_host(output_.logprobs, static_cast<float*>(nullptr));
+    result.ids = on_host(slot.output.ids, static_cast<int32_t*>(nullptr));
+    result.ranks = on_host(slot.output.ranks, static_cast<int32_t*>(nullptr));
+    result.logprobs = on_host(slot.output.logprobs, static_cast<float*>(nullptr));
   }
   return result;
 }

@@ -1,13 +1,14 @@
-// ModelRunner: one rank. Owns the device, the weights, the KV cache and the step's memory; runs one
-// plan at a time.
+// ModelRunner: one rank. Owns the device, the weights, the KV cache and the steps' memory.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
 #include "nanovllm/params.h"
 
 #include "engine/runner.h"
+#include "engine/step_graphs.h"
 #include "layers/rotary_embedding.h"
 #include "layers/sampler.h"
 
@@ -20,10 +21,12 @@ class ModelRunner final : public Runner {
   /// Allocates everything that will ever be allocated. Weights are undefined until load().
   ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
               const ModelConfig& model, const EngineConfig& config);
+  ~ModelRunner();
 
   /// `checkpoint` null: random weights.
   void load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress);
 
+  int max_steps_in_flight() const override { return backend_->is_asynchronous() ? kSlots : 1; }
   void launch(const Plan& plan) override;
   /// The same for a step that another rank has built: `input` lies in `block`. Both are copied.
   void launch(const StepInput& input, const std::byte* block);
@@ -33,10 +36,25 @@ class ModelRunner final : public Runner {
   std::string device_name() const override { return backend_->name(); }
   double build_seconds() const override { return build_seconds_; }
   Backend& backend() { return *backend_; }
+  /// Decode steps of different sizes that were recorded as graphs so far.
+  int64_t num_graphs() const { return graphs_.num_recorded(); }
 
  private:
-  void launch_built();
-  void run_step();
+  static constexpr int kSlots = 2;
+  /// A step in flight: its side of the memory on the host, and where its results are on the device.
+  /// The device's side is one for all: steps run one after another.
+  struct Slot {
+    Buffer input_host, output_host;
+    StepInput input;
+    SamplerOutput output;         // on the device
+    Tensor output_bytes;          // what of the output block comes back
+    std::unique_ptr<Fence> done;  // null: done when launched
+  };
+
+  Slot& next_slot();
+  void launch_built(Slot& slot);
+  void place_output(Slot& slot);
+  void run_step(const Slot& slot);
 
   // In order of construction; destroyed in reverse: what lives on the device goes before the
   // device.
@@ -46,16 +64,17 @@ class ModelRunner final : public Runner {
   const DType dtype_;
   const MemoryPlan plan_;
   RotaryEmbedding rope_;
-  Buffer weights_, kv_, workspace_, input_host_, input_device_, output_host_, output_device_;
+  Buffer weights_, kv_, workspace_, input_device_, output_device_;
   WeightLoader loader_;
   std::unique_ptr<Model> model_;
   std::vector<KvCache> kv_cache_;
   Arena arena_;
   BatchBuilder builder_;
-  StepInput input_;
-  SamplerOutput output_;  // on the device
-  Tensor output_bytes_;   // what of the output block comes back
   Sampler sampler_;
+  const bool use_graphs_;
+  StepGraphs graphs_;
+  std::array<Slot, kSlots> slots_;
+  int64_t num_launched_ = 0, num_waited_ = 0;  // steps
   double build_seconds_ = 0;
 };
 

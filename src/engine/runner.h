@@ -10,7 +10,7 @@
 
 namespace nanovllm {
 
-/// The results of one step, on the host; valid until wait() is called again.
+/// The results of one step, on the host; valid until launch() or wait() is called again.
 struct StepResult {
   const StepInput* input = nullptr;  ///< what the rows below belong to
   std::span<const int32_t>
@@ -26,6 +26,9 @@ struct StepResult {
 class Runner {
  public:
   virtual ~Runner() = default;
+  /// How many steps may be launched and not waited for: 2 where the host can prepare one while the
+  /// devices run another.
+  virtual int max_steps_in_flight() const = 0;
   /// Issues one step; returns as soon as the devices have their work. `plan` is not kept.
   virtual void launch(const Plan& plan) = 0;
   /// Waits for the oldest step that was launched and not waited for, and gives its results.

@@ -40,6 +40,10 @@ struct Sequence {
   FinishReason finish_reason = FinishReason::none;
   std::string stop_reason, error;
 
+  // The row of the newest step that sampled for this sequence: where the next step finds its input
+  // token on the device.
+  int32_t sample_row = -1;
+
   // -- The scheduler's own.
   int64_t arrival = 0;    // order of add(): who came first is served first
   int64_t last_step = 0;  // the newest plan that this sequence is part of

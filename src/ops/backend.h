@@ -30,6 +30,16 @@ struct Graph {
   virtual void launch() = 0;
 };
 
+/// A place in a backend's order of work, to wait for while later work is under way.
+struct Fence {
+  virtual ~Fence() = default;
+  /// Moves the fence behind everything issued so far.
+  virtual void record() = 0;
+  /// Waits until everything before the fence is done. Errors of earlier asynchronous work surface
+  /// here.
+  virtual void wait() = 0;
+};
+
 struct MemoryInfo {
   size_t total = 0, free = 0;  // bytes, right now, of the whole device
 };
@@ -53,6 +63,10 @@ class Backend {
   /// Waits until everything issued so far is done. Errors of earlier asynchronous work surface
   /// here.
   virtual void synchronize() = 0;
+  /// Whether operations only issue work, so that the host can prepare a step while another runs.
+  virtual bool is_asynchronous() const { return false; }
+  /// Null from a backend that is not asynchronous: nothing is ever under way there.
+  virtual std::unique_ptr<Fence> make_fence() { return nullptr; }
   /// Records what `body` issues, or returns null where graphs do not exist (then run `body`
   /// itself).
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& body) {

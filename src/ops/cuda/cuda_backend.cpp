@@ -16,6 +16,25 @@ class CudaGraph final : public Graph {
   cudaStream_t stream_;  // the backend's, which outlives its graphs
 };
 
+class CudaFence final : public Fence {
+ public:
+  CudaFence(int device, cudaStream_t stream) : device_(device), stream_(stream) {
+    cudaEvent_t event = nullptr;
+    cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
+  }
+  void record() override {
+    cuda_check(cudaSetDevice(device_));
+    cuda_check(cudaEventRecord(event_.get(), stream_));
+  }
+  void wait() override { cuda_check(cudaEventSynchronize(event_.get())); }
+
+ private:
+  int device_;
+  cudaStream_t stream_;  // the backend's, which outlives its fences
+  Event event_;
+};
+
 /// How many GPUs there are: at least one, or the reason why not.
 int device_count() {
   int count = 0, driver = 0;
@@ -124,6 +143,11 @@ void CudaBackend::copy(Tensor dst, Tensor src) {
 void CudaBackend::synchronize() {
   use_device();
   cuda_check(cudaStreamSynchronize(stream_.get()));
+}
+
+std::unique_ptr<Fence> CudaBackend::make_fence() {
+  use_device();
+  return std::make_unique<CudaFence>(index_, stream_.get());
 }
 
 std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {

@@ -26,6 +26,8 @@ class CudaBackend final : public Backend {
   Buffer allocate_host(size_t bytes) override;
   void copy(Tensor dst, Tensor src) override;
   void synchronize() override;
+  bool is_asynchronous() const override { return true; }
+  std::unique_ptr<Fence> make_fence() override;
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes; }

@@ -1,0 +1,39 @@
+// StepGraphs: the decode steps that were recorded (CUDA graphs), by what their launches depend on.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "engine/batch_builder.h"
+#include "ops/backend.h"
+
+namespace nanovllm {
+
+class StepGraphs {
+ public:
+  explicit StepGraphs(Backend& ops) : ops_(ops) {}
+
+  /// Issues a step of `input`, padded to a StepShape, whose operations `body` issues. The first
+  /// step of a kind runs eagerly, so that what operations prepare once is done; the second is
+  /// recorded, and replayed from then on. `body` must issue the same operations on the same
+  /// addresses whenever the sizes in `input` are the same.
+  void run(const StepInput& input, const std::function<void()>& body);
+
+  int64_t num_recorded() const { return num_recorded_; }
+
+ private:
+  /// Rows, columns of the block tables, and which sampling operations run.
+  using Key = std::tuple<int64_t, int64_t, bool, bool>;
+  struct Entry {
+    bool ran = false;  // eagerly, once
+    std::unique_ptr<Graph> graph;
+  };
+
+  Backend& ops_;
+  std::map<Key, Entry> entries_;
+  int64_t num_recorded_ = 0;
+};
+
+}  // namespace nanovllm
