@@ -97,7 +97,9 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   const auto requests = draw_requests(is_long ? 200 : 40);
   std::vector<RequestOutput> alone;
   {
-    LLM llm(directory_, config_);
+    EngineConfig eager = config_;
+    eager.enforce_eager = true;
+    LLM llm(directory_, eager);
     for (const Request& r : requests) {
       alone.push_back(llm.generate({r.prompt}, r.params).front());
       llm.reset_prefix_cache();
