@@ -29,7 +29,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       model_(find_architecture(model).make(model, {loader_, rope_.cos_sin()})),
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
       builder_(plan_.limits),
-      use_graphs_(!config.enforce_eager),
+      use_graphs_(!config.enforce_eager && backend_->has_graphs()),
       graphs_(*backend_) {
   for (Slot& slot : slots_) {
     slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());

@@ -13,12 +13,10 @@ void StepGraphs::run(const StepInput& input, const std::function<void()>& body) 
   Entry& entry = entries_[{input.batch.num_seqs(), input.batch.block_tables.shape[1],
                            sampling.all_greedy, sampling.any_filter}];
   if (entry.graph) return entry.graph->launch();
-  if (entry.ran && num_recorded_ < kMostGraphs) {
+  if (entry.ran && num_recorded_ < kMostGraphs) {  // from the second time on
     entry.graph = ops_.capture(body);
-    if (entry.graph) {
-      ++num_recorded_;
-      return entry.graph->launch();
-    }
+    ++num_recorded_;
+    return entry.graph->launch();
   }
   entry.ran = true;
   body();

@@ -67,8 +67,9 @@ class Backend {
   virtual bool is_asynchronous() const { return false; }
   /// Null from a backend that is not asynchronous: nothing is ever under way there.
   virtual std::unique_ptr<Fence> make_fence() { return nullptr; }
-  /// Records what `body` issues, or returns null where graphs do not exist (then run `body`
-  /// itself).
+  /// Whether capture() records. Steps are padded to few sizes only where it does.
+  virtual bool has_graphs() const { return false; }
+  /// Records what `body` issues, without running it; null where graphs do not exist.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& body) {
     return (void)body, nullptr;
   }

@@ -43,8 +43,8 @@ class LazyBackend : public NullBackend {
   std::unique_ptr<Fence> make_fence() override {
     return log_.asynchronous ? std::make_unique<LazyFence>(*this) : nullptr;
   }
+  bool has_graphs() const override { return log_.records; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override {
-    if (!log_.records) return nullptr;
     ++log_.captures;
     auto graph = std::make_unique<LazyGraph>(*this);
     recording_ = &graph->operations;

@@ -28,6 +28,7 @@ class CudaBackend final : public Backend {
   void synchronize() override;
   bool is_asynchronous() const override { return true; }
   std::unique_ptr<Fence> make_fence() override;
+  bool has_graphs() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes; }
