@@ -89,8 +89,9 @@ using Part = PagedSequences::Part;
 /// position) and must never change.
 class RowBook {
  public:
-  RowBook(Rig& rig, const PagedSequences& paged, DType dtype, int64_t heads, uint32_t seed)
-      : rig_(rig), paged_(paged), dtype_(dtype), heads_(heads), seed_(seed) {}
+  RowBook(Rig& rig, const PagedSequences& paged, DType dtype, int64_t heads, uint32_t seed,
+          int64_t window)
+      : rig_(rig), paged_(paged), dtype_(dtype), heads_(heads), seed_(seed), window_(window) {}
   void run(const std::vector<Part>& parts) {
     const int64_t width = heads_ * paged_.head_dim;
     std::vector<float> values;
@@ -102,7 +103,7 @@ class RowBook {
     const Tensor q = rig_.upload(values, dtype_, {tokens, heads_, paged_.head_dim}),
                  out = rig_.empty(dtype_, {tokens, heads_, paged_.head_dim});
     rig_.backend.attention(out, q, paged_.cache, paged_.batch(rig_, parts),
-                           1.0f / std::sqrt(static_cast<float>(paged_.head_dim)), 0);
+                           1.0f / std::sqrt(static_cast<float>(paged_.head_dim)), window_);
     const auto bytes = rig_.bytes(out);
     const size_t row = static_cast<size_t>(width) * size_of(dtype_);
     size_t at = 0;
@@ -133,13 +134,14 @@ class RowBook {
   DType dtype_;
   int64_t heads_;
   uint32_t seed_;
+  int64_t window_;
   std::map<int, std::vector<float>> queries_;
   std::map<std::pair<int, int>, std::vector<std::byte>> book_;
 };
 
 struct AttentionShape {
   DType dtype;
-  int64_t heads, kv_heads, head_dim;
+  int64_t heads, kv_heads, head_dim, window = 0;
 };
 
 void cut_in_many_ways(RowBook& book, const std::vector<int>& lengths) {
@@ -175,9 +177,11 @@ void cut_in_many_ways(RowBook& book, const std::vector<int>& lengths) {
 }
 
 TEST_F(CudaInvariance, AttentionRowsDoNotDependOnCompanyChunksOrBlocks) {
-  const AttentionShape shapes[] = {{DType::bf16, 16, 8, 128}, {DType::bf16, 8, 8, 64},
-                                   {DType::bf16, 10, 2, 80},  {DType::bf16, 6, 2, 96},
-                                   {DType::bf16, 8, 1, 256},  {DType::f32, 4, 2, 64}};
+  const AttentionShape shapes[] = {
+      {DType::bf16, 16, 8, 128},      {DType::bf16, 8, 8, 64},      {DType::bf16, 10, 2, 80},
+      {DType::bf16, 6, 2, 96},        {DType::bf16, 8, 1, 256},     {DType::f32, 4, 2, 64},
+      {DType::bf16, 16, 1, 128},      {DType::bf16, 24, 2, 64},     {DType::bf16, 20, 1, 64},
+      {DType::bf16, 16, 8, 128, 100}, {DType::bf16, 16, 1, 80, 300}};
   for (const AttentionShape& shape : shapes) {
     const std::vector<int> lengths = shape.dtype == DType::f32
                                          ? std::vector<int>{1, 65, 300}
@@ -188,7 +192,7 @@ TEST_F(CudaInvariance, AttentionRowsDoNotDependOnCompanyChunksOrBlocks) {
       Rig rig(*gpu_);
       const PagedSequences paged(rig, shape.dtype, block, shape.kv_heads, shape.head_dim, lengths,
                                  77);
-      RowBook book(rig, paged, shape.dtype, shape.heads, 77);
+      RowBook book(rig, paged, shape.dtype, shape.heads, 77, shape.window);
       if (block == 16)
         cut_in_many_ways(book, lengths);
       else {
@@ -207,10 +211,10 @@ TEST_F(CudaInvariance, AttentionRowsDoNotDependOnCompanyChunksOrBlocks) {
     }
     EXPECT_EQ(different, 0);
     EXPECT_GT(compared, 1000);
-    std::printf("  attention %s heads %2ld/%ld d %3ld: %d rows of %d differ\n",
+    std::printf("  attention %s heads %2ld/%ld d %3ld window %3ld: %d rows of %d differ\n",
                 std::string(name_of(shape.dtype)).c_str(), static_cast<long>(shape.heads),
-                static_cast<long>(shape.kv_heads), static_cast<long>(shape.head_dim), different,
-                compared);
+                static_cast<long>(shape.kv_heads), static_cast<long>(shape.head_dim),
+                static_cast<long>(shape.window), different, compared);
   }
 }
 

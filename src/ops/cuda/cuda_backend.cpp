@@ -83,6 +83,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   blas_.reset(blas);
   blas_workspace_ = allocate(kBlasWorkspace);
   partials_ = allocate(kPartialBytes);
+  plans_ = allocate(kPlanBytes);
+  step_plans_.reserve(kMaxPlans);
 }
 
 CudaBackend::~CudaBackend() {

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 #include <unordered_set>
+#include <vector>
 
 #include "ops/backend.h"
 #include "ops/cuda/handles.h"
@@ -31,7 +32,13 @@ class CudaBackend final : public Backend {
   bool has_graphs() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
-  size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes; }
+  size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes + kPlanBytes; }
+
+  /// Decode steps are divided among the SMs once, by the first attention() of the batch that
+  /// follows this; without this call by every attention(). Between this and the last attention() of
+  /// the step nothing may change the batch's lengths and block tables, and nothing but the step's
+  /// own rows is stored in the cache. To be recorded together with the step.
+  void begin_step(const Batch& batch) override;
 
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
   Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
@@ -61,6 +68,8 @@ class CudaBackend final : public Backend {
   static constexpr size_t kBlasWorkspace = size_t{16} << 20;  // bytes
   static constexpr size_t kPartialBytes = size_t{64}
                                           << 20;  // attention: partial results of split sequences
+  static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
+  static constexpr size_t kMaxPlans = 4;
   static constexpr size_t kStageBytes = size_t{8} << 20;  // load(): one pinned buffer
   static constexpr size_t kStages = 3;
 
@@ -78,6 +87,13 @@ class CudaBackend final : public Backend {
     cublasLtMatmulAlgo_t algorithm{};
   };
 
+  /// What the division of a decode step depends on.
+  struct PlanKey {
+    const std::byte *cu_seqlens_q, *context_lens;
+    int64_t num_seqs, kv_heads, window, max_slots;
+    bool operator==(const PlanKey&) const = default;
+  };
+
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
   const GemmChoice& gemm_choice(const GemmKey& key, cublasLtMatmulDesc_t operation);
@@ -85,6 +101,9 @@ class CudaBackend final : public Backend {
                       int64_t window);
   void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                      int64_t window);
+  bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                        int64_t window);
+  size_t plan_decode(const PlanKey& key, bool& is_new);
   void allow_shared_memory(const void* kernel, size_t bytes);
   Stage& next_stage();
 
@@ -135,7 +154,9 @@ class CudaBackend final : public Backend {
   std::string name_;
   Stream stream_;
   BlasLt blas_;
-  Buffer blas_workspace_, partials_;
+  Buffer blas_workspace_, partials_, plans_;
+  const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
+  std::vector<PlanKey> step_plans_;  // made since then
   std::map<GemmKey, GemmChoice> gemm_choices_;
   std::unordered_set<const void*> shared_memory_allowed_;
   std::array<Stage, kStages> stages_;  // allocated by the first load()

@@ -1,0 +1,101 @@
+// The decode step's attention: its plan and its launch (attention_decode.cuh).
+#include "ops/cuda/attention_decode.cuh"
+#include "ops/cuda/cuda_backend.h"
+
+namespace nanovllm {
+namespace {
+
+/// Where things lie in the memory of plans: the counters, then the plans, `shares` of each.
+struct PlanMemory {
+  int* counters;
+  DecodeShare* shares;
+  PlanMemory(std::byte* data, int num_shares)
+      : counters(reinterpret_cast<int*>(data)),
+        shares(reinterpret_cast<DecodeShare*>(data + ceil_div(num_shares, 64) * 256)) {}
+};
+
+template <int kHeadDim, int kRows>
+constexpr int64_t stages_in(size_t shared_bytes) {
+  constexpr size_t kExchange = sizeof(DecodeExchange<kRows>);
+  return shared_bytes < kExchange
+             ? 0
+             : std::min<int64_t>(kDecodeStages, static_cast<int64_t>((shared_bytes - kExchange) /
+                                                                     sizeof(DecodeTile<kHeadDim>)));
+}
+
+}  // namespace
+
+void CudaBackend::begin_step(const Batch& batch) {
+  step_ = batch.context_lens.data;
+  step_plans_.clear();
+}
+
+/// The plan for a batch, by its number. `is_new`: it is made by a kernel just launched.
+size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
+  is_new = false;
+  for (size_t i = 0; i < step_plans_.size(); ++i)
+    if (step_plans_[i] == key) return i;
+  is_new = true;
+  // Plans that no step remembers share the last place.
+  const bool remember = key.context_lens == step_ && step_plans_.size() + 1 < kMaxPlans;
+  const size_t plan = remember ? step_plans_.size() : kMaxPlans - 1;
+  if (remember) step_plans_.push_back(key);
+  const PlanMemory memory(plans_.get(), num_sms_);
+  launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
+         PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
+                       .context_lens = reinterpret_cast<const int*>(key.context_lens),
+                       .num_seqs = static_cast<int>(key.num_seqs),
+                       .kv_heads = static_cast<int>(key.kv_heads),
+                       .window = static_cast<int>(key.window),
+                       .shares = num_sms_,
+                       .max_slots = static_cast<int>(key.max_slots),
+                       .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
+  return plan;
+}
+
+/// False, and nothing done, if the batch or the GPU is none for the decode kernel.
+bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch,
+                                   float scale, int64_t window) {
+  auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
+  const int64_t head_dim = q.shape[2], slot_bytes = arguments.group * (head_dim + 2) * 4;
+  if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows || num_sms_ > kPlanThreads ||
+      arguments.num_seqs > kMaxPlanSeqs)
+    return false;
+  bool served = false;
+  const auto run = [&]<int kHeadDim, int kRows>() {
+    const int64_t stages = stages_in<kHeadDim, kRows>(max_shared_bytes_);
+    if (stages < kFewestDecodeStages) return;
+    const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes;
+    bool is_new = false;
+    const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
+                                     .context_lens = batch.context_lens.data,
+                                     .num_seqs = arguments.num_seqs,
+                                     .kv_heads = cache.k.shape[1],
+                                     .window = arguments.window,
+                                     .max_slots = max_slots},
+                                    is_new);
+    const PlanMemory memory(plans_.get(), num_sms_);
+    arguments.partial_sum = reinterpret_cast<float2*>(partials_.get());
+    arguments.partial_out =
+        reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
+    const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),
+                          .counters = memory.counters,
+                          .kv_heads = static_cast<int>(cache.k.shape[1]),
+                          .stages = static_cast<int>(stages)};
+    const size_t shared_bytes =
+        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) + sizeof(DecodeExchange<kRows>);
+    // Only the second kernel after the plan may begin before what went before it is done.
+    launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(num_sms_), kDecodeThreads,
+                shared_bytes, can_launch_early_ && !is_new, arguments, work);
+    served = true;
+  };
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    if (arguments.group <= kDecodeRows / 2)
+      run.template operator()<kHeadDim, 1>();
+    else
+      run.template operator()<kHeadDim, 2>();
+  });
+  return served;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,63 @@
+// Barriers in shared memory that count arrivals (mbarrier): a phase ends when as many have arrived
+// as the barrier was set up for, and the next begins. Whoever waits names the phase by its parity.
+#pragma once
+
+#include <cstdint>
+
+namespace nanovllm {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// By one thread, before a barrier of the block that makes it known to the others.
+__device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+__device__ inline void arrive(uint64_t* barrier) {
+  [[maybe_unused]] uint64_t state;
+  asm volatile("mbarrier.arrive.shared.b64 %0, [%1];"
+               : "=l"(state)
+               : "r"(shared_address(barrier))
+               : "memory");
+}
+/// Arrives when all copies that this thread has begun with copy_async() are done.
+__device__ inline void arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];"
+               :
+               : "r"(shared_address(barrier))
+               : "memory");
+}
+/// Waits for the end of the phase of this parity: 0 for the first, 1 for the second, and so on. The
+/// parity before the first phase counts as ended.
+__device__ inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+#endif
+  }
+}
+
+/// A barrier among `threads` threads of the block, whole warps; `name`: 1 .. 15.
+template <int name, int threads>
+__device__ void sync_threads() {
+  asm volatile("bar.sync %0, %1;" ::"n"(name), "n"(threads) : "memory");
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,186 @@
+// The decode step's attention: whatever the batch, its padding, and the lengths with which a
+// recorded step is replayed, a row has the bits that it has as the last row of a prefill chunk.
+#include <gtest/gtest.h>
+
+#include "gpu/rig.h"
+
+namespace nanovllm {
+namespace {
+
+struct Shape {
+  int64_t heads, kv_heads, head_dim, block_size = 16;
+};
+
+/// Sequences in a cache, one query row of each, and steps over any of them at any length.
+class DecodeSteps {
+ public:
+  DecodeSteps(Backend& gpu, const Shape& shape, std::vector<int> lengths)
+      : shape_(shape),
+        rig_(gpu),
+        paged_(rig_, DType::bf16, shape.block_size, shape.kv_heads, shape.head_dim,
+               std::move(lengths), 5),
+        queries_(normal_values(static_cast<int64_t>(paged_.lengths.size()) * width(), 6, 2.0f)) {}
+
+  int64_t width() const { return shape_.heads * shape_.head_dim; }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
+
+  /// A step over these sequences; -1 is padding. The lengths are set by set_lengths().
+  struct Step {
+    std::vector<int> sequences;
+    Batch batch;
+    Tensor q, out;
+  };
+  Step step(const std::vector<int>& sequences) {
+    Step step{sequences, {}, {}, {}};
+    std::vector<Part> parts;
+    std::vector<float> q;
+    for (const int s : sequences) {
+      const int row = std::max(s, 0);
+      parts.push_back({row, 0, 1});
+      q.insert(q.end(), queries_.begin() + row * width(), queries_.begin() + (row + 1) * width());
+    }
+    step.batch = paged_.batch(rig_, parts);
+    const auto rows = static_cast<int64_t>(sequences.size());
+    step.q = rig_.upload(q, DType::bf16, {rows, shape_.heads, shape_.head_dim});
+    step.out = rig_.empty(DType::bf16, {rows, shape_.heads, shape_.head_dim});
+    return step;
+  }
+  void set_lengths(const Step& step, std::vector<int32_t> lengths) {
+    Tensor source(lengths.data(), DType::i32, {static_cast<int64_t>(lengths.size())});
+    rig_.backend.copy(step.batch.context_lens, source);
+    rig_.backend.synchronize();
+  }
+  void run(const Step& step, int64_t window) {
+    rig_.backend.attention(step.out, step.q, paged_.cache, step.batch, scale(), window);
+  }
+  std::vector<std::byte> row(const Tensor& out, size_t i) {
+    const auto at = static_cast<int64_t>(i);
+    return rig_.bytes(out.rows(at, at + 1));
+  }
+  /// The row's bytes as the second of two query rows.
+  std::vector<std::byte> in_prefill(int sequence, int length, int64_t window) {
+    Batch batch = paged_.batch(rig_, {{sequence, 0, 2}});
+    batch.context_lens = rig_.ints({length});
+    batch.max_context_len = length;
+    std::vector<float> q(static_cast<size_t>(width()), 0.5f);
+    q.insert(q.end(), queries_.begin() + sequence * width(),
+             queries_.begin() + (sequence + 1) * width());
+    const Tensor two = rig_.upload(q, DType::bf16, {2, shape_.heads, shape_.head_dim}),
+                 out = rig_.empty(DType::bf16, {2, shape_.heads, shape_.head_dim});
+    rig_.backend.attention(out, two, paged_.cache, batch, scale(), window);
+    return row(out, 1);
+  }
+  /// How many rows of the step differ from their own in a prefill; padding must be zeros still.
+  int different(const Step& step, const std::vector<int32_t>& lengths, int64_t window) {
+    int count = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const std::vector<std::byte> want =
+          lengths[i] == 0 ? std::vector<std::byte>(static_cast<size_t>(2 * width()))
+                          : in_prefill(step.sequences[i], lengths[i], window);
+      count += row(step.out, i) != want;
+    }
+    return count;
+  }
+  Rig& rig() { return rig_; }
+  KvCache cache() const { return paged_.cache; }
+
+ private:
+  using Part = PagedSequences::Part;
+  Shape shape_;
+  Rig rig_;
+  PagedSequences paged_;
+  std::vector<float> queries_;
+};
+
+class CudaDecode : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = open_gpu(why);
+    if (!gpu_) GTEST_SKIP() << why;
+  }
+  std::unique_ptr<Backend> gpu_;
+};
+
+TEST_F(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
+  for (const Shape& shape : {Shape{16, 8, 128, 64}, {16, 1, 64}, {10, 2, 80, 8}, {4, 2, 256}}) {
+    DecodeSteps steps(*gpu_, shape, {1300, 40, 700, 513});
+    for (const int64_t window : {0, 200}) {
+      const auto step = steps.step({-1, 0, 1, -1, -1, 2, 3, -1});
+      const std::vector<int32_t> lengths{0, 1300, 40, 0, 0, 700, 513, 0};
+      steps.set_lengths(step, lengths);
+      steps.run(step, window);
+      EXPECT_EQ(steps.different(step, lengths, window), 0)
+          << "head_dim " << shape.head_dim << ", window " << window;
+      const auto nothing = steps.step({-1, -1});
+      steps.set_lengths(nothing, {0, 0});
+      steps.run(nothing, window);
+      EXPECT_EQ(steps.different(nothing, {0, 0}, window), 0);
+    }
+  }
+}
+
+TEST_F(CudaDecode, ARecordedStepServesOtherLengths) {
+  const Shape shape{8, 2, 128, 16};
+  DecodeSteps steps(*gpu_, shape, {3000, 40, 700, 513, 2048, 256});
+  auto first = steps.step({0, 1, 2, 3, 4, 5});
+  // Layers of one step: with one plan, with a window beside it, and of another batch, which shares
+  // the lengths.
+  auto second = first, slides = first;
+  second.out = steps.step({0, 1, 2, 3, 4, 5}).out;
+  slides.out = steps.step({0, 1, 2, 3, 4, 5}).out;
+  const auto graph = gpu_->capture([&] {
+    gpu_->begin_step(first.batch);
+    steps.run(first, 0);
+    steps.run(slides, 100);
+    steps.run(second, 0);
+    steps.run(slides, 100);
+  });
+  ASSERT_TRUE(graph);
+  const std::vector<std::vector<int32_t>> replays{
+      {3000, 40, 700, 513, 2048, 256}, {1, 1, 1, 1, 1, 1},    {0, 0, 0, 0, 0, 0},
+      {64, 0, 65, 512, 2047, 255},     {2999, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 256}};
+  for (const auto& lengths : replays) {
+    for (const auto* step : {&first, &second, &slides}) {
+      const std::vector<float> zeros(static_cast<size_t>(step->out.numel()));
+      gpu_->copy(step->out, steps.rig().upload(zeros, DType::bf16, {6, 8, 128}));
+    }
+    steps.set_lengths(first, lengths);
+    for (int again = 0; again < 3; ++again) graph->launch();
+    gpu_->synchronize();
+    EXPECT_EQ(steps.different(first, lengths, 0), 0);
+    EXPECT_EQ(steps.different(second, lengths, 0), 0);
+    EXPECT_EQ(steps.different(slides, lengths, 100), 0);
+  }
+}
+
+TEST_F(CudaDecode, PartialResultsThatDoNotFitAreAvoided) {
+  // 150 pairs of 96 chunks: dividing pairs among the SMs would take more partial results of 16
+  // rows of 256 than there is memory for.
+  DecodeSteps steps(*gpu_, {16, 1, 256, 64}, {24'576});
+  const std::vector<int> crowd(150, 0);
+  const auto step = steps.step(crowd);
+  std::vector<int32_t> lengths(150, 24'576);
+  for (size_t i = 100; i < lengths.size(); ++i) lengths[i] -= static_cast<int32_t>(7 * i);
+  steps.set_lengths(step, lengths);
+  steps.run(step, 0);
+  EXPECT_EQ(steps.different(step, lengths, 0), 0);
+}
+
+TEST_F(CudaDecode, ManySequencesOfAllLengths) {
+  const Shape shape{16, 8, 128, 64};
+  DecodeSteps steps(*gpu_, shape, {2500});
+  for (const size_t count : {1, 2, 5, 33, 256, 1024}) {
+    const auto step = steps.step(std::vector<int>(count, 0));
+    std::vector<int32_t> lengths;
+    for (size_t i = 0; i < count; ++i)
+      lengths.push_back(static_cast<int32_t>(count <= 2 ? 2500 - i : i * 7919 % 2500));
+    steps.set_lengths(step, lengths);
+    gpu_->begin_step(step.batch);
+    for (int layer = 0; layer < 3; ++layer) steps.run(step, 0);
+    EXPECT_EQ(steps.different(step, lengths, 0), 0) << count << " sequences";
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm
