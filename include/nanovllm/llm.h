@@ -33,6 +33,13 @@ struct Prompt {
       true;  ///< text only: false keeps "<|im_end|>" in the text from becoming the token
 };
 
+/// One part of an engine's start, in seconds since the start. Parts overlap: files are read while
+/// the device is opened.
+struct StartupPhase {
+  std::string name{};
+  double begin = 0, end = 0;
+};
+
 /// What one engine does and has, for progress lines, `inspect` and metrics.
 struct EngineInfo {
   std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
@@ -44,6 +51,7 @@ struct EngineInfo {
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
   std::vector<std::string>
       notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
+  std::vector<StartupPhase> startup{};  ///< in the order of their ends; empty from inspect()
 };
 
 /// Counters since the engine was made; all monotonic except `waiting`, `running`, `free_blocks`.

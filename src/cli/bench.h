@@ -98,6 +98,8 @@ class BenchReport {
   /// A row of the table; JSON has all its fields, the table those that are columns. A row with
   /// `measured` and `floor` in it (both seconds, or both milliseconds) also gets its "share".
   void add(Json row);
+  /// A line below the table.
+  void note(std::string line) { notes_.push_back(std::move(line)); }
   /// Writes the table, and the JSON where options.json says. `peak_memory` in bytes is of the
   /// process that ran the engine.
   void write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
@@ -110,6 +112,7 @@ class BenchReport {
   const BenchOptions& options_;
   std::vector<Column> columns_;
   Json rows_ = Json::array();
+  std::vector<std::string> notes_;
 };
 
 // One file each: the benchmarks.

@@ -48,6 +48,8 @@ std::string BenchReport::table(const EngineInfo& info, const Machine& machine,
       fmt::format("{}: {}, {} parameters, {}, {}\n\n", options_.model, info.architecture,
                   with_commas(info.num_parameters), info.dtype, info.device);
   text += table.markdown();
+  if (!notes_.empty()) text += "\n";
+  for (const std::string& line : notes_) text += line + "\n";
   text += machine.rates.flops > 0 ? fmt::format("\nfloor: {:.1f} GB/s read, {:.3f} TFLOP/s, {}\n",
                                                 machine.rates.bytes_per_second / 1e9,
                                                 machine.rates.flops / 1e12, machine.source)

@@ -34,8 +34,9 @@ double now() {
 
 /// Points in time of one start.
 struct Start {
-  double exec, running, ready, first_token;
-  int64_t peak_memory;
+  double exec = 0, running = 0, ready = 0, first_token = 0;
+  int64_t peak_memory = 0;
+  Json phases;  // [name, begin, end], in seconds since `running`
 };
 
 // What the measured process does: it loads the model as a user's would and answers one prompt.
@@ -55,8 +56,11 @@ int run_child(const StartupOptions& options) {
   const double first_token = now();
   check(outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
         outputs[0].error);
+  Json phases = Json::array();
+  for (const StartupPhase& phase : llm.info().startup)
+    phases.push_back({phase.name, phase.begin, phase.end});
   Output output;
-  output.write(Json{running, ready, first_token, peak_memory()}.dump() + "\n");
+  output.write(Json{running, ready, first_token, peak_memory(), phases}.dump() + "\n");
   output.close();
   return kExitDone;
 }
@@ -100,7 +104,8 @@ Start measure_start() {
   ::posix_spawn_file_actions_addclose(&actions, ends[0]);
   ::posix_spawn_file_actions_addclose(&actions, ends[1]);
   pid_t child = 0;
-  Start start{now(), 0, 0, 0, 0};
+  Start start;
+  start.exec = now();
   const int error =
       ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), ::environ);
   ::posix_spawn_file_actions_destroy(&actions);
@@ -117,7 +122,33 @@ Start measure_start() {
   start.ready = times.at(1).get<double>();
   start.first_token = times.at(2).get<double>();
   start.peak_memory = times.at(3).get<int64_t>();
+  start.phases = times.at(4);
   return start;
+}
+
+// The median of each phase, in the first start's order.
+Json median_phases(const std::vector<Start>& starts) {
+  Json rows = Json::array();
+  for (const Json& first : starts.front().phases) {
+    std::vector<double> begins, ends;
+    for (const Start& start : starts)
+      for (const Json& phase : start.phases)
+        if (phase.at(0) == first.at(0)) {
+          begins.push_back(phase.at(1).get<double>());
+          ends.push_back(phase.at(2).get<double>());
+        }
+    rows.push_back({{"phase", first.at(0)}, {"begin", median(begins)}, {"end", median(ends)}});
+  }
+  return rows;
+}
+
+std::string phases_text(const Json& phases) {
+  std::string text = "engine, ms since its start:";
+  for (const Json& phase : phases)
+    text += fmt::format("{} {} {:.0f} to {:.0f}", &phase == &phases.front() ? "" : ",",
+                        phase.at("phase").get<std::string>(), 1e3 * phase.at("begin").get<double>(),
+                        1e3 * phase.at("end").get<double>());
+  return text;
 }
 
 int bench_startup(const StartupOptions& options) {
@@ -127,6 +158,7 @@ int bench_startup(const StartupOptions& options) {
   config.skip_tokenizer_init = true;
   const EngineInfo plan = nanovllm::inspect(options.model, config);
   const Machine machine = find_machine(options, plan);
+  std::vector<Start> starts;
   std::vector<double> program, load, token, whole;
   int64_t memory = 0;
   for (int64_t i = 0; i < options.repetitions; ++i) {
@@ -136,6 +168,7 @@ int bench_startup(const StartupOptions& options) {
     token.push_back(start.first_token - start.ready);
     whole.push_back(start.first_token - start.exec);
     memory = std::max(memory, start.peak_memory);
+    starts.push_back(start);
   }
   const ModelConfig model = load_model_config(options.model);
   Json floor;
@@ -160,7 +193,9 @@ int bench_startup(const StartupOptions& options) {
               {"first_token", median(token)},
               {"measured", median(whole)},
               {"worst", quantile(whole, 1)},
-              {"floor", floor}});
+              {"floor", floor},
+              {"phases", median_phases(starts)}});
+  report.note(phases_text(median_phases(starts)));
   report.write(plan, machine, model, memory);
   return kExitDone;
 }

@@ -1,7 +1,10 @@
 #include "engine/load_engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <future>
+#include <mutex>
 
 #include "engine/model_runner.h"
 #include "engine/request_checks.h"
@@ -79,6 +82,37 @@ std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
   return tokenizer;
 }
 
+/// When each part of a start began and ended; parts run on several threads.
+class PhaseLog {
+ public:
+  /// body(), timed.
+  template <class Body>
+  auto run(const char* name, Body&& body) {
+    const double begin = now();
+    const auto add = [&] {
+      const std::lock_guard lock(mutex_);
+      phases_.push_back({name, begin, now()});
+    };
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      add();
+    } else {
+      auto result = body();
+      add();
+      return result;
+    }
+  }
+  std::vector<StartupPhase> phases() const { return phases_; }
+
+ private:
+  double now() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  std::vector<StartupPhase> phases_;
+};
+
 }  // namespace
 
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
@@ -90,24 +124,42 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
   return describe(ops->name(), model, config, plan, note);
 }
 
+// What needs nothing of each other runs at once: opening a GPU takes longer than reading all files
+// but the weights.
 LoadedEngine load_engine(const std::string& directory, const EngineConfig& config) {
   check_config(config);
-  LoadedEngine loaded;
-  loaded.model = read_model_config(directory);
-  loaded.generation = load_generation_config(directory, loaded.model.vocab_size);
-  if (!config.skip_tokenizer_init) loaded.tokenizer = read_tokenizer(directory, loaded.model);
-  // The files are checked before the device is opened: their errors cost nothing.
-  std::unique_ptr<Checkpoint> checkpoint;
-  if (config.load_format != "dummy") checkpoint = std::make_unique<Checkpoint>(directory);
-
+  PhaseLog log;
   std::string note;
-  auto ops = make_backend(config.device, {config.num_threads}, &note);
-  auto runner = std::make_unique<ModelRunner>(
-      std::move(ops), std::make_unique<SingleCommunicator>(), loaded.model, config);
-  runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
-    if (config.on_progress) config.on_progress("loading weights", done, total);
+  LoadedEngine loaded;
+  loaded.model = log.run("config.json", [&] { return read_model_config(directory); });
+  std::future<std::unique_ptr<Backend>> device = std::async(std::launch::async, [&] {
+    return log.run("device",
+                   [&] { return make_backend(config.device, {config.num_threads}, &note); });
   });
+  std::future<std::shared_ptr<const Tokenizer>> tokenizer;
+  if (!config.skip_tokenizer_init)
+    tokenizer = std::async(std::launch::async, [&] {
+      return log.run("tokenizer", [&] { return read_tokenizer(directory, loaded.model); });
+    });
+  loaded.generation = load_generation_config(directory, loaded.model.vocab_size);
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (config.load_format != "dummy")
+    checkpoint = log.run("open weights", [&] { return std::make_unique<Checkpoint>(directory); });
+  if (tokenizer.valid()) loaded.tokenizer = tokenizer.get();
+
+  auto ops = device.get();
+  auto runner = log.run("memory", [&] {
+    return std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(),
+                                         loaded.model, config);
+  });
+  log.run("weights", [&] {
+    runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
+      if (config.on_progress) config.on_progress("loading weights", done, total);
+    });
+  });
+  log.run("close weights", [&] { checkpoint.reset(); });
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(), note);
+  loaded.info.startup = log.phases();
   loaded.engine =
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
                                   eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));

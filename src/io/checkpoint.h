@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,6 +31,9 @@ class Checkpoint {
   /// Where the tensor lies, for messages: the path of its file.
   const std::string& file_of(std::string_view name) const;
 
+  /// Copies `to.size()` bytes of a tensor that start at `from` to `to`, read from the file, not
+  /// through the mapping. Throws Error(model) if the file cannot be read or was cut.
+  void read(std::span<std::byte> to, const std::byte* from) const;
   /// Tells the system that the bytes of `name` were copied and need not stay in this process's
   /// memory.
   void release(std::string_view name) const;

@@ -1,5 +1,6 @@
 #include "io/mapped_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -62,6 +63,22 @@ void MappedFile::release(std::span<const std::byte> part) const {
   const size_t begin = (offset + page - 1) / page * page,
                end = (offset + part.size()) / page * page;
   if (begin < end) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
+void MappedFile::read(std::span<std::byte> to, const std::byte* from) const {
+  constexpr size_t kMost = size_t{1} << 30;  // of one call: Linux reads no more than 2 GiB at once
+  auto at = static_cast<off_t>(from - data_);
+  while (!to.empty()) {
+    const ssize_t n = ::pread(fd_, to.data(), std::min(to.size(), kMost), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(ErrorKind::model, "{}: cannot be read: {}", path_, std::strerror(errno));
+    if (n == 0) {
+      check_unchanged();
+      fail(ErrorKind::model, "{}: ends at byte {}, before its weights do", path_, at);
+    }
+    to = to.subspan(static_cast<size_t>(n));
+    at += n;
+  }
 }
 
 void MappedFile::check_unchanged() const {

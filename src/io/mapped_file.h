@@ -26,8 +26,13 @@ class MappedFile {
   /// elsewhere.
   void release(std::span<const std::byte> part) const;
 
+  /// Copies the bytes of the file that are mapped at `from` to `to`, by reading the file: where the
+  /// mapping is read, each page costs a fault, and a file cut meanwhile a SIGBUS; here it is
+  /// Error(model). Safe from several threads at once.
+  void read(std::span<std::byte> to, const std::byte* from) const;
+
   /// Throws Error(model) if the file was written to or cut since it was mapped. A file cut while
-  /// its pages are read raises SIGBUS, which no check can exclude; this one catches what changed
+  /// its mapping is read raises SIGBUS, which no check can exclude; this one catches what changed
   /// before or between the reads.
   void check_unchanged() const;
 

@@ -262,10 +262,19 @@ void SafetensorsFile::align() {
   }
 }
 
-void SafetensorsFile::release(const StoredTensor& tensor) const {
+bool SafetensorsFile::maps(const std::byte* address) const {
   const std::byte* begin = file_.bytes().data();
-  const std::byte* end = begin + file_.bytes().size();
-  if (tensor.data.data() >= begin && tensor.data.data() < end) file_.release(tensor.data);
+  return address >= begin && address < begin + file_.bytes().size();
+}
+
+bool SafetensorsFile::read(std::span<std::byte> to, const std::byte* from) const {
+  if (!maps(from)) return false;
+  file_.read(to, from);
+  return true;
+}
+
+void SafetensorsFile::release(const StoredTensor& tensor) const {
+  if (maps(tensor.data.data())) file_.release(tensor.data);
 }
 
 }  // namespace nanovllm

@@ -54,11 +54,15 @@ class SafetensorsFile {
     return contents_.metadata;
   }
 
+  /// Copies bytes of this file's tensors that start at `from` to `to`, see MappedFile::read; false
+  /// if `from` does not lie in the mapping.
+  bool read(std::span<std::byte> to, const std::byte* from) const;
   void release(const StoredTensor& tensor) const;  ///< see MappedFile::release
   void check_unchanged() const { file_.check_unchanged(); }
 
  private:
   void align();
+  bool maps(const std::byte* address) const;
 
   MappedFile file_;
   SafetensorsContents contents_;

@@ -1,6 +1,7 @@
 #include "layers/weight_loader.h"
 
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "io/checkpoint.h"
@@ -20,6 +21,22 @@ Tensor slice(Tensor t, const WeightPart& part) {
   if (t.rank > 1 && (part.col_begin != 0 || part.col_end >= 0))
     t = t.cols(part.col_begin, part.col_end < 0 ? t.shape[1] : part.col_end);
   return t;
+}
+
+/// Normal numbers of sigma 0.02 in the model's dtype: `count`, which is even.
+std::vector<std::byte> normal_table(uint64_t seed, int64_t count, DType dtype) {
+  std::vector<std::byte> table(static_cast<size_t>(count) * size_of(dtype));
+  dispatch_float(dtype, [&]<class T>() {
+    T* out = reinterpret_cast<T*>(table.data());
+    for (int64_t i = 0; i < count; i += 2) {  // Box-Muller
+      const Philox4 bits = noise_bits(seed, 0, static_cast<uint32_t>(i));
+      const float radius = 0.02f * std::sqrt(-2.0f * std::log(noise_uniform(bits.x[0])));
+      const float angle = 2.0f * std::numbers::pi_v<float> * noise_uniform(bits.x[1]);
+      out[i] = static_cast<T>(radius * std::cos(angle));
+      out[i + 1] = static_cast<T>(radius * std::sin(angle));
+    }
+  });
+  return table;
 }
 
 }  // namespace
@@ -76,26 +93,42 @@ void WeightLoader::check_complete(const Checkpoint& checkpoint) const {
           checkpoint.file_of(name), name);
 }
 
-void WeightLoader::report(size_t loaded, const LoadProgress& progress) const {
-  const auto total = static_cast<int64_t>(used_);
-  if (progress)
-    progress(loaded < parameters_.size() ? parameters_[loaded].dst.data - storage_ : total, total);
+int64_t WeightLoader::bytes_of(size_t i) const {
+  const std::byte* end =
+      i + 1 < parameters_.size() ? parameters_[i + 1].dst.data : storage_ + used_;
+  return end - parameters_[i].dst.data;
+}
+
+/// Fills every parameter from its own list of sources; `dropped(i)`: those of parameter i are no
+/// longer needed.
+void WeightLoader::load(std::span<const std::vector<Tensor>> sources, const SourceReader& read,
+                        const std::function<void(size_t)>& dropped, const LoadProgress& progress) {
+  std::vector<WeightSource> weights;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    weights.push_back({parameters_[i].dst, sources[i]});
+  int64_t done = 0;
+  backend_.load_all(weights, read, [&](size_t i) {
+    dropped(i);
+    done += bytes_of(i);
+    if (progress) progress(done, static_cast<int64_t>(used_));
+  });
+  backend_.synchronize();
 }
 
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
   check_complete(checkpoint);
-  size_t loaded = 0;
-  std::vector<Tensor> sources;
-  for (const Parameter& parameter : parameters_) {
-    sources.clear();
-    for (const WeightPart& part : parameter.parts)
-      sources.push_back(slice(checkpoint.find(part.name)->view(), part));
-    backend_.load(parameter.dst, sources);
-    for (const WeightPart& part : parameter.parts) checkpoint.release(part.name);
-    report(++loaded, progress);
-  }
-  backend_.synchronize();
+  std::vector<std::vector<Tensor>> sources(parameters_.size());
+  for (size_t i = 0; i < sources.size(); ++i)
+    for (const WeightPart& part : parameters_[i].parts)
+      sources[i].push_back(slice(checkpoint.find(part.name)->view(), part));
+  const auto release = [&](size_t i) {
+    for (const WeightPart& part : parameters_[i].parts) checkpoint.release(part.name);
+  };
+  const auto read = [&](std::span<std::byte> to, const std::byte* from) {
+    checkpoint.read(to, from);
+  };
+  load(sources, read, release, progress);
   checkpoint.check_unchanged();
 }
 
@@ -103,43 +136,39 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
 // different offset for every block of rows.
 void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
-  int64_t widest = 0;
-  for (const Parameter& p : parameters_)
-    widest = std::max(widest, p.is_matrix ? p.dst.shape[1] : 0);
-  const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
-  std::vector<float> table(static_cast<size_t>(table_size));
-  for (int64_t i = 0; i < table_size; i += 2) {  // Box-Muller
-    const Philox4 bits = noise_bits(seed, 0, static_cast<uint32_t>(i));
-    const float radius = 0.02f * std::sqrt(-2.0f * std::log(noise_uniform(bits.x[0])));
-    const float angle = 2.0f * std::numbers::pi_v<float> * noise_uniform(bits.x[1]);
-    table[static_cast<size_t>(i)] = radius * std::cos(angle);
-    table[static_cast<size_t>(i) + 1] = radius * std::sin(angle);
-  }
-  size_t loaded = 0;
-  uint32_t draw = 0;
+  int64_t widest = 0, longest = 0;
   for (const Parameter& p : parameters_) {
-    std::vector<float> constant;
-    std::vector<Tensor> sources;
-    if (p.is_matrix) {
-      const int64_t n = p.dst.shape[0], k = p.dst.shape[1],
-                    block = std::max<int64_t>(1, table_size / 2 / k);
-      for (int64_t row = 0; row < n; row += block) {
-        const int64_t rows = std::min(block, n - row);
-        const int64_t offset =
-            noise_bits(seed, 1, draw++).x[0] % static_cast<uint32_t>(table_size - rows * k + 1);
-        sources.emplace_back(table.data() + offset, DType::f32,
-                             std::initializer_list<int64_t>{rows, k});
-      }
-    } else {
-      const bool is_bias = p.parts.front().name.ends_with(".bias");
-      constant.assign(static_cast<size_t>(p.dst.shape[0]), is_bias ? 0.0f : 1.0f);
-      sources.emplace_back(constant.data(), DType::f32,
-                           std::initializer_list<int64_t>{p.dst.shape[0]});
-    }
-    backend_.load(p.dst, sources);
-    report(++loaded, progress);
+    widest = std::max(widest, p.is_matrix ? p.dst.shape[1] : 0);
+    longest = std::max(longest, p.is_matrix ? 0 : p.dst.shape[0]);
   }
-  backend_.synchronize();
+  const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
+  std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
+  std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
+  std::vector<std::vector<Tensor>> sources(parameters_.size());
+  uint32_t draw = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    const int64_t n = p.dst.shape[0];
+    if (!p.is_matrix) {
+      const bool is_bias = p.parts.front().name.ends_with(".bias");
+      sources[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
+                              std::initializer_list<int64_t>{n});
+      continue;
+    }
+    const int64_t k = p.dst.shape[1], block = std::max<int64_t>(1, table_size / 2 / k);
+    for (int64_t row = 0; row < n; row += block) {
+      const int64_t rows = std::min(block, n - row);
+      const int64_t offset =
+          noise_bits(seed, 1, draw++).x[0] % static_cast<uint32_t>(table_size - rows * k + 1);
+      sources[i].emplace_back(table.data() + static_cast<size_t>(offset) * size_of(dtype_), dtype_,
+                              std::initializer_list<int64_t>{rows, k});
+    }
+  }
+  const auto read = [](std::span<std::byte> to, const std::byte* from) {
+    std::memcpy(to.data(), from, to.size());
+  };
+  load(
+      sources, read, [](size_t) {}, progress);
 }
 
 }  // namespace nanovllm

@@ -71,8 +71,10 @@ class WeightLoader {
   };
   Tensor place(size_t bytes, const std::function<Tensor(std::byte*)>& view);
   void check_complete(const Checkpoint& checkpoint) const;
-  /// The first `loaded` parameters are in place.
-  void report(size_t loaded, const LoadProgress& progress) const;
+  void load(std::span<const std::vector<Tensor>> sources, const SourceReader& read,
+            const std::function<void(size_t)>& dropped, const LoadProgress& progress);
+  /// The bytes from parameter i's place to the next one's.
+  int64_t bytes_of(size_t i) const;
 
   Backend& backend_;
   DType dtype_;

@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/arena.h"
 #include "core/batch.h"
@@ -43,6 +44,17 @@ struct Fence {
 struct MemoryInfo {
   size_t total = 0, free = 0;  // bytes, right now, of the whole device
 };
+
+/// A weight and what it is made of: the arguments of Backend::load().
+struct WeightSource {
+  Tensor dst;
+  std::vector<Tensor> parts;
+};
+
+/// Copies the `to.size()` bytes of a source tensor that start at `from` to `to`. Several threads
+/// may call it at once. For a file it is not the mapping that is read: a file that was cut gives an
+/// error instead of a signal, and no pages are mapped.
+using SourceReader = std::function<void(std::span<std::byte> to, const std::byte* from)>;
 
 class Backend {
  public:
@@ -94,6 +106,17 @@ class Backend {
   /// mapped file). Needs no more than one `dst` of extra memory. The sources may be dropped when
   /// load() returns.
   virtual void load(Tensor dst, std::span<const Tensor> parts) = 0;
+  /// load() of many weights, in any order and perhaps several at once; their sources may be read
+  /// through `read` alone. `loaded(i)` is called on the calling thread as soon as the sources of
+  /// weight i may be dropped. Throws what `read` throws, once.
+  virtual void load_all(std::span<const WeightSource> weights, const SourceReader& read,
+                        const std::function<void(size_t)>& loaded) {
+    (void)read;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      load(weights[i].dst, weights[i].parts);
+      loaded(i);
+    }
+  }
 
   // -- Primitives
   /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is a weight_view of x's dtype.

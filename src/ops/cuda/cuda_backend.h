@@ -3,7 +3,6 @@
 // sequence of ops can be recorded into a graph.
 #pragma once
 
-#include <array>
 #include <map>
 #include <tuple>
 #include <unordered_set>
@@ -11,6 +10,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/handles.h"
+#include "ops/staged_load.h"
 
 namespace nanovllm {
 
@@ -43,6 +43,8 @@ class CudaBackend final : public Backend {
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
   Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;
+  void load_all(std::span<const WeightSource> weights, const SourceReader& read,
+                const std::function<void(size_t)>& loaded) override;
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
@@ -70,14 +72,7 @@ class CudaBackend final : public Backend {
                                           << 20;  // attention: partial results of split sequences
   static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
   static constexpr size_t kMaxPlans = 4;
-  static constexpr size_t kStageBytes = size_t{8} << 20;  // load(): one pinned buffer
-  static constexpr size_t kStages = 3;
 
-  /// One pinned buffer of the ring through which load() copies, and when the device has read it.
-  struct Stage {
-    Buffer data;
-    Event done;
-  };
   /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32.
   using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool>;
   /// An algorithm that adds the products of a row in the order of k; none where cuBLASLt offers
@@ -105,7 +100,6 @@ class CudaBackend final : public Backend {
                         int64_t window);
   size_t plan_decode(const PlanKey& key, bool& is_new);
   void allow_shared_memory(const void* kernel, size_t bytes);
-  Stage& next_stage();
 
   /// Launches `kernel` on the stream; an empty grid launches nothing.
   template <class... Parameters, class... Arguments>
@@ -159,8 +153,7 @@ class CudaBackend final : public Backend {
   std::vector<PlanKey> step_plans_;  // made since then
   std::map<GemmKey, GemmChoice> gemm_choices_;
   std::unordered_set<const void*> shared_memory_allowed_;
-  std::array<Stage, kStages> stages_;  // allocated by the first load()
-  size_t next_stage_ = 0;
+  std::unique_ptr<StagingLane> lane_;  // of load(), opened by the first
 };
 
 }  // namespace nanovllm
