@@ -10,9 +10,8 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
-#include "cli/options.h"
+#include "cli/load_model.h"
 #include "cli/ordered_results.h"
-#include "cli/progress.h"
 #include "cli/request_source.h"
 #include "core/check.h"
 
@@ -269,14 +268,7 @@ int generate(const GenerateOptions& options) {
       to_file ? std::make_unique<Output>("--output", options.output) : std::make_unique<Output>();
 
   Progress progress(options.quiet);
-  EngineConfig config = options.engine;
-  config.on_progress = [&](const char* what, int64_t done, int64_t total) {
-    progress.loading(what, done, total);
-  };
-  LLM llm(options.model, config);
-  progress.clear();
-  if (!options.quiet)
-    for (const std::string& note : llm.info().notes) fmt::print(stderr, "note: {}\n", note);
+  LLM llm = load_model(options.model, options.engine, progress, options.quiet);
 
   const SamplingDefaults defaults = sampling_defaults(options, llm);
   const bool plain = !input && options.output.empty() && !options.json &&
@@ -307,13 +299,7 @@ void add_generate(CLI::App& program, Action& action) {
             [&o](const std::string& s) { o.system = s; });
   command.add_flag("--json", o.json, "JSON lines on standard output for --prompt, too");
   command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
-  add_value(command, "--generation-config", "SOURCE",
-            "sampling defaults: auto (the model's generation_config.json) or vllm",
-            [&o](const std::string& s) {
-              check(s == "auto" || s == "vllm", ErrorKind::invalid_argument,
-                    "must be auto or vllm, got {}", quote(s));
-              o.generation_config = s;
-            });
+  add_generation_config(command, o.generation_config);
   o.sampling.add_to(command);
   add_engine_options(command, o.engine);
   command.callback([options, &action] { action = [options] { return generate(*options); }; });

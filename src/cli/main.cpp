@@ -48,7 +48,7 @@ std::vector<std::string> arguments(int argc, char** argv) {
   return list;
 }
 
-// "generate, bench, tokenize, inspect"
+// "generate, chat, bench, tokenize, inspect"
 std::vector<std::string> command_names(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
@@ -104,6 +104,7 @@ int run(int argc, char** argv) {
   program.set_version_flag("--version", "nanovllm " NANOVLLM_VERSION, "print the version");
   Action action;
   add_generate(program, action);
+  add_chat(program, action);
   add_bench(program, action);
   add_tokenize(program, action);
   add_inspect(program, action);

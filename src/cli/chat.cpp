@@ -1,0 +1,206 @@
+// nanovllm chat: a conversation in the terminal, or from a pipe with a message per line.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/interrupt.h"
+#include "cli/line_reader.h"
+#include "cli/load_model.h"
+#include "cli/output.h"
+#include "core/check.h"
+#include "io/jinja/text.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+namespace {
+
+struct ChatOptions {
+  std::string model;
+  EngineConfig engine;
+  SamplingOptions sampling;
+  std::string system;
+  std::string generation_config = "auto";
+  std::string template_kwargs = "{}";
+  bool quiet = false;
+};
+
+constexpr const char* kHelp =
+    "/clear forgets the conversation, /again answers the last message once more, /exit or Ctrl-D "
+    "ends;\nCtrl-C stops an answer; a line that ends in \\ goes on in the next";
+
+/// The conversation: its messages, and the engine that answers.
+class Chat {
+ public:
+  Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params)
+      : llm_(llm), options_(options), params_(params), interactive_(::isatty(STDIN_FILENO) != 0) {
+    clear();
+  }
+
+  /// Until the input ends. Throws OutputError, and Error(engine) if the engine fails.
+  int run();
+
+ private:
+  void clear();
+  std::optional<std::string> read_message();
+  void obey(const std::string& command);
+  void say(std::string text);
+  void answer();
+  void complain(const std::string& what);
+
+  LLM& llm_;
+  const ChatOptions& options_;
+  const SamplingParams params_;
+  const bool interactive_;
+  LineReader input_{"standard input", "-"};
+  Output output_;
+  Json messages_;
+  bool over_ = false, failed_ = false;
+};
+
+int Chat::run() {
+  if (interactive_ && !options_.quiet) fmt::print(stderr, "{}\n", kHelp);
+  while (!over_) {
+    const std::optional<std::string> message = read_message();
+    if (!message) break;
+    if (message->empty()) continue;
+    if (message->front() == '/')
+      obey(*message);
+    else
+      say(*message);
+  }
+  output_.close();
+  if (interactive_ && !over_) fmt::print(stderr, "\n");  // Ctrl-D leaves the cursor in the prompt
+  return failed_ && !interactive_ ? kExitRequestsFailed : kExitDone;
+}
+
+void Chat::clear() {
+  messages_ = Json::array();
+  if (!options_.system.empty())
+    messages_.push_back({{"role", "system"}, {"content", options_.system}});
+}
+
+/// The next message; nothing at the end of the input.
+std::optional<std::string> Chat::read_message() {
+  std::string message, line;
+  for (bool first = true;; first = false) {
+    if (interactive_) fmt::print(stderr, "{}", first ? "> " : "  ");
+    LineReader::Result result;
+    do result = input_.next(line, /*wait=*/true);
+    while (result == LineReader::Result::not_yet);
+    if (result == LineReader::Result::end_of_file)
+      return message.empty() ? std::nullopt : std::optional(message);
+    if (result == LineReader::Result::too_long) {
+      complain(fmt::format("line {} is longer than {} MB", input_.line_number(),
+                           LineReader::kMaxLine >> 20));
+      return "";
+    }
+    const bool continues = line.ends_with('\\');
+    if (continues) line.back() = '\n';
+    message += line;
+    if (!continues) return message;
+  }
+}
+
+void Chat::obey(const std::string& command) {
+  const bool answered = !messages_.empty() && messages_.back()["role"] == "assistant";
+  if (command == "/exit" || command == "/quit" || command == "/bye") {
+    over_ = true;
+  } else if (command == "/clear") {
+    clear();
+  } else if (command == "/again" && answered) {
+    messages_.erase(messages_.size() - 1);
+    answer();
+  } else if (command == "/again") {
+    complain("there is no answer yet");
+  } else if (command == "/help") {
+    fmt::print(stderr, "{}\n", kHelp);
+  } else {
+    complain(fmt::format("unknown command {}; /help lists them", quote(command)));
+  }
+}
+
+void Chat::say(std::string text) {
+  if (!jinja::is_valid_utf8(text))
+    return complain(fmt::format("line {} is not valid UTF-8", input_.line_number()));
+  messages_.push_back({{"role", "user"}, {"content", std::move(text)}});
+  answer();
+}
+
+// Streams the answer to the last message and adds it to the conversation. A message that cannot be
+// answered is taken back.
+void Chat::answer() {
+  std::string text, error;
+  size_t written = 0;
+  try {
+    const Prompt prompt = llm_.chat_prompt(messages_.dump(), options_.template_kwargs);
+    const Interrupt interrupt;
+    const int64_t id = llm_.add_request(prompt, params_);
+    for (bool stopped = false; !llm_.is_finished();) {
+      if (interrupt.requested() && !stopped) {
+        llm_.abort_request(id);
+        stopped = true;
+      }
+      for (const RequestOutput& output : llm_.step()) {
+        text = output.text;
+        error = output.error;
+        output_.write(std::string_view(text).substr(std::min(written, text.size())));
+        written = std::max(written, text.size());
+      }
+      output_.flush();
+    }
+  } catch (const Error& failure) {
+    if (failure.kind() != ErrorKind::invalid_argument) throw;
+    error = failure.what();
+  }
+  if (!error.empty() && text.empty()) {
+    messages_.erase(messages_.size() - 1);
+    return complain(error);
+  }
+  output_.write("\n");
+  output_.flush();
+  messages_.push_back({{"role", "assistant"}, {"content", text}});
+}
+
+void Chat::complain(const std::string& what) {
+  failed_ = true;
+  fmt::print(stderr, "error: {}\n", what);
+}
+
+int chat(const ChatOptions& options) {
+  require_model(options.model);
+  Progress progress(options.quiet);
+  LLM llm = load_model(options.model, options.engine, progress, options.quiet);
+  // An answer may take what is left of max_model_len, unless somebody says otherwise.
+  const int64_t usual = SamplingParams{}.max_tokens;
+  SamplingParams params;
+  if (options.generation_config == "auto") params = llm.default_sampling_params();
+  if (params.max_tokens == usual) params.max_tokens = llm.info().max_model_len;
+  options.sampling.apply(params);
+  return Chat(llm, options, params).run();
+}
+
+}  // namespace
+
+void add_chat(CLI::App& program, Action& action) {
+  auto options = std::make_shared<ChatOptions>();
+  CLI::App& command = *program.add_subcommand("chat", "Talk with a model in the terminal");
+  ChatOptions& o = *options;
+  add_model(command, o.model);
+  add_value(command, "--system", "TEXT", "the system message",
+            [&o](const std::string& s) { o.system = s; });
+  add_value(command, "--chat-template-kwargs", "JSON",
+            R"(variables for the chat template, as {"enable_thinking": false})",
+            [&o](const std::string& s) { o.template_kwargs = s; });
+  command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
+  add_generation_config(command, o.generation_config);
+  o.sampling.add_to(command);
+  add_engine_options(command, o.engine);
+  command.callback([options, &action] { action = [options] { return chat(*options); }; });
+}
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,31 @@
+#include "cli/load_model.h"
+
+#include <fmt/format.h>
+
+#include "core/check.h"
+#include "io/json.h"
+
+namespace nanovllm::cli {
+
+LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet) {
+  config.on_progress = [&](const char* what, int64_t done, int64_t total) {
+    progress.loading(what, done, total);
+  };
+  LLM llm(model, config);
+  progress.clear();
+  if (!quiet)
+    for (const std::string& note : llm.info().notes) fmt::print(stderr, "note: {}\n", note);
+  return llm;
+}
+
+void add_generation_config(CLI::App& command, std::string& source) {
+  add_value(command, "--generation-config", "SOURCE",
+            "sampling defaults: auto (the model's generation_config.json) or vllm",
+            [&source](const std::string& s) {
+              check(s == "auto" || s == "vllm", ErrorKind::invalid_argument,
+                    "must be auto or vllm, got {}", quote(s));
+              source = s;
+            });
+}
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,19 @@
+// Loading a model in front of a user: progress while it lasts, then what is worth knowing.
+#pragma once
+
+#include <string>
+
+#include "cli/options.h"
+#include "cli/progress.h"
+
+namespace nanovllm::cli {
+
+/// Loads `model`, showing `progress`, and prints the engine's notes to standard error unless
+/// `quiet`.
+LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet);
+
+/// Where sampling parameters that a user leaves open come from: "auto" is the model's
+/// generation_config.json, "vllm" the defaults of SamplingParams.
+void add_generation_config(CLI::App& command, std::string& source);
+
+}  // namespace nanovllm::cli
