@@ -82,6 +82,8 @@ struct EngineConfig {
   std::string dtype = "auto";   ///< auto (the checkpoint's; f16 runs as bf16) | bf16 | f32
   int64_t max_model_len =
       0;  ///< tokens of prompt + output; 0: 4096 or the model's limit if that is less
+  bool allow_long_max_model_len =
+      false;  ///< max_model_len may be beyond what the model was made for: its answers may be poor
   int64_t max_num_seqs = 256;          ///< running at once
   int64_t max_num_batched_tokens = 0;  ///< per step; 0: 8192 on a GPU, 512 on a CPU
   double gpu_memory_utilization =

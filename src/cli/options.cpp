@@ -173,6 +173,10 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
                 "reuse the KV cache of shared prefixes (on)")
       ->group(group);
+  command
+      .add_flag("--allow-long-max-model-len", c.allow_long_max_model_len,
+                "let --max-model-len be beyond the model's own limit")
+      ->group(group);
   command.add_flag("--enforce-eager", c.enforce_eager, "no CUDA graphs")->group(group);
   command.add_flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out")
       ->group(group);

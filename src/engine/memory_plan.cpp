@@ -25,18 +25,13 @@ std::string size_text(size_t bytes) {
 StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig& config) {
   StepLimits limits;
   const int64_t longest = model.max_position_embeddings;
-  check(config.max_model_len <= longest, ErrorKind::invalid_argument,
-        "max_model_len {} is beyond the model's max_position_embeddings {}", config.max_model_len,
-        longest);
+  check(config.max_model_len <= longest || config.allow_long_max_model_len,
+        ErrorKind::invalid_argument,
+        "max_model_len {} is beyond the model's max_position_embeddings {}; "
+        "--allow-long-max-model-len takes it all the same",
+        config.max_model_len, longest);
   limits.max_model_len =
       config.max_model_len > 0 ? config.max_model_len : std::min<int64_t>(4096, longest);
-  // A window that no sequence outgrows hides nothing.
-  check(model.sliding_window == 0 || limits.max_model_len <= model.sliding_window ||
-            ops.device().kind == Device::cpu,
-        ErrorKind::model,
-        "config.json: sliding_window is {}: layers that slide are not supported on a GPU for {}; "
-        "max_model_len is {}, lower it to {}",
-        model.sliding_window, model.architecture, limits.max_model_len, model.sliding_window);
   limits.max_num_seqs = config.max_num_seqs;
   limits.max_num_batched_tokens = config.max_num_batched_tokens > 0  ? config.max_num_batched_tokens
                                   : ops.device().kind == Device::cpu ? 512

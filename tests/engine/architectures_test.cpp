@@ -19,16 +19,10 @@ Json config_of(const Architecture& architecture, const char* changes) {
   return config;
 }
 
-class NullGpu : public NullBackend {
- public:
-  Device device() const override { return {Device::cuda, 0}; }
-};
-
 /// As an engine would open it: the configuration, then the memory of its steps. Empty: accepted.
-template <class Ops = NullBackend>
 std::string refusal(const Json& json, const EngineConfig& engine = {}) {
   try {
-    Ops ops;
+    NullBackend ops;
     plan_memory(ops, parse_model_config(json), engine, DType::f32, {});
     return {};
   } catch (const Error& error) {
@@ -64,22 +58,16 @@ TEST(Architectures, RefuseByNameWhatChangesTheMathematics) {
   }
 }
 
-TEST(Architectures, AWindowIsRefusedOnlyOnAGpuAndWhereATextCouldOutgrowIt) {
-  const char* window =
-      R"({"sliding_window": 256, "use_sliding_window": true, "max_window_layers": 1})";
-  int with_window = 0;
+TEST(Architectures, ALengthBeyondTheModelsOwnNeedsTheOverride) {
   for (const Architecture& architecture : architectures()) {
-    const Json config = config_of(architecture, window);
-    if (parse_model_config(config).sliding_window == 0) continue;  // Llama knows no window
-    ++with_window;
-    EXPECT_EQ(refusal(config), "") << architecture.name;
-    EXPECT_EQ(refusal<NullGpu>(config, {.max_model_len = 256}), "") << architecture.name;
-    const std::string found = refusal<NullGpu>(config, {.max_model_len = 257});
-    EXPECT_NE(found.find("config.json: sliding_window is 256"), std::string::npos) << found;
-    EXPECT_NE(found.find(architecture.name), std::string::npos) << found;
-    EXPECT_NE(refusal<NullGpu>(config), "") << architecture.name;
+    const Json config = config_of(architecture, "{}");
+    EXPECT_EQ(refusal(config, {.max_model_len = 512}), "") << architecture.name;
+    const std::string found = refusal(config, {.max_model_len = 513});
+    EXPECT_NE(found.find("max_model_len 513 is beyond the model's max_position_embeddings 512"),
+              std::string::npos)
+        << found;
+    EXPECT_EQ(refusal(config, {.max_model_len = 513, .allow_long_max_model_len = true}), "");
   }
-  EXPECT_GE(with_window, 3);
 }
 
 }  // namespace
