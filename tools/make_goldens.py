@@ -17,7 +17,7 @@ import shutil
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
 LENGTHS = (1, 2, 7, 33, 64, 65, 200)
@@ -28,6 +28,7 @@ COMMON = dict(max_position_embeddings=512, rms_norm_eps=1e-6, eos_token_id=None,
 # What the models that show a RoPE scaling have in common. Prompts are longer than the 64 positions they "were trained with".
 SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
              num_key_value_heads=1, head_dim=64, tie_word_embeddings=True)
+EXPERTS = dict(num_experts=12, num_experts_per_tok=3, moe_intermediate_size=40)
 MODELS = {
     # name: (config class, arguments, dtype of the file, shard size)
     "qwen3-tied-gqa": (Qwen3Config, dict(vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -77,6 +78,11 @@ MODELS = {
     "qwen2-window-by-layer": (Qwen2Config, dict({k: v for k, v in SMALL.items() if k != "head_dim"}, hidden_size=128,
                                                 initializer_range=0.08, use_sliding_window=True, sliding_window=70,
                                                 max_window_layers=1), torch.bfloat16, None),
+    # Dense layers by decoder_sparse_step (0 and 2) and by mlp_only_layers (1); one layer of experts is left.
+    "qwen3-moe-some-dense": (Qwen3MoeConfig, dict(SMALL, **EXPERTS, num_hidden_layers=4, decoder_sparse_step=2,
+                                                  mlp_only_layers=[1], norm_topk_prob=True), torch.bfloat16, None),
+    "qwen3-moe-weights-as-they-are": (Qwen3MoeConfig, dict(SMALL, **EXPERTS, norm_topk_prob=False), torch.bfloat16,
+                                      "100KB"),
 }
 
 

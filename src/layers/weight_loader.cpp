@@ -62,6 +62,21 @@ Tensor WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k)
   return dst;
 }
 
+Tensor WeightLoader::matrices(int64_t count,
+                              const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
+                              int64_t n, int64_t k) {
+  Tensor stack;
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t begin = used_;
+    const Tensor one = matrix(parts_of(i), n, k);
+    if (i > 0) continue;
+    stack = Tensor(one.data, one.dtype, {count, n, k}, one.device);
+    stack.stride[0] = static_cast<int64_t>((used_ - begin) / size_of(dtype_));
+    stack.packed = one.packed;
+  }
+  return stack;
+}
+
 Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
   const Tensor dst = place(static_cast<size_t>(n) * size_of(dtype_), [&](std::byte* data) {
     return Tensor(data, dtype_, {n}, backend_.device());

@@ -46,6 +46,9 @@ class WeightLoader {
 
   /// A [n, k] operand of gemm() or embedding(): the parts stacked along n.
   Tensor matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
+  /// A stack [count, n, k] of such operands, for moe_mlp(): parts_of(i) makes up matrix i.
+  Tensor matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
+                  int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
   Tensor vector(std::vector<WeightPart> parts, int64_t n);
   /// A tensor that checkpoints may carry and this model does not read (the copy of a tied head,

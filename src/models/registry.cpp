@@ -5,15 +5,15 @@
 #include "models/model.h"
 #include "models/qwen2.h"
 #include "models/qwen3.h"
+#include "models/qwen3_moe.h"
 
 namespace nanovllm {
 
 // A new model is one file and one line here.
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> table = {
-      {"Qwen3ForCausalLM", make_qwen3},
-      {"Qwen2ForCausalLM", make_qwen2},
-      {"LlamaForCausalLM", make_llama},
+      {"Qwen3ForCausalLM", make_qwen3},     {"Qwen3MoeForCausalLM", make_qwen3_moe},
+      {"Qwen2ForCausalLM", make_qwen2},     {"LlamaForCausalLM", make_llama},
       {"MistralForCausalLM", make_mistral},
   };
   return table;

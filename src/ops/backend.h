@@ -56,6 +56,24 @@ struct WeightSource {
 /// error instead of a signal, and no pages are mapped.
 using SourceReader = std::function<void(std::span<std::byte> to, const std::byte* from)>;
 
+/// What moe_mlp() puts down for itself; its contents mean nothing before and after. For t tokens of
+/// k experts each: act [t * k, n] and out [t * k, h] of x's dtype, plan i32
+/// [moe_plan_size(t * k, experts)].
+struct MoeWorkspace {
+  Tensor act, out, plan;
+};
+constexpr int64_t moe_plan_size(int64_t pairs, int64_t experts) {
+  return 4 * (pairs + experts) + 1;
+}
+
+/// Matrix i of a stack [count, n, k], packed or not.
+inline Tensor matrix_of(const Tensor& stack, int64_t i) {
+  Tensor t(stack.data + static_cast<size_t>(i * stack.stride[0]) * size_of(stack.dtype),
+           stack.dtype, {stack.shape[1], stack.shape[2]}, stack.device);
+  t.packed = stack.packed;
+  return t;
+}
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -153,6 +171,20 @@ class Backend {
   /// y[t, i] = silu(gate_up[t, i]) * gate_up[t, n + i]; gate_up [t, 2n]
   virtual void silu_and_mul(Tensor y, Tensor gate_up) = 0;
 
+  // -- Mixture of experts. The experts' weights are a stack [experts, n, k] of weight_views, the
+  // first axis strided.
+  /// ids i32, weights f32 [t, k]: the k likeliest experts of each row of logits f32 [t, experts],
+  /// the likeliest first, ties to the lower id; their weights are softmax(logits), over all
+  /// experts, and with `normalise` divided by the sum of the k. A row that is not finite gives
+  /// weights of NaN and k different ids that exist.
+  virtual void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) = 0;
+  /// y[t] = sum over i of weights[t, i] * f(ids[t, i], x[t]), added in the order of i in f32 and
+  /// rounded once, with f(e, x) = down[e] silu_and_mul(gate_up[e] x): three operations that round
+  /// to x's dtype as gemm() and silu_and_mul() do. x, y [t, h] (y may be x); weights f32 and ids
+  /// i32 [t, k]; gate_up [experts, 2n, h], down [experts, h, n].
+  virtual void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+                       const MoeWorkspace& work) = 0;
+
   // -- Sampling: logits are f32 [rows, vocab]
   /// logits[pairs[i, 0], pairs[i, 1]] = -inf. pairs [n, 2] i32
   virtual void mask_logits(Tensor logits, Tensor pairs) = 0;
@@ -176,6 +208,12 @@ class Backend {
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);
     rms_norm(y, residual, w, eps);
+  }
+  /// logits f32 [t, experts] = x w^T, and moe_route() of them.
+  virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                          bool normalise) {
+    gemm(logits, x, w);
+    moe_route(weights, ids, logits, normalise);
   }
   /// Normalises every head of q and k (Qwen3), rotates them, and stores k and v. q_norm, k_norm
   /// [d].

@@ -36,6 +36,8 @@ class NullBackend : public Backend {
   void store_kv(KvCache, Tensor, Tensor, Tensor) override {}
   void attention(Tensor, Tensor, KvCache, const Batch&, float, int64_t) override {}
   void silu_and_mul(Tensor, Tensor) override {}
+  void moe_route(Tensor, Tensor, Tensor, bool) override {}
+  void moe_mlp(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const MoeWorkspace&) override {}
   void mask_logits(Tensor, Tensor) override {}
   void sample(Tensor, Tensor, const SamplingBatch&) override {}
   void top_logprobs(Tensor, Tensor, Tensor, Tensor, Tensor) override {}

@@ -46,6 +46,9 @@ class CpuBackend : public Backend {
   void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
+  void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+               const MoeWorkspace& work) override;
   void mask_logits(Tensor logits, Tensor pairs) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
@@ -70,6 +73,8 @@ class CpuBackend : public Backend {
   mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> panel_layouts_;
   std::vector<Buffer> scratch_;  // one per thread
   int64_t scratch_floats_ = 0;
+  Buffer expert_rows_;  // moe_mlp: what one expert works on
+  size_t expert_bytes_ = 0;
 };
 
 }  // namespace nanovllm::cpu

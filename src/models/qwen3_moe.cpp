@@ -1,0 +1,40 @@
+// Qwen3-MoE: Qwen3 with a mixture of experts in the layers that decoder_sparse_step and
+// mlp_only_layers leave to it, a dense MLP in the others.
+#include "models/qwen3_moe.h"
+
+#include "layers/experts.h"
+#include "models/qwen3_attention.h"
+
+namespace nanovllm {
+namespace {
+
+class Qwen3MoeMLP {
+ public:
+  Qwen3MoeMLP(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+              int64_t layer) {
+    if (c.moe && c.moe->is_sparse(layer))
+      experts_.emplace(context.load, prefix, c.hidden_size, *c.moe);
+    else
+      dense_.emplace(c, context, prefix, layer);
+  }
+
+  /// x [t, hidden] -> x
+  void forward(const Step& step, Tensor x) const {
+    if (experts_)
+      experts_->forward(step, x);
+    else
+      dense_->forward(step, x);
+  }
+
+ private:
+  std::optional<Experts> experts_;  // one of the two
+  std::optional<GatedMLP> dense_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_qwen3_moe(const ModelConfig& config, const ModelContext& context) {
+  return std::make_unique<DecoderForCausalLM<Qwen3Attention, Qwen3MoeMLP>>(config, context);
+}
+
+}  // namespace nanovllm
