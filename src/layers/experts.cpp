@@ -39,8 +39,7 @@ void Experts::forward(const Step& step, Tensor x) const {
   const MoeWorkspace work{step.arena.take(x.dtype, {pairs, inner_size_}),
                           step.arena.take(x.dtype, {pairs, x.shape[1]}),
                           step.arena.take(DType::i32, {moe_plan_size(pairs, num_experts_)})};
-  step.ops.gemm(logits, x, router_);
-  step.ops.moe_route(weights, ids, logits, normalise_);
+  step.ops.moe_router(weights, ids, logits, x, router_, normalise_);
   step.ops.moe_mlp(x, x, weights, ids, gate_up_, down_, work);
   step.comm.all_reduce(x);
 }

@@ -57,6 +57,19 @@ ModelConfig small_model() {
   return c;
 }
 
+/// The same without biases, and with four experts in the second layer.
+ModelConfig small_mixture() {
+  ModelConfig c = small_model();
+  c.architecture = "Qwen3MoeForCausalLM";
+  c.qkv_bias = c.output_bias = c.mlp_bias = false;
+  c.moe = MoeConfig{.num_experts = 4,
+                    .num_experts_per_tok = 2,
+                    .moe_intermediate_size = 8,
+                    .decoder_sparse_step = 2,
+                    .mlp_only_layers = {}};
+  return c;
+}
+
 using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
 /// The tensors of such a checkpoint, as transformers names them.
@@ -204,6 +217,83 @@ TEST_F(WeightLoaderTest, EveryRankHoldsItsRowsColumnsAndHeads) {
         EXPECT_EQ(loaded[i].values, expected[i]) << "parameter " << i;
     }
   }
+}
+
+/// A mixture's checkpoint in place of its second layer's dense MLP.
+Shapes mixture_shapes(const ModelConfig& c) {
+  Shapes shapes = shapes_of(c);
+  std::erase_if(shapes, [](const auto& entry) {
+    return entry.first.ends_with(".bias") || entry.first.starts_with("model.layers.1.mlp.");
+  });
+  const std::string mlp = "model.layers.1.mlp.";
+  const int64_t inner = c.moe->moe_intermediate_size;
+  shapes.push_back({mlp + "gate.weight", {c.moe->num_experts, c.hidden_size}});
+  for (int64_t e = 0; e < c.moe->num_experts; ++e) {
+    const std::string expert = mlp + "experts." + std::to_string(e) + ".";
+    shapes.insert(shapes.end(), {{expert + "gate_proj.weight", {inner, c.hidden_size}},
+                                 {expert + "up_proj.weight", {inner, c.hidden_size}},
+                                 {expert + "down_proj.weight", {c.hidden_size, inner}}});
+  }
+  return shapes;
+}
+
+// As vLLM shards experts without expert parallelism (vllm FusedMoE): every rank has a slice of
+// every expert, and the router is whole.
+TEST_F(WeightLoaderTest, EveryRankHoldsItsSliceOfEveryExpert) {
+  const ModelConfig config = small_mixture();
+  const Weights w(mixture_shapes(config));
+  write(w.tensors);
+  const Checkpoint file = checkpoint();
+  for (const int world : {1, 2, 4})
+    for (int rank = 0; rank < world; ++rank) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank << " of " << world);
+      const int64_t dense = 16 / world, inner = 8 / world;
+      std::vector<std::vector<float>> expected = {
+          stacked({w.part("model.layers.0.mlp.gate_proj.weight", rank * dense, dense),
+                   w.part("model.layers.0.mlp.up_proj.weight", rank * dense, dense)}),
+          w.part("model.layers.0.mlp.down_proj.weight", 0, 6, rank * dense, dense),
+          w.all("model.layers.1.mlp.gate.weight")};
+      for (const std::string e : {"0", "1", "2", "3"}) {
+        const std::string expert = "model.layers.1.mlp.experts." + e + ".";
+        expected.push_back(stacked({w.part(expert + "gate_proj.weight", rank * inner, inner),
+                                    w.part(expert + "up_proj.weight", rank * inner, inner)}));
+      }
+      for (const std::string e : {"0", "1", "2", "3"})
+        expected.push_back(w.part("model.layers.1.mlp.experts." + e + ".down_proj.weight", 0, 6,
+                                  rank * inner, inner));
+      auto loaded = load_shard(config, file, {rank, world});
+      // The embedding, and of both layers the norms and attention: as in a dense model.
+      ASSERT_EQ(loaded.size(), 1 + 2 * 6 + expected.size() + 2);
+      std::vector<RecordingBackend::Loaded> mlps(loaded.begin() + 7, loaded.begin() + 9);
+      mlps.insert(mlps.end(), loaded.begin() + 15, loaded.end() - 2);
+      ASSERT_EQ(mlps.size(), expected.size());
+      for (size_t i = 0; i < mlps.size(); ++i)
+        EXPECT_EQ(mlps[i].values, expected[i]) << "parameter " << i;
+    }
+}
+
+TEST_F(WeightLoaderTest, ExpertsThatDoNotFitOrAreMissingAreNamed) {
+  ModelConfig config = small_mixture();
+  const Weights w(mixture_shapes(config));
+  const auto message = [&](int world) -> std::string {
+    try {
+      load_shard(config, checkpoint(), {0, world});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  auto tensors = w.tensors;
+  const std::string gone = "model.layers.1.mlp.experts.2.up_proj.weight";
+  std::erase_if(tensors, [&](const StoredBytes& t) { return t.name == gone; });
+  write(tensors);
+  EXPECT_NE(message(1).find("lacks tensor " + gone), std::string::npos) << message(1);
+  write(w.tensors);
+  config.moe->num_experts = 3;  // the fourth is left over
+  EXPECT_NE(message(1).find("model.layers.1.mlp.gate.weight has shape [4, 6]"), std::string::npos);
+  config.moe->num_experts = 4;
+  config.moe->moe_intermediate_size = 6;
+  EXPECT_EQ(message(4), "tensor_parallel_size 4 does not divide moe_intermediate_size (6)");
 }
 
 TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {

@@ -18,8 +18,6 @@ class HuggingFace : public testing::TestWithParam<Case> {
     const auto& [name, target] = GetParam();
     directory_ = (goldens() / name).string();
     SKIP_WITHOUT(target, directory_);
-    if (name.find("window") != std::string::npos && std::string(target.device) == "cuda")
-      GTEST_SKIP() << "no sliding windows on a GPU";
     golden_ = read_json_file(directory_ + "/golden.json");
     f32_ = std::string(target.dtype) == "f32";
     tolerance_ = f32_ ? 1e-4 : 2 * golden_["bf16_error"].get<double>();

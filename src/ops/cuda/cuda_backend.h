@@ -14,6 +14,8 @@
 
 namespace nanovllm {
 
+struct ExpertPlan;
+
 class CudaBackend final : public Backend {
  public:
   /// Throws Error(device) if there is no such GPU, or not enough memory on it for the scratch.
@@ -102,6 +104,8 @@ class CudaBackend final : public Backend {
   bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                         int64_t window);
   size_t plan_decode(const PlanKey& key, bool& is_new);
+  void moe_plan(const ExpertPlan& plan);
+  void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
   void allow_shared_memory(const void* kernel, size_t bytes);
 
   /// Launches `kernel` on the stream; an empty grid launches nothing.

@@ -1,0 +1,147 @@
+// moe_mlp: which kernels multiply. The choice may depend on the batch: every bf16 kernel adds in
+// the order of gemm_in_order(), so that it does not show in the bits.
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/moe_gemm.cuh"
+
+namespace nanovllm {
+namespace {
+
+// Rows of weight and tokens of a block's unit, by how many tokens an expert has: 64 x 8, 128 x 16,
+// 128 x 32, 128 x 64, 128 x 128.
+using OneShape = ExpertShape<2, 1, 2, 1, 8, 3>;
+using FewShape = ExpertShape<2, 2, 4, 1, 5, 2>;
+using SomeShape = ExpertShape<2, 4, 4, 1, 4, 2>;
+using ManyShape = ExpertShape<4, 4, 2, 2, 4, 2>;
+using MostShape = ExpertShape<4, 8, 2, 2, 3, 2>;
+
+/// Calls body with the shape for this many tokens of an expert, on average.
+template <class Body>
+void dispatch_shape(int64_t pairs, int64_t experts, Body&& body) {
+  if (2 * pairs <= 5 * experts)
+    body(OneShape{});
+  else if (pairs <= 8 * experts)
+    body(FewShape{});
+  else if (pairs <= 22 * experts)
+    body(SomeShape{});
+  else if (pairs <= 56 * experts)
+    body(ManyShape{});
+  else
+    body(MostShape{});
+}
+
+/// Tokens so few that each of their pairs is a unit of its own.
+constexpr int64_t kUnsortedTokens = 2;
+
+// -- f32, and rows that do not begin on 16 bytes: a thread is a place by a column, one chain of
+// fused multiply-adds over k. For verification, not for speed. --
+
+constexpr int kPlainThreads = 128;
+
+template <class T>
+__device__ float dot_in_order(const T* x, const T* w, int k) {
+  float sum = 0;
+  for (int i = 0; i < k; ++i) sum = __fmaf_rn(to_float(x[i]), to_float(w[i]), sum);
+  return sum;
+}
+
+template <class T, bool kGated>
+__global__ void __launch_bounds__(kPlainThreads)
+    expert_plain_kernel(ExpertProduct<T> product, ExpertPlan plan) {
+  const int column = blockIdx.y * kPlainThreads + threadIdx.x;
+  if (column >= product.columns) return;
+  const ExpertTile tile = tile_at(plan, static_cast<int>(blockIdx.x));
+  const int row = product.by_token ? token_of(plan, tile.first) : tile.first;
+  const T* x = product.x + row * product.x_stride;
+  const T* w = product.w + tile.expert * product.expert_stride + int64_t{column} * product.k;
+  const float sum = dot_in_order(x, w, product.k);
+  T* y = product.y + tile.first * product.y_stride + column;
+  if constexpr (kGated)
+    *y = gated<T>(sum, dot_in_order(x, w + int64_t{product.columns} * product.k, product.k));
+  else
+    *y = round_to<T>(sum);
+}
+
+template <class T>
+ExpertProduct<DeviceType<T>> product_of(const Tensor& y, const Tensor& x, const Tensor& w,
+                                        bool by_token) {
+  return {device_ptr<T>(y),
+          device_ptr<T>(x),
+          device_ptr<T>(w),
+          y.stride[0],
+          x.stride[0],
+          w.stride[0],
+          static_cast<int>(y.shape[1]),
+          static_cast<int>(x.shape[1]),
+          by_token};
+}
+
+ExpertPlan plan_of(const Tensor& ids, const Tensor& plan, int64_t experts, int tile_rows,
+                   bool sorted) {
+  ExpertPlan p;
+  p.ids = ids.ptr<int32_t>();
+  p.pairs = static_cast<int>(ids.numel());
+  p.experts = static_cast<int>(experts);
+  p.per_token = static_cast<int>(ids.shape[1]);
+  p.tile_rows = tile_rows;
+  if (!sorted) return p;
+  p.tiles = reinterpret_cast<ExpertTile*>(plan.ptr<int32_t>());
+  p.token_of = plan.ptr<int32_t>() + 4 * int64_t{p.most_tiles()};
+  p.place_of = p.token_of + p.pairs;
+  p.num_tiles = p.place_of + p.pairs;
+  check(p.num_tiles - plan.ptr<int32_t>() < plan.numel(), "moe_mlp: a plan of {} entries for {}",
+        plan.numel(), ids.describe());
+  return p;
+}
+
+}  // namespace
+
+void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
+                          Tensor down, const MoeWorkspace& work) {
+  const int64_t tokens = x.shape[0], h = x.shape[1], n = down.shape[2], experts = down.shape[0],
+                pairs = ids.numel();
+  check(gate_up.rank == 3 && down.rank == 3 && gate_up.shape[0] == experts &&
+            gate_up.shape[1] == 2 * n && gate_up.shape[2] == h && down.shape[1] == h &&
+            gate_up.dtype == x.dtype && down.dtype == x.dtype && y.dtype == x.dtype,
+        "moe_mlp: {} and {} of {}", gate_up.describe(), down.describe(), x.describe());
+  check(ids.shape[0] == tokens && weights.shape == ids.shape && ids.contiguous() &&
+            weights.contiguous() && work.act.shape[0] == pairs && work.act.shape[1] == n &&
+            work.out.shape[0] == pairs && work.out.shape[1] == h && work.out.contiguous(),
+        "moe_mlp: workspace {}, {} for {}", work.act.describe(), work.out.describe(),
+        ids.describe());
+  if (pairs == 0) return;
+  // By the weights' shape alone: the two kinds of kernel do not give the same bits.
+  if (x.dtype == DType::f32 || h % 8 != 0 || n % 8 != 0) {
+    const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
+    dispatch_float(x.dtype, [&]<class T>() {
+      const auto grid = [&](int64_t columns) {
+        return dim3{grid_size(pairs), grid_size(ceil_div(columns, kPlainThreads))};
+      };
+      launch(expert_plain_kernel<DeviceType<T>, true>, grid(n), kPlainThreads, 0,
+             product_of<T>(work.act, x, gate_up, true), plan);
+      launch(expert_plain_kernel<DeviceType<T>, false>, grid(h), kPlainThreads, 0,
+             product_of<T>(work.out, work.act, down, false), plan);
+    });
+    return moe_sum(y, work.out, weights, plan);
+  }
+  check(wide_rows({x, gate_up, down, work.act, work.out, work.plan}),
+        "moe_mlp: rows of {} or of the weights do not begin on 16 bytes", x.describe());
+  dispatch_shape(pairs, experts, [&]<class Shape>(Shape) {
+    const bool sorted = tokens > kUnsortedTokens;
+    const ExpertPlan plan = plan_of(ids, work.plan, experts, Shape::kTokens, sorted);
+    if (sorted) moe_plan(plan);
+    const auto multiply = [&](auto kernel, auto product, int64_t rows, bool early) {
+      const int64_t blocks = ceil_div(product.columns, rows);
+      const int64_t units = plan.most_tiles() * blocks;
+      launch_early(kernel, {grid_size(std::min<int64_t>(units, Shape::kBlocksPerSm * num_sms_))},
+                   Shape::kThreads, Shape::kSharedBytes, product, plan, static_cast<int>(blocks),
+                   early);
+    };
+    multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
+             Shape::kRows / 2, false);
+    multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
+             Shape::kRows, true);
+    moe_sum(y, work.out, weights, plan);
+  });
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,112 @@
+// Prints how long a mixture of experts takes at the shapes of Qwen3-30B-A3B, for information:
+// ops_timing_moe. Times are medians of graph replays; successive calls choose other experts, so
+// that their weights come from memory.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <numeric>
+#include <set>
+
+#include "gpu/rig.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr int64_t kHidden = 2048, kInner = 768, kExperts = 128, kChosen = 8;
+
+/// Microseconds of one call of `body(i)`, from a graph of `count` of them.
+template <class Body>
+double microseconds(Backend& gpu, int count, Body&& body) {
+  const auto graph = gpu.capture([&] {
+    for (int i = 0; i < count; ++i) body(i);
+  });
+  std::vector<double> times;
+  for (int run = 0; run < 6; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    graph->launch();
+    gpu.synchronize();
+    times.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+            .count() /
+        count);
+  }
+  std::sort(times.begin() + 1, times.end());  // the first run warms up
+  return times[3];
+}
+
+/// A stack of experts that all have the values of the first: the addresses matter.
+Tensor stack(Rig& rig, int64_t n, int64_t k) {
+  const Tensor all = rig.empty(DType::bf16, {kExperts, n, k});
+  const Tensor one = rig.upload(normal_values(n * k, 1, 0.02f), DType::bf16, {n, k});
+  for (int64_t e = 0; e < kExperts; ++e) rig.backend.copy(all[e], one);
+  return all;
+}
+
+void time_moe(Backend& gpu) {
+  Rig rig(gpu);
+  const Tensor gate_up = stack(rig, 2 * kInner, kHidden), down = stack(rig, kHidden, kInner);
+  const Tensor router =
+      rig.upload(normal_values(kExperts * kHidden, 2), DType::bf16, {kExperts, kHidden});
+  const double expert_bytes = 2.0 * 3 * kHidden * kInner;
+  std::printf("mixture of experts, bf16, 128 experts of 768 in 2048, 8 for each token\n");
+  for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
+    const int sets = tokens <= 16 ? 16 : 2;
+    const int64_t pairs = tokens * kChosen;
+    std::vector<Tensor> chosen;
+    double bytes = 0;
+    std::mt19937 random(7);
+    std::vector<int32_t> experts(kExperts);
+    std::iota(experts.begin(), experts.end(), 0);
+    for (int s = 0; s < sets; ++s) {
+      std::vector<int32_t> ids;
+      for (int64_t t = 0; t < tokens; ++t) {
+        if (tokens > 1 || s == 0) std::shuffle(experts.begin(), experts.end(), random);
+        const auto begin = experts.begin() + (tokens == 1 ? s * kChosen : 0);
+        ids.insert(ids.end(), begin, begin + kChosen);
+      }
+      bytes += expert_bytes * static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size());
+      chosen.push_back(rig.upload(ids, {tokens, kChosen}));
+    }
+    const Tensor x = rig.upload(normal_values(tokens * kHidden, 3), DType::bf16, {tokens, kHidden}),
+                 y = rig.empty(DType::bf16, {tokens, kHidden});
+    const Tensor weights =
+        rig.upload(std::vector<float>(static_cast<size_t>(pairs), 1.0f / kChosen), DType::f32,
+                   {tokens, kChosen});
+    const Tensor logits = rig.empty(DType::f32, {tokens, kExperts}),
+                 ids = rig.empty(DType::i32, {tokens, kChosen});
+    const MoeWorkspace work{rig.empty(DType::bf16, {pairs, kInner}),
+                            rig.empty(DType::bf16, {pairs, kHidden}),
+                            rig.empty(DType::i32, {moe_plan_size(pairs, kExperts)})};
+    gpu.gemm(logits, x, router);
+    gpu.synchronize();
+    const int count = tokens <= 64 ? 32 : 4;
+    const double route = microseconds(gpu, count, [&](int) {
+      gpu.gemm(logits, x, router);
+      gpu.moe_route(weights, ids, logits, true);
+    });
+    const double mlp = microseconds(gpu, count, [&](int i) {
+      gpu.moe_mlp(y, x, weights, chosen[static_cast<size_t>(i % sets)], gate_up, down, work);
+    });
+    const double mean_bytes = bytes / sets;
+    std::printf(
+        "  tokens %5ld  router %6.1f us, experts %8.1f us  %6.0f GB/s of weights  %6.1f TFLOP/s\n",
+        static_cast<long>(tokens), route, mlp, mean_bytes / mlp * 1e-3,
+        expert_bytes * static_cast<double>(pairs) / mlp * 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm
+
+int main() {
+  using namespace nanovllm;
+  std::unique_ptr<Backend> gpu;
+  try {
+    gpu = make_backend("cuda", {});
+  } catch (const Error& error) {
+    std::printf("skipped: %s\n", error.what());
+    return 0;
+  }
+  std::printf("%s\n", gpu->name().c_str());
+  time_moe(*gpu);
+}
