@@ -131,17 +131,6 @@ Buffer CudaBackend::allocate_host(size_t bytes) {
   return Buffer(static_cast<std::byte*>(data), [](std::byte* p) { (void)cudaFreeHost(p); });
 }
 
-void CudaBackend::copy(Tensor dst, Tensor src) {
-  check(
-      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
-      "copy {} to {}: one dtype and size, contiguous", src.describe(), dst.describe());
-  if (dst.numel() == 0) return;
-  use_device();
-  // Unified addressing tells host from device. From pageable memory the call returns once the
-  // source may be reused, to pageable memory once the copy is done.
-  cuda_check(cudaMemcpyAsync(dst.data, src.data, dst.bytes(), cudaMemcpyDefault, stream_.get()));
-}
-
 void CudaBackend::synchronize() {
   use_device();
   cuda_check(cudaStreamSynchronize(stream_.get()));
