@@ -190,6 +190,15 @@ TEST_P(AttentionParity, MatchesFloat64ForEveryGroup) {
     expect_right({2 * group, 2, 64, 16, {{90, 90}, {140, 1}, {33, 3}}});
 }
 
+TEST_P(AttentionParity, MatchesFloat64InALargeBatch) {
+  if (ops().device().kind != Device::cuda || dtype() != DType::bf16)
+    GTEST_SKIP() << "only bf16 on a GPU has a kernel of its own for many rows";
+  const std::vector<Sequence> sequences{{600, 600}, {500, 460}, {777, 1}, {70, 70}};
+  expect_right({16, 4, 128, 16, sequences}, {.lead = 64, .trail = 256});
+  expect_right({16, 2, 64, 64, sequences});
+  expect_right({16, 8, 128, 64, sequences, 150}, {}, true);
+}
+
 TEST_P(AttentionParity, ReadsAndWritesStridedHeads) {
   expect_right({4, 2, 64, 16, {{40, 40}, {100, 3}}}, {.lead = 64, .trail = 256});
 }

@@ -110,6 +110,9 @@ void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batc
         "attention: rows of {} or of the cache {} do not begin on 16 bytes", q.describe(),
         cache.k.describe());
   if (attention_decode(out, q, cache, batch, scale, window)) return;
+#ifdef NANOVLLM_CUDA_HOPPER
+  if (attention_prefill(out, q, cache, batch, scale, window)) return;
+#endif
   auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
   const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = cache.k.shape[1],
                 head_dim = q.shape[2], seqs = batch.num_seqs();

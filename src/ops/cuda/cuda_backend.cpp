@@ -51,6 +51,20 @@ int device_count() {
   fail(ErrorKind::device, "the NVIDIA driver finds no GPU");
 }
 
+/// A function of the driver itself, which the module is not linked with.
+void* driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  cuda_check(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
+#else
+  cuda_check(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found));
+#endif
+  check(found == cudaDriverEntryPointSuccess && function, ErrorKind::device,
+        "the NVIDIA driver has no {}: it is too old", name);
+  return function;
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(int index) : index_(index) {
@@ -73,6 +87,12 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
   can_launch_early_ = properties.major >= 9;
+#ifdef NANOVLLM_CUDA_HOPPER
+  is_hopper_ = architecture == 90;
+  if (is_hopper_)
+    encode_map_ =
+        reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
+#endif
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
   cudaStream_t stream = nullptr;
@@ -85,6 +105,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   partials_ = allocate(kPartialBytes);
   plans_ = allocate(kPlanBytes);
   step_plans_.reserve(kMaxPlans);
+  prefill_counters_ = allocate(2 * sizeof(int));
 }
 
 CudaBackend::~CudaBackend() {

@@ -8,6 +8,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include <cuda.h>
+
 #include "ops/backend.h"
 #include "ops/cuda/handles.h"
 #include "ops/staged_load.h"
@@ -99,6 +101,10 @@ class CudaBackend final : public Backend {
   const GemmChoice& gemm_choice(const GemmKey& key, cublasLtMatmulDesc_t operation);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
+  /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
+  /// is better.
+  bool attention_prefill(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                         int64_t window);
   void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                      int64_t window);
   bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
@@ -151,11 +157,13 @@ class CudaBackend final : public Backend {
   int index_;
   int num_sms_ = 0;
   bool can_launch_early_ = false;  // programmatic dependent launch: from sm_90 on
+  bool is_hopper_ = false;         // has code for sm_90a alone
   size_t max_shared_bytes_ = 0;    // of one block
   std::string name_;
   Stream stream_;
   BlasLt blas_;
-  Buffer blas_workspace_, partials_, plans_;
+  decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; only on Hopper
+  Buffer blas_workspace_, partials_, plans_, prefill_counters_;
   const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
   std::vector<PlanKey> step_plans_;  // made since then
   std::map<GemmKey, GemmChoice> gemm_choices_;

@@ -1,0 +1,70 @@
+// Launches the prefill kernel of Hopper (attention_prefill.cuh).
+#include "ops/cuda/attention_prefill.cuh"
+#include "ops/cuda/cuda_backend.h"
+
+namespace nanovllm {
+namespace {
+
+/// Half of a paged cache, [blocks, KV heads, block size, head_dim] in bf16, for copies of up to 64
+/// rows of 64 elements out of one block, swizzled as wgmma reads them.
+CUtensorMap describe_cache(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& cache) {
+  const auto size = [&](size_t axis) { return static_cast<cuuint64_t>(cache.shape[axis]); };
+  const auto bytes = [&](size_t axis) {
+    return static_cast<cuuint64_t>(cache.stride[axis]) * sizeof(bf16);
+  };
+  const cuuint64_t sizes[] = {size(3), size(2), size(1), size(0)},
+                   strides[] = {size(3) * sizeof(bf16), bytes(1), bytes(0)};
+  const cuuint32_t box[] = {kSwizzleColumns,
+                            static_cast<cuuint32_t>(std::min<int64_t>(kTileKeys, cache.shape[2])),
+                            1, 1},
+                   steps[] = {1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, cache.data, sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map for the cache {}: error {}",
+        cache.describe(), static_cast<int>(status));
+  return map;
+}
+
+/// How many KV heads of how many sequences have keys and values that the L2 cache holds, for
+/// sequences of `context` keys.
+struct Section {
+  int heads, seqs;
+  Section(int64_t context, int64_t head_dim, int64_t kv_heads) {
+    constexpr int64_t kBytes = int64_t{24} << 20;  // about half of the cache
+    const int64_t fit = kBytes / (2 * context * head_dim * static_cast<int64_t>(sizeof(bf16)));
+    heads = static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads));
+    seqs = static_cast<int>(std::clamp<int64_t>(fit / kv_heads, 1, kWarp));
+  }
+};
+
+}  // namespace
+
+bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const Batch& batch,
+                                    float scale, int64_t window) {
+  if (!is_hopper_ || (q.shape[2] != 64 && q.shape[2] != 128)) return false;
+  if (q.shape[0] * q.shape[1] < num_sms_ * kItemRows) return false;
+  const int64_t kv_heads = cache.k.shape[1];
+  const Section section(batch.max_context_len, q.shape[2], kv_heads);
+  const PrefillArguments arguments{attention_arguments<bf16>(out, q, cache, batch, scale, window),
+                                   static_cast<int>(kv_heads),
+                                   static_cast<int>(ceil_div(batch.max_context_len, kTileKeys)),
+                                   section.seqs,
+                                   section.heads,
+                                   reinterpret_cast<int*>(prefill_counters_.get())};
+  const auto launch_for = [&]<int kHeadDim>() {
+    using Shared = PrefillShared<kHeadDim>;
+    launch_early(attention_prefill_kernel<kHeadDim>, static_cast<unsigned>(num_sms_),
+                 kPrefillThreads, sizeof(Shared) + alignof(Shared), arguments,
+                 describe_cache(encode_map_, cache.k), describe_cache(encode_map_, cache.v));
+  };
+  if (q.shape[2] == 64)
+    launch_for.template operator()<64>();
+  else
+    launch_for.template operator()<128>();
+  return true;
+}
+
+}  // namespace nanovllm
