@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     }
     for (int i = 0; i < 2; ++i) {
       init_barrier(&shared.item_full[i], 1);
-      init_barrier(&shared.item_empty[i], kConsumerWarps + 3);
+      init_barrier(&shared.item_empty[i], kPrefillThreads - kWarp);
     }
     init_barrier(&shared.partial, 1);
     init_barrier(&shared.q_full, kQueryThreads);

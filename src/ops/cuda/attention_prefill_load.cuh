@@ -91,8 +91,7 @@ template <int kHeadDim>
 __device__ PrefillItem take_item(PrefillShared<kHeadDim>& shared, int n) {
   wait_barrier(&shared.item_full[n % 2], n / 2 % 2);
   const PrefillItem item = shared.items[n % 2];
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) arrive(&shared.item_empty[n % 2]);
+  arrive(&shared.item_empty[n % 2]);
   return item;
 }
 
