@@ -11,13 +11,11 @@
 #include "cli/machine.h"
 #include "core/check.h"
 #include "ops/cpu/threads.h"
+#include "ops/gpu_rates.h"
 
 namespace nanovllm::cli {
 
-CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
-                        BenchOptions& o) {
-  CLI::App& command = *bench.add_subcommand(name, help);
-  add_model(command, o.model);
+void add_bench_options(CLI::App& command, BenchOptions& o) {
   add_value(command, "--json", "FILE", "write JSON to FILE; - is standard output",
             [&o](const std::string& s) { o.json = s; });
   const auto positive = [](const std::string& s) {
@@ -32,6 +30,13 @@ CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::str
             [&o, positive](const std::string& s) { o.tflops = positive(s); });
   add_value(command, "--repetitions,-r", "N", "runs of each row; the median counts",
             [&o](const std::string& s) { o.repetitions = parse_integer(s, 1, 10000); });
+}
+
+CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
+                        BenchOptions& o) {
+  CLI::App& command = *bench.add_subcommand(name, help);
+  add_model(command, o.model);
+  add_bench_options(command, o);
   command.add_flag("--peers", o.peers, "also print what other engines reach at the same");
   command.add_flag("--quiet,-q", o.quiet, "no progress on standard error");
   add_engine_options(command, o.engine);
@@ -48,17 +53,22 @@ Machine find_machine(const BenchOptions& options, const EngineInfo& info) {
     machine.rates = {measure_read_bandwidth(threads), measure_gemm_rate(threads, info.dtype)};
     machine.source = fmt::format("measured in this run with {} threads", threads);
   } else {
-    machine.rates = known_gpu_rates(info.device);
-    machine.source = machine.rates.flops > 0
-                         ? "measured earlier on such a GPU"
-                         : "not known for this GPU: give --bandwidth and --tflops";
+    if (const auto rates = measure_gpu_rates(info.device)) {
+      machine.rates = {rates->bytes_per_second, rates->flops};
+      machine.source = "measured in this run";
+    } else {
+      machine.rates = known_gpu_rates(info.device);
+      machine.source = machine.rates.flops > 0
+                           ? "measured earlier on such a GPU"
+                           : "not known for this GPU: give --bandwidth and --tflops";
+    }
   }
   if (options.bandwidth > 0) machine.rates.bytes_per_second = options.bandwidth * 1e9;
   if (options.tflops > 0) machine.rates.flops = options.tflops * 1e12;
   return machine;
 }
 
-BenchModel::BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch)
+BenchSetup::BenchSetup(const BenchOptions& options, int64_t max_len, int64_t batch)
     : options_(options) {
   require_model(options.model);
   EngineConfig& engine = options_.engine;
@@ -71,15 +81,20 @@ BenchModel::BenchModel(const BenchOptions& options, int64_t max_len, int64_t bat
   if (machine_.rates.bytes_per_second > 0 && machine_.rates.flops > 0)
     roofline_ = std::make_unique<Roofline>(config_, plan.dtype == "f32" ? 4 : 2, machine_.rates,
                                            engine.tensor_parallel_size);
+}
+
+BenchModel::BenchModel(const BenchOptions& bench_options, int64_t max_len, int64_t batch)
+    : BenchSetup(bench_options, max_len, batch) {
   reset_peak_memory();
-  Progress progress(options.quiet);
+  Progress progress(options().quiet);
+  EngineConfig engine = options().engine;
   engine.on_progress = [&](const char* what, int64_t done, int64_t total) {
     progress.loading(what, done, total);
   };
-  llm_ = std::make_unique<LLM>(options.model, engine);
+  llm_ = std::make_unique<LLM>(options().model, engine);
 }
 
-std::vector<std::vector<int32_t>> BenchModel::fresh_prompts(int64_t count, int64_t length) {
+std::vector<std::vector<int32_t>> BenchSetup::fresh_prompts(int64_t count, int64_t length) {
   std::vector<std::vector<int32_t>> prompts(static_cast<size_t>(count));
   for (auto& ids : prompts) {
     ids.resize(static_cast<size_t>(length));
@@ -90,7 +105,7 @@ std::vector<std::vector<int32_t>> BenchModel::fresh_prompts(int64_t count, int64
   return prompts;
 }
 
-SamplingParams BenchModel::sampling_params(int64_t max_tokens) const {
+SamplingParams BenchSetup::sampling_params(int64_t max_tokens) const {
   SamplingParams params;
   params.temperature = options_.temperature;
   params.max_tokens = max_tokens;
@@ -152,6 +167,8 @@ void add_bench(CLI::App& program, Action& action) {
   add_bench_latency(bench, action);
   add_bench_prefill(bench, action);
   add_bench_startup(bench, action);
+  add_bench_step(bench, action);
+  add_bench_attention(bench, action);
 }
 
 }  // namespace nanovllm::cli

@@ -30,6 +30,9 @@ struct BenchOptions {
   bool peers = false, quiet = false;
 };
 
+/// The options of all benchmarks: --json, --bandwidth, --tflops, --repetitions.
+void add_bench_options(CLI::App& command, BenchOptions& options);
+
 /// The subcommand `name` of `bench` with the shared options, for a benchmark to add its own.
 /// `options` lives as long as the command.
 CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
@@ -42,14 +45,13 @@ struct Machine {
 };
 Machine find_machine(const BenchOptions& options, const EngineInfo& info);
 
-/// A model set up to be measured: token ids in and out, the machine's rates taken before it loads.
-class BenchModel {
+/// What is to be measured: a model and options, and the machine's rates, taken before it loads.
+class BenchSetup {
  public:
   /// Makes room for sequences of `max_len` tokens, `batch` at once, unless the options say how
   /// much.
-  BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch);
+  BenchSetup(const BenchOptions& options, int64_t max_len, int64_t batch);
 
-  LLM& llm() { return *llm_; }
   const BenchOptions& options() const { return options_; }
   const ModelConfig& config() const { return config_; }
   const Machine& machine() const { return machine_; }
@@ -65,8 +67,17 @@ class BenchModel {
   ModelConfig config_;
   Machine machine_;
   std::unique_ptr<Roofline> roofline_;
-  std::unique_ptr<LLM> llm_;
   PythonRandom random_{0};
+};
+
+/// The same, loaded: token ids in and out.
+class BenchModel : public BenchSetup {
+ public:
+  BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch);
+  LLM& llm() { return *llm_; }
+
+ private:
+  std::unique_ptr<LLM> llm_;
 };
 
 /// How the engine went through one batch.
@@ -104,9 +115,13 @@ class BenchReport {
   /// process that ran the engine.
   void write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
              int64_t peak_memory);
+  /// The same where no model was run; `what` was.
+  void write(const std::string& what, const std::string& device, const Machine& machine);
 
  private:
-  std::string table(const EngineInfo& info, const Machine& machine, int64_t peak_memory) const;
+  std::string table(const std::string& heading, const Machine& machine) const;
+  Json to_json(const std::string& device, const Machine& machine) const;
+  void deliver(const Json& json, const std::string& text) const;
 
   std::string benchmark_;
   const BenchOptions& options_;
@@ -120,5 +135,7 @@ void add_bench_throughput(CLI::App& bench, Action& action);
 void add_bench_latency(CLI::App& bench, Action& action);
 void add_bench_prefill(CLI::App& bench, Action& action);
 void add_bench_startup(CLI::App& bench, Action& action);
+void add_bench_step(CLI::App& bench, Action& action);
+void add_bench_attention(CLI::App& bench, Action& action);
 
 }  // namespace nanovllm::cli

@@ -34,8 +34,7 @@ void BenchReport::add(Json row) {
   rows_.push_back(std::move(row));
 }
 
-std::string BenchReport::table(const EngineInfo& info, const Machine& machine,
-                               int64_t peak_memory) const {
+std::string BenchReport::table(const std::string& heading, const Machine& machine) const {
   std::vector<std::string> titles;
   for (const Column& column : columns_) titles.push_back(column.title);
   Table table(titles);
@@ -44,47 +43,28 @@ std::string BenchReport::table(const EngineInfo& info, const Machine& machine,
     for (const Column& column : columns_) cells.push_back(cell(row, column));
     table.add(std::move(cells));
   }
-  std::string text =
-      fmt::format("{}: {}, {} parameters, {}, {}\n\n", options_.model, info.architecture,
-                  with_commas(info.num_parameters), info.dtype, info.device);
-  text += table.markdown();
-  if (!notes_.empty()) text += "\n";
+  std::string text = heading + "\n\n" + table.markdown() + "\n";
   for (const std::string& line : notes_) text += line + "\n";
-  text += machine.rates.flops > 0 ? fmt::format("\nfloor: {:.1f} GB/s read, {:.3f} TFLOP/s, {}\n",
-                                                machine.rates.bytes_per_second / 1e9,
-                                                machine.rates.flops / 1e12, machine.source)
-                                  : fmt::format("\nfloor: {}\n", machine.source);
-  if (peak_memory > 0)
-    text += fmt::format("memory: {} resident at most; weights {}, KV cache {}\n",
-                        binary_size(peak_memory), binary_size(info.weight_bytes),
-                        binary_size(info.kv_cache_bytes));
-  return text;
+  return text + (machine.rates.flops > 0
+                     ? fmt::format("floor: {:.1f} GB/s read, {:.3f} TFLOP/s, {}\n",
+                                   machine.rates.bytes_per_second / 1e9, machine.rates.flops / 1e12,
+                                   machine.source)
+                     : fmt::format("floor: {}\n", machine.source));
 }
 
-void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
-                        int64_t peak_memory) {
-  const std::vector<PeerFigure> peers =
-      options_.peers ? peer_figures(benchmark_, config, info.device) : std::vector<PeerFigure>{};
+Json BenchReport::to_json(const std::string& device, const Machine& machine) const {
+  return {{"benchmark", benchmark_},
+          {"device", device},
+          {"machine",
+           {{"bytes_per_second", machine.rates.bytes_per_second},
+            {"flops", machine.rates.flops},
+            {"source", machine.source}}},
+          {"rows", rows_}};
+}
+
+// Where both go to standard output, the JSON stands alone.
+void BenchReport::deliver(const Json& json, const std::string& text) const {
   if (!options_.json.empty()) {
-    Json json = {{"benchmark", benchmark_},
-                 {"model", options_.model},
-                 {"architecture", info.architecture},
-                 {"num_parameters", info.num_parameters},
-                 {"dtype", info.dtype},
-                 {"device", info.device},
-                 {"load_format", options_.engine.load_format},
-                 {"tensor_parallel_size", options_.engine.tensor_parallel_size},
-                 {"memory",
-                  {{"weights", info.weight_bytes},
-                   {"workspace", info.workspace_bytes},
-                   {"kv_cache", info.kv_cache_bytes},
-                   {"peak_resident", peak_memory}}},
-                 {"machine",
-                  {{"bytes_per_second", machine.rates.bytes_per_second},
-                   {"flops", machine.rates.flops},
-                   {"source", machine.source}}},
-                 {"rows", rows_}};
-    if (options_.peers) json["peers"] = to_json(peers);
     const bool to_file = options_.json != "-";
     const auto file =
         to_file ? std::make_unique<Output>("--json", options_.json) : std::make_unique<Output>();
@@ -93,9 +73,43 @@ void BenchReport::write(const EngineInfo& info, const Machine& machine, const Mo
     if (!to_file) return;
   }
   Output output;
-  output.write(table(info, machine, peak_memory));
-  if (options_.peers) output.write("\n" + to_table(peers));
+  output.write(text);
   output.close();
+}
+
+void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,
+                        int64_t peak_memory) {
+  Json json = to_json(info.device, machine);
+  json.update({{"model", options_.model},
+               {"architecture", info.architecture},
+               {"num_parameters", info.num_parameters},
+               {"dtype", info.dtype},
+               {"load_format", options_.engine.load_format},
+               {"tensor_parallel_size", options_.engine.tensor_parallel_size},
+               {"memory",
+                {{"weights", info.weight_bytes},
+                 {"workspace", info.workspace_bytes},
+                 {"kv_cache", info.kv_cache_bytes},
+                 {"peak_resident", peak_memory}}}});
+  std::string text =
+      table(fmt::format("{}: {}, {} parameters, {}, {}", options_.model, info.architecture,
+                        with_commas(info.num_parameters), info.dtype, info.device),
+            machine);
+  if (peak_memory > 0)
+    text += fmt::format("memory: {} resident at most; weights {}, KV cache {}\n",
+                        binary_size(peak_memory), binary_size(info.weight_bytes),
+                        binary_size(info.kv_cache_bytes));
+  if (options_.peers) {
+    const std::vector<PeerFigure> peers = peer_figures(benchmark_, config, info.device);
+    json["peers"] = cli::to_json(peers);
+    text += "\n" + to_table(peers);
+  }
+  deliver(json, text);
+}
+
+void BenchReport::write(const std::string& what, const std::string& device,
+                        const Machine& machine) {
+  deliver(to_json(device, machine), table(what + ", " + device, machine));
 }
 
 }  // namespace nanovllm::cli

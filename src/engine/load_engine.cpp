@@ -126,7 +126,8 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
 
 // What needs nothing of each other runs at once: opening a GPU takes longer than reading all files
 // but the weights.
-LoadedEngine load_engine(const std::string& directory, const EngineConfig& config) {
+LoadedEngine load_engine(const std::string& directory, const EngineConfig& config,
+                         const BackendDecorator& decorate) {
   check_config(config);
   PhaseLog log;
   std::string note;
@@ -148,6 +149,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   if (tokenizer.valid()) loaded.tokenizer = tokenizer.get();
 
   auto ops = device.get();
+  if (decorate) ops = decorate(std::move(ops));
   auto runner = log.run("memory", [&] {
     return std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(),
                                          loaded.model, config);

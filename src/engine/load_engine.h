@@ -2,6 +2,7 @@
 // loads the weights.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -19,8 +20,12 @@ struct LoadedEngine {
   EngineInfo info;
 };
 
+/// Puts something between the engine and its device, such as a recorder of what is asked of it.
+using BackendDecorator = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>)>;
+
 /// Throws Error: invalid_argument (an option), model (a file of the directory) or device.
-LoadedEngine load_engine(const std::string& directory, const EngineConfig& config);
+LoadedEngine load_engine(const std::string& directory, const EngineConfig& config,
+                         const BackendDecorator& decorate = {});
 
 /// The same plan from config.json alone; nothing is allocated or loaded.
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config);

@@ -8,6 +8,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda_module.h"
+#include "ops/gpu_rates.h"
 
 namespace nanovllm {
 namespace {
@@ -71,6 +72,18 @@ int parse_cuda_index(const std::string& device) {
 }
 
 }  // namespace
+
+std::optional<GpuRates> measure_gpu_rates(const std::string& device) {
+  if (!device.starts_with("cuda")) return std::nullopt;
+  std::string why;
+  void* module = load_module(why);
+  auto* measure =
+      module ? reinterpret_cast<CudaRatesFunction*>(dlsym(module, kCudaRatesEntry)) : nullptr;
+  GpuRates rates;
+  if (!measure || measure(parse_cuda_index(device.substr(0, device.find(' '))), &rates) != 0)
+    return std::nullopt;
+  return rates;
+}
 
 std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options,
                                       std::string* note) {

@@ -1,5 +1,4 @@
-// The commands around generation, and the example: tokenize, inspect, bench, --help, --version,
-// ten_lines.
+// The commands around generation, and the example: tokenize, inspect, --help, --version, ten_lines.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -22,7 +21,9 @@ TEST(Help, EveryCommandHasItAndSoHasTheVersion) {
                                    {"bench", "throughput"},
                                    {"bench", "latency"},
                                    {"bench", "prefill"},
-                                   {"bench", "startup"}}) {
+                                   {"bench", "startup"},
+                                   {"bench", "step"},
+                                   {"bench", "attention"}}) {
     Arguments arguments = command;
     arguments.push_back("--help");
     const auto result = nanovllm_program(arguments);
@@ -81,75 +82,6 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
   const auto table = nanovllm_program({"inspect", demo_model()});
   for (const char* fragment : {"Qwen3ForCausalLM", "weights", "workspace", "KV cache", "available"})
     EXPECT_NE(table.output.find(fragment), std::string::npos) << fragment;
-}
-
-// Figures are checked for being there, never for their size.
-Json bench(Arguments arguments) {
-  arguments.insert(arguments.begin(), "bench");
-  // The rates are given: measuring them takes longer than the rest.
-  arguments.insert(arguments.end(), {"--json", "-", "--bandwidth", "10", "--tflops", "0.1"});
-  const auto result = nanovllm_program(arguments);
-  EXPECT_EQ(result.exit_code, 0) << result.errors;
-  return result.exit_code == 0 ? Json::parse(result.output) : Json();
-}
-
-void expect_figures(const Json& row) {
-  EXPECT_GT(row["measured"].get<double>(), 0);
-  EXPECT_GT(row["floor"].get<double>(), 0);
-  EXPECT_DOUBLE_EQ(row["share"].get<double>(),
-                   row["floor"].get<double>() / row["measured"].get<double>());
-}
-
-TEST(Bench, ThroughputCountsItsTokens) {
-  const Json report = bench({"throughput", demo_model(), "--num-prompts", "8", "--input-len",
-                             "70-90", "--output-len", "3-9"});
-  ASSERT_EQ(report["rows"].size(), 2u);
-  for (const Json& row : report["rows"]) expect_figures(row);
-  EXPECT_EQ(report["rows"][0]["cached_tokens"], 0);
-  EXPECT_EQ(report["rows"][1]["cached_tokens"], 8 * 64);  // a block of each prompt
-  EXPECT_EQ(report["rows"][0]["output_tokens"], report["rows"][1]["output_tokens"]);
-}
-
-TEST(Bench, LatencyHasARowForEachBatchAndLength) {
-  const Json report = bench({"latency", demo_model(), "--batch-size", "1,3", "--input-len", "4,8",
-                             "--output-len", "5", "-r", "2"});
-  ASSERT_EQ(report["rows"].size(), 4u);
-  for (const Json& row : report["rows"]) {
-    expect_figures(row);
-    EXPECT_EQ(row["test"], "tg5");
-    EXPECT_GE(row["p99"].get<double>(), row["measured"].get<double>());
-  }
-}
-
-TEST(Bench, PrefillRunsRandomWeightsFromAConfigAlone) {
-  TempDirectory directory;
-  std::filesystem::copy_file(demo_model() + "/config.json", directory.path() / "config.json");
-  const Json report = bench(
-      {"prefill", directory.path(), "--load-format", "dummy", "--input-len", "16", "-r", "1"});
-  ASSERT_EQ(report["rows"].size(), 1u);
-  EXPECT_EQ(report["rows"][0]["test"], "pp16");
-  expect_figures(report["rows"][0]);
-}
-
-TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
-  const Json report =
-      bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});
-  const Json& row = report["rows"].at(0);
-  expect_figures(row);
-  EXPECT_NEAR(
-      row["measured"].get<double>(),
-      row["program"].get<double>() + row["load"].get<double>() + row["first_token"].get<double>(),
-      0.5 * row["measured"].get<double>());  // medians of each
-  EXPECT_GT(report["memory"]["peak_resident"].get<int64_t>(), 0);
-}
-
-TEST(Bench, TablesHaveTheFloorAndTheShare) {
-  const auto result = nanovllm_program({"bench", "latency", demo_model(), "--output-len", "4", "-r",
-                                        "1", "--bandwidth", "10", "--tflops", "0.1", "--peers"});
-  EXPECT_EQ(result.exit_code, 0) << result.errors;
-  for (const char* fragment : {"| tg4 ", "floor, ms", "of the floor", "10.0 GB/s", "peers"})
-    EXPECT_NE(result.output.find(fragment), std::string::npos) << fragment << " is not in\n"
-                                                               << result.output;
 }
 
 TEST(Example, TenLinesAreAProgram) {

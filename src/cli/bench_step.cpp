@@ -1,0 +1,234 @@
+// nanovllm bench step: where the time of a decode step goes.
+//
+// The engine decodes as always, over a backend that remembers the operations of a step. Then each
+// kind of operation is run alone, all of a step's calls of it on their own weights and cache, and
+// so are all of them together. What the whole step takes beyond that is time in which the device
+// waits.
+#include <algorithm>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/bench.h"
+#include "cli/exit_code.h"
+#include "cli/machine.h"
+#include "cli/step_recorder.h"
+#include "cli/timing.h"
+#include "core/check.h"
+#include "engine/load_engine.h"
+
+namespace nanovllm::cli {
+namespace {
+
+struct StepOptions : BenchOptions {
+  std::vector<int64_t> batch_sizes{1}, input_lens{1024};
+  int64_t steps = 32;
+};
+
+// The first decode steps of a shape run eagerly and record the graph.
+constexpr int64_t kFirstSteps = 4;
+
+/// A batch that decodes, and is not done.
+class Decoding {
+ public:
+  Decoding(LLMEngine& engine, BenchSetup& setup, int64_t batch, int64_t input_len, int64_t steps)
+      : engine_(engine), batch_(batch), input_len_(input_len) {
+    const SamplingParams params = setup.sampling_params(steps + 2 * kFirstSteps);
+    for (auto& ids : setup.fresh_prompts(batch, input_len))
+      requests_.push_back(engine.add_request(std::move(ids), params));
+    while (tokens_ < batch) step();  // prompts may come in several steps
+    for (int64_t i = 0; i < kFirstSteps; ++i) step();
+    const EngineStats before = engine.stats();
+    for (int64_t i = 0; i < steps; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      step();
+      seconds_.push_back(seconds_since(begin));
+    }
+    const EngineStats after = engine.stats();
+    host_ = (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
+             before.build_seconds) /
+            double(std::max<int64_t>(1, after.steps - before.steps));
+  }
+  ~Decoding() {
+    for (const int64_t id : requests_) engine_.abort_request(id);
+  }
+
+  double seconds() const { return median(seconds_); }
+  double host_seconds() const { return host_; }
+  /// Keys that the last step's attention read, of all sequences together.
+  int64_t context() const { return batch_ * input_len_ + tokens_; }
+
+ private:
+  void step() {
+    for (const RequestOutput& output : engine_.step()) {
+      check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
+            output.error);
+      tokens_ += std::ssize(output.token_ids);
+    }
+  }
+
+  LLMEngine& engine_;
+  int64_t batch_, input_len_, tokens_ = 0;
+  std::vector<int64_t> requests_;
+  std::vector<double> seconds_;
+  double host_ = 0;
+};
+
+/// One kind of operation in a step.
+struct Part {
+  std::string name;
+  std::vector<const RecordedOp*> ops;
+};
+
+std::vector<Part> parts_of(const std::vector<RecordedOp>& step) {
+  std::vector<Part> parts;
+  for (const RecordedOp& op : step) {
+    auto part =
+        std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.name == op.part; });
+    if (part == parts.end()) part = parts.insert(parts.end(), {op.part, {}});
+    part->ops.push_back(&op);
+  }
+  // Sampling first: it reads the logits that the real step has left, before others write there.
+  std::stable_partition(parts.begin(), parts.end(),
+                        [](const Part& p) { return p.name == "sampling"; });
+  return parts;
+}
+
+double time_part(Backend& device, const std::vector<const RecordedOp*>& ops, int64_t repetitions) {
+  return seconds_of(device, repetitions, [&] {
+    for (const RecordedOp* op : ops) op->run();
+  });
+}
+
+/// Seconds at best, and the bytes and FLOPs behind them; zeros for what only touches activations.
+struct Floor {
+  double seconds = 0, bytes = 0, flops = 0;
+};
+
+Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value, int64_t context) {
+  Floor floor;
+  const Rates& rates = setup.machine().rates;
+  for (const RecordedOp* op : part.ops) {
+    const double weight = double(op->n) * double(op->k), bytes = weight * bytes_per_value,
+                 flops = 2 * double(op->rows) * weight;
+    floor.bytes += bytes;
+    floor.flops += flops;
+    if (setup.roofline())
+      floor.seconds += std::max(bytes / rates.bytes_per_second, flops / rates.flops);
+  }
+  if (part.name == "attention" && setup.roofline()) {
+    floor.bytes = setup.roofline()->kv_bytes_per_token() * double(context);
+    floor.seconds = floor.bytes / rates.bytes_per_second;
+  }
+  return floor;
+}
+
+class StepBench {
+ public:
+  explicit StepBench(const StepOptions& options)
+      : options_(options),
+        setup_(options, longest(options.input_lens) + options.steps + 2 * kFirstSteps,
+               longest(options.batch_sizes)) {
+    reset_peak_memory();
+    loaded_ = load_engine(setup_.options().model, setup_.options().engine,
+                          [this](std::unique_ptr<Backend> device) {
+                            auto recorder = std::make_unique<StepRecorder>(std::move(device));
+                            recorder_ = recorder.get();
+                            return recorder;
+                          });
+  }
+
+  int run() {
+    BenchReport report("step", options_,
+                       {{"batch_size", "batch"},
+                        {"input_len", "prompt"},
+                        {"part", "part of the step"},
+                        {"calls", "calls"},
+                        {"measured", "us", 1},
+                        {"of_step", "% of the step", 1},
+                        {"gb_per_second", "GB/s", 0},
+                        {"floor", "floor, us", 1},
+                        {"share", "of the floor"}});
+    for (const int64_t input_len : options_.input_lens)
+      for (const int64_t batch : options_.batch_sizes) add_rows(report, batch, input_len);
+    report.note(
+        "Each part alone, all its calls of one step on their own weights and cache; \"device\" is "
+        "all of them in order.");
+    report.note(
+        "\"step\" is the engine's, by the clock; \"idle\" is what it takes beyond \"device\".");
+    report.write(loaded_.info, setup_.machine(), setup_.config(), peak_memory());
+    return kExitDone;
+  }
+
+ private:
+  static int64_t longest(const std::vector<int64_t>& values) {
+    return *std::max_element(values.begin(), values.end());
+  }
+
+  void add_rows(BenchReport& report, int64_t batch, int64_t input_len) {
+    const Decoding decoding(*loaded_.engine, setup_, batch, input_len, options_.steps);
+    const std::vector<RecordedOp>& step = recorder_->last_step();
+    const double whole = decoding.seconds();
+    const auto add = [&](const std::string& part, double seconds, Json more) {
+      more.update({{"batch_size", batch},
+                   {"input_len", input_len},
+                   {"part", part},
+                   {"measured", 1e6 * seconds},
+                   {"of_step", 100 * seconds / whole}});
+      report.add(std::move(more));
+    };
+    double sum = 0;
+    for (const Part& part : parts_of(step)) {
+      const double seconds = time_part(recorder_->inner(), part.ops, options_.repetitions);
+      const Floor floor =
+          floor_of(part, setup_, loaded_.info.dtype == "f32" ? 4 : 2, decoding.context());
+      sum += seconds;
+      Json more = {{"calls", part.ops.size()}, {"flops", floor.flops}};
+      if (floor.bytes > 0) more["gb_per_second"] = floor.bytes / seconds / 1e9;
+      if (floor.seconds > 0) more["floor"] = 1e6 * floor.seconds;
+      add(part.name, seconds, more);
+    }
+    std::vector<const RecordedOp*> all;
+    for (const RecordedOp& op : step) all.push_back(&op);
+    const double device = time_part(recorder_->inner(), all, options_.repetitions);
+    Json floor;
+    if (const Roofline* roofline = setup_.roofline())
+      floor = 1e6 * roofline->decode_step(batch, decoding.context());
+    add("sum of the parts", sum, {{"calls", all.size()}});
+    add("device", device, {{"calls", all.size()}, {"floor", floor}});
+    add("idle", std::max(0.0, whole - device), Json::object());
+    add("step", whole, {{"floor", floor}});
+    add("host work, hidden or not", decoding.host_seconds(), Json::object());
+  }
+
+  const StepOptions& options_;
+  BenchSetup setup_;
+  StepRecorder* recorder_ = nullptr;  // the engine's device
+  LoadedEngine loaded_;
+};
+
+int bench_step(const StepOptions& options) {
+  check(options.engine.tensor_parallel_size == 1, ErrorKind::invalid_argument,
+        "bench step measures one device: tensor_parallel_size is {}",
+        options.engine.tensor_parallel_size);
+  return StepBench(options).run();
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<StepOptions>();
+  StepOptions& o = *options;
+  CLI::App& command = add_benchmark(bench, "step", "Where the time of a decode step goes", o);
+  add_value(command, "--batch-size", "N,...", "sequences at once (1)",
+            [&o](const std::string& s) { o.batch_sizes = parse_integers(s, 1, 65536); });
+  add_value(command, "--input-len", "N,...", "prompt tokens (1024)",
+            [&o](const std::string& s) { o.input_lens = parse_integers(s, 1, 1 << 24); });
+  add_value(command, "--steps", "N", "steps measured as a whole (32)",
+            [&o](const std::string& s) { o.steps = parse_integer(s, 1, 1 << 20); });
+  add_value(command, "--temperature", "T", "of sampling (0)",
+            [&o](const std::string& s) { o.temperature = parse_number(s); });
+  command.callback([options, &action] { action = [options] { return bench_step(*options); }; });
+}
+
+}  // namespace nanovllm::cli

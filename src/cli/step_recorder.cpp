@@ -1,0 +1,110 @@
+#include "cli/step_recorder.h"
+
+namespace nanovllm::cli {
+namespace {
+
+constexpr const char *kAttention = "attention", *kSmall = "small kernels", *kSampling = "sampling";
+constexpr const char *kQkv = "gemm qkv", *kOut = "gemm o", *kGateUp = "gemm gate_up",
+                     *kDown = "gemm down", *kHead = "gemm lm_head";
+
+}  // namespace
+
+/// A graph that knows its operations: replaying it makes them those of the last step.
+class StepRecorder::RecordedGraph final : public Graph {
+ public:
+  RecordedGraph(std::unique_ptr<Graph> graph, std::shared_ptr<Ops> ops,
+                std::shared_ptr<Ops>& current)
+      : graph_(std::move(graph)), ops_(std::move(ops)), current_(current) {}
+  void launch() override {
+    current_ = ops_;
+    graph_->launch();
+  }
+
+ private:
+  std::unique_ptr<Graph> graph_;
+  std::shared_ptr<Ops> ops_, &current_;
+};
+
+std::unique_ptr<Graph> StepRecorder::capture(const std::function<void()>& body) {
+  current_ = std::make_shared<Ops>();
+  auto graph = ops_->capture(body);
+  if (!graph) return nullptr;
+  return std::make_unique<RecordedGraph>(std::move(graph), current_, current_);
+}
+
+void StepRecorder::begin_step(const Batch& batch) {
+  current_ = std::make_shared<Ops>();
+  next_gemm_ = kQkv;
+  note(kAttention, [=, this] { ops_->begin_step(batch); });  // what it prepares is attention's
+}
+
+void StepRecorder::note(const char* part, std::function<void()> run) {
+  run();
+  current_->push_back({.part = part, .run = std::move(run)});
+}
+
+void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
+  const char* part = next_gemm_;
+  next_gemm_ = part == kOut ? kGateUp : kQkv;
+  note(part, [=, this] { ops_->gemm(y, x, w); });
+  RecordedOp& op = current_->back();
+  op.rows = x.shape[0];
+  op.n = w.shape[0];
+  op.k = w.shape[1];
+}
+void StepRecorder::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
+  note(kSmall, [=, this] { ops_->embedding(y, tokens, table, first_row); });
+}
+void StepRecorder::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
+  note(kSmall, [=, this] { ops_->feed_tokens(tokens, source, sampled); });
+}
+void StepRecorder::gather_rows(Tensor y, Tensor x, Tensor rows) {
+  next_gemm_ = kHead;
+  note(kSmall, [=, this] { ops_->gather_rows(y, x, rows); });
+}
+void StepRecorder::add(Tensor x, Tensor y) {
+  note(kSmall, [=, this] { ops_->add(x, y); });
+}
+void StepRecorder::add_bias(Tensor x, Tensor bias) {
+  note(kSmall, [=, this] { ops_->add_bias(x, bias); });
+}
+void StepRecorder::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
+  note(kSmall, [=, this] { ops_->rms_norm(y, x, w, eps); });
+}
+void StepRecorder::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
+  note(kSmall, [=, this] { ops_->rotary_embedding(q, k, positions, cos_sin); });
+}
+void StepRecorder::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) {
+  note(kSmall, [=, this] { ops_->store_kv(cache, k, v, slot_mapping); });
+}
+void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                             int64_t window) {
+  next_gemm_ = kOut;
+  note(kAttention, [=, this] { ops_->attention(out, q, cache, batch, scale, window); });
+}
+void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
+  next_gemm_ = kDown;
+  note(kSmall, [=, this] { ops_->silu_and_mul(y, gate_up); });
+}
+void StepRecorder::mask_logits(Tensor logits, Tensor pairs) {
+  note(kSampling, [=, this] { ops_->mask_logits(logits, pairs); });
+}
+void StepRecorder::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
+  note(kSampling, [=, this] { ops_->sample(token_ids, logits, params); });
+}
+void StepRecorder::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                                Tensor chosen) {
+  note(kSampling, [=, this] { ops_->top_logprobs(ids, logprobs, ranks, logits, chosen); });
+}
+void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+  note(kSmall, [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
+}
+void StepRecorder::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
+                                      float eps, const Batch& batch, Tensor cos_sin,
+                                      KvCache cache) {
+  note(kSmall, [=, this] {
+    ops_->qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
+  });
+}
+
+}  // namespace nanovllm::cli

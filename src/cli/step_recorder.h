@@ -1,0 +1,88 @@
+// StepRecorder: a backend that does what another does and remembers the operations of the step that
+// ran last, so that each kind of them can be run again alone, and timed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace nanovllm::cli {
+
+struct RecordedOp {
+  const char* part = "";           ///< "attention", "gemm qkv", "small kernels", "sampling", ...
+  int64_t rows = 0, n = 0, k = 0;  ///< of a gemm: x is [rows, k], the weight [n, k]
+  std::function<void()> run;       ///< issues it again, on the same memory
+};
+
+class StepRecorder final : public Backend {
+ public:
+  explicit StepRecorder(std::unique_ptr<Backend> ops) : ops_(std::move(ops)) {}
+
+  /// The operations of the step that was issued last, in order, be it eagerly or as a graph.
+  const std::vector<RecordedOp>& last_step() const { return *current_; }
+  /// What they were issued on.
+  Backend& inner() { return *ops_; }
+
+  Device device() const override { return ops_->device(); }
+  std::string name() const override { return ops_->name(); }
+  MemoryInfo memory() const override { return ops_->memory(); }
+  Buffer allocate(size_t bytes) override { return ops_->allocate(bytes); }
+  Buffer allocate_host(size_t bytes) override { return ops_->allocate_host(bytes); }
+  void copy(Tensor dst, Tensor src) override { ops_->copy(dst, src); }
+  void synchronize() override { ops_->synchronize(); }
+  bool is_asynchronous() const override { return ops_->is_asynchronous(); }
+  std::unique_ptr<Fence> make_fence() override { return ops_->make_fence(); }
+  bool has_graphs() const override { return ops_->has_graphs(); }
+  std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
+  int64_t max_logits_rows() const override { return ops_->max_logits_rows(); }
+  size_t scratch_bytes() const override { return ops_->scratch_bytes(); }
+  void begin_step(const Batch& batch) override;
+
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
+    return ops_->weight_bytes(dtype, n, k);
+  }
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
+    return ops_->weight_view(data, dtype, n, k);
+  }
+  void load(Tensor dst, std::span<const Tensor> parts) override { ops_->load(dst, parts); }
+  void load_all(std::span<const WeightSource> weights, const SourceReader& read,
+                const std::function<void(size_t)>& loaded) override {
+    ops_->load_all(weights, read, loaded);
+  }
+
+  void gemm(Tensor y, Tensor x, Tensor w) override;
+  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void gather_rows(Tensor y, Tensor x, Tensor rows) override;
+  void add(Tensor x, Tensor y) override;
+  void add_bias(Tensor x, Tensor bias) override;
+  void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
+  void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
+  void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                 int64_t window) override;
+  void silu_and_mul(Tensor y, Tensor gate_up) override;
+  void mask_logits(Tensor logits, Tensor pairs) override;
+  void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
+  void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                    Tensor chosen) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
+                          const Batch& batch, Tensor cos_sin, KvCache cache) override;
+
+ private:
+  using Ops = std::vector<RecordedOp>;
+  class RecordedGraph;
+
+  /// Remembers `run` and does it.
+  void note(const char* part, std::function<void()> run);
+  std::unique_ptr<Backend> ops_;
+  std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
+  const char* next_gemm_ =
+      nullptr;  // which weight the next product reads: told by what came before
+};
+
+}  // namespace nanovllm::cli

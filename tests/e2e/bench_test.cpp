@@ -1,0 +1,187 @@
+// nanovllm bench: what its reports have in them, and what reads those.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "e2e/process.h"
+#include "unit/temp_directory.h"
+
+namespace nanovllm {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+// Figures are checked for being there, never for their size.
+Json bench(Arguments arguments) {
+  arguments.insert(arguments.begin(), "bench");
+  // The rates are given: measuring them takes longer than the rest.
+  arguments.insert(arguments.end(), {"--json", "-", "--bandwidth", "10", "--tflops", "0.1"});
+  const auto result = nanovllm_program(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  return result.exit_code == 0 ? Json::parse(result.output) : Json();
+}
+
+void expect_figures(const Json& row) {
+  EXPECT_GT(row["measured"].get<double>(), 0);
+  EXPECT_GT(row["floor"].get<double>(), 0);
+  EXPECT_DOUBLE_EQ(row["share"].get<double>(),
+                   row["floor"].get<double>() / row["measured"].get<double>());
+}
+
+TEST(Bench, ThroughputCountsItsTokens) {
+  const Json report = bench({"throughput", demo_model(), "--num-prompts", "8", "--input-len",
+                             "70-90", "--output-len", "3-9"});
+  ASSERT_EQ(report["rows"].size(), 2u);
+  for (const Json& row : report["rows"]) expect_figures(row);
+  EXPECT_EQ(report["rows"][0]["cached_tokens"], 0);
+  EXPECT_EQ(report["rows"][1]["cached_tokens"], 8 * 64);  // a block of each prompt
+  EXPECT_EQ(report["rows"][0]["output_tokens"], report["rows"][1]["output_tokens"]);
+}
+
+TEST(Bench, LatencyHasARowForEachBatchAndLength) {
+  const Json report = bench({"latency", demo_model(), "--batch-size", "1,3", "--input-len", "4,8",
+                             "--output-len", "5", "-r", "2"});
+  ASSERT_EQ(report["rows"].size(), 4u);
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    EXPECT_EQ(row["test"], "tg5");
+    EXPECT_GE(row["p99"].get<double>(), row["measured"].get<double>());
+  }
+}
+
+TEST(Bench, PrefillRunsRandomWeightsFromAConfigAlone) {
+  TempDirectory directory;
+  std::filesystem::copy_file(demo_model() + "/config.json", directory.path() / "config.json");
+  const Json report = bench(
+      {"prefill", directory.path(), "--load-format", "dummy", "--input-len", "16", "-r", "1"});
+  ASSERT_EQ(report["rows"].size(), 1u);
+  EXPECT_EQ(report["rows"][0]["test"], "pp16");
+  expect_figures(report["rows"][0]);
+}
+
+TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
+  const Json report =
+      bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});
+  const Json& row = report["rows"].at(0);
+  expect_figures(row);
+  EXPECT_NEAR(
+      row["measured"].get<double>(),
+      row["program"].get<double>() + row["load"].get<double>() + row["first_token"].get<double>(),
+      0.5 * row["measured"].get<double>());  // medians of each
+  EXPECT_GT(report["memory"]["peak_resident"].get<int64_t>(), 0);
+}
+
+TEST(Bench, TablesHaveTheFloorAndTheShare) {
+  const auto result = nanovllm_program({"bench", "latency", demo_model(), "--output-len", "4", "-r",
+                                        "1", "--bandwidth", "10", "--tflops", "0.1", "--peers"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  for (const char* fragment : {"| tg4 ", "floor, ms", "of the floor", "10.0 GB/s", "peers"})
+    EXPECT_NE(result.output.find(fragment), std::string::npos) << fragment << " is not in\n"
+                                                               << result.output;
+}
+
+TEST(Bench, StartupSaysWhatTookItsTime) {
+  const Json report =
+      bench({"startup", demo_model(), "-r", "1", "--max-model-len", "64", "--max-num-seqs", "1"});
+  const Json& row = report["rows"].at(0);
+  std::map<std::string, std::pair<double, double>> phases;
+  for (const Json& phase : row["phases"])
+    phases[phase["phase"].get<std::string>()] = {phase["begin"].get<double>(),
+                                                 phase["end"].get<double>()};
+  for (const char* name :
+       {"config.json", "tokenizer", "open weights", "device", "memory", "weights"}) {
+    ASSERT_TRUE(phases.contains(name)) << name;
+    EXPECT_LE(phases[name].first, phases[name].second) << name;
+    EXPECT_LE(phases[name].second, row["load"].get<double>()) << name;
+  }
+  // The weights need the device; the files do not.
+  EXPECT_LE(phases["device"].second, phases["memory"].first);
+  EXPECT_LE(phases["memory"].second, phases["weights"].first);
+}
+
+TEST(Bench, StepNamesEveryPartOfAStep) {
+  const Json report = bench({"step", demo_model(), "--batch-size", "1,3", "--input-len", "12",
+                             "--steps", "4", "-r", "2"});
+  std::map<int, std::map<std::string, Json>> rows;
+  for (const Json& row : report["rows"]) rows[row["batch_size"]][row["part"]] = row;
+  ASSERT_EQ(rows.size(), 2u);
+  for (auto& [batch, parts] : rows) {
+    SCOPED_TRACE(batch);
+    const std::map<std::string, int> calls = {
+        {"gemm qkv", 6},     {"gemm o", 6},    {"gemm gate_up", 6}, {"gemm down", 6},
+        {"gemm lm_head", 1}, {"attention", 7}, {"sampling", 1}};  // 6 layers; attention prepares
+    for (const auto& [part, number] : calls) EXPECT_EQ(parts[part]["calls"], number) << part;
+    for (const char* part : {"gemm qkv", "gemm lm_head", "attention", "device", "step"})
+      expect_figures(parts[part]);
+    // 6 layers of (4 + 2 x 2) heads of 64 by 256, in bf16 at 10 GB/s and 0.1 TFLOP/s
+    const double weights = 6 * 512 * 256;
+    EXPECT_NEAR(parts["gemm qkv"]["floor"].get<double>(),
+                1e6 * std::max(2 * weights / 10e9, 2 * batch * weights / 0.1e12), 1e-6);
+    EXPECT_NEAR(parts["step"]["of_step"].get<double>(), 100, 1e-9);
+    for (const char* part :
+         {"small kernels", "sum of the parts", "idle", "host work, hidden or not"})
+      EXPECT_GE(parts[part]["measured"].get<double>(), 0) << part;
+  }
+}
+
+TEST(Bench, StepIsOfOneDevice) {
+  const auto result = nanovllm_program({"bench", "step", demo_model(), "-tp", "2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.errors.find("tensor_parallel_size is 2"), std::string::npos) << result.errors;
+}
+
+TEST(Bench, AttentionHasARowForEachShape) {
+  const Json report = bench({"attention", "--device", "cpu", "-t", "1", "--batch-size", "1,2",
+                             "--context", "40", "--input-len", "24", "--prompt-tokens", "48",
+                             "--heads", "4x2,2x2", "--head-dim", "64", "-r", "1"});
+  ASSERT_EQ(report["rows"].size(), 6u);
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    EXPECT_GT(row["naive"].get<double>(), 0);
+    EXPECT_DOUBLE_EQ(row["gain"].get<double>(),
+                     row["naive"].get<double>() / row["measured"].get<double>());
+  }
+  const Json &decode = report["rows"][1], &prompt = report["rows"][2];
+  EXPECT_EQ(decode["test"], "tg at 40");
+  EXPECT_EQ(decode["batch_size"], 2);
+  // keys and values of 2 sequences x 40 tokens x 2 heads x 64 numbers of 2 bytes, at 10 GB/s
+  EXPECT_NEAR(decode["floor"].get<double>(), 2 * 2 * 40 * 2 * 64 * 2 / 10e9 * 1e6, 1e-6);
+  EXPECT_EQ(prompt["test"], "pp24");
+  EXPECT_EQ(prompt["batch_size"], 2);
+  // 4 FLOPs for each number of 2 prompts x 300 pairs x 4 heads x 64, at 0.1 TFLOP/s
+  EXPECT_NEAR(prompt["floor"].get<double>(), 4 * 2 * 300 * 4 * 64 / 0.1e12 * 1e6, 1e-6);
+  const auto refused = nanovllm_program({"bench", "attention", "--heads", "3x2"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.errors.find("--heads 3 query heads are no multiple of 2 KV heads"),
+            std::string::npos)
+      << refused.errors;
+}
+
+TEST(Tools, TheChartHasAPointForEachRow) {
+  if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python here";
+  TempDirectory directory;
+  const std::filesystem::path json = directory.path() / "a.json", svg = directory.path() / "a.svg";
+  const auto row = [](int batch, double share) {
+    return Json{{"batch_size", batch}, {"input_len", 8}, {"measured", 1.5}, {"share", share}};
+  };
+  write_file(json, Json{{"benchmark", "latency"},
+                        {"model", "somewhere/tiny<1>"},
+                        {"device", "cuda:0 A GPU"},
+                        {"rows", {row(1, 0.5), row(16, 0.875)}}}
+                       .dump());
+  const auto result = run_process(
+      "/usr/bin/python3",
+      {std::string(NANOVLLM_SOURCE_DIR) + "/tools/plot_floor.py", json, "--output", svg});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const std::string text = file_text(svg);
+  for (const char* fragment : {"<svg ", "</svg>", "tiny&lt;1&gt;", ">88<", ">50<", "A GPU"})
+    EXPECT_NE(text.find(fragment), std::string::npos) << fragment << " is not in\n" << text;
+  size_t points = 0;
+  for (size_t at = 0; (at = text.find("<circle", at)) != std::string::npos; ++at) ++points;
+  EXPECT_EQ(points, 2u);
+}
+
+}  // namespace
+}  // namespace nanovllm
