@@ -1,5 +1,4 @@
 // The commands around generation, and the example: tokenize, inspect, --help, --version, ten_lines.
-#include <cmath>
 
 #include <gtest/gtest.h>
 
