@@ -1,6 +1,7 @@
 #include "cli/roofline.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace nanovllm::cli {
@@ -18,17 +19,35 @@ Roofline::Roofline(const ModelConfig& c, int bytes_per_value, Rates rates, int r
   const int64_t h = c.hidden_size;
   const int64_t qkv = h * (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim;
   const int64_t o = attention_width_ * h;
-  const int64_t mlp = 3 * h * c.intermediate_size;
-  const int64_t qk_norms = c.architecture == "Qwen3ForCausalLM" ? 2 * c.head_dim : 0;
-  layer_parameters_ = layers_ * (qkv + o + mlp + 2 * h + qk_norms) + h;
+  const int64_t qk_norms = c.architecture.starts_with("Qwen3") ? 2 * c.head_dim : 0;
+  layer_parameters_ = layers_ * (qkv + o + 2 * h + qk_norms) + h;
+  for (int64_t layer = 0; layer < layers_; ++layer) {
+    if (!c.moe || !c.moe->is_sparse(layer)) {
+      layer_parameters_ += 3 * h * c.intermediate_size;
+      continue;
+    }
+    layer_parameters_ += h * c.moe->num_experts;  // the router
+    expert_parameters_ += 3 * h * c.moe->moe_intermediate_size * c.moe->num_experts;
+    chosen_share_ = double(c.moe->num_experts_per_tok) / double(c.moe->num_experts);
+  }
+}
+
+double Roofline::layers_read(double tokens) const {
+  return double(layer_parameters_) +
+         double(expert_parameters_) * (1 - std::pow(1 - chosen_share_, tokens));
+}
+
+double Roofline::layers_active() const {
+  return double(layer_parameters_) + double(expert_parameters_) * chosen_share_;
 }
 
 double Roofline::decode_step(int64_t batch, int64_t context) const {
-  const auto product = [&](int64_t parameters) {
-    return std::max(double(parameters) * bytes_per_value_ / rate_bytes_,
-                    2.0 * double(batch) * double(parameters) / rate_flops_);
+  const auto product = [&](double read, double active) {
+    return std::max(read * bytes_per_value_ / rate_bytes_,
+                    2.0 * double(batch) * active / rate_flops_);
   };
-  return product(layer_parameters_) + product(head_parameters_) +
+  return product(layers_read(double(batch)), layers_active()) +
+         product(double(head_parameters_), double(head_parameters_)) +
          double(context) * kv_bytes_ / rate_bytes_;
 }
 
@@ -38,10 +57,10 @@ double Roofline::prefill(std::span<const int64_t> prompt_lens) const {
     tokens += double(n);
     pairs += double(n) * double(n + 1) / 2;
   }
-  const double linear = 2 * tokens * double(layer_parameters_) +
-                        2 * double(prompt_lens.size()) * double(head_parameters_);
+  const double linear =
+      2 * tokens * layers_active() + 2 * double(prompt_lens.size()) * double(head_parameters_);
   const double attention = 4.0 * double(layers_) * double(attention_width_) * pairs;
-  const double weights = double(layer_parameters_ + head_parameters_) * bytes_per_value_;
+  const double weights = (layers_read(tokens) + double(head_parameters_)) * bytes_per_value_;
   return std::max(linear / rate_flops_, weights / rate_bytes_) + attention / rate_flops_ +
          tokens * kv_bytes_ / rate_bytes_;
 }

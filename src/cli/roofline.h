@@ -1,6 +1,7 @@
 // The physical floor of each benchmark: the bytes that must be read and the arithmetic that must be
-// done, at the machine's measured rates, without gaps. Every weight is read once per forward pass,
-// every cached key and value once per decoded token; activations are free.
+// done, at the machine's measured rates, without gaps. Every weight is read once per forward pass
+// (of a mixture of experts those that its tokens choose, if they choose evenly), every cached key
+// and value once per decoded token; activations are free.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,9 @@ class Roofline {
   /// `bytes_per_value` of weights and KV cache: 2 for bf16. `ranks` share all bytes and FLOPs.
   Roofline(const ModelConfig& config, int bytes_per_value, Rates rates, int ranks = 1);
 
-  int64_t num_parameters() const { return layer_parameters_ + head_parameters_ * (tied_ ? 1 : 2); }
+  int64_t num_parameters() const {
+    return layer_parameters_ + expert_parameters_ + head_parameters_ * (tied_ ? 1 : 2);
+  }
   double kv_bytes_per_token() const { return kv_bytes_; }
 
   /// Seconds of one decode step of `batch` sequences whose contexts sum to `context` tokens.
@@ -36,10 +39,16 @@ class Roofline {
   double read_weights() const;
 
  private:
+  /// Layer parameters that a forward pass of `tokens` reads, and that one token is multiplied by.
+  double layers_read(double tokens) const;
+  double layers_active() const;
+
   double rate_bytes_, rate_flops_;  // of all ranks together
   double bytes_per_value_;
   int64_t layers_, attention_width_;  // attention_width_: query heads x head_dim
-  int64_t layer_parameters_;          // of all layers, norms included
+  int64_t layer_parameters_;          // of all layers, norms included, experts not
+  int64_t expert_parameters_ = 0;     // of all experts of all layers
+  double chosen_share_ = 0;           // of them, by one token
   int64_t head_parameters_;           // vocabulary x hidden
   bool tied_;
   double kv_bytes_;  // of one token

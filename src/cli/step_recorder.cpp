@@ -3,7 +3,8 @@
 namespace nanovllm::cli {
 namespace {
 
-constexpr const char *kAttention = "attention", *kSmall = "small kernels", *kSampling = "sampling";
+constexpr const char *kAttention = "attention", *kExperts = "experts", *kSmall = "small kernels",
+                     *kSampling = "sampling";
 constexpr const char *kQkv = "gemm qkv", *kOut = "gemm o", *kGateUp = "gemm gate_up",
                      *kDown = "gemm down", *kHead = "gemm lm_head";
 
@@ -85,6 +86,18 @@ void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& b
 void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
   next_gemm_ = kDown;
   note(kSmall, [=, this] { ops_->silu_and_mul(y, gate_up); });
+}
+void StepRecorder::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
+  note(kSmall, [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
+}
+void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
+                           Tensor down, const MoeWorkspace& work) {
+  next_gemm_ = kQkv;
+  note(kExperts, [=, this] { ops_->moe_mlp(y, x, weights, ids, gate_up, down, work); });
+}
+void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                              bool normalise) {
+  note(kSmall, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
 }
 void StepRecorder::mask_logits(Tensor logits, Tensor pairs) {
   note(kSampling, [=, this] { ops_->mask_logits(logits, pairs); });

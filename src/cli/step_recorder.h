@@ -65,6 +65,11 @@ class StepRecorder final : public Backend {
   void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
+  void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+               const MoeWorkspace& work) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                  bool normalise) override;
   void mask_logits(Tensor logits, Tensor pairs) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,

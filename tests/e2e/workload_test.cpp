@@ -52,6 +52,15 @@ ModelConfig qwen3(int64_t layers, int64_t hidden, int64_t heads, int64_t interme
   return config;
 }
 
+ModelConfig qwen3_30b_a3b() {
+  ModelConfig config = qwen3(48, 2048, 32, 6144, false);
+  config.architecture = "Qwen3MoeForCausalLM";
+  config.num_key_value_heads = 4;
+  config.moe =
+      MoeConfig{.num_experts = 128, .num_experts_per_tok = 8, .moe_intermediate_size = 768};
+  return config;
+}
+
 struct Expected {
   ModelConfig config;
   int64_t parameters;
@@ -64,6 +73,8 @@ TEST(Roofline, FloorsAreThoseOfTheReference) {
        0.17365399020038483 + 0.0035226974141935484, 3.4469694252471936},
       {qwen3(36, 4096, 32, 12288, false), 8190735360, 0.0032877002047311827, 0.013217933115144468,
        2.5487510203923445 + 0.004529182389677419, 10.072332666607902},
+      {qwen3_30b_a3b(), 30532122624, 0.0013299782468817205, 0.01860798583316916,
+       1.0365687947834328 + 0.003019454926451613, 16.200664447549887},
   };
   const Workload workload = draw_workload(0, 256, {100, 1024}, {100, 1024}, 10000);
   std::vector<int64_t> prompt_lens;
