@@ -105,19 +105,20 @@ Batch AttentionRig::batch(const std::vector<int32_t>& starts, const std::vector<
   return b;
 }
 
-void AttentionRig::run(const Batch& batch, const KvCache& cache) {
+void AttentionRig::run(const Batch& batch,
+                       const std::function<const KvCache&(const KvCache&)>& before) {
   const float scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim));
-  device_.attention(out_, q_, cache, batch, scale, 0);
+  device_.begin_step(batch);
+  for (size_t i = 0; i < kCalls; ++i)
+    device_.attention(out_, q_, before(layers_[i % layers_.size()]), batch, scale, 0);
 }
 
 void AttentionRig::paged() {
-  device_.begin_step(whole_);
-  for (const KvCache& layer : layers_) run(whole_, layer);
+  run(whole_, [](const KvCache& layer) -> const KvCache& { return layer; });
 }
 
 void AttentionRig::row_by_row() {
-  device_.begin_step(rows_);
-  for (const KvCache& layer : layers_) run(rows_, layer);
+  run(rows_, [](const KvCache& layer) -> const KvCache& { return layer; });
 }
 
 void AttentionRig::gathered() {
@@ -131,12 +132,11 @@ void AttentionRig::gathered() {
     contiguous_.k = memory(shape_.dtype, shape);
     contiguous_.v = memory(shape_.dtype, shape);
   }
-  device_.begin_step(in_order_);
-  for (const KvCache& layer : layers_) {
+  run(in_order_, [&](const KvCache& layer) -> const KvCache& {
     device_.gather_rows(flat(contiguous_.k), flat(layer.k), page_rows_);
     device_.gather_rows(flat(contiguous_.v), flat(layer.v), page_rows_);
-    run(in_order_, contiguous_);
-  }
+    return contiguous_;
+  });
 }
 
 }  // namespace nanovllm::cli

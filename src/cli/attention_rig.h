@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ops/backend.h"
@@ -28,7 +29,9 @@ class AttentionRig {
   /// `layers` caches, so that no one finds its keys in a cache of the device.
   AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers);
 
-  /// Issues one layer's attention after another over the pages, as a step does.
+  /// What a step of a model issues: kCalls layers' attention over the pages, one after another. The
+  /// caches take turns where there are fewer.
+  static constexpr int64_t kCalls = 8;
   void paged();
   /// The same where every query row is a sequence of its own: nothing is shared between rows.
   void row_by_row();
@@ -41,7 +44,8 @@ class AttentionRig {
   Tensor pages(uint64_t seed);
   Batch batch(const std::vector<int32_t>& starts, const std::vector<int32_t>& contexts,
               Tensor tables);
-  void run(const Batch& batch, const KvCache& cache);
+  /// `before` prepares a layer's cache and says where it is.
+  void run(const Batch& batch, const std::function<const KvCache&(const KvCache&)>& before);
 
   Backend& device_;
   const AttentionShape shape_;

@@ -117,11 +117,13 @@ class AttentionBench {
     constexpr double kBeyondCaches = 256e6;
     const bool is_decode = shape.queries == 1;
     const int64_t layers =
-        is_decode ? static_cast<int64_t>(std::clamp(kBeyondCaches / shape.cache_bytes(), 1.0, 28.0))
+        is_decode ? static_cast<int64_t>(std::clamp(kBeyondCaches / shape.cache_bytes(), 1.0,
+                                                    double(AttentionRig::kCalls)))
                   : 1;
     AttentionRig rig(*device_, shape, layers);
     const auto time = [&](void (AttentionRig::*way)()) {
-      return seconds_of(*device_, options_.repetitions, [&] { (rig.*way)(); }) / double(layers);
+      return seconds_of(*device_, options_.repetitions, [&] { (rig.*way)(); }) /
+             double(AttentionRig::kCalls);
     };
     const double seconds = time(&AttentionRig::paged);
     const double naive = time(is_decode ? &AttentionRig::gathered : &AttentionRig::row_by_row);

@@ -6,6 +6,7 @@
 // waits.
 #include <algorithm>
 #include <memory>
+#include <unordered_set>
 
 #include <fmt/format.h>
 
@@ -28,22 +29,27 @@ struct StepOptions : BenchOptions {
 // The first decode steps of a shape run eagerly and record the graph.
 constexpr int64_t kFirstSteps = 4;
 
+/// Tokens that no sequence reaches: the first ones decode while the last ones' prompts are
+/// computed.
+int64_t tokens_needed(int64_t batch, int64_t input_len, int64_t steps) {
+  constexpr int64_t kFewestTokensOfAStep = 512;
+  return steps + 2 * kFirstSteps + 2 * batch * input_len / kFewestTokensOfAStep;
+}
+
 /// A batch that decodes, and is not done.
 class Decoding {
  public:
   Decoding(LLMEngine& engine, BenchSetup& setup, int64_t batch, int64_t input_len, int64_t steps)
       : engine_(engine), batch_(batch), input_len_(input_len) {
-    const SamplingParams params = setup.sampling_params(steps + 2 * kFirstSteps);
+    const SamplingParams params = setup.sampling_params(tokens_needed(batch, input_len, steps));
     for (auto& ids : setup.fresh_prompts(batch, input_len))
       requests_.push_back(engine.add_request(std::move(ids), params));
-    while (tokens_ < batch) step();  // prompts may come in several steps
+    while (std::ssize(started_) < batch) step();  // prompts may come in several steps
     for (int64_t i = 0; i < kFirstSteps; ++i) step();
     const EngineStats before = engine.stats();
-    for (int64_t i = 0; i < steps; ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      step();
-      seconds_.push_back(seconds_since(begin));
-    }
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < steps; ++i) step();
+    seconds_ = seconds_since(begin) / double(steps);
     const EngineStats after = engine.stats();
     host_ = (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
              before.build_seconds) /
@@ -53,7 +59,8 @@ class Decoding {
     for (const int64_t id : requests_) engine_.abort_request(id);
   }
 
-  double seconds() const { return median(seconds_); }
+  /// A mean step: with steps in flight, single calls of step() are uneven.
+  double seconds() const { return seconds_; }
   double host_seconds() const { return host_; }
   /// Keys that the last step's attention read, of all sequences together.
   int64_t context() const { return batch_ * input_len_ + tokens_; }
@@ -64,14 +71,15 @@ class Decoding {
       check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
             output.error);
       tokens_ += std::ssize(output.token_ids);
+      if (!output.token_ids.empty()) started_.insert(output.request_id);
     }
   }
 
   LLMEngine& engine_;
   int64_t batch_, input_len_, tokens_ = 0;
   std::vector<int64_t> requests_;
-  std::vector<double> seconds_;
-  double host_ = 0;
+  std::unordered_set<int64_t> started_;  // that have a token
+  double seconds_ = 0, host_ = 0;
 };
 
 /// One kind of operation in a step.
@@ -127,8 +135,11 @@ class StepBench {
  public:
   explicit StepBench(const StepOptions& options)
       : options_(options),
-        setup_(options, longest(options.input_lens) + options.steps + 2 * kFirstSteps,
-               longest(options.batch_sizes)) {
+        setup_(
+            options,
+            longest(options.input_lens) + tokens_needed(longest(options.batch_sizes),
+                                                        longest(options.input_lens), options.steps),
+            longest(options.batch_sizes)) {
     reset_peak_memory();
     loaded_ = load_engine(setup_.options().model, setup_.options().engine,
                           [this](std::unique_ptr<Backend> device) {

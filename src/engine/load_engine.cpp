@@ -146,9 +146,13 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   std::unique_ptr<Checkpoint> checkpoint;
   if (config.load_format != "dummy")
     checkpoint = log.run("open weights", [&] { return std::make_unique<Checkpoint>(directory); });
-  if (tokenizer.valid()) loaded.tokenizer = tokenizer.get();
+  const auto wait_for_tokenizer = [&] {
+    if (tokenizer.valid()) loaded.tokenizer = tokenizer.get();
+  };
 
   auto ops = device.get();
+  // On a CPU, loading takes all cores by itself.
+  if (ops->device().kind == Device::cpu) wait_for_tokenizer();
   if (decorate) ops = decorate(std::move(ops));
   auto runner = log.run("memory", [&] {
     return std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(),
@@ -160,6 +164,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
     });
   });
   log.run("close weights", [&] { checkpoint.reset(); });
+  wait_for_tokenizer();
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(), note);
   loaded.info.startup = log.phases();
   loaded.engine =

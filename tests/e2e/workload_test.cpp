@@ -56,8 +56,10 @@ ModelConfig qwen3_30b_a3b() {
   ModelConfig config = qwen3(48, 2048, 32, 6144, false);
   config.architecture = "Qwen3MoeForCausalLM";
   config.num_key_value_heads = 4;
-  config.moe =
-      MoeConfig{.num_experts = 128, .num_experts_per_tok = 8, .moe_intermediate_size = 768};
+  MoeConfig& moe = config.moe.emplace();
+  moe.num_experts = 128;
+  moe.num_experts_per_tok = 8;
+  moe.moe_intermediate_size = 768;
   return config;
 }
 
