@@ -17,8 +17,9 @@ double AttentionShape::flops() const {
   return 4.0 * double(seqs * heads * head_dim) * pairs;
 }
 
-AttentionRig::AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers)
-    : device_(device), shape_(shape) {
+AttentionRig::AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers,
+                           int64_t calls)
+    : device_(device), shape_(shape), calls_(calls) {
   const int64_t each = shape.blocks_per_seq(), blocks = shape.seqs * each,
                 tokens = shape.seqs * shape.queries;
   for (int64_t i = 0; i < layers; ++i) {
@@ -109,7 +110,7 @@ void AttentionRig::run(const Batch& batch,
                        const std::function<const KvCache&(const KvCache&)>& before) {
   const float scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim));
   device_.begin_step(batch);
-  for (size_t i = 0; i < kCalls; ++i)
+  for (size_t i = 0; i < static_cast<size_t>(calls_); ++i)
     device_.attention(out_, q_, before(layers_[i % layers_.size()]), batch, scale, 0);
 }
 

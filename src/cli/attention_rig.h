@@ -27,11 +27,10 @@ struct AttentionShape {
 class AttentionRig {
  public:
   /// `layers` caches, so that no one finds its keys in a cache of the device.
-  AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers);
+  AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers, int64_t calls);
 
-  /// What a step of a model issues: kCalls layers' attention over the pages, one after another. The
-  /// caches take turns where there are fewer.
-  static constexpr int64_t kCalls = 8;
+  /// What a step of a model issues: so many calls of attention over the pages, one after another.
+  /// The caches take turns.
   void paged();
   /// The same where every query row is a sequence of its own: nothing is shared between rows.
   void row_by_row();
@@ -49,6 +48,7 @@ class AttentionRig {
 
   Backend& device_;
   const AttentionShape shape_;
+  const int64_t calls_;
   std::vector<Buffer> buffers_;
   std::vector<KvCache> layers_;
   Tensor q_, out_, page_rows_;

@@ -116,14 +116,12 @@ class AttentionBench {
     // Layers enough that their keys fit no cache, as in a model.
     constexpr double kBeyondCaches = 256e6;
     const bool is_decode = shape.queries == 1;
-    const int64_t layers =
-        is_decode ? static_cast<int64_t>(std::clamp(kBeyondCaches / shape.cache_bytes(), 1.0,
-                                                    double(AttentionRig::kCalls)))
-                  : 1;
-    AttentionRig rig(*device_, shape, layers);
+    const int64_t calls = is_decode ? 28 : 4;
+    const auto layers = static_cast<int64_t>(
+        std::clamp(is_decode ? kBeyondCaches / shape.cache_bytes() : 1.0, 1.0, double(calls)));
+    AttentionRig rig(*device_, shape, layers, calls);
     const auto time = [&](void (AttentionRig::*way)()) {
-      return seconds_of(*device_, options_.repetitions, [&] { (rig.*way)(); }) /
-             double(AttentionRig::kCalls);
+      return seconds_of(*device_, options_.repetitions, [&] { (rig.*way)(); }) / double(calls);
     };
     const double seconds = time(&AttentionRig::paged);
     const double naive = time(is_decode ? &AttentionRig::gathered : &AttentionRig::row_by_row);
