@@ -62,7 +62,15 @@ class Plot:
             tip = element("title", f"{report['name']}, batch {batch}: {ms:.3f} ms a token, {share:.0f} % of the floor")
             yield f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}">{tip}</circle>'
             yield element("text", f"{share:.0f}", x=x, y=y - 9, text_anchor="middle", fill=colour)
-        yield element("text", report["name"], x=points[-1][0] + 12, y=points[-1][1] + 4, fill=colour, font_weight="bold")
+
+
+    def names(self, reports):
+        """Each line's name at its end, at least a line's height apart."""
+        above = 0
+        for share, i in sorted(((report["points"][-1][1], i) for i, report in enumerate(reports)), reverse=True):
+            above = max(self.y(share) + 4, above + 15)
+            x = self.x(reports[i]["points"][-1][0]) + 12
+            yield element("text", reports[i]["name"], x=x, y=above, fill=COLOURS[i % len(COLOURS)], font_weight="bold")
 
 
 def draw(reports):
@@ -77,6 +85,7 @@ def draw(reports):
     parts += plot.axes()
     for i, report in enumerate(reports):
         parts += plot.line(report, COLOURS[i % len(COLOURS)])
+    parts += plot.names(reports)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12" fill="#24292f">'
     return "\n".join([head, *parts, "</svg>", ""])
 
