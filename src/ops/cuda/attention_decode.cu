@@ -16,7 +16,7 @@ struct PlanMemory {
 
 template <int kHeadDim, int kRows>
 constexpr int64_t stages_in(size_t shared_bytes) {
-  constexpr size_t kExchange = sizeof(DecodeExchange<kRows>);
+  constexpr size_t kExchange = sizeof(DecodeExchange<kHeadDim, kRows>);
   return shared_bytes < kExchange
              ? 0
              : std::min<int64_t>(kDecodeStages, static_cast<int64_t>((shared_bytes - kExchange) /
@@ -44,9 +44,12 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
          PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
                        .context_lens = reinterpret_cast<const int*>(key.context_lens),
+                       .block_tables = reinterpret_cast<const int*>(key.block_tables),
+                       .table_stride = key.table_stride,
                        .num_seqs = static_cast<int>(key.num_seqs),
                        .kv_heads = static_cast<int>(key.kv_heads),
                        .window = static_cast<int>(key.window),
+                       .block_shift = key.block_shift,
                        .shares = num_sms_,
                        .max_slots = static_cast<int>(key.max_slots),
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
@@ -69,10 +72,13 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
     bool is_new = false;
     const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
                                      .context_lens = batch.context_lens.data,
+                                     .block_tables = batch.block_tables.data,
+                                     .table_stride = batch.block_tables.stride[0],
                                      .num_seqs = arguments.num_seqs,
                                      .kv_heads = cache.k.shape[1],
                                      .window = arguments.window,
-                                     .max_slots = max_slots},
+                                     .max_slots = max_slots,
+                                     .block_shift = arguments.block_shift},
                                     is_new);
     const PlanMemory memory(plans_.get(), num_sms_);
     arguments.partial_sum = reinterpret_cast<float2*>(partials_.get());
@@ -82,8 +88,8 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                           .counters = memory.counters,
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
                           .stages = static_cast<int>(stages)};
-    const size_t shared_bytes =
-        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) + sizeof(DecodeExchange<kRows>);
+    const size_t shared_bytes = static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
+                                sizeof(DecodeExchange<kHeadDim, kRows>);
     // Only the second kernel after the plan may begin before what went before it is done.
     launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(num_sms_), kDecodeThreads,
                 shared_bytes, can_launch_early_ && !is_new, arguments, work);

@@ -5,6 +5,8 @@ namespace {
 
 // Costs count groups of 16 keys, and what a unit costs beside its keys.
 constexpr int kCostKeys = 16, kUnitCost = 2, kChunkCost = kChunk / kCostKeys + kUnitCost;
+/// What it costs, at the end of the step, to merge pairs that several blocks share.
+constexpr int kMergeCost = kChunkCost / 2;
 
 /// Of one pair.
 __device__ int cost_of(const RowKeys& keys) {
@@ -34,13 +36,28 @@ __device__ int sum_before(int x, int* shared, int& total) {
   return before + sum - x;
 }
 
+__device__ int block_maximum(int x, int* shared) {
+  x = warp_max(x);
+  __syncthreads();  // as above
+  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  for (int i = 0; i < kPlanThreads / kWarp; ++i) x = max(x, shared[i]);
+  return x;
+}
+
+/// Where a share begins, and what all units before it cost.
+struct Start {
+  UnitPlace place;
+  int64_t cost;
+};
+
 struct Planner {
   const PlanArguments& a;
   const int* cost_before;  // [num_seqs + 1]: of one KV head, over the sequences before
 
   __device__ RowKeys keys(int s) const { return {a.cu_seqlens_q, a.context_lens, a.window, s}; }
 
-  /// The place behind the last chunk of a pair.
+  /// The first unit behind the pair of `at`.
   __device__ UnitPlace next_pair(UnitPlace at) const {
     if (at.head + 1 < a.kv_heads) return {at.s, at.head + 1, keys(at.s).first_chunk()};
     int s = at.s + 1;
@@ -48,31 +65,33 @@ struct Planner {
     return {s, 0, s < a.num_seqs ? keys(s).first_chunk() : 0};
   }
 
+  __device__ int64_t total() const { return int64_t{cost_before[a.num_seqs]} * a.kv_heads; }
+  __device__ Start end() const { return {{a.num_seqs, 0, 0}, total()}; }
+
   /// Where block `b` begins: the unit, or with `whole` the pair, that begins nearest to its part of
   /// the cost.
-  __device__ UnitPlace place(int b, bool whole) const {
-    const int64_t all = int64_t{cost_before[a.num_seqs]} * a.kv_heads;
-    const int64_t x = all * b / a.shares;
-    if (x >= all) return {a.num_seqs, 0, 0};
-    int low = 0, high = a.num_seqs;  // the last sequence that begins at or before x, with units
+  __device__ Start start(int b, bool whole) const {
+    const int64_t x = total() * b / a.shares;
+    if (x >= total()) return end();
+    int low = 0, high = a.num_seqs;  // the last sequence that begins at or before x: it has units
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (int64_t{cost_before[middle]} * a.kv_heads <= x ? low : high) = middle;
     }
-    const int64_t within = x - int64_t{cost_before[low]} * a.kv_heads;
-    const int cost = cost_before[low + 1] - cost_before[low];
+    const int cost = cost_before[low + 1] - cost_before[low];  // of a pair
+    const int64_t before = int64_t{cost_before[low]} * a.kv_heads;
+    const int head = static_cast<int>((x - before) / cost),
+              rest = static_cast<int>((x - before) % cost);
+    const int64_t pair_begins = before + int64_t{head} * cost;
     const RowKeys row = keys(low);
-    const int head = static_cast<int>(within / cost), rest = static_cast<int>(within % cost);
     const int first = row.first_chunk(), last = row.last_chunk();
-    int chunk = first;
-    if (b > 0 && whole) chunk = 2 * rest < cost ? first : last + 1;
     // Were the pair's first chunk whole, chunk c would begin at kChunkCost * (c - first).
-    if (b > 0 && !whole) {
-      const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys);
-      chunk = min(first + (rest + missing + kChunkCost / 2) / kChunkCost, last + 1);
-    }
-    const UnitPlace at{low, head, chunk};
-    return chunk > last ? next_pair(at) : at;
+    const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys);
+    int chunk = first + (rest + missing + kChunkCost / 2) / kChunkCost;
+    if (whole) chunk = 2 * rest < cost ? first : last + 1;
+    if (b == 0 || chunk <= first) return {{low, head, first}, pair_begins};
+    if (chunk > last) return {next_pair({low, head, last}), pair_begins + cost};
+    return {{low, head, chunk}, pair_begins + kChunkCost * (chunk - first) - missing};
   }
 };
 
@@ -101,8 +120,10 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   extern __shared__ int cost_before[];
   __shared__ int sums[kPlanThreads / kWarp];
   __shared__ UnitPlace places[kPlanThreads + 1];
+  __shared__ int64_t costs[kPlanThreads + 1];
   __shared__ int first_slot[kPlanThreads];
   __shared__ bool leaves_one[kPlanThreads];
+  __shared__ int ends[kPlanThreads];
   const Planner planner{a, cost_before};
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
@@ -116,24 +137,26 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();
 
-  // Pairs are divided unless that takes more slots than there are.
+  // Pairs stay whole if that hardly makes the longest share longer, or if dividing them takes more
+  // slots than there are.
   Leaves leaves;
-  for (const bool whole : {false, true}) {
-    if (b < a.shares) places[b] = planner.place(b, whole);
-    if (b == 0) places[a.shares] = {a.num_seqs, 0, 0};
+  const int64_t fair = planner.total() / a.shares;
+  bool whole = true;
+  for (int attempt = 0; attempt < 3; ++attempt, whole = !whole) {
+    const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
     __syncthreads();
-    leaves = {};
-    if (b < a.shares) leaves = leaves_of(planner, places[b], places[b + 1]);
+    places[b] = start.place;
+    costs[b] = start.cost;
+    if (b == 0) places[kPlanThreads] = planner.end().place, costs[kPlanThreads] = planner.total();
+    __syncthreads();
+    leaves = b < a.shares ? leaves_of(planner, places[b], places[b + 1]) : Leaves{};
+    leaves_one[b] = leaves.left;
     int slots = 0;
     first_slot[b] = sum_before(leaves.entered + leaves.left, sums, slots);
-    leaves_one[b] = leaves.left;
-    if (slots <= a.max_slots) break;
-    __syncthreads();
+    const int longest = block_maximum(static_cast<int>(costs[b + 1] - costs[b]), sums);
+    if (whole ? attempt > 0 || longest <= fair + kMergeCost : slots <= a.max_slots) break;
   }
   __syncthreads();
-  if (b >= a.shares) return;
-
-  DecodeShare share{.begin = places[b], .end = places[b + 1], .slot = first_slot[b]};
   // The slots of the pair that block `first` begins and leaves: its last, and one per further
   // chunk.
   const auto pair_of = [&](int first) {
@@ -141,13 +164,28 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
     return SharedPair{first, first_slot[first + 1] - 1,
                       planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
   };
-  if (leaves.left) share.left = pair_of(b);
-  if (leaves.entered > 0) {
+  if (b < a.shares) {
+    DecodeShare& share = a.share[b];
+    share.begin = places[b];
+    share.end = places[b + 1];
+    share.keys = share.begin.s < a.num_seqs ? planner.keys(share.begin.s) : RowKeys();
+    share.slot = first_slot[b];
+    share.left = leaves.left ? pair_of(b) : SharedPair{};
     int first = b - 1;
-    while (!leaves_one[first]) --first;
-    share.entered = pair_of(first);
+    while (leaves.entered > 0 && !leaves_one[first]) --first;
+    share.entered = leaves.entered > 0 ? pair_of(first) : SharedPair{};
+    ends[b] = share.keys.end;
   }
-  a.share[b] = share;
+  __syncthreads();
+  constexpr int kEach = kChunk / 8;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < a.shares * kEach; i += kPlanThreads) {
+    const UnitPlace& at = places[i / kEach];
+    const int key = at.chunk * kChunk + i % kEach * 8;
+    if (at.s < a.num_seqs && key < ends[i / kEach])
+      a.share[i / kEach].blocks[i % kEach] =
+          a.block_tables[at.s * a.table_stride + (key >> a.block_shift)];
+  }
 }
 
 }  // namespace nanovllm

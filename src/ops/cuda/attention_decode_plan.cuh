@@ -28,35 +28,40 @@ struct SharedPair {
   int counter, first_slot, slots;
 };
 
-/// What one block does.
-struct alignas(16) DecodeShare {
-  UnitPlace begin, end;
-  int slot;            // the block's first
-  SharedPair entered,  // the pair that an earlier block began, if begin is inside one
-      left;            // the pair that the block begins and a later one goes on with, if end is
-};
-
-/// The keys that the one query row of a sequence sees: low .. end - 1. Sequences without a row or a
-/// key (padding) have end 0, and no units.
+/// A sequence's one query row, and the keys that it sees: low .. end - 1. Sequences without a row
+/// or a key (padding) have end 0, and no units.
 struct RowKeys {
-  int low = 0, end = 0;
+  int row = 0, low = 0, end = 0;
   RowKeys() = default;
   __device__ RowKeys(const int* cu_seqlens_q, const int* context_lens, int window, int s) {
-    if (cu_seqlens_q[s + 1] > cu_seqlens_q[s]) end = max(context_lens[s], 0);
+    row = cu_seqlens_q[s];
+    if (cu_seqlens_q[s + 1] > row) end = max(context_lens[s], 0);
     low = first_key(end - 1, window);
   }
   __device__ int first_chunk() const { return low / kChunk; }
   __device__ int last_chunk() const { return (end - 1) / kChunk; }
 };
 
+/// What one block does.
+struct alignas(16) DecodeShare {
+  UnitPlace begin, end;
+  RowKeys keys;        // of begin's sequence
+  int slot;            // the block's first
+  SharedPair entered,  // the pair that an earlier block began, if begin is inside one
+      left;            // the pair that the block begins and a later one goes on with, if end is
+  // Of every eight keys of begin's chunk: their block. Those who copy need not look them up first.
+  int blocks[kChunk / 8];
+};
+
 struct PlanArguments {
-  const int *cu_seqlens_q, *context_lens;
-  int num_seqs, kv_heads, window;
+  const int *cu_seqlens_q, *context_lens, *block_tables;
+  int64_t table_stride;
+  int num_seqs, kv_heads, window, block_shift;
   int shares, max_slots;
   DecodeShare* share;  // [shares]
 };
 
-constexpr int kPlanThreads = 1024;     // at least the number of shares
+constexpr int kPlanThreads = 512;      // at least the number of shares
 constexpr int kMaxPlanSeqs = 4 << 10;  // their costs are in shared memory
 
 /// Divides the units. One block; shared memory: plan_shared_bytes().
