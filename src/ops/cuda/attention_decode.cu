@@ -1,4 +1,6 @@
 // The decode step's attention: its plan and its launch (attention_decode.cuh).
+#include <algorithm>
+
 #include "ops/cuda/attention_decode.cuh"
 #include "ops/cuda/cuda_backend.h"
 
@@ -14,13 +16,19 @@ struct PlanMemory {
         shares(reinterpret_cast<DecodeShare*>(data + ceil_div(num_shares, 64) * 256)) {}
 };
 
+/// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
+/// the kernel after this one.
+constexpr size_t kRingBytes = size_t{140} << 10;
+
+/// The stages of the ring, or 0 where too few fit into a block's shared memory.
 template <int kHeadDim, int kRows>
-constexpr int64_t stages_in(size_t shared_bytes) {
-  constexpr size_t kExchange = sizeof(DecodeExchange<kHeadDim, kRows>);
-  return shared_bytes < kExchange
-             ? 0
-             : std::min<int64_t>(kDecodeStages, static_cast<int64_t>((shared_bytes - kExchange) /
-                                                                     sizeof(DecodeTile<kHeadDim>)));
+int stages_in(size_t shared_bytes) {
+  constexpr size_t kTile = sizeof(DecodeTile<kHeadDim>),
+                   kFixed = sizeof(DecodeExchange<kHeadDim, kRows>);
+  constexpr int kWanted =
+      std::clamp(static_cast<int>(kRingBytes / kTile), kFewestDecodeStages, kDecodeStages);
+  const int fit = shared_bytes < kFixed ? 0 : static_cast<int>((shared_bytes - kFixed) / kTile);
+  return fit < kFewestDecodeStages ? 0 : std::min(fit, kWanted);
 }
 
 }  // namespace
@@ -44,12 +52,9 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
          PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
                        .context_lens = reinterpret_cast<const int*>(key.context_lens),
-                       .block_tables = reinterpret_cast<const int*>(key.block_tables),
-                       .table_stride = key.table_stride,
                        .num_seqs = static_cast<int>(key.num_seqs),
                        .kv_heads = static_cast<int>(key.kv_heads),
                        .window = static_cast<int>(key.window),
-                       .block_shift = key.block_shift,
                        .shares = num_sms_,
                        .max_slots = static_cast<int>(key.max_slots),
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
@@ -66,19 +71,16 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
     return false;
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {
-    const int64_t stages = stages_in<kHeadDim, kRows>(max_shared_bytes_);
-    if (stages < kFewestDecodeStages) return;
+    const int stages = stages_in<kHeadDim, kRows>(max_shared_bytes_);
+    if (stages == 0) return;
     const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes;
     bool is_new = false;
     const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
                                      .context_lens = batch.context_lens.data,
-                                     .block_tables = batch.block_tables.data,
-                                     .table_stride = batch.block_tables.stride[0],
                                      .num_seqs = arguments.num_seqs,
                                      .kv_heads = cache.k.shape[1],
                                      .window = arguments.window,
-                                     .max_slots = max_slots,
-                                     .block_shift = arguments.block_shift},
+                                     .max_slots = max_slots},
                                     is_new);
     const PlanMemory memory(plans_.get(), num_sms_);
     arguments.partial_sum = reinterpret_cast<float2*>(partials_.get());
@@ -87,7 +89,7 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
     const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),
                           .counters = memory.counters,
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
-                          .stages = static_cast<int>(stages)};
+                          .stages = stages};
     const size_t shared_bytes = static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
                                 sizeof(DecodeExchange<kHeadDim, kRows>);
     // Only the second kernel after the plan may begin before what went before it is done.

@@ -47,7 +47,7 @@ __device__ void store_slot(const DecodeArguments& a, int slot, const float (*val
 /// compute.
 template <int kHeadDim>
 __device__ void merge_slots(const DecodeArguments& a, __nv_bfloat16* out, const SharedPair& pair) {
-  constexpr int kAtOnce = 24;  // loads under way
+  constexpr int kAtOnce = 16;
   for (int i = threadIdx.x; i < a.group * kHeadDim; i += kDecodeWarps * kWarp) {
     const int row = i / kHeadDim;
     const float2* sums = a.partial_sum + int64_t{pair.first_slot} * a.group + row;
@@ -56,15 +56,15 @@ __device__ void merge_slots(const DecodeArguments& a, __nv_bfloat16* out, const 
     for (int first = 0; first < pair.slots; first += kAtOnce) {
       float2 next_sum[kAtOnce];
       float next_value[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (first + k < pair.slots) {
-          next_sum[k] = __ldcg(sums + (first + k) * a.group);
-          next_value[k] = __ldcg(values + int64_t{first + k} * a.group * kHeadDim);
-        }
+      // Past the last, nothing: it changes nothing, and loads and merging need no branches.
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        if (first + k >= pair.slots) break;
+        const bool valid = first + k < pair.slots;
+        next_sum[k] = valid ? __ldcg(sums + (first + k) * a.group) : float2{kMinusInfinity, 0.0f};
+        next_value[k] = valid ? __ldcg(values + int64_t{first + k} * a.group * kHeadDim) : 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
         const Merge merge(base, sum, next_sum[k].x, next_sum[k].y, a.scale_log2);
         value = merge(value, next_value[k]);
         base = merge.base;

@@ -82,13 +82,10 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeWork& work,
     }
     const UnitKeys unit(walk);
     const int first = walk.at.chunk * kChunk, key = first + 8 * lane;
-    const bool is_first = walk.at == share.begin;
     int64_t k_offset = 0, v_offset = 0;
     if (8 * lane + 8 > unit.begin && 8 * lane < unit.end) {
-      const int64_t block =
-          is_first ? work.share[blockIdx.x].blocks[lane]
-                   : a.block_tables[walk.at.s * a.table_stride + (key >> a.block_shift)];
-      const int64_t inside = int64_t{key & block_mask} * kHeadDim;
+      const int64_t block = a.block_tables[walk.at.s * a.table_stride + (key >> a.block_shift)],
+                    inside = int64_t{key & block_mask} * kHeadDim;
       k_offset = block * a.k_block_stride + walk.at.head * a.k_head_stride + inside;
       v_offset = block * a.v_block_stride + walk.at.head * a.v_head_stride + inside;
     }

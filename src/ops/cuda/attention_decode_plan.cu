@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   __shared__ int64_t costs[kPlanThreads + 1];
   __shared__ int first_slot[kPlanThreads];
   __shared__ bool leaves_one[kPlanThreads];
-  __shared__ int ends[kPlanThreads];
   const Planner planner{a, cost_before};
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
@@ -164,28 +163,17 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
     return SharedPair{first, first_slot[first + 1] - 1,
                       planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
   };
-  if (b < a.shares) {
-    DecodeShare& share = a.share[b];
-    share.begin = places[b];
-    share.end = places[b + 1];
-    share.keys = share.begin.s < a.num_seqs ? planner.keys(share.begin.s) : RowKeys();
-    share.slot = first_slot[b];
-    share.left = leaves.left ? pair_of(b) : SharedPair{};
+  if (b >= a.shares) return;
+  DecodeShare share{.begin = places[b], .end = places[b + 1]};
+  if (share.begin.s < a.num_seqs) share.keys = planner.keys(share.begin.s);
+  share.slot = first_slot[b];
+  if (leaves.left) share.left = pair_of(b);
+  if (leaves.entered > 0) {
     int first = b - 1;
-    while (leaves.entered > 0 && !leaves_one[first]) --first;
-    share.entered = leaves.entered > 0 ? pair_of(first) : SharedPair{};
-    ends[b] = share.keys.end;
+    while (!leaves_one[first]) --first;
+    share.entered = pair_of(first);
   }
-  __syncthreads();
-  constexpr int kEach = kChunk / 8;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < a.shares * kEach; i += kPlanThreads) {
-    const UnitPlace& at = places[i / kEach];
-    const int key = at.chunk * kChunk + i % kEach * 8;
-    if (at.s < a.num_seqs && key < ends[i / kEach])
-      a.share[i / kEach].blocks[i % kEach] =
-          a.block_tables[at.s * a.table_stride + (key >> a.block_shift)];
-  }
+  a.share[b] = share;
 }
 
 }  // namespace nanovllm

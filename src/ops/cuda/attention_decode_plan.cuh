@@ -49,14 +49,11 @@ struct alignas(16) DecodeShare {
   int slot;            // the block's first
   SharedPair entered,  // the pair that an earlier block began, if begin is inside one
       left;            // the pair that the block begins and a later one goes on with, if end is
-  // Of every eight keys of begin's chunk: their block. Those who copy need not look them up first.
-  int blocks[kChunk / 8];
 };
 
 struct PlanArguments {
-  const int *cu_seqlens_q, *context_lens, *block_tables;
-  int64_t table_stride;
-  int num_seqs, kv_heads, window, block_shift;
+  const int *cu_seqlens_q, *context_lens;
+  int num_seqs, kv_heads, window;
   int shares, max_slots;
   DecodeShare* share;  // [shares]
 };
