@@ -31,6 +31,15 @@ class Attention {
     return out;
   }
 
+  /// Its part of a stack of layers: `layer` is the last so far.
+  void describe(DecoderStack& stack) const {
+    stack.layers.back().window = window_;
+    stack.heads = num_heads_;
+    stack.kv_heads = num_kv_heads_;
+    stack.head_dim = head_dim_;
+    stack.scale = scale_;
+  }
+
  private:
   int64_t q_size() const { return num_heads_ * head_dim_; }
   int64_t kv_size() const { return num_kv_heads_ * head_dim_; }

@@ -20,6 +20,8 @@ class ReplicatedLinear {
   ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                    int64_t output_size, bool bias = false);
   Tensor forward(const Step& step, Tensor x) const;  // [t, input] -> [t, output], in step.arena
+  Tensor weight() const { return weight_; }
+  Tensor bias() const { return bias_; }  // may be undefined
 
  protected:
   ReplicatedLinear() = default;
@@ -67,6 +69,8 @@ class RowParallelLinear {
                     int64_t output_size, bool bias = false);
   /// y [t, output] = all_reduce(x [t, input / world] w^T). `y` may not be `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
+  Tensor weight() const { return weight_; }
+  Tensor bias() const { return bias_; }
 
  private:
   Tensor weight_, bias_;  // bias_ on rank 0 only

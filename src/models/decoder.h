@@ -18,6 +18,19 @@ inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
   return RmsNorm(context.load, prefix, size, static_cast<float>(c.rms_norm_eps));
 }
 
+/// Adds what rotary attention consists of to the last layer of `stack`.
+inline void describe_attention(DecoderStack& stack, const QKVParallelLinear& qkv,
+                               const RowParallelLinear& o, const Attention& attention,
+                               Tensor cos_sin) {
+  DecoderWeights& layer = stack.layers.back();
+  layer.qkv = qkv.weight();
+  layer.qkv_bias = qkv.bias();
+  layer.o = o.weight();
+  layer.o_bias = o.bias();
+  attention.describe(stack);
+  stack.cos_sin = cos_sin;
+}
+
 /// Rotary grouped-query attention, with the biases that the configuration names.
 class RotaryAttention {
  public:
@@ -39,6 +52,10 @@ class RotaryAttention {
     step.ops.rotary_embedding(attn_.query(qkv), k, step.batch.positions, cos_sin_);
     step.ops.store_kv(cache, k, attn_.value(qkv), step.batch.slot_mapping);
     o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
+  }
+
+  void describe(DecoderStack& stack) const {
+    describe_attention(stack, qkv_proj_, o_proj_, attn_, cos_sin_);
   }
 
  private:
@@ -63,6 +80,14 @@ class GatedMLP {
   void forward(const Step& step, Tensor x) const {
     ArenaScope scope(step.arena);
     down_proj_.forward(step, x, act_.forward(step, gate_up_proj_.forward(step, x)));
+  }
+
+  void describe(DecoderStack& stack) const {
+    DecoderWeights& layer = stack.layers.back();
+    layer.gate_up = gate_up_proj_.weight();
+    layer.gate_up_bias = gate_up_proj_.bias();
+    layer.down = down_proj_.weight();
+    layer.down_bias = down_proj_.bias();
   }
 
  private:
@@ -93,6 +118,20 @@ class DecoderLayer {
     mlp_.forward(step, x);
   }
 
+  /// Whether a stack of such layers can be described to Backend::decoder_layers().
+  static constexpr bool is_dense = requires(const MLP& mlp, DecoderStack& stack) {
+    mlp.describe(stack);
+  };
+  /// Adds this layer to the stack.
+  void describe(DecoderStack& stack) const {
+    DecoderWeights& layer = stack.layers.emplace_back();
+    layer.input_norm = input_layernorm_.weight();
+    layer.post_norm = post_attention_layernorm_.weight();
+    stack.eps = input_layernorm_.eps();
+    self_attn_.describe(stack);
+    if constexpr (is_dense) mlp_.describe(stack);
+  }
+
  private:
   RmsNorm input_layernorm_;
   Attention self_attn_;
@@ -110,13 +149,20 @@ class DecoderForCausalLM final : public Model {
         norm_(make_norm(c, context, "model.norm", c.hidden_size)),
         lm_head_(c.tie_word_embeddings ? ParallelLMHead(context.load, embed_tokens_)
                                        : ParallelLMHead(context.load, "lm_head.weight",
-                                                        c.vocab_size, c.hidden_size)) {}
+                                                        c.vocab_size, c.hidden_size)) {
+    if constexpr (Layer::is_dense)
+      for (const Layer& layer : layers_) layer.describe(stack_);
+  }
 
   Tensor forward(const Step& step) const override {
     const Tensor residual = embed_tokens_.forward(step, step.batch.tokens);
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
-    for (size_t i = 0; i < layers_.size(); ++i)
-      layers_[i].forward(step, x, residual, step.kv_cache[i], i == 0);
+    const Batch& batch = step.batch;
+    const bool decodes = batch.max_seqlen_q == 1 && batch.num_tokens() == batch.num_seqs();
+    if (!(Layer::is_dense && decodes && step.comm.world_size() == 1 &&
+          step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch)))
+      for (size_t i = 0; i < layers_.size(); ++i)
+        layers_[i].forward(step, x, residual, step.kv_cache[i], i == 0);
     norm_.add_forward(step, x, residual);
     return x;
   }
@@ -136,6 +182,7 @@ class DecoderForCausalLM final : public Model {
 
   VocabParallelEmbedding embed_tokens_;
   std::vector<Layer> layers_;
+  DecoderStack stack_;  // the same layers, as the backend's kernel for few rows wants them
   RmsNorm norm_;
   ParallelLMHead lm_head_;
 };

@@ -29,6 +29,12 @@ class Qwen3Attention {
     o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
   }
 
+  void describe(DecoderStack& stack) const {
+    describe_attention(stack, qkv_proj_, o_proj_, attn_, cos_sin_);
+    stack.layers.back().q_norm = q_norm_.weight();
+    stack.layers.back().k_norm = k_norm_.weight();
+  }
+
  private:
   QKVParallelLinear qkv_proj_;
   RowParallelLinear o_proj_;

@@ -74,6 +74,26 @@ inline Tensor matrix_of(const Tensor& stack, int64_t i) {
   return t;
 }
 
+/// The weights of one pre-norm decoder layer with rotary grouped-query attention and a gated MLP.
+/// Biases, and the norms of the heads, may be undefined.
+struct DecoderWeights {
+  Tensor input_norm, post_norm;  // [hidden]
+  Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v
+  Tensor q_norm, k_norm;         // [head_dim]
+  Tensor o, o_bias;              // [hidden, heads * head_dim]
+  Tensor gate_up, gate_up_bias;  // [2 * intermediate, hidden]: gate, up
+  Tensor down, down_bias;        // [hidden, intermediate]
+  int64_t window = 0;            // of its attention; 0: none
+};
+
+/// What decoder_layers() runs. All norms have one eps.
+struct DecoderStack {
+  std::vector<DecoderWeights> layers;
+  Tensor cos_sin;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  float eps = 0, scale = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -223,6 +243,15 @@ class Backend {
     rms_norm(k, k, k_norm, eps);
     rotary_embedding(q, k, batch.positions, cos_sin);
     store_kv(cache, k, v, batch.slot_mapping);
+  }
+  /// All layers of a decode step: batch row i is the one query row of sequence i, its last
+  /// (padding: a context of 0). residual [t, hidden]: the embeddings, then the stream without the
+  /// last layer's output, which is x. False, and nothing is done, where the backend has no such
+  /// kernel or it does not take these sizes: the caller then runs the layers operation by
+  /// operation, which defines the result bit for bit.
+  virtual bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                              std::span<const KvCache> caches, const Batch& batch) {
+    return (void)x, (void)residual, (void)stack, (void)caches, (void)batch, false;
   }
 };
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "gpu/rig.h"
+#include "gpu/decoder_rig.h"
 
 namespace nanovllm {
 namespace {
@@ -154,6 +154,34 @@ void time_sampling(Backend& gpu) {
   }
 }
 
+void time_decoder_layers(Backend& gpu) {
+  DecoderShape shape{"Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072};
+  shape.head_norms = true;
+  DecoderRig decoder(gpu, shape, true);
+  Rig& rig = decoder.rig;
+  for (const auto& [rows, context] : {std::pair<int64_t, int32_t>{1, 128},
+                                      {1, 1024},
+                                      {1, 4000},
+                                      {2, 1024},
+                                      {4, 1024},
+                                      {8, 1024}}) {
+    const Batch batch =
+        decoder.make_step(std::vector<int32_t>(static_cast<size_t>(rows), context), context, 1);
+    const Tensor x = rig.empty(DType::bf16, {rows, shape.hidden}),
+                 residual = rig.upload(normal_values(rows * shape.hidden, 2), DType::bf16,
+                                       {rows, shape.hidden});
+    bool served = false;
+    const double together = microseconds(gpu, 10, [&](int) {
+      served = gpu.decoder_layers(x, residual, decoder.stack, decoder.caches, batch);
+    });
+    const double apart =
+        microseconds(gpu, 4, [&](int) { decoder.by_operation(x, residual, batch); });
+    std::printf("  %s, %ld rows at context %4d: %7.1f us%s, one kernel per operation %7.1f us\n",
+                shape.name, static_cast<long>(rows), context, together,
+                served ? "" : " (not served)", apart);
+  }
+}
+
 }  // namespace
 }  // namespace nanovllm
 
@@ -187,6 +215,10 @@ int main(int argc, char** argv) {
                                         {1, 16384, 16384},
                                         {1, 512, 8192}})
       time_attention(*gpu, shape);
+  }
+  if (wanted("layers")) {
+    std::printf("all layers of a decode step in one kernel\n");
+    time_decoder_layers(*gpu);
   }
   if (wanted("sampling")) {
     std::printf("sampling\n");

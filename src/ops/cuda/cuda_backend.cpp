@@ -87,12 +87,15 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
   can_launch_early_ = properties.major >= 9;
-#ifdef NANOVLLM_CUDA_HOPPER
-  is_hopper_ = architecture == 90;
-  if (is_hopper_)
+  if (properties.major >= 9)
     encode_map_ =
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
+#ifdef NANOVLLM_CUDA_HOPPER
+  is_hopper_ = architecture == 90;
 #endif
+  int cooperative = 0;
+  cuda_check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
+  can_run_cooperatively_ = encode_map_ && cooperative != 0;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
   cudaStream_t stream = nullptr;
@@ -106,6 +109,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   plans_ = allocate(kPlanBytes);
   step_plans_.reserve(kMaxPlans);
   prefill_counters_ = allocate(2 * sizeof(int));
+  exchange_ = allocate(kExchangeBytes);
 }
 
 CudaBackend::~CudaBackend() {

@@ -17,6 +17,9 @@
 namespace nanovllm {
 
 struct ExpertPlan;
+namespace decoder {
+struct Arguments;
+}
 
 class CudaBackend final : public Backend {
  public:
@@ -36,7 +39,9 @@ class CudaBackend final : public Backend {
   bool has_graphs() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
-  size_t scratch_bytes() const override { return kBlasWorkspace + kPartialBytes + kPlanBytes; }
+  size_t scratch_bytes() const override {
+    return kBlasWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes;
+  }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
   /// follows this; without this call by every attention(). Between this and the last attention() of
@@ -72,6 +77,8 @@ class CudaBackend final : public Backend {
   void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
+  bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                      std::span<const KvCache> caches, const Batch& batch) override;
 
  private:
   static constexpr size_t kBlasWorkspace = size_t{16} << 20;  // bytes
@@ -79,6 +86,7 @@ class CudaBackend final : public Backend {
                                           << 20;  // attention: partial results of split sequences
   static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
   static constexpr size_t kMaxPlans = 4;
+  static constexpr size_t kExchangeBytes = size_t{16} << 20;  // decoder_layers()
 
   /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32.
   using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool>;
@@ -112,6 +120,8 @@ class CudaBackend final : public Backend {
   size_t plan_decode(const PlanKey& key, bool& is_new);
   void moe_plan(const ExpertPlan& plan);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
+  template <int kHeadDim>
+  bool launch_decoder_layers(decoder::Arguments& arguments);
   void allow_shared_memory(const void* kernel, size_t bytes);
 
   /// Launches `kernel` on the stream; an empty grid launches nothing.
@@ -156,14 +166,15 @@ class CudaBackend final : public Backend {
 
   int index_;
   int num_sms_ = 0;
-  bool can_launch_early_ = false;  // programmatic dependent launch: from sm_90 on
-  bool is_hopper_ = false;         // has code for sm_90a alone
-  size_t max_shared_bytes_ = 0;    // of one block
+  bool can_launch_early_ = false;       // programmatic dependent launch: from sm_90 on
+  bool can_run_cooperatively_ = false;  // and has TMA: from sm_90 on
+  bool is_hopper_ = false;              // has code for sm_90a alone
+  size_t max_shared_bytes_ = 0;         // of one block
   std::string name_;
   Stream stream_;
   BlasLt blas_;
-  decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; only on Hopper
-  Buffer blas_workspace_, partials_, plans_, prefill_counters_;
+  decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; from sm_90 on
+  Buffer blas_workspace_, partials_, plans_, prefill_counters_, exchange_;
   const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
   std::vector<PlanKey> step_plans_;  // made since then
   std::map<GemmKey, GemmChoice> gemm_choices_;

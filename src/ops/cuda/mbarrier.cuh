@@ -24,6 +24,13 @@ __device__ inline void arrive(uint64_t* barrier) {
                : "r"(shared_address(barrier))
                : "memory");
 }
+/// Arrives for several (sm_90).
+__device__ inline void arrive(uint64_t* barrier, uint32_t times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(times)
+               : "memory");
+}
 /// Arrives when all copies that this thread has begun with copy_async() are done.
 __device__ inline void arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];"

@@ -32,6 +32,15 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* 
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+/// The same of five dimensions.
+__device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* barrier, int c0,
+                                int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
 /// Between ordinary writes to shared memory and the copy engine's or wgmma's reads of them: by each
 /// thread that wrote, before the barrier.
 __device__ inline void fence_shared_for_async() {

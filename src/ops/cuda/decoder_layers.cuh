@@ -1,0 +1,248 @@
+// What the parts of the decoder layers' kernel share: its arguments, how activations travel between
+// blocks, and the ring through which weights and keys stream into shared memory.
+//
+// Exchange. A word of 8 bytes carries 4 bytes of data and a 4-byte epoch, written and read in one
+// piece: who finds the epoch of this layer has the data, and neither fences nor counters are
+// needed. Epochs only grow; buffers are never cleared (but see DecoderExchange::renew()).
+#pragma once
+
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/row_math.cuh"
+#include "ops/cuda/tma.cuh"
+
+namespace nanovllm::decoder {
+
+constexpr int kThreads = 512;  // a warp more brings weights, keys and values
+constexpr int kLaunched = kThreads + kWarp;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kMaxRows = 8;   // of a step
+constexpr int kMaxGroup = 8;  // query heads per KV head
+constexpr int kStageBytes = 16 * 1024;
+constexpr int kChunkTiles = kChunk / kTileKeys;
+constexpr int kMostStages = 16;
+constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
+constexpr int kAtomBytes = 1024;                // 8 rows of 64 elements
+constexpr int kAtomDepth = 64;
+constexpr int kMaxLayers = 256;
+constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
+
+/// The products of a layer, in order.
+enum Product { kQkv, kOut, kGateUp, kDown, kProducts };
+
+/// How one weight matrix is cut: a tile is some groups of 8 rows (of both halves, if gated), a
+/// stage of the ring holds some atoms (64 columns) of a tile; block b has the tiles b, b + grid..
+struct MatrixCut {
+  int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
+  int warps, stages, run_atoms;           // that share a tile; that it takes; of a straight run
+  int columns;                            // outputs (of one half)
+  const __nv_bfloat16* bias;              // of the first layer; may be null
+  int64_t words;                          // where the outputs lie in the exchange buffer
+};
+
+struct Arguments {
+  CUtensorMap maps[kProducts], k, v;
+  MatrixCut cuts[kProducts];
+  // Of the first layer; the next one's lie layer_stride elements further.
+  const __nv_bfloat16* norms[2];  // before qkv, before gate_up
+  const __nv_bfloat16 *q_norm, *k_norm;
+  int64_t layer_stride;
+  __nv_bfloat16 *k_cache, *v_cache;
+  int64_t k_layer_stride, v_layer_stride;
+  __nv_bfloat16 *x, *residual;
+  int64_t x_stride, residual_stride;
+  const int *positions, *slots, *context_lens, *block_tables;
+  int64_t table_stride;
+  const float* cos_sin;
+  int64_t cos_sin_stride;
+  // The exchange buffer. Activations are [row][pair of elements].
+  uint64_t* words;
+  int64_t total_words;                 // of the buffer, used or not
+  int64_t heads_at;                    // the merged output of attention
+  int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
+  unsigned* epochs;                    // of each block
+  float eps, scale_log2;
+  int layers, rows, hidden, heads, kv_heads, group, half_rotary;
+  int block_shift, max_chunks, stages, norm_threads;
+  int window[kMaxLayers];
+};
+
+/// The same value, but made anew: what follows from it is not kept in registers over the whole loop
+/// of layers. There are none to spare, and what is spilled comes back from the L2 cache: beside the
+/// ring there is next to no L1.
+__device__ inline int anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+__device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x)); }
+
+/// Eight elements, read here and not where they are first needed: after a wait for other blocks.
+__device__ inline Vec<__nv_bfloat16> load_early(const __nv_bfloat16* p) {
+  uint4 bits;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(p));
+  return *reinterpret_cast<const Vec<__nv_bfloat16>*>(&bits);
+}
+
+// -- Exchange --
+
+__device__ inline uint64_t tagged(uint32_t data, uint32_t epoch) {
+  return static_cast<uint64_t>(epoch) << 32 | data;
+}
+__device__ inline bool has(uint64_t word, uint32_t epoch) {
+  return static_cast<uint32_t>(word >> 32) == epoch;
+}
+__device__ inline void send(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+__device__ inline void send(uint64_t* to, uint64_t first, uint64_t second) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second)
+               : "memory");
+}
+__device__ inline uint64_t read_word(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+/// Two words, 16-byte aligned; each is read in one piece.
+struct WordPair {
+  uint64_t first, second;
+  __device__ void read(const uint64_t* from) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second)
+                 : "l"(from)
+                 : "memory");
+  }
+  __device__ bool there(uint32_t epoch) const { return has(first, epoch) && has(second, epoch); }
+  __device__ void receive(const uint64_t* from, uint32_t epoch) {
+    while (!there(epoch)) read(from);
+  }
+};
+
+/// Eight elements of an activation: four words.
+struct Eight {
+  WordPair low, high;
+  __device__ void read(const uint64_t* from) {
+    low.read(from);
+    high.read(from + 2);
+  }
+  __device__ Vec<__nv_bfloat16> receive(const uint64_t* from, uint32_t epoch) {
+    low.receive(from, epoch);
+    high.receive(from + 2, epoch);
+    const uint4 bits{static_cast<uint32_t>(low.first), static_cast<uint32_t>(low.second),
+                     static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
+    return *reinterpret_cast<const Vec<__nv_bfloat16>*>(&bits);
+  }
+};
+
+// -- The ring of stages --
+
+/// One side's view of the ring: the stage that is next, and the parity of its barriers' phase.
+struct Ring {
+  struct Place {
+    uint32_t stage, parity;
+  };
+  unsigned char* data;
+  uint64_t *full, *empty;
+  uint32_t stages;
+  Place next = {0, 0};
+
+  /// The place `ahead` (at most a whole round) after the next.
+  __device__ Place place(uint32_t ahead = 0) const {
+    const uint32_t at = next.stage + ahead;
+    return at < stages ? Place{at, next.parity} : Place{at - stages, next.parity ^ 1};
+  }
+  __device__ void advance() {
+    const bool around = ++next.stage == stages;
+    next.stage = around ? 0 : next.stage;
+    next.parity ^= around;
+  }
+  __device__ void advance(uint32_t count) {
+    for (next.stage += count; next.stage >= stages; next.parity ^= 1) next.stage -= stages;
+  }
+  __device__ unsigned char* at(Place p) const { return data + p.stage * kStageBytes; }
+  __device__ void wait_full(Place p) const { wait_barrier(&full[p.stage], p.parity); }
+  __device__ void wait_empty(Place p) const { wait_barrier(&empty[p.stage], p.parity ^ 1); }
+  /// A stage is empty after kWarps of these: `times` at once where fewer warps read it.
+  __device__ void release(Place p, uint32_t times) const { arrive(&empty[p.stage], times); }
+};
+
+// -- Shared memory --
+
+template <int kHeadDim>
+struct AttentionShared {
+  __nv_bfloat16 q[kMaxGroup][kHeadDim + 8];
+  __nv_bfloat16 p[kMaxGroup][kChunk + 8];
+  float maximum[kMaxGroup][kWarps];  // of each 16 keys
+  float sum[kWarps][kWarp];
+};
+
+template <int kHeadDim>
+struct Shared {
+  AttentionShared<kHeadDim> attention;
+  float squares[kMaxRows][kWarps];
+  float cos_sin[kMaxRows][kHeadDim];
+  int context[kMaxRows], slot[kMaxRows];
+  uint64_t full[kMostStages], empty[kMostStages];
+};
+
+/// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.
+template <int kHeadDim>
+constexpr size_t kSharedBytes = (sizeof(Shared<kHeadDim>) + 1023) / 1024 * 1024;
+
+/// What a consumer thread carries along.
+template <int kHeadDim>
+struct Worker {
+  const Arguments& a;
+  Shared<kHeadDim>& shared;
+  unsigned char* operand;   // the rows that are multiplied next: [k / 8][row] of 16 bytes
+  __nv_bfloat16* residual;  // [row][hidden]
+  Ring ring;
+  int layer = 0;
+  uint32_t epoch = 0;
+
+  __device__ void together() const { sync_threads<1, kThreads>(); }
+  __device__ Vec<__nv_bfloat16>& operand_at(int row, int column) const {
+    return *reinterpret_cast<Vec<__nv_bfloat16>*>(operand + (column / 8 * a.rows + row) * 16);
+  }
+  /// This layer's, of a vector of the first one's; null stays null.
+  __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {
+    return vector ? vector + layer * a.layer_stride : vector;
+  }
+};
+
+// -- The units of attention: (row, KV head, chunk of keys) --
+
+struct Unit {
+  int row, kv_head, chunk, first_chunk, chunks;  // chunks: of the row, from first_chunk on
+  int low, position;                             // the keys low .. position are visible
+
+  __device__ int first_tile() const { return max(low, chunk * kChunk) / kTileKeys; }
+  __device__ int tiles() const {
+    return min(position, chunk * kChunk + kChunk - 1) / kTileKeys - first_tile() + 1;
+  }
+  /// The unit of this index; false past the last. Which index a unit has shows nowhere in the bits.
+  __device__ bool find(const Arguments& a, const int* contexts, int layer, int index) {
+#pragma unroll 1
+    for (row = 0; row < a.rows; ++row) {
+      if (contexts[row] <= 0) continue;
+      position = contexts[row] - 1;
+      low = first_key(position, a.window[layer]);
+      first_chunk = low / kChunk;
+      chunks = position / kChunk - first_chunk + 1;
+      if (index < chunks * a.kv_heads) {
+        kv_head = index % a.kv_heads;
+        chunk = first_chunk + index / a.kv_heads;
+        return true;
+      }
+      index -= chunks * a.kv_heads;
+    }
+    return false;
+  }
+};
+
+/// The blocks that have the fewest tiles of the matrices come first.
+__device__ inline int first_unit() { return gridDim.x - 1 - blockIdx.x; }
+
+}  // namespace nanovllm::decoder

@@ -1,0 +1,169 @@
+// The parts of the decoder layers' kernel beside products and attention: the warp that brings the
+// operands from memory, the norms, and the gathering of what other blocks sent.
+#pragma once
+
+#include "ops/cuda/decoder_layers.cuh"
+
+namespace nanovllm::decoder {
+
+#if __CUDA_ARCH__ >= 900
+
+// -- The warp that brings weights, keys and values --
+
+__device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
+                                    int layer) {
+  const int rows = cut.warps * 8;
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
+    for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
+      const Ring::Place place = ring.next;
+      ring.advance();
+      ring.wait_empty(place);
+      arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
+      copy_box(ring.at(place), map, &ring.full[place.stage], 0, tile * rows, 0, atom, layer);
+    }
+}
+
+/// The tiles of keys, then those of values, of a unit. Lanes have a box of up to 64 keys each.
+template <int kHeadDim>
+__device__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit, int layer) {
+  const int lane = threadIdx.x % kWarp, shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
+  const int tiles = unit.tiles();
+  for (int i = 0; i < 2 * tiles; ++i) {
+    const CUtensorMap* map = i < tiles ? &a.k : &a.v;
+    const int first = (unit.first_tile() + i % tiles) * kTileKeys, key = first + (lane << shift);
+    const int present = min(boxes, (unit.position - first >> shift) + 1);
+    const Ring::Place place = ring.place();
+    ring.advance();
+    ring.wait_empty(place);
+    const int box_bytes = kHeadDim * 2 << shift;
+    if (lane == 0) arrive_expecting(&ring.full[place.stage], present * box_bytes);
+    __syncwarp();
+    if (lane < present) {
+      const int block = a.block_tables[unit.row * a.table_stride + (key >> a.block_shift)];
+      copy_box(ring.at(place) + lane * box_bytes, map, &ring.full[place.stage], 0,
+               key & ((1 << a.block_shift) - 1), 0, block * a.kv_heads + unit.kv_head, layer);
+    }
+    __syncwarp();
+  }
+}
+
+/// Brings the vectors of a layer as near as the L2 cache: the blocks a line each, in turns.
+__device__ inline void prefetch_vectors(const Arguments& a, int head_dim, int layer) {
+  const int lane = threadIdx.x % kWarp;
+  const auto prefetch = [&](const __nv_bfloat16* vector, int size) {
+    constexpr int kLine = 64;  // elements
+    if (vector)
+      for (int c = blockIdx.x * kLine; c < size; c += gridDim.x * kLine)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(vector + layer * a.layer_stride + c));
+  };
+  if (lane < 2) prefetch(a.norms[lane], a.hidden);
+  if (lane == 2) prefetch(a.q_norm, head_dim);
+  if (lane == 3) prefetch(a.k_norm, head_dim);
+  if (lane >= 4 && lane < 4 + kProducts) {
+    const MatrixCut& cut = a.cuts[lane - 4];
+    prefetch(cut.bias, cut.columns * (lane - 4 == kGateUp ? 2 : 1));
+  }
+}
+
+template <int kHeadDim>
+__device__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
+#pragma unroll 1
+  for (int layer = 0; layer < a.layers; ++layer) {
+    if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
+    if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
+#pragma unroll 1
+    for (int product = 0; product < kProducts; ++product) {
+      if (threadIdx.x % kWarp == 0) bring_matrix(ring, &a.maps[product], a.cuts[product], layer);
+      ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
+                   __shfl_sync(kFullMask, ring.next.parity, 0)};
+      if (product != kQkv) continue;
+      Unit unit;
+#pragma unroll 1
+      for (int i = first_unit(); unit.find(a, contexts, layer, i); i += gridDim.x)
+        bring_keys<kHeadDim>(ring, a, unit, layer);
+    }
+  }
+}
+
+#endif
+
+// -- Norms and the gathering of operands --
+
+/// residual += what the blocks sent (`sent` < 0: nothing, it is the embedding's); the operand is
+/// its norm. The threads that share a row, and the order of its sum, are norm.cu's.
+template <int kHeadDim>
+__device__ void add_and_normalise(Worker<kHeadDim>& w, int64_t sent, uint32_t epoch,
+                                  const __nv_bfloat16* weights) {
+  using Values = Vec<__nv_bfloat16>;
+  const Arguments& a = w.a;
+  const int own = this_thread(), threads = a.norm_threads, thread = own % threads,
+            step = threads * 8;
+  const int at_once = kThreads / threads,
+            row0 = own / threads;  // at_once and above: none
+  const int first_row = row0 < at_once ? row0 : a.rows;
+  const auto residual = [&](int row, int c) -> Values& {
+    return *reinterpret_cast<Values*>(w.residual + row * a.hidden + c);
+  };
+  Values weight{};
+  if (thread * 8 < a.hidden) weight = load_early(weights + thread * 8);
+  for (int row = first_row; row < a.rows; row += at_once) {
+    float sum = 0.0f;
+    for (int c = thread * 8; c < a.hidden; c += step) {
+      Values values;
+      if (sent < 0) {
+        values = *reinterpret_cast<const Values*>(a.residual + row * a.residual_stride + c);
+      } else {
+        const Values more =
+            Eight{}.receive(a.words + sent + (int64_t{row} * a.hidden + c) / 2, epoch);
+        values = residual(row, c);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          values.v[i] = __float2bfloat16_rn(to_float(values.v[i]) + to_float(more.v[i]));
+      }
+      residual(row, c) = values;
+      sum = add_squares(sum, values);
+    }
+    sum = warp_sum(sum);
+    if (own % kWarp == 0) w.shared.squares[row][thread / kWarp] = sum;
+  }
+  w.together();
+  for (int row = first_row; row < a.rows; row += at_once) {
+    float total = w.shared.squares[row][0];
+    for (int i = 1; i < threads / kWarp; ++i) total += w.shared.squares[row][i];
+    const float reciprocal = reciprocal_rms(total, a.hidden, a.eps);
+    for (int c = thread * 8; c < a.hidden; c += step) {
+      if (c != thread * 8) weight = *reinterpret_cast<const Values*>(weights + c);
+      Values values = residual(row, c);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values.v[i] = normalise(values.v[i], reciprocal, weight.v[i]);
+      w.operand_at(row, c) = values;
+    }
+  }
+  w.together();
+}
+
+/// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
+/// zeros.
+template <int kHeadDim>
+__device__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns, bool absent) {
+  constexpr int kAtOnce = 4;
+  const int units = columns / 8, total = w.a.rows * units;
+  for (int first = this_thread(); first < total; first += kAtOnce * kThreads) {
+    Eight eight[kAtOnce] = {};
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int i = first + j * kThreads; i < total) eight[j].read(w.a.words + sent + i * 4);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int i = first + j * kThreads; i < total) {
+        const int row = i / units;
+        Vec<__nv_bfloat16> values{};
+        if (!absent || w.shared.context[row] > 0)
+          values = eight[j].receive(w.a.words + sent + i * 4, w.epoch);
+        w.operand_at(row, i % units * 8) = values;
+      }
+  }
+  w.together();
+}
+
+}  // namespace nanovllm::decoder

@@ -1,0 +1,163 @@
+// All layers of a decode step in one kernel against the same layers operation by operation, bit for
+// bit: the hidden states, the residual stream, and what lies in the caches afterwards.
+#include <gtest/gtest.h>
+
+#include "gpu/decoder_rig.h"
+
+namespace nanovllm {
+namespace {
+
+class CudaDecoder : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = open_gpu(why);
+    if (!gpu_) GTEST_SKIP() << why;
+  }
+  std::unique_ptr<Backend> gpu_;
+};
+
+struct Result {
+  std::vector<std::vector<std::byte>> rows;  // x, then residual, of the rows with a sequence
+  std::vector<std::vector<std::byte>> caches;
+};
+
+/// Runs `body(x, residual, batch)` on a fresh copy of the step's inputs.
+template <class Body>
+Result run(DecoderRig& decoder, const std::vector<int32_t>& contexts, int64_t max_context,
+           uint32_t seed, int64_t hidden, Body&& body) {
+  Rig& rig = decoder.rig;
+  const int64_t rows = static_cast<int64_t>(contexts.size());
+  const Batch batch = decoder.make_step(contexts, max_context, seed);
+  const Tensor x = rig.empty(DType::bf16, {rows, hidden});
+  const Tensor residual =
+      rig.upload(normal_values(rows * hidden, seed + 1), DType::bf16, {rows, hidden});
+  body(x, residual, batch);
+  Result result;
+  for (const Tensor& t : {x, residual})
+    for (int64_t i = 0; i < rows; ++i)
+      if (contexts[static_cast<size_t>(i)] > 0) result.rows.push_back(rig.bytes(t.rows(i, i + 1)));
+  for (const KvCache& cache : decoder.caches)
+    for (const Tensor& t : {cache.k, cache.v}) result.caches.push_back(rig.bytes(t));
+  return result;
+}
+
+int differing(const std::vector<std::vector<std::byte>>& a,
+              const std::vector<std::vector<std::byte>>& b) {
+  int count = a.size() == b.size() ? 0 : 1'000'000;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) count += a[i] != b[i];
+  return count;
+}
+
+const std::vector<int32_t> kContexts[] = {{1},
+                                          {17},
+                                          {256},
+                                          {1025},
+                                          {2048},
+                                          {64, 65},
+                                          {300, 0, 1},
+                                          {255, 256, 257, 1500},
+                                          {7, 700, 1024, 63, 2000, 1, 513, 128}};
+
+void compare(Backend& gpu, const DecoderShape& shape) {
+  DecoderRig decoder(gpu, shape);
+  int compared = 0, refused = 0;
+  for (const auto& contexts : kContexts) {
+    constexpr int64_t kMaxContext = 2048;
+    const auto seed =
+        static_cast<uint32_t>(contexts.size() * 10 + static_cast<size_t>(contexts[0]));
+    bool served = false;
+    const Result fused =
+        run(decoder, contexts, kMaxContext, seed, shape.hidden,
+            [&](Tensor x, Tensor residual, const Batch& batch) {
+              served = gpu.decoder_layers(x, residual, decoder.stack, decoder.caches, batch);
+            });
+    if (!served) {
+      ++refused;
+      continue;
+    }
+    const Result apart = run(decoder, contexts, kMaxContext, seed, shape.hidden,
+                             [&](Tensor x, Tensor residual, const Batch& batch) {
+                               decoder.by_operation(x, residual, batch);
+                             });
+    EXPECT_EQ(differing(fused.rows, apart.rows), 0)
+        << shape.name << ", " << contexts.size() << " rows, context " << contexts[0];
+    EXPECT_EQ(differing(fused.caches, apart.caches), 0)
+        << shape.name << ", caches, " << contexts.size() << " rows, context " << contexts[0];
+    compared += static_cast<int>(fused.rows.size());
+  }
+  std::printf("  %-12s %d rows compared; %d of %d steps refused\n", shape.name, compared, refused,
+              static_cast<int>(std::size(kContexts)));
+  EXPECT_GT(compared, 0) << shape.name;
+}
+
+TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
+  const DecoderShape probe{"probe", 1, 256, 4, 2, 64, 256};
+  {
+    DecoderRig decoder(*gpu_, probe);
+    const Batch batch = decoder.make_step({5}, 5, 1);
+    const Tensor x = decoder.rig.empty(DType::bf16, {1, 256});
+    if (!gpu_->decoder_layers(x, x, decoder.stack, decoder.caches, batch))
+      GTEST_SKIP() << "this GPU has no such kernel";
+  }
+  DecoderShape qwen3{"Qwen3-0.6B", 3, 1024, 16, 8, 128, 3072};
+  qwen3.head_norms = true;
+  compare(*gpu_, qwen3);
+  DecoderShape llama{"Llama", 3, 512, 8, 2, 64, 1408};
+  llama.block_size = 8;
+  compare(*gpu_, llama);
+  DecoderShape qwen2{"Qwen2-0.5B", 2, 896, 14, 2, 64, 4864};
+  qwen2.qkv_bias = true;
+  qwen2.block_size = 256;
+  compare(*gpu_, qwen2);
+  DecoderShape window{"windows", 3, 768, 6, 1, 128, 1024};
+  window.qkv_bias = window.other_biases = true;
+  window.rotary_dim = 64;
+  window.block_size = 64;
+  window.windows = {300, 0, 77};
+  compare(*gpu_, window);
+  DecoderShape large{"Qwen3-8B", 1, 4096, 32, 8, 128, 12288};
+  large.head_norms = true;
+  compare(*gpu_, large);
+}
+
+TEST_F(CudaDecoder, OneRecordingServesOtherLengths) {
+  DecoderShape shape{"recorded", 2, 512, 8, 4, 128, 1024};
+  shape.head_norms = true;
+  DecoderRig decoder(*gpu_, shape);
+  Rig& rig = decoder.rig;
+  constexpr int64_t kMaxContext = 1500;
+  const Batch recorded = decoder.make_step({10, 0}, kMaxContext, 1);
+  const Tensor x = rig.empty(DType::bf16, {2, 512}), residual = rig.empty(DType::bf16, {2, 512});
+  if (!gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, recorded))
+    GTEST_SKIP() << "this GPU has no such kernel";
+  const auto graph = gpu_->capture(
+      [&] { (void)gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, recorded); });
+  for (const std::vector<int32_t>& contexts :
+       {std::vector<int32_t>{1400, 3}, {64, 257}, {0, 900}, {1, 1}}) {
+    const uint32_t seed = 5;
+    const Result replayed = run(decoder, contexts, kMaxContext, seed, 512,
+                                [&](Tensor y, Tensor stream, const Batch& batch) {
+                                  gpu_->copy(recorded.positions, batch.positions);
+                                  gpu_->copy(recorded.slot_mapping, batch.slot_mapping);
+                                  gpu_->copy(recorded.context_lens, batch.context_lens);
+                                  gpu_->copy(recorded.block_tables, batch.block_tables);
+                                  gpu_->copy(residual, stream);
+                                  graph->launch();
+                                  graph->launch();  // what one leaves must not disturb the next
+                                  gpu_->copy(residual, stream);
+                                  graph->launch();
+                                  gpu_->copy(y, x);
+                                  gpu_->copy(stream, residual);
+                                });
+    const Result apart = run(decoder, contexts, kMaxContext, seed, 512,
+                             [&](Tensor y, Tensor stream, const Batch& batch) {
+                               decoder.by_operation(y, stream, batch);
+                             });
+    EXPECT_EQ(differing(replayed.rows, apart.rows), 0) << contexts[0];
+    EXPECT_EQ(differing(replayed.caches, apart.caches), 0) << contexts[0];
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm

@@ -1,0 +1,239 @@
+// A stack of decoder layers with its caches and a decode step, and the same step operation by
+// operation, as models/decoder.h does it.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "gpu/rig.h"
+
+namespace nanovllm {
+
+struct DecoderShape {
+  const char* name;
+  int64_t layers, hidden, heads, kv_heads, head_dim, intermediate;
+  bool head_norms = false, qkv_bias = false, other_biases = false;
+  int64_t block_size = 16, rotary_dim = 0;  // rotary_dim 0: all of the head
+  std::vector<int64_t> windows = {};        // of each layer; empty: none
+};
+
+class DecoderRig {
+ public:
+  /// `few_values`: the layers share one set of random weights, which is quicker to make.
+  DecoderRig(Backend& backend, const DecoderShape& shape, bool few_values = false)
+      : rig(backend), shape_(shape), few_values_(few_values) {
+    constexpr int64_t kMaxPosition = 4096;
+    make_weights();
+    const int64_t rotary = shape.rotary_dim > 0 ? shape.rotary_dim : shape.head_dim;
+    std::vector<float> table;
+    for (int64_t p = 0; p < kMaxPosition; ++p)
+      for (int64_t i = 0; i < rotary; ++i) {
+        const double angle =
+            static_cast<double>(p) * std::pow(1e4, -2.0 * static_cast<double>(i % (rotary / 2)) /
+                                                       static_cast<double>(rotary));
+        table.push_back(static_cast<float>(i < rotary / 2 ? std::cos(angle) : std::sin(angle)));
+      }
+    stack.cos_sin = rig.upload(table, DType::f32, {kMaxPosition, rotary});
+    stack.heads = shape.heads;
+    stack.kv_heads = shape.kv_heads;
+    stack.head_dim = shape.head_dim;
+    stack.eps = 1e-6f;
+    stack.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  }
+
+  /// Sequences of these lengths, the last token of each being this step's; 0: padding. What no
+  /// sequence has written is NaN.
+  Batch make_step(const std::vector<int32_t>& contexts, int64_t max_context, uint32_t seed) {
+    const int64_t rows = static_cast<int64_t>(contexts.size()), block = shape_.block_size,
+                  width = (max_context + block - 1) / block;
+    const int64_t blocks = rows * width + 1;
+    if (num_blocks_ != blocks) allocate_caches(blocks);
+    std::vector<int32_t> order(static_cast<size_t>(blocks));
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+    std::vector<int32_t> positions, slots, starts{0}, tables(static_cast<size_t>(rows * width), -1);
+    std::vector<bool> written(static_cast<size_t>(blocks * block), false);
+    for (int64_t s = 0; s < rows; ++s) {
+      const int32_t context = contexts[static_cast<size_t>(s)];
+      for (int64_t b = 0; b * block < context; ++b)
+        tables[static_cast<size_t>(s * width + b)] = order[static_cast<size_t>(s * width + b)];
+      const auto slot = [&](int64_t p) {
+        return tables[static_cast<size_t>(s * width + p / block)] * block + p % block;
+      };
+      for (int64_t p = 0; p + 1 < context; ++p) written[static_cast<size_t>(slot(p))] = true;
+      positions.push_back(std::max(context - 1, 0));
+      slots.push_back(context > 0 ? static_cast<int32_t>(slot(context - 1)) : -1);
+      starts.push_back(static_cast<int32_t>(s + 1));
+    }
+    fill_caches(written, seed);
+    Batch batch;
+    batch.positions = batch.tokens = rig.upload(positions, {rows});
+    batch.slot_mapping = rig.upload(slots, {rows});
+    batch.cu_seqlens_q = rig.upload(starts, {rows + 1});
+    batch.context_lens = rig.upload(contexts, {rows});
+    batch.block_tables = rig.upload(tables, {rows, width});
+    batch.max_seqlen_q = 1;
+    batch.max_context_len = max_context;
+    return batch;
+  }
+
+  /// The layers one operation after another.
+  void by_operation(Tensor x, Tensor residual, const Batch& batch) {
+    Backend& ops = rig.backend;
+    const int64_t rows = x.shape[0], d = shape_.head_dim, q_size = shape_.heads * d,
+                  kv_size = shape_.kv_heads * d;
+    if (!qkv_.defined() || qkv_.shape[0] < rows) {
+      qkv_ = rig.empty(DType::bf16, {rows, q_size + 2 * kv_size});
+      attended_ = rig.empty(DType::bf16, {rows, q_size});
+      gate_up_ = rig.empty(DType::bf16, {rows, 2 * shape_.intermediate});
+      gated_ = rig.empty(DType::bf16, {rows, shape_.intermediate});
+    }
+    const Tensor qkv = qkv_.rows(0, rows), attended = attended_.rows(0, rows),
+                 gate_up = gate_up_.rows(0, rows), gated = gated_.rows(0, rows);
+    const Tensor q = qkv.cols(0, q_size).split(d), k = qkv.cols(q_size, q_size + kv_size).split(d),
+                 v = qkv.cols(q_size + kv_size, q_size + 2 * kv_size).split(d);
+    const auto linear = [&](Tensor y, Tensor in, Tensor w, Tensor bias) {
+      ops.gemm(y, in, w);
+      if (bias.defined()) ops.add_bias(y, bias);
+    };
+    for (size_t i = 0; i < stack.layers.size(); ++i) {
+      const DecoderWeights& w = stack.layers[i];
+      if (i == 0)
+        ops.rms_norm(x, residual, w.input_norm, stack.eps);
+      else
+        ops.add_rms_norm(x, residual, x, w.input_norm, stack.eps);
+      linear(qkv, x, w.qkv, w.qkv_bias);
+      if (w.q_norm.defined()) {
+        ops.qk_norm_rope_store(q, k, v, w.q_norm, w.k_norm, stack.eps, batch, stack.cos_sin,
+                               caches[i]);
+      } else {
+        ops.rotary_embedding(q, k, batch.positions, stack.cos_sin);
+        ops.store_kv(caches[i], k, v, batch.slot_mapping);
+      }
+      ops.attention(attended.split(d), q, caches[i], batch, stack.scale, w.window);
+      linear(x, attended, w.o, w.o_bias);
+      ops.add_rms_norm(x, residual, x, w.post_norm, stack.eps);
+      linear(gate_up, x, w.gate_up, w.gate_up_bias);
+      ops.silu_and_mul(gated, gate_up);
+      linear(x, gated, w.down, w.down_bias);
+    }
+  }
+
+  Rig rig;
+  DecoderStack stack;
+  std::vector<KvCache> caches;
+
+ private:
+  /// Every layer's tensors lie as the first one's do, a constant number of bytes on.
+  void make_weights() {
+    const int64_t h = shape_.hidden, d = shape_.head_dim, m = shape_.intermediate,
+                  qkv = (shape_.heads + 2 * shape_.kv_heads) * d, q = shape_.heads * d;
+    struct Part {
+      Tensor DecoderWeights::*member;
+      int64_t n, k;  // k 0: a vector
+      bool wanted;
+    };
+    using W = DecoderWeights;
+    const Part parts[] = {{&W::input_norm, h, 0, true},
+                          {&W::qkv, qkv, h, true},
+                          {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
+                          {&W::q_norm, d, 0, shape_.head_norms},
+                          {&W::k_norm, d, 0, shape_.head_norms},
+                          {&W::o, h, q, true},
+                          {&W::o_bias, h, 0, shape_.other_biases},
+                          {&W::post_norm, h, 0, true},
+                          {&W::gate_up, 2 * m, h, true},
+                          {&W::gate_up_bias, 2 * m, 0, shape_.other_biases},
+                          {&W::down, h, m, true},
+                          {&W::down_bias, h, 0, shape_.other_biases}};
+    Backend& backend = rig.backend;
+    std::vector<std::vector<float>> values;
+    for (int64_t i = 0; i < shape_.layers; ++i) {
+      DecoderWeights& layer = stack.layers.emplace_back();
+      layer.window = shape_.windows.empty() ? 0 : shape_.windows[static_cast<size_t>(i)];
+      size_t at = 0;
+      for (int pass = 0; pass < 2; ++pass, at = 0) {
+        std::byte* base = pass == 0 ? nullptr : weights_.get() + static_cast<size_t>(i) * bytes_;
+        if (pass == 0 && i > 0) continue;
+        size_t index = 0;
+        for (const Part& p : parts) {
+          if (!p.wanted) continue;
+          const size_t bytes =
+              p.k > 0 ? backend.weight_bytes(DType::bf16, p.n, p.k) : static_cast<size_t>(p.n) * 2;
+          if (pass == 1) {
+            Tensor& t = layer.*p.member;
+            t = p.k > 0 ? backend.weight_view(base + at, DType::bf16, p.n, p.k)
+                        : Tensor(base + at, DType::bf16, {p.n}, backend.device());
+            const int64_t count = p.n * std::max<int64_t>(p.k, 1);
+            if (values.size() <= index) values.emplace_back();
+            if (i == 0 || !few_values_) {
+              const bool is_norm = p.member == &W::input_norm || p.member == &W::post_norm ||
+                                   p.member == &W::q_norm || p.member == &W::k_norm;
+              values[index] = normal_values(
+                  count, static_cast<uint32_t>(100 * i) + static_cast<uint32_t>(index),
+                  p.k > 0 ? 0.03f : 0.2f);
+              if (is_norm)
+                for (float& value : values[index]) value += 1.0f;
+            }
+            const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {p.n, p.k})
+                                        : Tensor(values[index].data(), DType::f32, {p.n});
+            backend.load(t, std::span(&host, 1));
+          }
+          at += (bytes + 255) / 256 * 256;
+          ++index;
+        }
+        if (pass == 0) {
+          bytes_ = at;
+          weights_ = backend.allocate(bytes_ * static_cast<size_t>(shape_.layers));
+        }
+      }
+    }
+  }
+
+  void allocate_caches(int64_t blocks) {
+    num_blocks_ = blocks;
+    caches.clear();
+    const size_t bytes =
+        static_cast<size_t>(blocks * shape_.kv_heads * shape_.block_size * shape_.head_dim) * 2;
+    memory_ = rig.backend.allocate(2 * bytes * static_cast<size_t>(shape_.layers));
+    for (int64_t i = 0; i < shape_.layers; ++i) {
+      const auto view = [&](int64_t half) {
+        return Tensor(memory_.get() + static_cast<size_t>(2 * i + half) * bytes, DType::bf16,
+                      {blocks, shape_.kv_heads, shape_.block_size, shape_.head_dim},
+                      rig.backend.device());
+      };
+      caches.push_back({view(0), view(1)});
+    }
+  }
+  void fill_caches(const std::vector<bool>& written, uint32_t seed) {
+    const int64_t row = shape_.head_dim, count = caches[0].k.numel();
+    constexpr int64_t kTable = 1 << 16;
+    const auto table = normal_values(2 * kTable, seed);
+    std::vector<bf16> values(static_cast<size_t>(count));
+    for (size_t half = 0; half < 2 * caches.size(); ++half) {
+      for (int64_t i = 0; i < count && (half == 0 || !few_values_); ++i) {
+        const int64_t block = i / (shape_.kv_heads * shape_.block_size * row),
+                      slot = block * shape_.block_size + i / row % shape_.block_size;
+        values[static_cast<size_t>(i)] = static_cast<bf16>(
+            written[static_cast<size_t>(slot)]
+                ? table[static_cast<size_t>((i + static_cast<int64_t>(half) * 7919) * 31 %
+                                            (2 * kTable - 1))]
+                : std::numeric_limits<float>::quiet_NaN());
+      }
+      const KvCache& cache = caches[half / 2];
+      const Tensor& t = half % 2 ? cache.v : cache.k;
+      rig.backend.copy(Tensor(t.data, DType::bf16, {count}, t.device),
+                       Tensor(values.data(), DType::bf16, {count}));
+      rig.backend.synchronize();
+    }
+  }
+
+  DecoderShape shape_;
+  bool few_values_;
+  Tensor qkv_, attended_, gate_up_, gated_;
+  Buffer weights_, memory_;
+  size_t bytes_ = 0;
+  int64_t num_blocks_ = 0;
+};
+
+}  // namespace nanovllm
