@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 #include <spawn.h>
@@ -91,7 +92,8 @@ std::string read_all(int descriptor) {
   }
 }
 
-Start measure_start() {
+/// Nothing, and its exit code, of a process that failed: it has said why.
+std::optional<Start> measure_start(int& exit_code) {
   std::vector<std::string> command = child_command();
   std::vector<char*> argv;
   for (std::string& argument : command) argv.push_back(argument.data());
@@ -115,8 +117,9 @@ Start measure_start() {
   check(error == 0, "the program cannot start itself: {}", std::strerror(error));
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
-  check(WIFEXITED(status) && WEXITSTATUS(status) == kExitDone,
-        "a measured process failed; its error is above");
+  check(WIFEXITED(status), "a measured process was killed by signal {}", WTERMSIG(status));
+  exit_code = WEXITSTATUS(status);
+  if (exit_code != kExitDone) return std::nullopt;
   const Json times = parse_json(text, "measured process", ErrorKind::engine);
   start.running = times.at(0).get<double>();
   start.ready = times.at(1).get<double>();
@@ -154,22 +157,25 @@ std::string phases_text(const Json& phases) {
 int bench_startup(const StartupOptions& options) {
   require_model(options.model);
   if (options.child) return run_child(options);
-  EngineConfig config = options.engine;
-  config.skip_tokenizer_init = true;
-  const EngineInfo plan = nanovllm::inspect(options.model, config);
-  const Machine machine = find_machine(options, plan);
   std::vector<Start> starts;
   std::vector<double> program, load, token, whole;
   int64_t memory = 0;
   for (int64_t i = 0; i < options.repetitions; ++i) {
-    const Start start = measure_start();
-    program.push_back(start.running - start.exec);
-    load.push_back(start.ready - start.running);
-    token.push_back(start.first_token - start.ready);
-    whole.push_back(start.first_token - start.exec);
-    memory = std::max(memory, start.peak_memory);
-    starts.push_back(start);
+    int exit_code = kExitDone;
+    const std::optional<Start> start = measure_start(exit_code);
+    if (!start) return exit_code;
+    program.push_back(start->running - start->exec);
+    load.push_back(start->ready - start->running);
+    token.push_back(start->first_token - start->ready);
+    whole.push_back(start->first_token - start->exec);
+    memory = std::max(memory, start->peak_memory);
+    starts.push_back(*start);
   }
+  // Only now: while another process holds the GPU, opening it may take less time.
+  EngineConfig config = options.engine;
+  config.skip_tokenizer_init = true;
+  const EngineInfo plan = nanovllm::inspect(options.model, config);
+  const Machine machine = find_machine(options, plan);
   const ModelConfig model = load_model_config(options.model);
   Json floor;
   if (machine.rates.bytes_per_second > 0) {

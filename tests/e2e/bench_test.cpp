@@ -101,6 +101,13 @@ TEST(Bench, StartupSaysWhatTookItsTime) {
   EXPECT_LE(phases["memory"].second, phases["weights"].first);
 }
 
+TEST(Bench, StartupOfAModelThatCannotBeLoadedIsThatError) {
+  const auto result = nanovllm_program({"bench", "startup", "/no/such/model", "-r", "2"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.errors,
+            "error: /no/such/model: no such directory; give a Hugging Face model directory\n");
+}
+
 TEST(Bench, StepNamesEveryPartOfAStep) {
   const Json report = bench({"step", demo_model(), "--batch-size", "1,3", "--input-len", "12",
                              "--steps", "4", "-r", "2"});
