@@ -17,8 +17,9 @@ struct ItemRows {
   int first_tile, end_tile;      // of the warpgroup's rows
 
   __device__ ItemRows(const PrefillItem& item, int group, int window) {
-    const int first = item.first_row + (threadIdx.x / kConsumerThreads - 1) * kConsumerRows,
-              warp_first = item.first_row + (threadIdx.x / kWarp - 4) * 16;
+    const int warp = uniform(static_cast<int>(threadIdx.x / kWarp)) - 4,
+              first = item.first_row + warp / 4 * kConsumerRows,
+              warp_first = item.first_row + warp * 16;
     // A row past the end repeats the last.
     const auto position = [&](int packed) {
       return item.first_position + min(packed, item.rows - 1) / group;
@@ -72,8 +73,8 @@ struct ChunkSoftmax {
     }
     // Rounding is monotone: a row's maximum moves the base if and only if a lane's does. So most
     // tiles need no exchange of maxima.
-    const bool any = __any_sync(kFullMask, base_moves(base[0], maximum[0], scale_log2) ||
-                                               base_moves(base[1], maximum[1], scale_log2));
+    const auto rise = [&](int r) { return __fmul_rn(__fsub_rn(maximum[r], base[r]), scale_log2); };
+    const bool any = __any_sync(kFullMask, fmaxf(rise(0), rise(1)) > kBaseSlack);
     factor[0] = factor[1] = 1.0f;
     if (any)
 #pragma unroll
@@ -237,8 +238,10 @@ struct Consumer {
     softmax.add(score, scale_log2);
     pack_weights();
     bool accumulate = false;  // the chunk has an output
+    bool merge = false;       // there is an output of the chunk before, which is complete
     for (int tile = rows.first_tile + 1; tile < rows.end_tile; ++tile, ++at) {
       begin_scores(at + 1);
+      if (merge) merge_output<false>();
       begin_output(at, accumulate);
       const bool chunk_begins = tile % (kChunk / kTileKeys) == 0;
       if (chunk_begins) end_chunk();
@@ -250,18 +253,17 @@ struct Consumer {
       // The assembler moves a wait up as far as it can, but not out of a branch: the weights are to
       // be computed while the tensor cores are busy.
       pin(score);
-      if (!chunk_begins && !rescale) {
+      if (!rescale) {
         finish_output();
       } else {
         finish_output();
-        if (chunk_begins)
-          merge_output<false>();
-        else
-          rescale_output();
+        if (!chunk_begins) rescale_output();
       }
       accumulate = !chunk_begins;
+      merge = chunk_begins;
       pack_weights();
     }
+    if (merge) merge_output<false>();
     begin_output(at, accumulate);
     end_chunk();
     finish_output();
@@ -329,9 +331,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
                              const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map) {
   using Shared = PrefillShared<kHeadDim>;
-  extern __shared__ char memory[];
-  Shared& shared =
-      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = kConsumers * kConsumerThreads / kWarp;
     for (int i = 0; i < Shared::kStages; ++i) {

@@ -86,11 +86,25 @@ __device__ void clear_outside(typename PrefillShared<kHeadDim>::Tile& tile, int 
   __syncwarp();
 }
 
+/// What is the same in all lanes, in a way that the compiler knows it, too: it then computes with
+/// it once for the warp.
+__device__ inline int uniform(int x) { return __shfl_sync(kFullMask, x, 0); }
+
 /// Item n, as warp 0 left it.
 template <int kHeadDim>
 __device__ PrefillItem take_item(PrefillShared<kHeadDim>& shared, int n) {
   wait_barrier(&shared.item_full[n % 2], n / 2 % 2);
-  const PrefillItem item = shared.items[n % 2];
+  const PrefillItem& x = shared.items[n % 2];
+  const PrefillItem item{.sequence = uniform(x.sequence),
+                         .kv_head = uniform(x.kv_head),
+                         .first_token = uniform(x.first_token),
+                         .first_position = uniform(x.first_position),
+                         .first_row = uniform(x.first_row),
+                         .rows = uniform(x.rows),
+                         .context_len = uniform(x.context_len),
+                         .first_key = uniform(x.first_key),
+                         .first_tile = uniform(x.first_tile),
+                         .end_tile = uniform(x.end_tile)};
   arrive(&shared.item_empty[n % 2]);
   return item;
 }

@@ -57,8 +57,8 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
   const auto launch_for = [&]<int kHeadDim>() {
     using Shared = PrefillShared<kHeadDim>;
     launch_early(attention_prefill_kernel<kHeadDim>, static_cast<unsigned>(num_sms_),
-                 kPrefillThreads, sizeof(Shared) + alignof(Shared), arguments,
-                 describe_cache(encode_map_, cache.k), describe_cache(encode_map_, cache.v));
+                 kPrefillThreads, sizeof(Shared), arguments, describe_cache(encode_map_, cache.k),
+                 describe_cache(encode_map_, cache.v));
   };
   if (q.shape[2] == 64)
     launch_for.template operator()<64>();
