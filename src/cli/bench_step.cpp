@@ -124,9 +124,10 @@ Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value, i
     if (setup.roofline())
       floor.seconds += std::max(bytes / rates.bytes_per_second, flops / rates.flops);
   }
-  if (part.name == "attention" && setup.roofline()) {
-    floor.bytes = setup.roofline()->kv_bytes_per_token() * double(context);
-    floor.seconds = floor.bytes / rates.bytes_per_second;
+  if ((part.name == "attention" || part.name == "all layers") && setup.roofline()) {
+    const double cache = setup.roofline()->kv_bytes_per_token() * double(context);
+    floor.bytes += cache;
+    floor.seconds += cache / rates.bytes_per_second;
   }
   return floor;
 }

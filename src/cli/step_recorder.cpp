@@ -3,8 +3,8 @@
 namespace nanovllm::cli {
 namespace {
 
-constexpr const char *kAttention = "attention", *kExperts = "experts", *kSmall = "small kernels",
-                     *kSampling = "sampling";
+constexpr const char *kAttention = "attention", *kExperts = "experts", *kLayers = "all layers",
+                     *kSmall = "small kernels", *kSampling = "sampling";
 constexpr const char *kQkv = "gemm qkv", *kOut = "gemm o", *kGateUp = "gemm gate_up",
                      *kDown = "gemm down", *kHead = "gemm lm_head";
 
@@ -86,6 +86,21 @@ void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& b
 void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
   next_gemm_ = kDown;
   note(kSmall, [=, this] { ops_->silu_and_mul(y, gate_up); });
+}
+bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                                  std::span<const KvCache> caches, const Batch& batch) {
+  if (!ops_->decoder_layers(x, residual, stack, caches, batch)) return false;
+  const std::vector<KvCache> kept(caches.begin(), caches.end());
+  RecordedOp op;
+  op.part = kLayers;
+  op.rows = x.shape[0];
+  op.k = 1;
+  for (const DecoderWeights& layer : stack.layers)
+    for (const Tensor& weight : {layer.qkv, layer.o, layer.gate_up, layer.down})
+      op.n += weight.numel();
+  op.run = [=, this] { (void)ops_->decoder_layers(x, residual, stack, kept, batch); };
+  current_->push_back(std::move(op));
+  return true;
 }
 void StepRecorder::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
   note(kSmall, [=, this] { ops_->moe_route(weights, ids, logits, normalise); });

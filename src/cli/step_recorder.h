@@ -12,9 +12,10 @@
 namespace nanovllm::cli {
 
 struct RecordedOp {
-  const char* part = "";           ///< "attention", "gemm qkv", "small kernels", "sampling", ...
-  int64_t rows = 0, n = 0, k = 0;  ///< of a gemm: x is [rows, k], the weight [n, k]
-  std::function<void()> run;       ///< issues it again, on the same memory
+  const char* part = "";  ///< "attention", "gemm qkv", "small kernels", "sampling", ...
+  /// Of a gemm: x is [rows, k], the weight [n, k]. Of all layers in one: n of k = 1, all weights.
+  int64_t rows = 0, n = 0, k = 0;
+  std::function<void()> run;  ///< issues it again, on the same memory
 };
 
 class StepRecorder final : public Backend {
@@ -65,6 +66,8 @@ class StepRecorder final : public Backend {
   void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
+  bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                      std::span<const KvCache> caches, const Batch& batch) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
                const MoeWorkspace& work) override;
