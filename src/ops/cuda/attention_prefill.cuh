@@ -131,9 +131,26 @@ struct Consumer {
   }
   __device__ static int stage(unsigned n) { return static_cast<int>(n % Shared::kStages); }
   __device__ static int parity(unsigned n) { return static_cast<int>(n / Shared::kStages % 2); }
+  // The warpgroups take turns at beginning products, so that one has its softmax while the other
+  // has the tensor cores. Both have one turn for each of an item's tiles and one more.
+  __device__ static void begin_turn() {
+    asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.x / kConsumerThreads)),
+                 "n"(kConsumers * kConsumerThreads)
+                 : "memory");
+  }
+  __device__ static void end_turn() {
+    asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<int>(3 - threadIdx.x / kConsumerThreads)),
+                 "n"(kConsumers * kConsumerThreads)
+                 : "memory");
+  }
+  __device__ static void skip_turn() {
+    begin_turn();
+    end_turn();
+  }
   /// Tiles that only the other warpgroup needs.
   __device__ void skip(int tiles) {
     for (; tiles > 0; --tiles, ++at) {
+      skip_turn();
       wait_barrier(&shared.k_full[stage(at)], parity(at));
       release(&shared.k_empty[stage(at)]);
       wait_barrier(&shared.v_full[stage(at)], parity(at));
@@ -230,7 +247,9 @@ struct Consumer {
   __device__ void run(const ItemRows& rows) {
     const float scale_log2 = a.scale_log2;
     start();
+    begin_turn();
     begin_scores(at);
+    end_turn();
     wgmma_wait<0>();
     pin(score);
     release(&shared.k_empty[stage(at)]);
@@ -240,9 +259,11 @@ struct Consumer {
     bool accumulate = false;  // the chunk has an output
     bool merge = false;       // there is an output of the chunk before, which is complete
     for (int tile = rows.first_tile + 1; tile < rows.end_tile; ++tile, ++at) {
+      begin_turn();
       begin_scores(at + 1);
       if (merge) merge_output<false>();
       begin_output(at, accumulate);
+      end_turn();
       const bool chunk_begins = tile % (kChunk / kTileKeys) == 0;
       if (chunk_begins) end_chunk();
       wgmma_wait<1>();
@@ -264,7 +285,9 @@ struct Consumer {
       pack_weights();
     }
     if (merge) merge_output<false>();
+    begin_turn();
     begin_output(at, accumulate);
+    end_turn();
     end_chunk();
     finish_output();
     ++at;
@@ -309,18 +332,23 @@ struct Consumer {
 template <int kHeadDim>
 __device__ void compute_items(PrefillShared<kHeadDim>& shared, const PrefillArguments& a) {
   Consumer<kHeadDim> consumer(shared, a);
+  const bool first = threadIdx.x < 2 * kConsumerThreads;  // to begin
+  if (!first) consumer.end_turn();
   for (int n = 0;; ++n) {
     const PrefillItem item = take_item(shared, n);
-    if (item.sequence < 0) return;
+    if (item.sequence < 0) break;
     const ItemRows rows(item, a.group, a.window);
     consumer.load_queries(n);
     consumer.skip(rows.first_tile - item.first_tile);
     if (rows.first_tile < rows.end_tile) {
       consumer.run(rows);
       consumer.store(item, rows);
+    } else {
+      consumer.skip_turn();
     }
     consumer.skip(item.end_tile - rows.end_tile);
   }
+  if (first) consumer.begin_turn();  // the other's last
 }
 
 // -- The kernel --
