@@ -83,6 +83,14 @@ MODELS = {
                                                   mlp_only_layers=[1], norm_topk_prob=True), torch.bfloat16, None),
     "qwen3-moe-weights-as-they-are": (Qwen3MoeConfig, dict(SMALL, **EXPERTS, norm_topk_prob=False), torch.bfloat16,
                                       "100KB"),
+    # Heads that 2, 4 and 8 ranks divide, and vocabularies that they do not. Biases on the sharded inputs, too.
+    "llama-parallel-biases": (LlamaConfig, dict(vocab_size=301, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+                                                num_attention_heads=8, num_key_value_heads=2, head_dim=64,
+                                                attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+                              torch.float32, None),
+    "qwen3-parallel-tied": (Qwen3Config, dict(vocab_size=203, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                                              num_attention_heads=8, num_key_value_heads=8, head_dim=64,
+                                              tie_word_embeddings=True), torch.bfloat16, None),
 }
 
 

@@ -40,7 +40,14 @@ struct StartupPhase {
   double begin = 0, end = 0;
 };
 
-/// What one engine does and has, for progress lines, `inspect` and metrics.
+/// One rank of tensor parallelism: its device, and its share of the memory plan.
+struct RankInfo {
+  std::string device{};
+  int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;
+};
+
+/// What one engine does and has, for progress lines, `inspect` and metrics. Bytes are those of all
+/// ranks together.
 struct EngineInfo {
   std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
   std::string architecture{};  ///< "Qwen3ForCausalLM"
@@ -49,6 +56,7 @@ struct EngineInfo {
   int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;
   int64_t num_blocks = 0, block_size = 0, max_model_len = 0, vocab_size = 0;
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
+  std::vector<RankInfo> ranks{};  ///< tensor_parallel_size of them
   std::vector<std::string>
       notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
   std::vector<StartupPhase> startup{};  ///< in the order of their ends; empty from inspect()
@@ -117,6 +125,12 @@ class LLM {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// For programs that mpirun starts with one process per rank (tensor_parallel_size of them, on
+/// CPUs): rank 0 makes its LLM as ever, which waits for the others; they call this with the same
+/// arguments, which serves until rank 0's LLM is gone and returns true. On rank 0, and without
+/// mpirun, it returns false at once. Throws as the constructor of LLM does.
+bool serve_rank(const std::string& model, const EngineConfig& config = {});
 
 /// The memory plan and the model's facts from config.json alone: the device is opened, but nothing
 /// is allocated or loaded.

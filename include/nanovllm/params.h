@@ -89,14 +89,15 @@ struct EngineConfig {
   double gpu_memory_utilization =
       0.9;  ///< (0, 1] of the device's memory, for weights, workspace and KV cache together
   int64_t num_gpu_blocks_override = 0;  ///< 0: from memory
-  int64_t cpu_kvcache_bytes =
-      0;  ///< KV cache on the CPU; 0: what max_num_seqs x max_model_len needs, 4 GiB at most
-  int block_size = 64;  ///< tokens per KV block: a power of two, 8 to 256
+  int64_t cpu_kvcache_bytes = 0;  ///< KV cache on the CPU, of all ranks; 0: what max_num_seqs x
+                                  ///< max_model_len needs, 4 GiB at most
+  int block_size = 64;            ///< tokens per KV block: a power of two, 8 to 256
   bool enable_prefix_caching = true;
-  bool enforce_eager = false;  ///< no CUDA graphs
-  int tensor_parallel_size = 1;
+  bool enforce_eager = false;    ///< no CUDA graphs
+  int tensor_parallel_size = 1;  ///< ranks that share the model: GPUs from `device` on, or shares
+                                 ///< of the CPU
   uint64_t seed = 0;
-  int num_threads = 0;               ///< CPU backend; 0: OMP_NUM_THREADS or the physical cores
+  int num_threads = 0;  ///< CPU backend, all ranks; 0: OMP_NUM_THREADS or the physical cores
   std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)
   bool skip_tokenizer_init = false;  ///< token ids in, token ids out
   /// Called from the thread that constructs the engine while it loads: (what, done, total). May be

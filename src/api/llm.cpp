@@ -156,4 +156,8 @@ EngineInfo inspect(const std::string& model, const EngineConfig& config) {
   return plan_engine(model, config);
 }
 
+bool serve_rank(const std::string& model, const EngineConfig& config) {
+  return serve_engine_rank(model, config);
+}
+
 }  // namespace nanovllm

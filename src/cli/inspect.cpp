@@ -29,6 +29,23 @@ int64_t fitting(const EngineInfo& info, int64_t length) {
   return std::min(info.num_blocks / blocks, info.max_num_seqs);
 }
 
+int64_t total_of(const RankInfo& rank) {
+  return rank.weight_bytes + rank.workspace_bytes + rank.kv_cache_bytes;
+}
+
+/// What each rank of tensor parallelism holds; nothing for one rank alone.
+std::string describe_ranks(const EngineInfo& i) {
+  if (i.ranks.size() < 2) return "";
+  Table table({"rank", "weights", "workspace", "KV cache", "together", "available", "device"});
+  for (size_t r = 0; r < i.ranks.size(); ++r) {
+    const RankInfo& rank = i.ranks[r];
+    table.add({std::to_string(r), binary_size(rank.weight_bytes), binary_size(rank.workspace_bytes),
+               binary_size(rank.kv_cache_bytes), binary_size(total_of(rank)),
+               binary_size(rank.available_bytes), rank.device});
+  }
+  return table.markdown() + "\n";
+}
+
 Json to_json(const EngineInfo& i) {
   Json json = {{"architecture", i.architecture},
                {"dtype", i.dtype},
@@ -48,6 +65,14 @@ Json to_json(const EngineInfo& i) {
       {"num_blocks", i.num_blocks},
       {"tokens", i.num_blocks * i.block_size},
       {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};
+  if (i.ranks.size() > 1)
+    for (const RankInfo& rank : i.ranks)
+      json["ranks"].push_back({{"device", rank.device},
+                               {"weights", rank.weight_bytes},
+                               {"workspace", rank.workspace_bytes},
+                               {"kv_cache", rank.kv_cache_bytes},
+                               {"total", total_of(rank)},
+                               {"available", rank.available_bytes}});
   json["fits"] = {{"max_model_len", fitting(i, i.max_model_len)}};
   if (i.max_model_len >= 1024) json["fits"]["1024"] = fitting(i, 1024);
   return json;
@@ -67,7 +92,7 @@ std::string describe_model(const EngineInfo& i) {
   facts.add({"max_num_seqs", with_commas(i.max_num_seqs)});
   facts.add({"max_num_batched_tokens", with_commas(i.max_num_batched_tokens)});
 
-  Table memory({"memory", "bytes", ""});
+  Table memory({i.ranks.size() > 1 ? "memory, all ranks" : "memory", "bytes", ""});
   const auto line = [&](const char* name, int64_t bytes) {
     memory.add({name, with_commas(bytes), binary_size(bytes)});
   };
@@ -84,7 +109,7 @@ std::string describe_model(const EngineInfo& i) {
             with_commas(fitting(i, i.max_model_len))});
   if (i.max_model_len > 1024)
     fits.add({"sequences of 1,024 tokens at once", with_commas(fitting(i, 1024))});
-  return facts.markdown() + "\n" + memory.markdown() + "\n" + fits.markdown();
+  return facts.markdown() + "\n" + memory.markdown() + "\n" + describe_ranks(i) + fits.markdown();
 }
 
 int run_inspect(const InspectOptions& options) {

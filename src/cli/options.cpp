@@ -158,10 +158,12 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) { c.cpu_kvcache_bytes = parse_integer(s, 1); });
   value("--block-size", "N", "tokens in a KV block: a power of two from 8 to 256 (64)",
         [&c](const std::string& s) { c.block_size = parse_block_size(s); });
-  value("--tensor-parallel-size", "N", "GPUs to split the model over (1); also -tp",
-        [&c](const std::string& s) { c.tensor_parallel_size = int(parse_integer(s, 1, 1024)); });
+  value("--tensor-parallel-size", "N",
+        "ranks to split the model over: GPUs from --device on, or shares of the CPU (1); also -tp",
+        [&c](const std::string& s) { c.tensor_parallel_size = int(parse_integer(s, 1, 64)); });
   value(
-      "--threads,-t", "N", "CPU threads (OMP_NUM_THREADS, or the physical cores)",
+      "--threads,-t", "N",
+      "CPU threads, of all ranks together (OMP_NUM_THREADS, or the physical cores)",
       [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 4096)); });
   value("--seed", "N", "of all requests that bring no seed of their own (0)",
         [&c](const std::string& s) { c.seed = static_cast<uint64_t>(parse_integer(s, 0)); });

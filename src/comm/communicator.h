@@ -1,8 +1,11 @@
 // Communicator: what tensor parallelism needs from the other ranks. One per rank; calls are
-// collective and in the same order everywhere.
+// collective and in the same order everywhere. On a GPU they are ordered on the backend's stream
+// and can be recorded in graphs.
+//
+// Every rank ends a call with the same bits: ranks that sample from gathered logits cannot diverge.
 #pragma once
 
-#include <memory>
+#include <functional>
 
 #include "core/tensor.h"
 
@@ -13,10 +16,29 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// x = sum over ranks, added in rank order: the same bits on every rank and in every run.
+  /// x = sum over ranks, added in f32 in rank order and rounded once: the same bits on every rank
+  /// and in every run. x: f32 or bf16, contiguous.
   virtual void all_reduce(Tensor x) = 0;
-  /// out [t, world * n]: every rank's x [t, n] side by side, on every rank.
-  virtual void all_gather(Tensor out, Tensor x) = 0;
+  /// out [t, m] = the ranks' [t, n] side by side, cut off after m of world * n columns. On entry
+  /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
+  /// Both contiguous, one dtype.
+  virtual void all_gather(Tensor out, Tensor parts) = 0;
+};
+
+/// How the ranks of one process find each other. Shared by them.
+class RankMeeting {
+ public:
+  virtual ~RankMeeting() = default;
+  virtual int world_size() const = 0;
+  /// Returns when all ranks have called it as often as this one. Throws Error if the group has
+  /// failed, or fails it when a rank does not come.
+  virtual void barrier(int rank) = 0;
+  /// Shows a pointer to the other ranks, who may read it between two barriers.
+  virtual void show(int rank, void* pointer) = 0;
+  virtual void* shown_by(int rank) const = 0;
+  /// Runs once, on the thread that fails the group or, if it has failed already, here. For what
+  /// waits elsewhere than at the barrier. Must not throw.
+  virtual void on_failure(std::function<void()> wake) = 0;
 };
 
 /// The world of one rank: nothing to do.
@@ -26,6 +48,19 @@ class SingleCommunicator final : public Communicator {
   int world_size() const override { return 1; }
   void all_reduce(Tensor) override {}
   void all_gather(Tensor, Tensor) override {}
+};
+
+/// Stands for one rank of many where only shapes matter: memory planning.
+class NullCommunicator final : public Communicator {
+ public:
+  NullCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  void all_reduce(Tensor) override {}
+  void all_gather(Tensor, Tensor) override {}
+
+ private:
+  int rank_, world_size_;
 };
 
 }  // namespace nanovllm

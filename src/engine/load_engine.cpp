@@ -7,6 +7,9 @@
 #include <mutex>
 
 #include "engine/model_runner.h"
+#include "engine/open_ranks.h"
+#include "engine/process_runner.h"
+#include "engine/rank_group.h"
 #include "engine/request_checks.h"
 #include "io/checkpoint.h"
 
@@ -54,23 +57,36 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
   return list;
 }
 
-EngineInfo describe(const std::string& device, const ModelConfig& model, const EngineConfig& config,
-                    const MemoryPlan& plan, const std::string& note) {
+RankInfo describe(const std::string& device, const MemoryPlan& plan) {
   return {.device = device,
-          .architecture = model.architecture,
-          .dtype = std::string(name_of(compute_dtype(model, config))),
-          .num_parameters = plan.num_parameters,
           .weight_bytes = static_cast<int64_t>(plan.weights),
           .workspace_bytes = static_cast<int64_t>(plan.workspace),
           .kv_cache_bytes = static_cast<int64_t>(plan.kv_cache()),
-          .available_bytes = static_cast<int64_t>(plan.available),
-          .num_blocks = plan.num_blocks,
-          .block_size = plan.limits.block_size,
-          .max_model_len = plan.limits.max_model_len,
-          .vocab_size = model.vocab_size,
-          .max_num_seqs = plan.limits.max_num_seqs,
-          .max_num_batched_tokens = plan.limits.max_num_batched_tokens,
-          .notes = notes(model, config, plan, note)};
+          .available_bytes = static_cast<int64_t>(plan.available)};
+}
+
+/// `plan` is any rank's: what is said of it here is the same for all.
+EngineInfo describe(const std::string& device, const ModelConfig& model, const EngineConfig& config,
+                    const MemoryPlan& plan, std::vector<RankInfo> ranks, const std::string& note) {
+  EngineInfo info{.device = device,
+                  .architecture = model.architecture,
+                  .dtype = std::string(name_of(compute_dtype(model, config))),
+                  .num_parameters = count_parameters(model),
+                  .num_blocks = plan.num_blocks,
+                  .block_size = plan.limits.block_size,
+                  .max_model_len = plan.limits.max_model_len,
+                  .vocab_size = model.vocab_size,
+                  .max_num_seqs = plan.limits.max_num_seqs,
+                  .max_num_batched_tokens = plan.limits.max_num_batched_tokens,
+                  .ranks = std::move(ranks),
+                  .notes = notes(model, config, plan, note)};
+  for (const RankInfo& rank : info.ranks) {
+    info.weight_bytes += rank.weight_bytes;
+    info.workspace_bytes += rank.workspace_bytes;
+    info.kv_cache_bytes += rank.kv_cache_bytes;
+    info.available_bytes += rank.available_bytes;
+  }
+  return info;
 }
 
 std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
@@ -113,15 +129,87 @@ class PhaseLog {
   std::vector<StartupPhase> phases_;
 };
 
+/// The first device is open; ranks beside it open theirs at the same time, on their threads.
+std::unique_ptr<RankGroup> make_ranks(std::unique_ptr<Backend> first, const ModelConfig& model,
+                                      const EngineConfig& config) {
+  const int world = config.tensor_parallel_size,
+            threads = threads_per_rank(config.num_threads, world);
+  std::vector<std::string> devices;
+  for (int rank = 0; rank < world; ++rank) devices.push_back(device_of_rank(*first, rank));
+  const auto shared = std::make_shared<std::unique_ptr<Backend>>(std::move(first));
+  const auto open = [=](int rank) {
+    return rank == 0 ? std::move(*shared)
+                     : make_backend(devices[static_cast<size_t>(rank)], {threads});
+  };
+  return std::make_unique<RankGroup>(world, open, model, config);
+}
+
+std::vector<RankInfo> describe_ranks(const RankGroup& group, int world) {
+  std::vector<RankInfo> ranks;
+  for (int rank = 0; rank < world; ++rank)
+    ranks.push_back(describe(group.device_name(rank), group.memory(rank)));
+  return ranks;
+}
+
+/// Joins what mpirun started, if it did: one process per rank.
+std::unique_ptr<ProcessGroup> join_ranks(const EngineConfig& config) {
+  const int processes = process_place().count;
+  if (processes == 1) return nullptr;
+  check(processes == config.tensor_parallel_size, ErrorKind::invalid_argument,
+        "mpirun started {} processes, but tensor_parallel_size is {}: give both the same number",
+        processes, config.tensor_parallel_size);
+  return join_processes();
+}
+
+/// A runner with its weights, and what there is to say about each of its ranks.
+std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
+    std::unique_ptr<Backend> device, const ModelConfig& model, const EngineConfig& config,
+    const std::shared_ptr<const Checkpoint>& checkpoint, std::unique_ptr<ProcessGroup> processes,
+    PhaseLog& log) {
+  const LoadProgress progress = [&](int64_t done, int64_t total) {
+    if (config.on_progress) config.on_progress("loading weights", done, total);
+  };
+  if (processes) {
+    auto runner = log.run("memory", [&] {
+      return make_process_runner(std::move(processes), std::move(device), model, config);
+    });
+    log.run("weights", [&] { runner->load(checkpoint.get(), config.seed, progress); });
+    std::vector<RankInfo> ranks(static_cast<size_t>(config.tensor_parallel_size),
+                                describe(runner->device_name(), runner->memory()));
+    return {std::move(runner), std::move(ranks)};
+  }
+  if (config.tensor_parallel_size > 1) {
+    auto group = log.run("memory", [&] { return make_ranks(std::move(device), model, config); });
+    log.run("weights", [&] { group->load(checkpoint, config.seed, progress); });
+    auto ranks = describe_ranks(*group, config.tensor_parallel_size);
+    return {std::move(group), std::move(ranks)};
+  }
+  auto runner = log.run("memory", [&] {
+    return std::make_unique<ModelRunner>(std::move(device), std::make_unique<SingleCommunicator>(),
+                                         model, config);
+  });
+  log.run("weights", [&] { runner->load(checkpoint.get(), config.seed, progress); });
+  std::vector<RankInfo> rank = {describe(runner->device_name(), runner->memory())};
+  return {std::move(runner), std::move(rank)};
+}
+
 }  // namespace
 
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
   check_config(config);
   const ModelConfig model = read_model_config(directory);
+  const int world = config.tensor_parallel_size;
+  check_parallel_size(model, world);
   std::string note;
-  const auto ops = make_backend(config.device, {config.num_threads}, &note);
-  const MemoryPlan plan = plan_memory(*ops, model, config, compute_dtype(model, config), {});
-  return describe(ops->name(), model, config, plan, note);
+  const auto ops =
+      make_backend(config.device, {threads_per_rank(config.num_threads, world)}, &note);
+  std::vector<RankInfo> ranks;
+  MemoryPlan plan;
+  for (int rank = 0; rank < world; ++rank) {
+    plan = plan_memory(*ops, model, config, compute_dtype(model, config), {rank, world}, world);
+    ranks.push_back(describe(rank == 0 ? ops->name() : device_of_rank(*ops, rank), plan));
+  }
+  return describe(ops->name(), model, config, plan, std::move(ranks), note);
 }
 
 // What needs nothing of each other runs at once: opening a GPU takes longer than reading all files
@@ -133,9 +221,14 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   std::string note;
   LoadedEngine loaded;
   loaded.model = log.run("config.json", [&] { return read_model_config(directory); });
+  check_parallel_size(loaded.model, config.tensor_parallel_size);
+  auto processes = join_ranks(config);
+  const int ranks_on_host = processes ? processes->ranks_on_host() : config.tensor_parallel_size;
   std::future<std::unique_ptr<Backend>> device = std::async(std::launch::async, [&] {
-    return log.run("device",
-                   [&] { return make_backend(config.device, {config.num_threads}, &note); });
+    return log.run("device", [&] {
+      return make_backend(config.device, {threads_per_rank(config.num_threads, ranks_on_host)},
+                          &note);
+    });
   });
   std::future<std::shared_ptr<const Tokenizer>> tokenizer;
   if (!config.skip_tokenizer_init)
@@ -143,9 +236,10 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
       return log.run("tokenizer", [&] { return read_tokenizer(directory, loaded.model); });
     });
   loaded.generation = load_generation_config(directory, loaded.model.vocab_size);
-  std::unique_ptr<Checkpoint> checkpoint;
+  std::shared_ptr<const Checkpoint> checkpoint;
   if (config.load_format != "dummy")
-    checkpoint = log.run("open weights", [&] { return std::make_unique<Checkpoint>(directory); });
+    checkpoint =
+        log.run("open weights", [&] { return std::make_shared<const Checkpoint>(directory); });
   const auto wait_for_tokenizer = [&] {
     if (tokenizer.valid()) loaded.tokenizer = tokenizer.get();
   };
@@ -154,23 +248,46 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   // On a CPU, loading takes all cores by itself.
   if (ops->device().kind == Device::cpu) wait_for_tokenizer();
   if (decorate) ops = decorate(std::move(ops));
-  auto runner = log.run("memory", [&] {
-    return std::make_unique<ModelRunner>(std::move(ops), std::make_unique<SingleCommunicator>(),
-                                         loaded.model, config);
-  });
-  log.run("weights", [&] {
-    runner->load(checkpoint.get(), config.seed, [&](int64_t done, int64_t total) {
-      if (config.on_progress) config.on_progress("loading weights", done, total);
-    });
-  });
+  auto [runner, ranks] =
+      load_runner(std::move(ops), loaded.model, config, checkpoint, std::move(processes), log);
   log.run("close weights", [&] { checkpoint.reset(); });
   wait_for_tokenizer();
-  loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(), note);
+  loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
+                         std::move(ranks), note);
   loaded.info.startup = log.phases();
   loaded.engine =
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
                                   eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
   return loaded;
+}
+
+namespace {
+
+void serve(const std::string& directory, const EngineConfig& config) {
+  const ModelConfig model = read_model_config(directory);
+  check_parallel_size(model, config.tensor_parallel_size);
+  std::unique_ptr<const Checkpoint> checkpoint;
+  if (config.load_format != "dummy") checkpoint = std::make_unique<const Checkpoint>(directory);
+  auto group = join_ranks(config);
+  const int threads = threads_per_rank(config.num_threads, group->ranks_on_host());
+  const auto runner =
+      make_process_runner(std::move(group), make_backend(config.device, {threads}), model, config);
+  runner->load(checkpoint.get(), config.seed, {});
+  runner->serve();
+}
+
+}  // namespace
+
+bool serve_engine_rank(const std::string& directory, const EngineConfig& config) {
+  if (process_place().count == 1 || process_place().rank == 0) return false;
+  check_config(config);
+  try {
+    serve(directory, config);
+  } catch (const Error& error) {
+    const ProcessPlace place = process_place();
+    throw Error(error.kind(), describe({place.rank, error.kind(), error.what()}, place.count));
+  }
+  return true;
 }
 
 }  // namespace nanovllm

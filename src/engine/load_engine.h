@@ -27,6 +27,10 @@ using BackendDecorator = std::function<std::unique_ptr<Backend>(std::unique_ptr<
 LoadedEngine load_engine(const std::string& directory, const EngineConfig& config,
                          const BackendDecorator& decorate = {});
 
+/// Under mpirun, on ranks other than 0: loads this rank's shard and runs rank 0's steps until its
+/// engine is gone. False, at once, on rank 0 and where mpirun did not start this process.
+bool serve_engine_rank(const std::string& directory, const EngineConfig& config);
+
 /// The same plan from config.json alone; nothing is allocated or loaded.
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config);
 

@@ -54,9 +54,10 @@ Batch shape_only_batch(int64_t tokens, int64_t seqs, int64_t blocks) {
 }
 
 /// Peak of the arena in the largest step.
-size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits) {
+size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
+                         Shard shard) {
   NullBackend ops;
-  SingleCommunicator comm;
+  NullCommunicator comm(shard.rank, shard.world_size);
   Arena arena = Arena::measuring({});
   const std::vector<KvCache> caches(static_cast<size_t>(config.num_hidden_layers));
   const Batch batch = shape_only_batch(limits.max_num_batched_tokens, limits.max_num_seqs,
@@ -107,24 +108,26 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
 }
 
 /// The KV blocks that the options ask for, by number or by bytes; nothing where they leave it open.
-std::optional<int64_t> blocks_asked_for(const EngineConfig& config, bool is_cpu,
+std::optional<int64_t> blocks_asked_for(const EngineConfig& config, bool is_cpu, Shard shard,
                                         const MemoryPlan& plan) {
   if (config.num_gpu_blocks_override > 0) return config.num_gpu_blocks_override;
   if (!is_cpu || config.cpu_kvcache_bytes == 0) return std::nullopt;
+  const size_t bytes_per_block = plan.bytes_per_block * static_cast<size_t>(shard.world_size);
   const auto blocks =
-      static_cast<int64_t>(static_cast<size_t>(config.cpu_kvcache_bytes) / plan.bytes_per_block);
+      static_cast<int64_t>(static_cast<size_t>(config.cpu_kvcache_bytes) / bytes_per_block);
   check(blocks >= 1, ErrorKind::invalid_argument,
         "cpu_kvcache_bytes is {}: one block of {} tokens has {} bytes", config.cpu_kvcache_bytes,
-        plan.limits.block_size, plan.bytes_per_block);
+        plan.limits.block_size, bytes_per_block);
   check(config.max_model_len == 0 || blocks >= plan.limits.max_blocks_per_seq(),
         ErrorKind::invalid_argument,
         "cpu_kvcache_bytes is {}: one sequence of max_model_len {} needs {}",
         config.cpu_kvcache_bytes, config.max_model_len,
-        static_cast<size_t>(plan.limits.max_blocks_per_seq()) * plan.bytes_per_block);
+        static_cast<size_t>(plan.limits.max_blocks_per_seq()) * bytes_per_block);
   return blocks;
 }
 
-void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
+void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ranks_on_host,
+                   MemoryPlan& plan) {
   // A GPU is ours up to gpu_memory_utilization of all it has; host memory is shared with everybody:
   // what is free is there.
   const MemoryInfo memory = ops.memory();
@@ -134,20 +137,21 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, MemoryPlan& plan) {
   const auto ours = static_cast<size_t>(static_cast<double>(memory.total) * share);
   const size_t margin = is_cpu ? 0 : memory.total / 50;
   plan.available = std::min(ours, memory.free - std::min(memory.free, margin));
+  if (is_cpu) plan.available /= static_cast<size_t>(ranks_on_host);
   const std::string available =
       is_cpu ? std::string("available: free memory")
              : fmt::format("available: {:.0f} % of it all, or what is free", 100 * share);
   const size_t fixed = plan.weights + plan.workspace;
   const int64_t per_seq = plan.limits.max_blocks_per_seq();
   size_t cache = plan.available > fixed ? plan.available - fixed : 0;
-  const auto asked = blocks_asked_for(config, is_cpu, plan);
+  const auto asked = blocks_asked_for(config, is_cpu, shard, plan);
   if (asked &&
       (fixed > plan.available || static_cast<size_t>(*asked) > cache / plan.bytes_per_block))
     not_enough(ops, plan, available, fmt::format("{} blocks as asked for", *asked), *asked, true);
   if (is_cpu) {  // take what can be used, not all there is
     const size_t useful =
         static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
-    cache = std::min({cache, useful, size_t{4} << 30});
+    cache = std::min({cache, useful, (size_t{4} << 30) / static_cast<size_t>(shard.world_size)});
   }
   plan.num_blocks = asked.value_or(static_cast<int64_t>(cache / plan.bytes_per_block));
   plan.num_blocks =
@@ -178,14 +182,14 @@ DType compute_dtype(const ModelConfig& model, const EngineConfig& config) {
 }
 
 MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config,
-                       DType dtype, Shard shard) {
+                       DType dtype, Shard shard, int ranks_on_host) {
   MemoryPlan plan;
   plan.limits = limits_of(ops, model, config);
   WeightLoader counter(ops, dtype, shard);
   const auto shape = find_architecture(model).make(model, {counter, {}});
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
-  plan.step_workspace = measure_workspace(*shape, model, plan.limits);
+  plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
       output_block_bytes(plan.limits) +
@@ -195,8 +199,41 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
                                              config.block_size * model.head_dim) *
                          size_of(dtype);
-  plan_kv_cache(ops, config, plan);
+  plan_kv_cache(ops, config, shard, ranks_on_host, plan);
   return plan;
+}
+
+namespace {
+
+/// Why the model cannot be split among `world_size` ranks, or nothing: its layers refuse it.
+std::optional<std::string> refusal(const ModelConfig& model, int world_size) {
+  NullBackend ops;
+  WeightLoader counter(ops, DType::f32, {0, world_size});
+  try {
+    find_architecture(model).make(model, {counter, {}});
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_argument) throw;
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void check_parallel_size(const ModelConfig& model, int world_size) {
+  const auto why = refusal(model, world_size);
+  if (!why) return;
+  std::string sizes;
+  for (int size = 1; size <= kMaxRanks; ++size)
+    if (!refusal(model, size)) sizes += fmt::format("{}{}", sizes.empty() ? "" : ", ", size);
+  fail(ErrorKind::invalid_argument, "{}; sizes that work: {}", *why, sizes);
+}
+
+int64_t count_parameters(const ModelConfig& model) {
+  NullBackend ops;
+  WeightLoader counter(ops, DType::f32, {});
+  find_architecture(model).make(model, {counter, {}});
+  return counter.num_parameters();
 }
 
 }  // namespace nanovllm

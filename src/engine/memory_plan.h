@@ -14,13 +14,15 @@ namespace nanovllm {
 
 struct EngineConfig;
 
+constexpr int kMaxRanks = 64;  // EngineConfig::tensor_parallel_size
+
 struct MemoryPlan {
   size_t weights = 0;         // this rank's parameters, in the backend's layout
   size_t step_workspace = 0;  // the arena: activations and logits of the largest step
   size_t workspace =
       0;  // the arena, the input and output blocks, the rotary table, the backend's own scratch
   size_t bytes_per_block = 0;  // of KV cache, all layers
-  size_t available = 0;        // for all of it together
+  size_t available = 0;        // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
   StepLimits limits;  // with the defaults filled in
@@ -31,10 +33,17 @@ struct MemoryPlan {
 /// Bytes of a step's results: token ids and, for every row, kMaxLogprobs + 1 candidates.
 size_t output_block_bytes(const StepLimits& limits);
 
-/// Throws Error(device), with a table of what was needed and what there was, if not even the
-/// smallest useful cache fits.
+/// One rank's plan. Ranks on CPUs of one host (`ranks_on_host`) share its memory evenly. Throws
+/// Error(device), with a table of what was needed and what there was, if not even the smallest
+/// useful cache fits, and Error(invalid_argument) if the model cannot be split like that.
 MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfig& config,
-                       DType dtype, Shard shard);
+                       DType dtype, Shard shard, int ranks_on_host = 1);
+
+/// Throws Error(invalid_argument) with the numbers, and the sizes that work, if `world_size` ranks
+/// cannot share this model.
+void check_parallel_size(const ModelConfig& model, int world_size);
+/// Elements of the whole model, as one rank alone would hold it.
+int64_t count_parameters(const ModelConfig& model);
 
 /// What runs the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config);

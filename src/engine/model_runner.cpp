@@ -13,12 +13,13 @@ Shard shard_of(const Communicator& comm) { return {comm.rank(), comm.world_size(
 }  // namespace
 
 ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
-                         const ModelConfig& model, const EngineConfig& config)
+                         const ModelConfig& model, const EngineConfig& config,
+                         const std::optional<MemoryPlan>& plan)
     : backend_(std::move(backend)),
       comm_(std::move(comm)),
       model_config_(model),
       dtype_(compute_dtype(model, config)),
-      plan_(plan_memory(*backend_, model, config, dtype_, shard_of(*comm_))),
+      plan_(plan ? *plan : plan_memory(*backend_, model, config, dtype_, shard_of(*comm_))),
       rope_(*backend_, model.rope, model.head_dim, plan_.limits.max_model_len),
       weights_(backend_->allocate(plan_.weights)),
       kv_(backend_->allocate(plan_.kv_cache())),

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "nanovllm/params.h"
@@ -18,9 +19,11 @@ class Checkpoint;
 
 class ModelRunner final : public Runner {
  public:
-  /// Allocates everything that will ever be allocated. Weights are undefined until load().
+  /// Allocates everything that will ever be allocated. Weights are undefined until load(). `plan`:
+  /// what ranks have agreed upon; by default, this rank's own.
   ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
-              const ModelConfig& model, const EngineConfig& config);
+              const ModelConfig& model, const EngineConfig& config,
+              const std::optional<MemoryPlan>& plan = {});
   ~ModelRunner();
 
   /// `checkpoint` null: random weights.

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "engine/batch_builder.h"
+#include "engine/memory_plan.h"
 #include "io/tokenizer/unicode.h"
 
 namespace nanovllm {
@@ -80,8 +80,8 @@ void check_config(const EngineConfig& c) {
   need(c.num_gpu_blocks_override >= 0 && c.num_gpu_blocks_override <= INT32_MAX / c.block_size,
        "num_gpu_blocks_override", c.num_gpu_blocks_override,
        "positive and fewer than 2^31 tokens in all, or 0 to choose");
-  need(c.tensor_parallel_size == 1, "tensor_parallel_size", c.tensor_parallel_size,
-       "1 in this version");
+  need(c.tensor_parallel_size >= 1 && c.tensor_parallel_size <= kMaxRanks, "tensor_parallel_size",
+       c.tensor_parallel_size, "between 1 and 64");
   need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,

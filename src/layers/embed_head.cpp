@@ -1,21 +1,28 @@
 #include "layers/embed_head.h"
 
+#include <algorithm>
+
 namespace nanovllm {
 namespace {
 
 Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size,
-                   int64_t hidden_size, int64_t* first) {
-  const int64_t rows = load.shard().divide(vocab_size, "vocab_size");
-  *first = load.shard().rank * rows;
-  return load.matrix({{name, {vocab_size, hidden_size}, *first, *first + rows}}, rows, hidden_size);
+                   int64_t hidden_size) {
+  const Shard& shard = load.shard();
+  const int64_t rows = shard.share(vocab_size), first = shard.rank * rows;
+  return load.matrix({{name,
+                       {vocab_size, hidden_size},
+                       std::min(first, vocab_size),
+                       std::min(first + rows, vocab_size)}},
+                     rows, hidden_size);
 }
 
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(WeightLoader& load, const std::string& name,
                                                int64_t vocab_size, int64_t hidden_size)
-    : weight_(vocab_shard(load, name, vocab_size, hidden_size, &first_row_)),
-      hidden_size_(hidden_size) {}
+    : weight_(vocab_shard(load, name, vocab_size, hidden_size)),
+      hidden_size_(hidden_size),
+      first_row_(load.shard().rank * load.shard().share(vocab_size)) {}
 
 Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
   Tensor y = step.arena.take(weight_.dtype, {tokens.shape[0], hidden_size_});
@@ -30,17 +37,16 @@ ParallelLMHead::ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding&
 }
 
 ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size,
-                               int64_t hidden_size) {
-  int64_t first_row = 0;
-  weight_ = vocab_shard(load, name, vocab_size, hidden_size, &first_row);
-}
+                               int64_t hidden_size)
+    : weight_(vocab_shard(load, name, vocab_size, hidden_size)) {}
 
 void ParallelLMHead::forward(const Step& step, Tensor logits, Tensor hidden) const {
   if (step.comm.world_size() == 1) return step.ops.gemm(logits, hidden, weight_);
   ArenaScope scope(step.arena);
-  Tensor shard = step.arena.take(DType::f32, {logits.shape[0], weight_.shape[0]});
-  step.ops.gemm(shard, hidden, weight_);
-  step.comm.all_gather(logits, shard);
+  const int world = step.comm.world_size();
+  Tensor parts = step.arena.take(DType::f32, {world, logits.shape[0], weight_.shape[0]});
+  step.ops.gemm(parts[step.comm.rank()], hidden, weight_);
+  step.comm.all_gather(logits, parts);  // columns of padding are beyond the logits' width
 }
 
 }  // namespace nanovllm

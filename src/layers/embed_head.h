@@ -1,5 +1,6 @@
 // VocabParallelEmbedding and ParallelLMHead: the two ends of the model, each rank holding a range
-// of the vocabulary.
+// of the vocabulary. Where the ranks do not divide it, the last ones' matrices end in rows of
+// zeros, which no token selects and whose logits are left out of the gathered ones.
 #pragma once
 
 #include <string>
@@ -18,10 +19,9 @@ class VocabParallelEmbedding {
 
  protected:
   friend class ParallelLMHead;
-  Tensor weight_;  // [vocab / world, hidden], packed as the backend likes it: the tied head is the
-                   // same bytes
-  int64_t hidden_size_ = 0;
-  int64_t first_row_ = 0;
+  Tensor weight_;  // [ceil(vocab / world), hidden], packed as the backend likes it: the tied head
+                   // is the same bytes
+  int64_t hidden_size_, first_row_;
 };
 
 class ParallelLMHead {

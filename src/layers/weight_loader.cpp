@@ -23,6 +23,17 @@ Tensor slice(Tensor t, const WeightPart& part) {
   return t;
 }
 
+/// Adds rows of zeros, which lie in `zeros`, until the sources fill the matrix `dst`.
+void pad(std::vector<Tensor>& sources, const Tensor& dst, std::vector<float>& zeros) {
+  int64_t missing = dst.shape[0];
+  for (const Tensor& source : sources) missing -= source.shape[0];
+  if (missing <= 0) return;
+  zeros.assign(static_cast<size_t>(missing * dst.shape[1]), 0);
+  // Bytes of zeros are zeros in any dtype: that of the other rows, which may be moved as they are.
+  sources.emplace_back(zeros.data(), sources.empty() ? dst.dtype : sources.front().dtype,
+                       std::initializer_list<int64_t>{missing, dst.shape[1]});
+}
+
 /// Normal numbers of sigma 0.02 in the model's dtype: `count`, which is even.
 std::vector<std::byte> normal_table(uint64_t seed, int64_t count, DType dtype) {
   std::vector<std::byte> table(static_cast<size_t>(count) * size_of(dtype));
@@ -134,9 +145,13 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
   check_complete(checkpoint);
   std::vector<std::vector<Tensor>> sources(parameters_.size());
-  for (size_t i = 0; i < sources.size(); ++i)
+  std::vector<std::vector<float>> padding(parameters_.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
     for (const WeightPart& part : parameters_[i].parts)
-      sources[i].push_back(slice(checkpoint.find(part.name)->view(), part));
+      if (part.row_begin != part.row_end)
+        sources[i].push_back(slice(checkpoint.find(part.name)->view(), part));
+    pad(sources[i], parameters_[i].dst, padding[i]);
+  }
   const auto release = [&](size_t i) {
     for (const WeightPart& part : parameters_[i].parts) checkpoint.release(part.name);
   };

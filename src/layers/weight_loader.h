@@ -26,6 +26,8 @@ struct Shard {
   int world_size = 1;
   /// total / world_size; refused with the numbers if that is not whole. `what` names the quantity.
   int64_t divide(int64_t total, const char* what) const;
+  /// total / world_size, rounded up: the last ranks' shares may be padded.
+  int64_t share(int64_t total) const { return (total + world_size - 1) / world_size; }
 };
 
 /// Rows and columns of one checkpoint tensor of `shape` ([n] or [n, k]). Ends of -1 mean all.
@@ -44,7 +46,7 @@ class WeightLoader {
   WeightLoader(Backend& backend, DType dtype, Shard shard, std::byte* storage = nullptr)
       : backend_(backend), dtype_(dtype), shard_(shard), storage_(storage) {}
 
-  /// A [n, k] operand of gemm() or embedding(): the parts stacked along n.
+  /// A [n, k] operand of gemm() or embedding(): the parts stacked along n, then rows of zeros.
   Tensor matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
   /// A stack [count, n, k] of such operands, for moe_mlp(): parts_of(i) makes up matrix i.
   Tensor matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,

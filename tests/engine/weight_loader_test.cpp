@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "io/checkpoint.h"
+#include "layers/embed_head.h"
 #include "layers/linear.h"
 #include "models/model.h"
 #include "ops/null_backend.h"
@@ -308,7 +309,6 @@ TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {
     }
     return "";
   };
-  EXPECT_EQ(message(config_, 5), "tensor_parallel_size 5 does not divide vocab_size (24)");
   EXPECT_EQ(message(config_, 3), "tensor_parallel_size 3 does not divide num_attention_heads (8)");
   ModelConfig odd = config_;
   odd.num_attention_heads = 12;
@@ -319,6 +319,31 @@ TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {
   inner.intermediate_size = 18;
   EXPECT_EQ(message(inner, 4),
             "tensor_parallel_size 4 does not divide model.layers.0.mlp.gate_proj (18)");
+}
+
+// 24 rows on 16 ranks: two each, and nothing but zeros from rank 12 on. On 5: the last has 4 of 5.
+TEST_F(WeightLoaderTest, AVocabularyThatTheRanksDoNotDivideEndsInZeros) {
+  const auto ends_of = [&](int rank, int world, int64_t begin, int64_t rows, int64_t padding) {
+    SCOPED_TRACE(testing::Message() << "rank " << rank << " of " << world);
+    RecordingBackend backend;
+    std::vector<std::byte> storage(1 << 16);
+    WeightLoader loader(backend, DType::f32, {rank, world}, storage.data());
+    const VocabParallelEmbedding embedding(loader, "model.embed_tokens.weight", 24, 6);
+    auto only = weights_.tensors;
+    std::erase_if(only, [](const auto& t) { return t.name != "model.embed_tokens.weight"; });
+    write(only);
+    loader.load(checkpoint(), {});
+    std::vector<float> expected = weights_.part("model.embed_tokens.weight", begin, rows);
+    expected.resize(expected.size() + static_cast<size_t>(padding * 6));
+    ASSERT_EQ(backend.loaded.size(), 1u);
+    EXPECT_EQ(backend.loaded[0].shape, (std::vector<int64_t>{rows + padding, 6}));
+    EXPECT_EQ(backend.loaded[0].values, expected);
+  };
+  ends_of(0, 5, 0, 5, 0);
+  ends_of(4, 5, 20, 4, 1);
+  ends_of(11, 16, 22, 2, 0);
+  ends_of(12, 16, 24, 0, 2);
+  ends_of(15, 16, 24, 0, 2);
 }
 
 TEST_F(WeightLoaderTest, ATiedCheckpointMayCarryItsHead) {

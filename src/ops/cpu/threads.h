@@ -9,11 +9,9 @@
 
 #include <omp.h>
 
-namespace nanovllm::cpu {
+#include "ops/cpu/num_threads.h"
 
-/// OMP_NUM_THREADS if set, else the physical cores this process may use (affinity mask, SMT
-/// siblings, cgroup quota).
-int default_num_threads();
+namespace nanovllm::cpu {
 
 /// body(begin, end, thread) over [0, count) in contiguous shares, one per thread. The body must not
 /// throw. `cost` is the rough number of elements touched: what is too little to share runs on the

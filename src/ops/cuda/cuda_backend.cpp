@@ -1,6 +1,8 @@
 // The device itself: memory, copies, graphs.
 #include "ops/cuda/cuda_backend.h"
 
+#include "ops/cuda/communicator.h"
+
 namespace nanovllm {
 namespace {
 
@@ -28,6 +30,7 @@ class CudaFence final : public Fence {
     cuda_check(cudaEventRecord(event_.get(), stream_));
   }
   void wait() override { cuda_check(cudaEventSynchronize(event_.get())); }
+  cudaStream_t stream() const { return stream_; }
 
  private:
   int device_;
@@ -66,6 +69,10 @@ void* driver_function(const char* name) {
 }
 
 }  // namespace
+
+cudaStream_t stream_of(const Fence& fence) {
+  return dynamic_cast<const CudaFence&>(fence).stream();
+}
 
 CudaBackend::CudaBackend(int index) : index_(index) {
   const int count = device_count();

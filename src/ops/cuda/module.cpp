@@ -1,8 +1,9 @@
-// The module's one entry point.
+// The module's entry points.
 #include <cstdio>
 #include <cstring>
 
-#include "ops/cuda/cuda_backend.h"
+#include "comm/cuda_module.h"
+#include "ops/cuda/communicator.h"
 #include "ops/cuda_module.h"
 
 extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_open_cuda(
@@ -23,4 +24,28 @@ extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_op
   }
 }
 
+extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
+nanovllm_open_cuda_communicator(int version, nanovllm::Backend* backend,
+                                nanovllm::RankMeeting* meeting, int rank, char* error,
+                                size_t error_size) {
+  const auto refuse = [&](const char* reason) {
+    if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
+    return nullptr;
+  };
+  if (version != nanovllm::kCommunicatorVersion)
+    return refuse(
+        "the CUDA module belongs to another build of the program: install both from one build");
+  try {
+    return nanovllm::make_peer_communicator(dynamic_cast<nanovllm::CudaBackend&>(*backend),
+                                            *meeting, rank)
+        .release();
+  } catch (const std::exception& failure) {
+    return refuse(failure.what());
+  } catch (...) {
+    return refuse("the CUDA module failed to connect the GPUs");
+  }
+}
+
 static_assert(std::is_same_v<decltype(nanovllm_open_cuda), nanovllm::OpenCudaFunction>);
+static_assert(
+    std::is_same_v<decltype(nanovllm_open_cuda_communicator), nanovllm::OpenCommunicatorFunction>);

@@ -1,0 +1,146 @@
+#include "engine/process_runner.h"
+
+#include <chrono>
+#include <cstring>
+#include <type_traits>
+
+#include "io/checkpoint.h"
+
+namespace nanovllm {
+namespace {
+
+/// What a StepInput is beside its vectors; tensors point to offsets from address 0.
+struct StepHeader {
+  Batch batch;
+  Tensor token_source;
+  SamplingBatch params;
+  Tensor prompt_targets, masked;
+  int64_t num_logprobs;
+  bool is_decode;
+  size_t block_bytes, num_masks, num_sampling;
+};
+static_assert(std::is_trivially_copyable_v<StepHeader>);
+
+}  // namespace
+
+void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
+  StepInput at_zero = input;
+  move_to(at_zero, block, nullptr, {});
+  const StepHeader header{at_zero.batch,
+                          at_zero.token_source,
+                          at_zero.sampler.params,
+                          at_zero.sampler.prompt_targets,
+                          at_zero.sampler.masked,
+                          input.sampler.num_logprobs,
+                          input.is_decode,
+                          input.bytes,
+                          input.mask_starts.size(),
+                          input.sampling.size()};
+  const size_t mask_bytes = input.mask_starts.size() * sizeof(int64_t);
+  message.resize(sizeof header + mask_bytes + input.bytes);
+  std::byte* to = message.data();
+  std::memcpy(to, &header, sizeof header);
+  if (mask_bytes > 0) std::memcpy(to + sizeof header, input.mask_starts.data(), mask_bytes);
+  std::memcpy(to + sizeof header + mask_bytes, block, input.bytes);
+}
+
+void unpack_step(std::span<const std::byte> message, StepInput& input, std::byte* block) {
+  StepHeader header;
+  std::memcpy(static_cast<void*>(&header), message.data(), sizeof header);
+  const std::byte* from = message.data() + sizeof header;
+  input.batch = header.batch;
+  input.token_source = header.token_source;
+  input.sampler.params = header.params;
+  input.sampler.prompt_targets = header.prompt_targets;
+  input.sampler.masked = header.masked;
+  input.sampler.num_logprobs = header.num_logprobs;
+  input.is_decode = header.is_decode;
+  input.bytes = header.block_bytes;
+  input.sampling.assign(header.num_sampling, 0);  // their number counts: nobody here asks for more
+  input.prompt_rows.clear();
+  input.mask_starts.resize(header.num_masks);
+  if (header.num_masks > 0)
+    std::memcpy(input.mask_starts.data(), from, header.num_masks * sizeof(int64_t));
+  input.sampler.mask_starts = input.mask_starts;
+  std::memcpy(block, from + header.num_masks * sizeof(int64_t), header.block_bytes);
+  move_to(input, nullptr, block, {});
+}
+
+std::unique_ptr<ProcessRunner> make_process_runner(std::unique_ptr<ProcessGroup> group,
+                                                   std::unique_ptr<Backend> backend,
+                                                   const ModelConfig& model,
+                                                   const EngineConfig& config) {
+  check(backend->device().kind == Device::cpu, ErrorKind::device,
+        "under mpirun ranks run on CPUs: --device cpu; the GPUs of one host need no mpirun");
+  MemoryPlan plan = plan_memory(*backend, model, config, compute_dtype(model, config),
+                                {group->rank(), group->world_size()}, group->ranks_on_host());
+  plan.num_blocks = group->smallest(plan.num_blocks);
+  plan.limits.max_model_len = group->smallest(plan.limits.max_model_len);
+  auto communicator = group->make_communicator();
+  auto runner = std::make_unique<ModelRunner>(std::move(backend), std::move(communicator), model,
+                                              config, plan);
+  return std::make_unique<ProcessRunner>(std::move(group), std::move(runner));
+}
+
+ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
+                             std::unique_ptr<ModelRunner> runner)
+    : group_(std::move(group)),
+      runner_(std::move(runner)),
+      block_(BatchBuilder(memory().limits).max_bytes()) {}
+
+ProcessRunner::~ProcessRunner() {
+  if (failed_) return;
+  try {
+    int64_t over = 0;
+    if (group_->rank() == 0) group_->broadcast(std::as_writable_bytes(std::span(&over, 1)));
+    group_->leave();
+  } catch (const std::exception&) {  // the others are gone already
+  }
+}
+
+void ProcessRunner::load(const Checkpoint* checkpoint, uint64_t seed,
+                         const LoadProgress& progress) {
+  failed_ = true;  // until it is done
+  runner_->load(checkpoint, seed, progress);
+  group_->smallest(0);  // nobody starts before all have loaded
+  failed_ = false;
+}
+
+void ProcessRunner::launch(const Plan& plan) {
+  failed_ = true;  // until the step is done
+  const auto begin = std::chrono::steady_clock::now();
+  BatchBuilder(memory().limits).build(plan, block_.data(), input_);
+  pack_step(input_, block_.data(), message_);
+  build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  auto bytes = static_cast<int64_t>(message_.size());
+  group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
+  group_->broadcast(message_);
+  runner_->launch(input_, block_.data());
+}
+
+StepResult ProcessRunner::wait() {
+  const StepResult result = runner_->wait();
+  failed_ = false;
+  return result;
+}
+
+void ProcessRunner::serve() {
+  failed_ = true;
+  for (;;) {
+    int64_t bytes = 0;
+    group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
+    if (bytes == 0) break;
+    message_.resize(static_cast<size_t>(bytes));
+    group_->broadcast(message_);
+    unpack_step(message_, input_, block_.data());
+    runner_->launch(input_, block_.data());
+    runner_->wait();
+  }
+  failed_ = false;
+}
+
+std::string ProcessRunner::device_name() const {
+  return fmt::format("{} processes, {} each", group_->world_size(), runner_->device_name());
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace nanovllm::cpu {
+
+/// OMP_NUM_THREADS if set, else the physical cores this process may use (affinity mask, SMT
+/// siblings, cgroup quota).
+int default_num_threads();
+
+}  // namespace nanovllm::cpu

@@ -1,0 +1,121 @@
+// Ranks that are processes: the built program under mpirun, two of them for real.
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "e2e/process.h"
+#include "unit/temp_directory.h"
+
+namespace nanovllm {
+namespace {
+
+std::filesystem::path program() {
+  return std::filesystem::path(NANOVLLM_BINARY_DIR) / "bin/nanovllm";
+}
+
+bool is_available() {
+  return std::filesystem::exists("/usr/bin/mpirun") &&
+         std::filesystem::exists(program().parent_path() / "libnanovllm-mpi.so");
+}
+
+ProcessResult run(int processes, std::vector<std::string> arguments,
+                  const ProcessOptions& options = {}) {
+  std::vector<std::string> all = {"--oversubscribe",         "--bind-to",       "none", "-np",
+                                  std::to_string(processes), program().string()};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  ProcessOptions more = options;
+  more.environment["OMPI_ALLOW_RUN_AS_ROOT"] = more.environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] =
+      "1";
+  more.environment["OMP_WAIT_POLICY"] = "passive";
+  return run_process("/usr/bin/mpirun", all, more);
+}
+
+const std::vector<std::string> kGenerate = {"generate",
+                                            demo_model(),
+                                            "--quiet",
+                                            "--device",
+                                            "cpu",
+                                            "--dtype",
+                                            "f32",
+                                            "--threads",
+                                            "2",
+                                            "--temperature",
+                                            "0",
+                                            "--max-tokens",
+                                            "24",
+                                            "--logprobs",
+                                            "2",
+                                            "--prompt",
+                                            "What is paged attention?"};
+
+TEST(Mpi, TwoProcessesAnswerLikeOne) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  std::vector<std::string> arguments = kGenerate;
+  arguments.insert(arguments.end(), {"--tensor-parallel-size", "2"});
+  const ProcessResult two = run(2, arguments), again = run(2, arguments),
+                      one = run_process(program(), kGenerate);
+  ASSERT_EQ(two.exit_code, 0) << two.errors;
+  ASSERT_EQ(one.exit_code, 0) << one.errors;
+  ASSERT_EQ(two.lines().size(), 1u) << two.output;
+  const Json a = two.lines()[0], b = one.lines()[0];
+  EXPECT_EQ(a["token_ids"], b["token_ids"]);
+  for (size_t i = 0; i < b["logprobs"].size(); ++i)
+    EXPECT_NEAR(a["logprobs"][i][0]["logprob"].get<double>(),
+                b["logprobs"][i][0]["logprob"].get<double>(), 1e-4);
+  EXPECT_EQ(again.lines().at(0)["logprobs"], a["logprobs"]) << "bit for bit";
+}
+
+TEST(Mpi, TheNumbersOfProcessesAndRanksMustAgree) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const ProcessResult result = run(2, kGenerate);
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.errors.find("mpirun started 2 processes, but tensor_parallel_size is 1"),
+            std::string::npos)
+      << result.errors;
+}
+
+// Killed in the middle of long answers; mpirun names the rank.
+TEST(Mpi, ARankThatDiesEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const TempDirectory directory;
+  const std::string input = (directory.path() / "input.jsonl").string();
+  std::string lines;
+  for (int i = 0; i < 2000; ++i)
+    lines += R"({"prompt": "a", "sampling_params": {"max_tokens": 1900, "ignore_eos": true}})"
+             "\n";
+  write_file(input, lines);
+  const std::vector<std::string> all = {
+      "--oversubscribe",
+      "--bind-to",
+      "none",
+      "-np",
+      "2",
+      "sh",
+      "-c",
+      "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 3; kill -9 $$) & fi; exec \"$@\"",
+      "sh",
+      program().string(),
+      "generate",
+      demo_model(),
+      "--device",
+      "cpu",
+      "--threads",
+      "2",
+      "--tensor-parallel-size",
+      "2",
+      "--input",
+      input};
+  ProcessOptions options;
+  options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                         {"OMP_WAIT_POLICY", "passive"}};
+  const auto begin = std::chrono::steady_clock::now();
+  const ProcessResult result = run_process("/usr/bin/mpirun", all, options);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_NE(result.exit_code, 0);
+  for (const char* part : {"rank 1", "signal 9"})
+    EXPECT_NE(result.errors.find(part), std::string::npos) << result.errors;
+}
+
+}  // namespace
+}  // namespace nanovllm
