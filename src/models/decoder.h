@@ -48,9 +48,9 @@ class RotaryAttention {
   /// x [t, hidden] -> x
   void forward(const Step& step, Tensor x, KvCache cache) const {
     ArenaScope scope(step.arena);
-    const Tensor qkv = qkv_proj_.forward(step, x), k = attn_.key(qkv);
-    step.ops.rotary_embedding(attn_.query(qkv), k, step.batch.positions, cos_sin_);
-    step.ops.store_kv(cache, k, attn_.value(qkv), step.batch.slot_mapping);
+    const Tensor qkv = qkv_proj_.forward(step, x);
+    step.ops.rope_store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv), step.batch, cos_sin_,
+                        cache);
     o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
   }
 

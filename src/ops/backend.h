@@ -235,6 +235,12 @@ class Backend {
     gemm(logits, x, w);
     moe_route(weights, ids, logits, normalise);
   }
+  /// Rotates q and k, and stores k and v. What is left in k itself is unspecified: the cache has it.
+  virtual void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                          KvCache cache) {
+    rotary_embedding(q, k, batch.positions, cos_sin);
+    store_kv(cache, k, v, batch.slot_mapping);
+  }
   /// Normalises every head of q and k (Qwen3), rotates them, and stores k and v. q_norm, k_norm
   /// [d].
   virtual void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,

@@ -218,7 +218,7 @@ TEST_F(CudaInvariance, AttentionRowsDoNotDependOnCompanyChunksOrBlocks) {
   }
 }
 
-TEST_F(CudaInvariance, NormAndSamplingRowsDoNotDependOnTheBatch) {
+TEST_F(CudaInvariance, NormRowsDoNotDependOnTheBatch) {
   Rig rig(*gpu_);
   constexpr int64_t kRows = 37;
   for (const int64_t n : {64, 100, 1024, 5000}) {
@@ -231,36 +231,87 @@ TEST_F(CudaInvariance, NormAndSamplingRowsDoNotDependOnTheBatch) {
       EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i << " of width " << n;
     }
   }
-  constexpr int64_t kVocab = 5003;
-  const Tensor logits =
-      rig.upload(normal_values(kRows * kVocab, 5, 3.0f), DType::f32, {kRows, kVocab});
-  const Tensor all = rig.empty(DType::i32, {kRows}), one = rig.empty(DType::i32, {1});
-  const auto params = [&](int64_t begin, int64_t end) {
-    std::vector<float> temperature, top_p, min_p;
-    std::vector<int32_t> top_k, position;
-    std::vector<int64_t> seed;
-    for (int64_t i = begin; i < end; ++i) {
-      temperature.push_back(i % 5 == 0 ? 0.0f : 0.3f * static_cast<float>(i % 5));
-      top_k.push_back(i % 3 == 0 ? 40 : 0);
-      top_p.push_back(i % 4 == 0 ? 0.9f : 1.0f);
-      min_p.push_back(i % 7 == 0 ? 0.05f : 0.0f);
-      seed.push_back(i * 1'000'003);
-      position.push_back(static_cast<int32_t>(i));
+}
+
+/// How row i of these tests is sampled.
+SamplingBatch mixed_rules(Rig& rig, int64_t begin, int64_t end) {
+  std::vector<float> temperature, top_p, min_p;
+  std::vector<int32_t> top_k, position;
+  std::vector<int64_t> seed;
+  for (int64_t i = begin; i < end; ++i) {
+    temperature.push_back(i % 5 == 0 ? 0.0f : 0.3f * static_cast<float>(i % 5));
+    top_k.push_back(i % 3 == 0 ? 40 : i % 16 == 1 ? 3000 : 0);
+    top_p.push_back(i % 4 == 0 ? 0.9f : 1.0f);
+    min_p.push_back(i % 7 == 0 ? 0.05f : 0.0f);
+    seed.push_back(i * 1'000'003);
+    position.push_back(static_cast<int32_t>(i));
+  }
+  const int64_t n = end - begin;
+  return SamplingBatch{.temperature = rig.upload(temperature, DType::f32, {n}),
+                       .top_k = rig.upload(top_k, {n}),
+                       .top_p = rig.upload(top_p, DType::f32, {n}),
+                       .min_p = rig.upload(min_p, DType::f32, {n}),
+                       .seed = rig.upload(seed, {n}),
+                       .position = rig.upload(position, {n}),
+                       .all_greedy = false,
+                       .any_filter = true};
+}
+
+/// Rows of normal logits, every fourth of them nearly flat.
+std::vector<float> mixed_logits(int64_t rows, int64_t vocab) {
+  std::vector<float> logits = normal_values(rows * vocab, 5, 3.0f);
+  for (int64_t i = 0; i < rows; i += 4)
+    for (int64_t j = 0; j < vocab; ++j) logits[static_cast<size_t>(i * vocab + j)] *= 0.1f;
+  return logits;
+}
+
+TEST_F(CudaInvariance, SampledTokensDoNotDependOnTheBatch) {
+  for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{37, 5003}, {150, 151936}}) {
+    Rig rig(*gpu_);
+    const Tensor logits = rig.upload(mixed_logits(rows, vocab), DType::f32, {rows, vocab});
+    const Tensor all = rig.empty(DType::i32, {rows}), one = rig.empty(DType::i32, {1}),
+                 plain = rig.empty(DType::i32, {rows});
+    SamplingBatch rules = mixed_rules(rig, 0, rows);
+    gpu_->sample(all, logits, rules);
+    for (int64_t i = 0; i<rows; i += rows> 100 ? 7 : 1) {
+      Rig own(*gpu_);
+      gpu_->sample(one, logits.rows(i, i + 1), mixed_rules(own, i, i + 1));
+      EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i << " of " << vocab;
     }
-    const int64_t n = end - begin;
-    return SamplingBatch{.temperature = rig.upload(temperature, DType::f32, {n}),
-                         .top_k = rig.upload(top_k, {n}),
-                         .top_p = rig.upload(top_p, DType::f32, {n}),
-                         .min_p = rig.upload(min_p, DType::f32, {n}),
-                         .seed = rig.upload(seed, {n}),
-                         .position = rig.upload(position, {n}),
-                         .all_greedy = false,
-                         .any_filter = true};
-  };
-  gpu_->sample(all, logits, params(0, kRows));
-  for (int64_t i = 0; i < kRows; ++i) {
-    gpu_->sample(one, logits.rows(i, i + 1), params(i, i + 1));
-    EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i;
+    // A row without filters gives the same token in a batch that knows no filters.
+    rules.any_filter = false;
+    gpu_->sample(plain, logits, rules);
+    int64_t compared = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      if (i % 3 == 0 || i % 16 == 1 || i % 4 == 0 || i % 7 == 0) continue;
+      ++compared;
+      EXPECT_EQ(rig.bytes(plain.rows(i, i + 1)), rig.bytes(all.rows(i, i + 1))) << "row " << i;
+    }
+    EXPECT_GT(compared, rows / 5);
+  }
+}
+
+TEST_F(CudaInvariance, LogProbabilitiesDoNotDependOnTheBatch) {
+  constexpr int64_t kTop = 20;
+  for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{37, 5003}, {150, 151936}}) {
+    Rig rig(*gpu_);
+    const Tensor logits = rig.upload(mixed_logits(rows, vocab), DType::f32, {rows, vocab});
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < rows; ++i) tokens.push_back(static_cast<int32_t>(i * 7919 % vocab));
+    const Tensor chosen = rig.upload(tokens, {rows}), ids = rig.empty(DType::i32, {rows, 1 + kTop}),
+                 logprobs = rig.empty(DType::f32, {rows, 1 + kTop}),
+                 ranks = rig.empty(DType::i32, {rows}),
+                 own_ids = rig.empty(DType::i32, {1, 1 + kTop}),
+                 own_logprobs = rig.empty(DType::f32, {1, 1 + kTop}),
+                 own_rank = rig.empty(DType::i32, {1});
+    gpu_->top_logprobs(ids, logprobs, ranks, logits, chosen);
+    for (int64_t i = 0; i<rows; i += rows> 100 ? 7 : 1) {
+      gpu_->top_logprobs(own_ids, own_logprobs, own_rank, logits.rows(i, i + 1),
+                         chosen.rows(i, i + 1));
+      EXPECT_EQ(rig.bytes(own_ids), rig.bytes(ids.rows(i, i + 1))) << "row " << i;
+      EXPECT_EQ(rig.bytes(own_logprobs), rig.bytes(logprobs.rows(i, i + 1))) << "row " << i;
+      EXPECT_EQ(rig.bytes(own_rank), rig.bytes(ranks.rows(i, i + 1))) << "row " << i;
+    }
   }
 }
 

@@ -1,37 +1,14 @@
 // Prints how long GEMM and attention take at the shapes of Qwen3-0.6B, for information:
-// ops_timing [gemm|attention|sampling].
+// ops_timing [gemm|attention|layers|sampling|small].
 // Times are medians of graph replays; the inputs rotate through more memory than the L2 cache holds
 // where that matters.
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "gpu/decoder_rig.h"
+#include "gpu/timing.h"
 
 namespace nanovllm {
 namespace {
-
-/// Microseconds of one call of `body(i)`, from a graph of `count` of them.
-template <class Body>
-double microseconds(Backend& gpu, int count, Body&& body) {
-  body(0);  // chooses algorithms outside the recording
-  gpu.synchronize();
-  const auto graph = gpu.capture([&] {
-    for (int i = 0; i < count; ++i) body(i);
-  });
-  std::vector<double> times;
-  for (int run = 0; run < 8; ++run) {
-    const auto begin = std::chrono::steady_clock::now();
-    graph->launch();
-    gpu.synchronize();
-    times.push_back(
-        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-            .count() /
-        count);
-  }
-  std::sort(times.begin() + 1, times.end());  // the first run warms up
-  return times[4];
-}
 
 void time_gemm(Backend& gpu) {
   const struct {
@@ -124,36 +101,6 @@ void time_attention(Backend& gpu, const AttentionShape& shape) {
       4.0 * seqs * pairs * static_cast<double>(shape.heads * shape.head_dim) / us * 1e-6);
 }
 
-void time_sampling(Backend& gpu) {
-  constexpr int64_t kVocab = 151936;
-  for (const int64_t rows : {1, 256}) {
-    Rig rig(gpu);
-    const Tensor logits =
-                     rig.upload(normal_values(rows * kVocab, 1, 3.0f), DType::f32, {rows, kVocab}),
-                 ids = rig.empty(DType::i32, {rows});
-    const std::vector<float> temperature(static_cast<size_t>(rows), 0.7f),
-        top_p(static_cast<size_t>(rows), 0.9f), zero(static_cast<size_t>(rows), 0.0f);
-    const std::vector<int32_t> top_k(static_cast<size_t>(rows), 50);
-    SamplingBatch params;
-    params.temperature = rig.upload(temperature, DType::f32, {rows});
-    params.top_k = rig.upload(top_k, {rows});
-    params.top_p = rig.upload(top_p, DType::f32, {rows});
-    params.min_p = rig.upload(zero, DType::f32, {rows});
-    params.seed = rig.empty(DType::i64, {rows});
-    params.position = rig.empty(DType::i32, {rows});
-    params.any_filter = true;
-    const double filtered = microseconds(gpu, 10, [&](int) { gpu.sample(ids, logits, params); });
-    params.any_filter = false;
-    const double plain = microseconds(gpu, 10, [&](int) { gpu.sample(ids, logits, params); });
-    params.all_greedy = true;
-    const double greedy = microseconds(gpu, 10, [&](int) { gpu.sample(ids, logits, params); });
-    std::printf(
-        "  sample %3ld x %ld: greedy %.1f us, temperature %.1f us, top_k 50 and top_p 0.9 %.1f "
-        "us\n",
-        static_cast<long>(rows), static_cast<long>(kVocab), greedy, plain, filtered);
-  }
-}
-
 void time_decoder_layers(Backend& gpu) {
   DecoderShape shape{"Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072};
   shape.head_norms = true;
@@ -220,8 +167,6 @@ int main(int argc, char** argv) {
     std::printf("all layers of a decode step in one kernel\n");
     time_decoder_layers(*gpu);
   }
-  if (wanted("sampling")) {
-    std::printf("sampling\n");
-    time_sampling(*gpu);
-  }
+  if (wanted("sampling")) time_sampling(*gpu);
+  if (wanted("small")) time_small_operations(*gpu);
 }

@@ -8,8 +8,9 @@ namespace nanovllm::parity {
 namespace {
 
 constexpr Layout kStrided{.lead = 8, .trail = 24};
-const std::vector<std::pair<int64_t, int64_t>> kShapes{{1, 1},  {1, 1024},  {3, 7},     {5, 33},
-                                                       {2, 16}, {130, 100}, {40, 2049}, {600, 64}};
+const std::vector<std::pair<int64_t, int64_t>> kShapes{{1, 1},     {1, 1024},  {3, 7},    {5, 33},
+                                                       {3, 4096},  {2, 8192},  {2, 9000}, {2, 16},
+                                                       {130, 100}, {40, 2049}, {600, 64}};
 
 class RowwiseParity : public ParityTest {
  protected:
@@ -281,49 +282,86 @@ TEST_P(RowwiseParity, AddRmsNormIsAddThenRmsNorm) {
   }
 }
 
-TEST_P(RowwiseParity, QkNormRopeStoreIsItsParts) {
-  constexpr int64_t kTokens = 7, kBlocks = 3, kPositions = 100;
-  for (const CacheShape s :
-       {CacheShape{2, 16, 128}, {1, 8, 64}, {3, 8, 80}, {2, 32, 96}, {1, 16, 256}}) {
-    const int64_t heads = 2 * s.kv_heads, q_row = heads * s.d, kv_row = s.kv_heads * s.d;
-    const Operand cos_sin(ops(), DType::f32, {kPositions, s.d}, rotary_table(kPositions, s.d));
-    const Operand q_norm = operand({s.d}, uniform_values(dtype(), s.d, 4, 0.5, 1.5)),
-                  k_norm = operand({s.d}, uniform_values(dtype(), s.d, 5, 0.5, 1.5));
+/// Runs a fusion that ends in the store of k and v, and its composition, and compares q and the
+/// cache. `run` gets q, k, v, batch, cos_sin and cache.
+class RopeStoreParity : public RowwiseParity {
+ protected:
+  using Run = std::function<void(bool composed, Tensor q, Tensor k, Tensor v, const Batch& batch,
+                                 Tensor cos_sin, KvCache cache)>;
+  void expect_parts(const CacheShape& s, int64_t rotary_dim, int64_t lead, const Run& run) {
+    constexpr int64_t kTokens = 7, kBlocks = 3, kPositions = 100;
+    const int64_t heads = 2 * s.kv_heads, q_row = heads * s.d, kv_row = s.kv_heads * s.d,
+                  row = q_row + 2 * kv_row;
+    const Operand cos_sin(ops(), DType::f32, {kPositions, rotary_dim},
+                          rotary_table(kPositions, rotary_dim));
     const Operand positions = ints(ops(), {0, 1, 2, 99, 50, 7, 0}),
                   slots = ints(ops(), {0, 1, 2, 23, -1, 7, 9});
     Batch batch;
     batch.positions = positions;
     batch.slot_mapping = slots;
-    const auto run = [&](bool composed) {
+    const auto results = [&](bool composed) {
       const std::vector<int64_t> cache_shape{kBlocks, s.kv_heads, s.block_size, s.d};
       const Values zeros(static_cast<size_t>(kBlocks * s.kv_heads * s.block_size * s.d), 0.0);
       const Operand cache_k = operand(cache_shape, zeros), cache_v = operand(cache_shape, zeros);
-      const Operand qkv = operand({kTokens, q_row + 2 * kv_row},
-                                  random_values(dtype(), kTokens * (q_row + 2 * kv_row), 6));
-      const Tensor q = qkv.view().cols(0, q_row).split(s.d),
-                   k = qkv.view().cols(q_row, q_row + kv_row).split(s.d),
-                   v = qkv.view().cols(q_row + kv_row, q_row + 2 * kv_row).split(s.d);
-      const KvCache cache{cache_k, cache_v};
-      if (composed)
-        ops().Backend::qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
-      else
-        ops().qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
+      const Operand qkv = operand({kTokens, row}, random_values(dtype(), kTokens * row, 6),
+                                  {.lead = lead, .trail = 0});
+      run(composed, qkv.view().cols(0, q_row).split(s.d),
+          qkv.view().cols(q_row, q_row + kv_row).split(s.d),
+          qkv.view().cols(q_row + kv_row, row).split(s.d), batch, cos_sin, {cache_k, cache_v});
       ops().synchronize();
       for (const Operand* o : {&cache_k, &cache_v, &qkv}) o->expect_guards("operand");
       return std::vector{qkv.bits(), cache_k.bits(), cache_v.bits()};
     };
-    const auto want = run(true), got = run(false);
+    const auto want = results(true), got = results(false);
     // Whether k itself is left as it was or comes back rotated is the fusion's business; the cache
     // has it.
     EXPECT_EQ(got[1], want[1]) << "keys, head_dim " << s.d;
     EXPECT_EQ(got[2], want[2]) << "values, head_dim " << s.d;
+    const int64_t element = static_cast<int64_t>(size_of(dtype()));
     for (int64_t t = 0; t < kTokens; ++t) {
-      const int64_t row = static_cast<int64_t>(size_of(dtype())) * (q_row + 2 * kv_row),
-                    q_bytes = static_cast<int64_t>(size_of(dtype())) * q_row;
-      EXPECT_TRUE(std::equal(want[0].begin() + t * row, want[0].begin() + t * row + q_bytes,
-                             got[0].begin() + t * row))
-          << "q of token " << t;
+      const int64_t at = t * row * element;
+      EXPECT_TRUE(std::equal(want[0].begin() + at, want[0].begin() + at + q_row * element,
+                             got[0].begin() + at))
+          << "q of token " << t << ", head_dim " << s.d << ", rotary " << rotary_dim;
     }
+  }
+  struct Shape {
+    CacheShape cache;
+    int64_t rotary_dim, lead;
+  };
+  static constexpr Shape kRopeShapes[] = {
+      {{2, 16, 128}, 128, 0}, {{1, 8, 64}, 64, 0},    {{3, 8, 80}, 80, 0},   {{2, 32, 96}, 96, 0},
+      {{1, 16, 256}, 256, 0}, {{2, 16, 128}, 64, 0},  {{1, 16, 256}, 64, 8}, {{2, 8, 80}, 20, 0},
+      {{3, 8, 128}, 128, 4},  {{2, 16, 128}, 128, 1}, {{1, 8, 16}, 16, 0},   {{2, 8, 24}, 16, 0}};
+};
+
+TEST_P(RopeStoreParity, RopeStoreIsItsParts) {
+  for (const Shape& shape : kRopeShapes)
+    expect_parts(shape.cache, shape.rotary_dim, shape.lead,
+                 [&](bool composed, Tensor q, Tensor k, Tensor v, const Batch& batch,
+                     Tensor cos_sin, KvCache cache) {
+                   if (composed)
+                     ops().Backend::rope_store(q, k, v, batch, cos_sin, cache);
+                   else
+                     ops().rope_store(q, k, v, batch, cos_sin, cache);
+                 });
+}
+
+TEST_P(RopeStoreParity, QkNormRopeStoreIsItsParts) {
+  for (const Shape& shape : kRopeShapes) {
+    const int64_t d = shape.cache.d;
+    const Operand q_norm = operand({d}, uniform_values(dtype(), d, 4, 0.5, 1.5)),
+                  k_norm = operand({d}, uniform_values(dtype(), d, 5, 0.5, 1.5));
+    expect_parts(shape.cache, shape.rotary_dim, shape.lead,
+                 [&](bool composed, Tensor q, Tensor k, Tensor v, const Batch& batch,
+                     Tensor cos_sin, KvCache cache) {
+                   if (composed)
+                     ops().Backend::qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch,
+                                                       cos_sin, cache);
+                   else
+                     ops().qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin,
+                                              cache);
+                 });
   }
 }
 
@@ -351,6 +389,7 @@ TEST_P(RowwiseParity, ARowDoesNotDependOnTheOthers) {
 }
 
 NANOVLLM_PARITY(RowwiseParity);
+NANOVLLM_PARITY(RopeStoreParity);
 
 }  // namespace
 }  // namespace nanovllm::parity

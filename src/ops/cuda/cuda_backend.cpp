@@ -117,6 +117,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   step_plans_.reserve(kMaxPlans);
   prefill_counters_ = allocate(2 * sizeof(int));
   exchange_ = allocate(kExchangeBytes);
+  scan_scratch_ = allocate(kScanBytes);
 }
 
 CudaBackend::~CudaBackend() {

@@ -40,7 +40,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   size_t scratch_bytes() const override {
-    return kBlasWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes;
+    return kBlasWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes + kScanBytes;
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -75,6 +75,8 @@ class CudaBackend final : public Backend {
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
   void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                  KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
@@ -87,6 +89,7 @@ class CudaBackend final : public Backend {
   static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
   static constexpr size_t kMaxPlans = 4;
   static constexpr size_t kExchangeBytes = size_t{16} << 20;  // decoder_layers()
+  static constexpr size_t kScanBytes = size_t{8} << 20;  // sampling: what a pass over rows finds
 
   /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32.
   using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool>;
@@ -174,7 +177,7 @@ class CudaBackend final : public Backend {
   Stream stream_;
   BlasLt blas_;
   decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; from sm_90 on
-  Buffer blas_workspace_, partials_, plans_, prefill_counters_, exchange_;
+  Buffer blas_workspace_, partials_, plans_, prefill_counters_, exchange_, scan_scratch_;
   const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
   std::vector<PlanKey> step_plans_;  // made since then
   std::map<GemmKey, GemmChoice> gemm_choices_;

@@ -24,6 +24,8 @@ template <class T>
 __global__ void take_rows_kernel(T* y, int64_t y_stride, const T* x, int64_t x_stride,
                                  int64_t x_rows, const int* rows, int64_t first, int64_t n,
                                  bool wide) {
+  let_next_start();
+  wait_for_previous();
   const int64_t c = column<T>(), row = rows[blockIdx.x] - first;
   if (c >= n) return;
   const bool exists = 0 <= row && row < x_rows;
@@ -35,6 +37,8 @@ __global__ void take_rows_kernel(T* y, int64_t y_stride, const T* x, int64_t x_s
 template <class T>
 __global__ void add_kernel(T* x, int64_t x_stride, const T* y, int64_t y_stride, int64_t n,
                            bool wide) {
+  let_next_start();
+  wait_for_previous();
   const int64_t c = column<T>();
   if (c >= n) return;
   T* target = x + blockIdx.x * x_stride + c;
@@ -48,6 +52,8 @@ __global__ void add_kernel(T* x, int64_t x_stride, const T* y, int64_t y_stride,
 template <class T>
 __global__ void silu_and_mul_kernel(T* y, int64_t y_stride, const T* gate_up, int64_t stride,
                                     int64_t n, bool wide) {
+  let_next_start();
+  wait_for_previous();
   const int64_t c = column<T>();
   if (c >= n) return;
   const T* source = gate_up + blockIdx.x * stride + c;
@@ -62,6 +68,8 @@ __global__ void silu_and_mul_kernel(T* y, int64_t y_stride, const T* gate_up, in
 }
 
 __global__ void feed_tokens_kernel(int* tokens, const int* source, const int* sampled, int count) {
+  let_next_start();
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i < count && source[i] >= 0) tokens[i] = sampled[source[i]];
 }
@@ -72,9 +80,9 @@ void CudaBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
   check(tokens.numel() == source.numel(), "feed_tokens: {} from {}", tokens.describe(),
         source.describe());
   const int64_t count = tokens.numel();
-  launch(feed_tokens_kernel, {grid_size(ceil_div(count, int64_t{kThreads}))}, kThreads, 0,
-         tokens.ptr<int32_t>(), source.ptr<int32_t>(), sampled.ptr<int32_t>(),
-         static_cast<int>(count));
+  launch_early(feed_tokens_kernel, {grid_size(ceil_div(count, int64_t{kThreads}))}, kThreads, 0,
+               tokens.ptr<int32_t>(), source.ptr<int32_t>(), sampled.ptr<int32_t>(),
+               static_cast<int>(count));
 }
 
 void CudaBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
@@ -83,9 +91,10 @@ void CudaBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first
         "embedding: {} tokens of {} into {}", tokens.describe(), table.describe(), y.describe());
   dispatch_float(y.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(take_rows_kernel<D>, grid_for<D>(y.shape[0], y.shape[1]), kThreads, 0, device_ptr<T>(y),
-           y.stride[0], device_ptr<T>(table), table.stride[0], table.shape[0],
-           tokens.ptr<int32_t>(), first_row, y.shape[1], wide_rows({y, table}));
+    launch_early(take_rows_kernel<D>, grid_for<D>(y.shape[0], y.shape[1]), kThreads, 0,
+                 device_ptr<T>(y), y.stride[0], device_ptr<T>(table), table.stride[0],
+                 table.shape[0], tokens.ptr<int32_t>(), first_row, y.shape[1],
+                 wide_rows({y, table}));
   });
 }
 
@@ -95,9 +104,9 @@ void CudaBackend::gather_rows(Tensor y, Tensor x, Tensor rows) {
         "gather_rows: rows {} of {} into {}", rows.describe(), x.describe(), y.describe());
   dispatch_float(y.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(take_rows_kernel<D>, grid_for<D>(y.shape[0], y.shape[1]), kThreads, 0, device_ptr<T>(y),
-           y.stride[0], device_ptr<T>(x), x.stride[0], x.shape[0], rows.ptr<int32_t>(), int64_t{0},
-           y.shape[1], wide_rows({y, x}));
+    launch_early(take_rows_kernel<D>, grid_for<D>(y.shape[0], y.shape[1]), kThreads, 0,
+                 device_ptr<T>(y), y.stride[0], device_ptr<T>(x), x.stride[0], x.shape[0],
+                 rows.ptr<int32_t>(), int64_t{0}, y.shape[1], wide_rows({y, x}));
   });
 }
 
@@ -106,8 +115,8 @@ void CudaBackend::add(Tensor x, Tensor y) {
         y.describe(), x.describe());
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
-           x.stride[0], device_ptr<T>(y), y.stride[0], x.shape[1], wide_rows({x, y}));
+    launch_early(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
+                 x.stride[0], device_ptr<T>(y), y.stride[0], x.shape[1], wide_rows({x, y}));
   });
 }
 
@@ -116,8 +125,8 @@ void CudaBackend::add_bias(Tensor x, Tensor bias) {
         "add bias {} to {}", bias.describe(), x.describe());
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
-           x.stride[0], device_ptr<T>(bias), int64_t{0}, x.shape[1], wide_rows({x, bias}));
+    launch_early(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
+                 x.stride[0], device_ptr<T>(bias), int64_t{0}, x.shape[1], wide_rows({x, bias}));
   });
 }
 
@@ -128,9 +137,9 @@ void CudaBackend::silu_and_mul(Tensor y, Tensor gate_up) {
   const int64_t n = y.shape[1];
   dispatch_float(y.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(silu_and_mul_kernel<D>, grid_for<D>(y.shape[0], n), kThreads, 0, device_ptr<T>(y),
-           y.stride[0], device_ptr<T>(gate_up), gate_up.stride[0], n,
-           wide_rows({y, gate_up, gate_up.cols(n, 2 * n)}));
+    launch_early(silu_and_mul_kernel<D>, grid_for<D>(y.shape[0], n), kThreads, 0, device_ptr<T>(y),
+                 y.stride[0], device_ptr<T>(gate_up), gate_up.stride[0], n,
+                 wide_rows({y, gate_up, gate_up.cols(n, 2 * n)}));
   });
 }
 

@@ -1,5 +1,5 @@
 // Rotary embedding, the store into the paged cache, and both with the q/k norm before them in one
-// kernel. One warp has one head of one token.
+// kernel. One warp has one head of one token, or as many heads as fit it.
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/row_math.cuh"
 
@@ -27,9 +27,10 @@ Heads<DeviceType<T>> heads_of(const Tensor& t) {
 
 /// Which head of which token this warp has, among `heads` of them; false past the end.
 __device__ bool my_head(int64_t tokens, int heads, int64_t& token, int& head) {
-  const int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
-  token = index / heads;
-  head = static_cast<int>(index % heads);
+  const unsigned index = blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarp,
+                 count = static_cast<unsigned>(heads);
+  token = index / count;
+  head = static_cast<int>(index % count);
   return token < tokens;
 }
 
@@ -40,6 +41,8 @@ dim3 grid_for(int64_t tokens, int64_t heads) {
 template <class T>
 __global__ void rotary_kernel(Heads<T> q, Heads<T> k, const int* positions, const float* cos_sin,
                               int64_t table_stride, int half, int64_t tokens) {
+  let_next_start();
+  wait_for_previous();
   int64_t token;
   int head;
   if (!my_head(tokens, q.count + k.count, token, head)) return;
@@ -56,6 +59,8 @@ template <class T>
 __global__ void store_kv_kernel(T* k_cache, Pages k_pages, T* v_cache, Pages v_pages, Heads<T> k,
                                 Heads<T> v, const int* slots, int64_t d, int64_t tokens,
                                 bool wide) {
+  let_next_start();
+  wait_for_previous();
   int64_t token;
   int head;
   if (!my_head(tokens, k.count, token, head)) return;
@@ -90,6 +95,8 @@ template <class T>
 __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
   __shared__ T normalised[kWarpsPerBlock]
                          [kMaxFusedHeadDim];  // an element and its partner are in different lanes
+  let_next_start();
+  wait_for_previous();
   int64_t token;
   int head;
   if (!my_head(a.tokens, a.q.count + a.k.count + a.v.count, token, head)) return;
@@ -129,6 +136,90 @@ __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
   }
 }
 
+/// The same, with or without the norm, for heads that fit one vector per lane: a head stays in the
+/// registers of `lanes` lanes (a power of two), so that a warp may have several heads. Sums run
+/// over the lanes in the order of warp_sum(), whose other lanes would add zeros.
+template <class T, bool kNorm>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
+    rope_store_kernel(const FusedArguments<T> a, unsigned lanes) {
+  constexpr int kSize = Vec<T>::size;
+  let_next_start();
+  const unsigned heads = static_cast<unsigned>(a.q.count + a.k.count + a.v.count),
+                 index = blockIdx.x * (kWarpsPerBlock * kWarp / lanes) + threadIdx.x / lanes;
+  const int64_t token = index / heads;
+  const int head = static_cast<int>(index % heads),
+            c = static_cast<int>(threadIdx.x % lanes) * kSize;
+  const bool is_q = head < a.q.count, is_k = !is_q && head < a.q.count + a.k.count,
+             mine = token < a.tokens && c < a.d;
+  const int h = is_q ? head : is_k ? head - a.q.count : head - a.q.count - a.k.count;
+  Vec<T> weights{};
+  if (kNorm && mine && (is_q || is_k))
+    weights = load_vec((is_q ? a.q_norm : a.k_norm) + c, kSize, true);
+  wait_for_previous();
+  Vec<T> x{};
+  Vec<float> cosines[kSize / 4], sines[kSize / 4];
+  int slot = -1;
+  T* source = nullptr;
+  // The element's partner is `half` away: whole vectors, so in the same place of another lane.
+  const bool turned = mine && (is_q || is_k) && c < 2 * a.half, is_first = c < a.half;
+  if (mine) {
+    source = (is_q ? a.q : is_k ? a.k : a.v).head(token, h) + c;
+    x = load_vec(source, kSize, true);
+    if (!is_q) slot = a.slots[token];
+  }
+  if (turned) {
+    const float* table =
+        a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
+#pragma unroll
+    for (int i = 0; i < kSize / 4; ++i) {
+      cosines[i] = load_vec(table + 4 * i, 4, true);
+      sines[i] = load_vec(table + a.half + 4 * i, 4, true);
+    }
+  }
+  if (kNorm) {
+    float sum = add_squares(0.0f, x);
+    for (unsigned offset = lanes / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(kFullMask, sum, static_cast<int>(offset));
+    const float reciprocal = reciprocal_rms(sum, a.d, a.eps);
+    if (is_q || is_k)
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) x.v[i] = normalise(x.v[i], reciprocal, weights.v[i]);
+  }
+  const int partner = static_cast<int>(threadIdx.x) % kWarp + (is_first ? a.half : -a.half) / kSize;
+  Vec<T> result = x;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const float own = to_float(x.v[i]), other = __shfl_sync(kFullMask, own, partner);
+    if (!turned) continue;
+    const float cosine = cosines[i / 4].v[i % 4], sine = sines[i / 4].v[i % 4];
+    result.v[i] = round_to<T>(is_first ? rotate(own, other, cosine, sine).first
+                                       : rotate(other, own, cosine, sine).second);
+  }
+  if (!mine) return;
+  if (is_q)
+    store_vec(source, result, kSize, true);
+  else if (slot >= 0)
+    store_vec(
+        (is_k ? a.k_cache + a.k_pages.offset(slot, h) : a.v_cache + a.v_pages.offset(slot, h)) + c,
+        result, kSize, true);
+}
+
+/// How many lanes a head takes in rope_store_kernel, or 0 where it needs the general kernels.
+template <class T>
+unsigned lanes_of_head(const FusedArguments<T>& a) {
+  constexpr int kSize = Vec<T>::size;
+  if (!a.wide || a.d % kSize != 0 || a.half % kSize != 0 || a.d > kWarp * kSize) return 0;
+  unsigned lanes = 1;
+  while (static_cast<int>(lanes) * kSize < a.d) lanes *= 2;
+  return lanes;
+}
+
+template <class T>
+dim3 grid_of_lanes(const FusedArguments<T>& a, unsigned lanes) {
+  const int64_t heads = a.q.count + a.k.count + a.v.count;
+  return {grid_size(ceil_div(a.tokens * heads * lanes, kWarpsPerBlock * kWarp))};
+}
+
 void check_heads(const char* op, const Tensor& q, const Tensor& k, int64_t tokens) {
   check(q.rank == 3 && k.rank == 3 && q.shape[0] == tokens && k.shape[0] == tokens &&
             q.shape[2] == k.shape[2] && q.dtype == k.dtype && dense_last_axis(q) &&
@@ -144,6 +235,42 @@ void check_stored(const KvCache& cache, const Tensor& k, const Tensor& v) {
         "store_kv: {} and {} into pages of {}", k.describe(), v.describe(), cache.k.describe());
 }
 
+void check_fused(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Batch& batch, const Tensor& cos_sin, const KvCache& cache) {
+  const int64_t tokens = batch.positions.numel();
+  check_heads(op, q, k, tokens);
+  check_stored(cache, k, v);
+  check(cos_sin.rank == 2 && cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= q.shape[2] &&
+            batch.slot_mapping.numel() == tokens,
+        "{}: {}, a table of {}, {} slots", op, q.describe(), cos_sin.describe(),
+        batch.slot_mapping.numel());
+}
+
+/// All but the norm.
+template <class T>
+FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Batch& batch, const Tensor& cos_sin,
+                                              const KvCache& cache) {
+  return {.q = heads_of<T>(q),
+          .k = heads_of<T>(k),
+          .v = heads_of<T>(v),
+          .q_norm = nullptr,
+          .k_norm = nullptr,
+          .eps = 0.0f,
+          .positions = batch.positions.ptr<int32_t>(),
+          .slots = batch.slot_mapping.ptr<int32_t>(),
+          .cos_sin = cos_sin.ptr<float>(),
+          .table_stride = cos_sin.stride[0],
+          .k_cache = device_ptr<T>(cache.k),
+          .v_cache = device_ptr<T>(cache.v),
+          .k_pages = Pages(cache.k),
+          .v_pages = Pages(cache.v),
+          .tokens = batch.positions.numel(),
+          .d = static_cast<int>(q.shape[2]),
+          .half = static_cast<int>(cos_sin.shape[1] / 2),
+          .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin})};
+}
+
 }  // namespace
 
 void CudaBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
@@ -152,9 +279,10 @@ void CudaBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor 
   check(cos_sin.rank == 2 && rotary_dim % 2 == 0 && rotary_dim <= q.shape[2],
         "rotary_embedding: a table of {} for {}", cos_sin.describe(), q.describe());
   dispatch_float(q.dtype, [&]<class T>() {
-    launch(rotary_kernel<DeviceType<T>>, grid_for(tokens, q.shape[1] + k.shape[1]),
-           kWarpsPerBlock * kWarp, 0, heads_of<T>(q), heads_of<T>(k), positions.ptr<int32_t>(),
-           cos_sin.ptr<float>(), cos_sin.stride[0], static_cast<int>(rotary_dim / 2), tokens);
+    launch_early(rotary_kernel<DeviceType<T>>, grid_for(tokens, q.shape[1] + k.shape[1]),
+                 kWarpsPerBlock * kWarp, 0, heads_of<T>(q), heads_of<T>(k),
+                 positions.ptr<int32_t>(), cos_sin.ptr<float>(), cos_sin.stride[0],
+                 static_cast<int>(rotary_dim / 2), tokens);
   });
 }
 
@@ -163,46 +291,50 @@ void CudaBackend::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mappin
   check_heads("store_kv", k, v, tokens);
   check_stored(cache, k, v);
   dispatch_float(k.dtype, [&]<class T>() {
-    launch(store_kv_kernel<DeviceType<T>>, grid_for(tokens, k.shape[1]), kWarpsPerBlock * kWarp, 0,
-           device_ptr<T>(cache.k), Pages(cache.k), device_ptr<T>(cache.v), Pages(cache.v),
-           heads_of<T>(k), heads_of<T>(v), slot_mapping.ptr<int32_t>(), k.shape[2], tokens,
-           wide_rows({k, v, cache.k, cache.v}));
+    launch_early(store_kv_kernel<DeviceType<T>>, grid_for(tokens, k.shape[1]),
+                 kWarpsPerBlock * kWarp, 0, device_ptr<T>(cache.k), Pages(cache.k),
+                 device_ptr<T>(cache.v), Pages(cache.v), heads_of<T>(k), heads_of<T>(v),
+                 slot_mapping.ptr<int32_t>(), k.shape[2], tokens,
+                 wide_rows({k, v, cache.k, cache.v}));
+  });
+}
+
+void CudaBackend::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                             KvCache cache) {
+  check_fused("rope_store", q, k, v, batch, cos_sin, cache);
+  dispatch_float(q.dtype, [&]<class T>() {
+    using D = DeviceType<T>;
+    const FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
+    const unsigned lanes = lanes_of_head(a);
+    if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
+    launch_early(rope_store_kernel<D, false>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0, a,
+                 lanes);
   });
 }
 
 void CudaBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
                                      float eps, const Batch& batch, Tensor cos_sin, KvCache cache) {
-  const int64_t tokens = batch.positions.numel(), d = q.shape[2], rotary_dim = cos_sin.shape[1];
-  check_heads("qk_norm_rope_store", q, k, tokens);
-  check_stored(cache, k, v);
-  check(q_norm.numel() == d && k_norm.numel() == d && rotary_dim % 2 == 0 && rotary_dim <= d &&
-            batch.slot_mapping.numel() == tokens,
-        "qk_norm_rope_store: {} with weights {} and {}, a table of {}, {} slots", q.describe(),
-        q_norm.describe(), k_norm.describe(), cos_sin.describe(), batch.slot_mapping.numel());
+  check_fused("qk_norm_rope_store", q, k, v, batch, cos_sin, cache);
+  const int64_t d = q.shape[2];
+  check(q_norm.numel() == d && k_norm.numel() == d && q_norm.dtype == q.dtype &&
+            k_norm.dtype == q.dtype,
+        "qk_norm_rope_store: {} with weights {} and {}", q.describe(), q_norm.describe(),
+        k_norm.describe());
   if (d > kMaxFusedHeadDim)
     return Backend::qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
   dispatch_float(q.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    const FusedArguments<D> arguments{heads_of<T>(q),
-                                      heads_of<T>(k),
-                                      heads_of<T>(v),
-                                      device_ptr<T>(q_norm),
-                                      device_ptr<T>(k_norm),
-                                      eps,
-                                      batch.positions.ptr<int32_t>(),
-                                      batch.slot_mapping.ptr<int32_t>(),
-                                      cos_sin.ptr<float>(),
-                                      cos_sin.stride[0],
-                                      device_ptr<T>(cache.k),
-                                      device_ptr<T>(cache.v),
-                                      Pages(cache.k),
-                                      Pages(cache.v),
-                                      tokens,
-                                      static_cast<int>(d),
-                                      static_cast<int>(rotary_dim / 2),
-                                      wide_rows({q, k, v, cache.k, cache.v})};
-    launch(qk_norm_rope_store_kernel<D>, grid_for(tokens, q.shape[1] + 2 * k.shape[1]),
-           kWarpsPerBlock * kWarp, 0, arguments);
+    FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
+    a.q_norm = device_ptr<T>(q_norm);
+    a.k_norm = device_ptr<T>(k_norm);
+    a.eps = eps;
+    const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
+    if (lanes > 0)
+      launch_early(rope_store_kernel<D, true>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0,
+                   a, lanes);
+    else
+      launch_early(qk_norm_rope_store_kernel<D>, grid_for(a.tokens, q.shape[1] + 2 * k.shape[1]),
+                   kWarpsPerBlock * kWarp, 0, a);
   });
 }
 

@@ -48,12 +48,13 @@ __device__ inline Pair rotate(float first, float second, float cosine, float sin
 
 /// A page of keys or values, in elements.
 struct Pages {
-  int64_t block_stride, head_stride, block_size, head_dim;
+  int64_t block_stride, head_stride, head_dim;
+  int block_size;  // an int: the GPU divides by it, and divides 64 bits slowly
   explicit Pages(const Tensor& cache)
       : block_stride(cache.stride[0]),
         head_stride(cache.stride[1]),
-        block_size(cache.shape[2]),
-        head_dim(cache.shape[3]) {}
+        head_dim(cache.shape[3]),
+        block_size(static_cast<int>(cache.shape[2])) {}
   __device__ int64_t offset(int slot, int head) const {
     return slot / block_size * block_stride + head * head_stride + slot % block_size * head_dim;
   }

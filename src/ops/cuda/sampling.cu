@@ -1,19 +1,27 @@
-// Masking and sampling. One block has one row of logits: one pass for its maximum (and for what
-// makes the row unfit), up to five short passes for each of top_k and top_p, one pass for the
-// winner. The rows stay in the L2 cache between passes.
+// Masking and sampling.
 //
 // Temperature by the Gumbel-max trick: the argmax of logit / T + noise is a draw from
 // softmax(logit / T).
+//
+// Two launches. scan: one pass over the logits (row_scan.cuh), bound by the memory (256 rows of
+// 151,936: 155 MB), that finds each row's likeliest token and, where nothing filters it, the winner
+// with noise; of rows that are filtered it keeps the chunks' maxima, for top_p alone also the
+// tiles' sums of exponentials. choose: one block per row, that puts the warps' results together
+// and, in a filtered row, gathers the few tokens that can survive the filters, sorts them and draws
+// among them. A row where they are not few is cut and drawn from by passes over all of it.
+#include "ops/cuda/candidates.cuh"
 #include "ops/cuda/cuda_backend.h"
-#include "ops/cuda/select.cuh"
-#include "ops/noise.h"
+#include "ops/cuda/noisy_best.cuh"
 
 namespace nanovllm {
 namespace {
 
-constexpr float kInfinity = __builtin_huge_valf();
-/// Probabilities relative to the likeliest token's become integers of this unit.
-constexpr float kMassUnit = 0x1p40f;
+/// Probabilities relative to the likeliest token's become integers of this unit; below it they are
+/// nothing.
+constexpr float kMassUnit = 0x1p40f, kMassRange = 27.8f;
+/// Chunks that are looked into for a row that top_p alone filters: few hold the mass that it wants
+/// where the model is sure, more where it is not; after that all are.
+constexpr int kFewChunks = 128, kManyChunks = 640;
 
 struct SampleArguments {
   int* token_ids;
@@ -26,102 +34,253 @@ struct SampleArguments {
   const int64_t* seed;
   const int* position;
   bool all_greedy, any_filter, wide;
+  RowScan scan;
+
+  __device__ LogitRow row(int index) const { return {logits + index * stride, vocab, wide}; }
 };
+
+__device__ RowRule rule_of(const SampleArguments& a, int index) {
+  RowRule rule;
+  if (a.all_greedy) return rule;
+  rule.temperature = a.temperature[index];
+  rule.seed = static_cast<uint64_t>(a.seed[index]);
+  rule.position = static_cast<uint32_t>(a.position[index]);
+  if (!a.any_filter) return rule;
+  if (const int k = a.top_k[index]; k > 0 && k < a.vocab) rule.top_k = k;
+  rule.top_p = a.top_p[index];
+  rule.min_p = a.min_p[index];
+  return rule;
+}
 
 __global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, int64_t vocab,
                                    const int* pairs, int64_t pair_stride, int64_t count) {
+  wait_for_previous();
+  let_next_start();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int row = pairs[i * pair_stride], id = pairs[i * pair_stride + 1];
   if (0 <= row && row < rows && 0 <= id && id < vocab) logits[row * stride + id] = -kInfinity;
 }
 
-/// The noise of one token, from the bits of its group of four.
-__device__ float uniform_of(const Philox4& bits, int id) {
-  const int lane = id % 4;
-  return noise_uniform(lane == 0   ? bits.x[0]
-                       : lane == 1 ? bits.x[1]
-                       : lane == 2 ? bits.x[2]
-                                   : bits.x[3]);
+/// Writes per warp: the key of its largest logit (NaN if there is one), and the key of its largest
+/// score with noise, or 0.
+template <bool kFilters>
+__global__ void __launch_bounds__(kScanWarps* kWarp, kScanBlocksPerSm)
+    scan_kernel(const SampleArguments a) {
+  wait_for_previous();
+  let_next_start();
+  const int unit = static_cast<int>(blockIdx.x) * kScanWarps + threadIdx.x / kWarp;
+  const int index = unit / a.scan.warps, warp = unit % a.scan.warps;
+  if (index >= a.scan.rows) return;
+  const RowRule rule = rule_of(a, index);
+  const LogitRow row = a.row(index);
+  const bool filtered = kFilters && rule.filtered(), noisy = rule.temperature > 0.0f && !filtered,
+             weigh = filtered && rule.top_p_alone();
+  NoisyBest winner(rule);
+  uint32_t most = 0;
+  int likeliest = 0;
+  for (int at = warp; at < a.scan.tiles; at += a.scan.warps) {
+    const Tile tile(row, at);
+    const float lane_maximum = tile.maximum();
+    const uint32_t order = __reduce_max_sync(kFullMask, order_of(lane_maximum));
+    const float maximum = float_of(order);
+    if (order > most) most = order, likeliest = tile.first_id(maximum, at);
+    if (noisy) winner.visit(tile, at, maximum);
+    if (filtered) keep_chunks(a.scan, index, at, lane_maximum);
+    if (weigh) {
+      const float scale = kLog2E / rule.temperature;
+      const float weight = tile.sum([&](float logit) { return exp2f((logit - maximum) * scale); });
+      if (threadIdx.x % kWarp == 0) a.scan.weight_of(index)[at] = weight;
+    }
+  }
+  const uint64_t best = noisy ? winner.best() : 0;
+  if (threadIdx.x % kWarp != 0) return;
+  a.scan.keys_of(index)[warp][0] = rank_key(most, likeliest);
+  a.scan.keys_of(index)[warp][1] = best;
 }
-__device__ float gumbel_of(float uniform) { return -logf(-logf(uniform)); }
 
-/// Best key of the tokens that are kept (from `floor` on, and by min_p), ordered by logit / T +
-/// noise. `likeliest`, of logit `maximum`, is always among them: its score is a bar that rules out
-/// most others before their noise, or its logarithms, are computed.
-__device__ uint64_t noisy_best(const SampleArguments& a, const float* row, int index, int likeliest,
-                               float maximum, float temperature, uint64_t floor, float min_p) {
-  const uint64_t seed = static_cast<uint64_t>(a.seed[index]);
-  const uint32_t position = static_cast<uint32_t>(a.position[index]);
-  uint32_t group = static_cast<uint32_t>(likeliest) / 4;
-  Philox4 bits = noise_bits(seed, position, group);
-  const float top = maximum / temperature, bar = top + gumbel_of(uniform_of(bits, likeliest));
-  const float slack = 0.01f + 1e-6f * fabsf(bar);  // for the rounding of the tests below
-  uint64_t best = rank_key(bar, likeliest);
-  for_each_token(row, a.vocab, a.wide, [&](int id, float logit) {
-    const float tempered = logit / temperature;
-    if (tempered + kMaxGumbel + slack < bar || rank_key(logit, id) < floor ||
-        (min_p > 0.0f && expf(tempered - top) < min_p))
-      return;
+// -- The choice
+
+enum class Draw { greedy, noisy, filtered, failed };
+
+/// What a row is once its likeliest token is known.
+__device__ Draw draw_of(const RowRule& rule, uint64_t likeliest) {
+  const float maximum = logit_of(likeliest);
+  if (!isfinite(maximum)) return Draw::failed;
+  // Temperatures so low that the tempered logits overflow leave nothing but the likeliest token.
+  if (!(rule.temperature > 0.0f) || !isfinite(maximum / rule.temperature)) return Draw::greedy;
+  return rule.filtered() ? Draw::filtered : Draw::noisy;
+}
+
+/// One warp has one row.
+__global__ void __launch_bounds__(kScanWarps* kWarp) choose_kernel(const SampleArguments a) {
+  wait_for_previous();
+  let_next_start();
+  const int index = static_cast<int>(blockIdx.x) * kScanWarps + threadIdx.x / kWarp;
+  if (index >= a.scan.rows) return;
+  uint64_t best[2] = {0, 0};
+  for (int i = threadIdx.x % kWarp; i < a.scan.warps; i += kWarp)
+    for (int j = 0; j < 2; ++j) {
+      const uint64_t key = a.scan.keys_of(index)[i][j];
+      best[j] = key > best[j] ? key : best[j];
+    }
+  for (uint64_t& key : best) key = warp_max_key(key);
+  if (threadIdx.x % kWarp != 0) return;
+  const Draw draw = draw_of(rule_of(a, index), best[0]);
+  a.token_ids[index] = draw == Draw::failed ? -1 : id_of(best[draw == Draw::noisy]);
+}
+
+/// A row that filters cut, in the hands of a block.
+struct FilteredRow {
+  ScannedRow scanned;
+  const RowRule& rule;
+  int likeliest;
+  uint64_t total_mass;  // for top_p alone
+
+  __device__ float top() const { return scanned.maximum / rule.temperature; }
+  __device__ bool kept_by_min_p(float logit) const {
+    return !(rule.min_p > 0.0f) || expf(logit / rule.temperature - top()) >= rule.min_p;
+  }
+  __device__ uint64_t mass(float logit) const {
+    return static_cast<uint64_t>(expf(logit / rule.temperature - top()) * kMassUnit);
+  }
+  __device__ uint64_t wanted(uint64_t total) const {
+    const double mass = ceil(static_cast<double>(rule.top_p) * static_cast<double>(total));
+    return mass < 1.0 ? uint64_t{1} : static_cast<uint64_t>(mass);
+  }
+};
+
+/// The sum of all tokens' masses, by tiles: a fixed part of the row per thread, then a fixed tree.
+__device__ uint64_t total_mass(const ScannedRow& row, const float* weights, float temperature,
+                               double* warp_sums) {
+  double sum = 0.0;
+  for (int tile = threadIdx.x; tile * kChunksPerTile < row.chunks; tile += kRowThreads) {
+    float maximum = -kInfinity;
+    for (int i = 0; i < kChunksPerTile; ++i)
+      maximum = fmaxf(maximum, row.chunk_max[tile * kChunksPerTile + i]);
+    if (maximum == -kInfinity) continue;
+    const double below = static_cast<double>(maximum) - static_cast<double>(row.maximum);
+    sum += static_cast<double>(weights[tile]) * exp(below / static_cast<double>(temperature));
+  }
+  return static_cast<uint64_t>(block_sum(sum, warp_sums) * static_cast<double>(kMassUnit));
+}
+
+struct ChooseScratch {
+  SelectScratch select;
+  GatherScratch gather;
+  double warp_sums[kWarp];
+  uint64_t warp_best[kWarp];
+};
+
+/// Draws among the tokens of the `chunks` best chunks; 0 if those may not be all that the filters
+/// leave.
+__device__ uint64_t draw_from_candidates(const FilteredRow& row, int chunks, ChooseScratch& s) {
+  const RowRule& rule = row.rule;
+  if (chunks > kMaxCandidates) return 0;
+  bool complete = false;  // the candidates are all tokens that are not masked
+  uint32_t pivot;
+  if (rule.top_k > 0 || rule.top_p < 1.0f) {
+    complete = !list_top_chunks(row.scanned, chunks, s.select, s.gather);
+    pivot = s.gather.pivot;
+  } else {  // a little below the bar of min_p
+    const float bar = row.scanned.maximum +
+                      rule.temperature * (logf(rule.min_p) - 0.001f - 1e-6f * fabsf(row.top()));
+    list_chunks(row.scanned, s.gather, [&](float maximum) { return maximum >= bar; });
+    pivot = order_of(bar);
+  }
+  if (complete || pivot <= kMinusInfinityOrder) pivot = kMinusInfinityOrder + 1;
+  const int found = gather_candidates(row.scanned, pivot, s.select, s.gather);
+  if (found > kMaxCandidates) return 0;
+  sort_candidates(s.select.candidates, found);
+  int kept = rule.top_k > 0 ? min(rule.top_k, found) : found;
+  if (rule.top_p < 1.0f) {
+    const int needed = shortest_prefix(
+        s.select, kept, [&](float logit) { return row.mass(logit); },
+        [&](uint64_t sum) { return row.wanted(rule.top_k > 0 ? sum : row.total_mass); });
+    if (needed > kept && !complete) return 0;
+    kept = min(needed, kept);
+  }
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < kept; i += kRowThreads) {
+    const uint64_t candidate = s.select.candidates.sorted[i];
+    const float logit = logit_of(candidate);
+    if (!row.kept_by_min_p(logit)) continue;
+    const int id = id_of(candidate);
+    const Philox4 bits = noise_bits(rule.seed, rule.position, static_cast<uint32_t>(id) / 4);
+    const uint64_t key = noisy_key(logit, id, bits_of(bits, id), rule.temperature);
+    best = key > best ? key : best;
+  }
+  return block_max_key(best, s.warp_best);
+}
+
+/// The same by passes over the whole row.
+__device__ uint64_t draw_from_row(const FilteredRow& row, ChooseScratch& s) {
+  const RowRule& rule = row.rule;
+  const LogitRow& logits = row.scanned.logits;
+  uint64_t floor = 0;
+  if (rule.top_k > 0)
+    floor = weighted_cut(
+        logits, row.scanned.maximum, row.scanned.maximum - row.scanned.lowest, floor, s.select,
+        [](float) { return uint64_t{1}; },
+        [&](uint64_t) { return static_cast<uint64_t>(rule.top_k); });
+  if (rule.top_p < 1.0f)
+    floor = weighted_cut(
+        logits, row.scanned.maximum, kMassRange * rule.temperature, floor, s.select,
+        [&](float logit) { return row.mass(logit); },
+        [&](uint64_t sum) { return row.wanted(sum); });
+  // The likeliest token is always kept: its score is a bar.
+  Philox4 bits = noise_bits(rule.seed, rule.position, static_cast<uint32_t>(row.likeliest) / 4);
+  uint64_t best =
+      noisy_key(row.scanned.maximum, row.likeliest, bits_of(bits, row.likeliest), rule.temperature);
+  Bar bar(rule.temperature);
+  bar.raise(logit_of(best));
+  uint32_t group = ~0u;
+  for_each_token(logits, [&](int id, float logit) {
+    const float room = bar.room(logit);
+    if (Bar::hopeless(room) || rank_key(logit, id) < floor) return;
     if (const uint32_t own_group = static_cast<uint32_t>(id) / 4; own_group != group) {
       group = own_group;
-      bits = noise_bits(seed, position, group);
+      bits = noise_bits(rule.seed, rule.position, group);
     }
-    // -log(-log(u)) > c only if 1 - u < exp(-c).
-    const float u = uniform_of(bits, id);
-    if (1.0f - u > __expf(tempered - bar + slack)) return;
-    const uint64_t key = rank_key(tempered + gumbel_of(u), id);
-    best = key > best ? key : best;
+    if (!Bar::passes(room, bits_of(bits, id)) || !row.kept_by_min_p(logit)) return;
+    const uint64_t key = noisy_key(logit, id, bits_of(bits, id), rule.temperature);
+    if (key > best) best = key, bar.raise(logit_of(best));
   });
-  return best;
+  return block_max_key(best, s.warp_best);
 }
 
-__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArguments a) {
-  __shared__ SelectScratch scratch;
-  __shared__ uint64_t best_of_warp[2][kWarp];
+__device__ uint64_t draw_filtered(const FilteredRow& row, ChooseScratch& s) {
+  const bool nucleus = row.rule.top_p_alone();
+  uint64_t best = draw_from_candidates(row, nucleus ? kFewChunks : row.rule.top_k, s);
+  if (best == 0 && nucleus) {
+    __syncthreads();
+    clear(s.select, s.gather);
+    __syncthreads();
+    best = draw_from_candidates(row, kManyChunks, s);
+  }
+  return best != 0 ? best : draw_from_row(row, s);
+}
+
+/// One block has one row.
+__global__ void __launch_bounds__(kRowThreads, 2) choose_filtered_kernel(const SampleArguments a) {
+  __shared__ ChooseScratch s;
+  let_next_start();
+  wait_for_previous();
   const int index = blockIdx.x;
-  const float* row = a.logits + index * a.stride;
-  uint64_t best = 0;
-  bool unfit = false;  // a NaN or +inf
-  for_each_token(row, a.vocab, a.wide, [&](int id, float logit) {
-    unfit |= !(logit < kInfinity);
-    const uint64_t key = rank_key(logit, id);
-    best = key > best ? key : best;
-  });
-  unfit = __syncthreads_or(unfit);
-  best = block_max(best, best_of_warp[0]);
-  const float maximum = float_of(static_cast<uint32_t>(best >> kIdBits));
-  if (unfit || maximum == -kInfinity) {
-    if (threadIdx.x == 0) a.token_ids[index] = -1;
-    return;
+  const RowRule rule = rule_of(a, index);
+  const RowSummary summary = summarise(a.scan, index, s.select, s.gather);
+  const uint64_t(&best)[2] = summary.keys;
+  const Draw draw = draw_of(rule, best[0]);
+  int token = draw == Draw::failed ? -1 : id_of(best[draw == Draw::noisy]);
+  if (draw == Draw::filtered) {
+    const ScannedRow scanned{a.row(index), a.scan.chunk_max_of(index),
+                             a.scan.tiles * kChunksPerTile, logit_of(best[0]), summary.lowest};
+    const uint64_t total = rule.top_p_alone() ? total_mass(scanned, a.scan.weight_of(index),
+                                                           rule.temperature, s.warp_sums)
+                                              : 0;
+    token = id_of(draw_filtered({scanned, rule, id_of(best[0]), total}, s));
   }
-  const float temperature = a.all_greedy ? 0.0f : a.temperature[index];
-  // Temperatures so low that the tempered logits overflow leave nothing but the likeliest token.
-  if (temperature > 0.0f && isfinite(maximum / temperature)) {
-    uint64_t floor = 0;
-    float min_p = 0.0f;
-    if (a.any_filter) {
-      if (const int k = a.top_k[index]; k > 0 && k < a.vocab)
-        floor = radix_cut(
-            row, a.vocab, a.wide, floor, scratch, [](float) { return 1ull; },
-            [&](uint64_t) { return static_cast<uint64_t>(k); });
-      if (const float p = a.top_p[index]; p < 1.0f)
-        floor = radix_cut(
-            row, a.vocab, a.wide, floor, scratch,
-            [&](float logit) {
-              return static_cast<unsigned long long>(
-                  expf(logit / temperature - maximum / temperature) * kMassUnit);
-            },
-            [&](uint64_t total) {
-              const double wanted = ceil(static_cast<double>(p) * static_cast<double>(total));
-              return wanted < 1.0 ? uint64_t{1} : static_cast<uint64_t>(wanted);
-            });
-      min_p = a.min_p[index];
-    }
-    best = noisy_best(a, row, index, id_of(best), maximum, temperature, floor, min_p);
-    best = block_max(best, best_of_warp[1]);
-  }
-  if (threadIdx.x == 0) a.token_ids[index] = id_of(best);
+  if (threadIdx.x == 0) a.token_ids[index] = token;
 }
 
 }  // namespace
@@ -130,9 +289,9 @@ void CudaBackend::mask_logits(Tensor logits, Tensor pairs) {
   check(logits.rank == 2 && pairs.rank == 2 && pairs.shape[1] == 2, "mask_logits: pairs {} of {}",
         pairs.describe(), logits.describe());
   constexpr int64_t kThreads = 128;
-  launch(mask_logits_kernel, grid_size(ceil_div(pairs.shape[0], kThreads)), kThreads, 0,
-         logits.ptr<float>(), logits.stride[0], logits.shape[0], logits.shape[1],
-         pairs.ptr<int32_t>(), pairs.stride[0], pairs.shape[0]);
+  launch_early(mask_logits_kernel, grid_size(ceil_div(pairs.shape[0], kThreads)), kThreads, 0,
+               logits.ptr<float>(), logits.stride[0], logits.shape[0], logits.shape[1],
+               pairs.ptr<int32_t>(), pairs.stride[0], pairs.shape[0]);
 }
 
 void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
@@ -141,24 +300,35 @@ void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& p
             static_cast<uint64_t>(vocab) <= kMaxVocab && vocab > 0,
         "sample: {} tokens from logits {}", token_ids.numel(), logits.describe());
   SampleArguments a{};
-  a.token_ids = token_ids.ptr<int32_t>();
-  a.logits = logits.ptr<float>();
   a.stride = logits.stride[0];
   a.vocab = static_cast<int>(vocab);
   a.all_greedy = params.all_greedy;
-  a.any_filter = params.any_filter;
+  a.any_filter = params.any_filter && !params.all_greedy;
   a.wide = wide_rows({logits});
-  if (!a.all_greedy) {
-    a.temperature = params.temperature.ptr<float>();
-    a.seed = params.seed.ptr<int64_t>();
-    a.position = params.position.ptr<int32_t>();
-    if (a.any_filter) {
-      a.top_k = params.top_k.ptr<int32_t>();
-      a.top_p = params.top_p.ptr<float>();
-      a.min_p = params.min_p.ptr<float>();
+  for (int64_t begin = 0; begin < rows; begin += a.scan.rows) {
+    a.scan = plan_scan(rows - begin, vocab, num_sms_, scan_scratch_.get(), kScanBytes);
+    a.token_ids = token_ids.ptr<int32_t>() + begin;
+    a.logits = logits.ptr<float>() + begin * a.stride;
+    if (!a.all_greedy) {
+      a.temperature = params.temperature.ptr<float>() + begin;
+      a.seed = params.seed.ptr<int64_t>() + begin;
+      a.position = params.position.ptr<int32_t>() + begin;
     }
+    if (a.any_filter) {
+      a.top_k = params.top_k.ptr<int32_t>() + begin;
+      a.top_p = params.top_p.ptr<float>() + begin;
+      a.min_p = params.min_p.ptr<float>() + begin;
+    }
+    const int64_t count = a.scan.rows;
+    launch_early(a.any_filter ? scan_kernel<true> : scan_kernel<false>,
+                 grid_size(ceil_div(count * a.scan.warps, int64_t{kScanWarps})), kScanWarps * kWarp,
+                 0, a);
+    if (a.any_filter)
+      launch_early(choose_filtered_kernel, grid_size(count), kRowThreads, 0, a);
+    else
+      launch_early(choose_kernel, grid_size(ceil_div(count, int64_t{kScanWarps})),
+                   kScanWarps * kWarp, 0, a);
   }
-  launch(sample_kernel, grid_size(rows), kRowThreads, 0, a);
 }
 
 }  // namespace nanovllm
