@@ -67,6 +67,8 @@ __global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, 
 template <bool kFilters>
 __global__ void __launch_bounds__(kScanWarps* kWarp, kScanBlocksPerSm)
     scan_kernel(const SampleArguments a) {
+  // In this order: no kernel of the next step begins before all of this step but the sampling is
+  // done.
   wait_for_previous();
   let_next_start();
   const int unit = static_cast<int>(blockIdx.x) * kScanWarps + threadIdx.x / kWarp;
