@@ -235,7 +235,7 @@ class Backend {
     gemm(logits, x, w);
     moe_route(weights, ids, logits, normalise);
   }
-  /// Rotates q and k, and stores k and v. What is left in k itself is unspecified: the cache has it.
+  /// Rotates q and k, and stores k and v. What is left in k is unspecified: the cache has it.
   virtual void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                           KvCache cache) {
     rotary_embedding(q, k, batch.positions, cos_sin);
