@@ -5,7 +5,6 @@
 #include <map>
 #include <numeric>
 
-#include "ops/noise.h"
 #include "parity/sampling.h"
 
 namespace nanovllm::parity {
