@@ -127,6 +127,10 @@ void StepRecorder::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tenso
 void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
   note(kSmall, [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
 }
+void StepRecorder::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                              KvCache cache) {
+  note(kSmall, [=, this] { ops_->rope_store(q, k, v, batch, cos_sin, cache); });
+}
 void StepRecorder::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
                                       float eps, const Batch& batch, Tensor cos_sin,
                                       KvCache cache) {
