@@ -8,7 +8,7 @@ namespace {
 
 // Rows of weight and tokens of a block's unit, by how many tokens an expert has: 64 x 8, 128 x 16,
 // 128 x 32, 128 x 64, 128 x 128.
-using OneShape = ExpertShape<2, 1, 2, 1, 8, 3>;
+using OneShape = ExpertShape<2, 1, 2, 1, 6, 4>;
 using FewShape = ExpertShape<2, 2, 4, 1, 5, 2>;
 using SomeShape = ExpertShape<2, 4, 4, 1, 4, 2>;
 using ManyShape = ExpertShape<4, 4, 2, 2, 4, 2>;
@@ -125,19 +125,21 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor
   }
   check(wide_rows({x, gate_up, down, work.act, work.out, work.plan}),
         "moe_mlp: rows of {} or of the weights do not begin on 16 bytes", x.describe());
+  const bool sorted = tokens > kUnsortedTokens;
   dispatch_shape(pairs, experts, [&]<class Shape>(Shape) {
-    const bool sorted = tokens > kUnsortedTokens;
-    const ExpertPlan plan = plan_of(ids, work.plan, experts, Shape::kTokens, sorted);
+    const auto tile_rows = sorted ? std::min<int64_t>(tokens, Shape::kTokens) : 1;
+    const ExpertPlan plan = plan_of(ids, work.plan, experts, static_cast<int>(tile_rows), sorted);
     if (sorted) moe_plan(plan);
-    const auto multiply = [&](auto kernel, auto product, int64_t rows, bool early) {
-      const int64_t blocks = ceil_div(product.columns, rows);
-      const int64_t units = plan.most_tiles() * blocks;
+    const auto multiply = [&](auto kernel, const auto& product, int64_t rows, bool early) {
+      const int64_t row_blocks = ceil_div(product.columns, rows);
+      const int64_t units = plan.most_tiles() * row_blocks;
       launch_early(kernel, {grid_size(std::min<int64_t>(units, Shape::kBlocksPerSm * num_sms_))},
-                   Shape::kThreads, Shape::kSharedBytes, product, plan, static_cast<int>(blocks),
-                   early);
+                   Shape::kThreads, Shape::kSharedBytes, product, plan,
+                   static_cast<int>(row_blocks), early);
     };
     multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
              Shape::kRows / 2, false);
+    // The plan is older than the kernel before: this one may begin while that one ends.
     multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
              Shape::kRows, true);
     moe_sum(y, work.out, weights, plan);

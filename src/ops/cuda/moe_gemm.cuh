@@ -65,18 +65,19 @@ class ExpertLoader {
   /// The weight's part of the next stage, which goes to `slot` of the ring. Needs the plan only.
   __device__ void load_weight(int slot) const {
     if (unit_ >= units_) return;
-    const int half = kGated ? Shape::kRows / 2 : Shape::kRows;
+    constexpr int kHalf = kGated ? Shape::kRows / 2 : Shape::kRows;
     const bool in_k = k_ + chunk() * 8 < product_.k;
-    char* to = ring_ + slot * Shape::kStageBytes;
+    const int64_t step = int64_t{Shape::kRowsAtOnce} * product_.k,
+                  to_second = int64_t{product_.columns - kHalf} * product_.k;
+    const __nv_bfloat16* from = weight_ + k_;
+    char* to = ring_ + slot * Shape::kStageBytes + swizzled(row_in_pass(), chunk());
 #pragma unroll
-    for (int i = 0; i < Shape::kRows / Shape::kRowsAtOnce; ++i) {
-      const int row = i * Shape::kRowsAtOnce + row_in_pass();
-      const bool second = kGated && row >= half;
-      const int column = column_ + row - (second ? half : 0);  // of y
-      const bool valid = in_k && column < product_.columns;
-      const int64_t from = column + (second ? product_.columns : 0);
-      copy_async(to + swizzled(row, chunk()),
-                 valid ? weight_ + from * product_.k + k_ + chunk() * 8 : product_.w, valid);
+    for (int i = 0; i < Shape::kRows / Shape::kRowsAtOnce; ++i, from += step) {
+      constexpr int kPasses = kHalf / Shape::kRowsAtOnce;
+      if (kGated && i == kPasses) from += to_second;
+      const int column = column_ + i % kPasses * Shape::kRowsAtOnce + row_in_pass();  // of y
+      copy_async(to + i * Shape::kRowsAtOnce * Shape::kRowBytes, from,
+                 in_k && column < product_.columns);
     }
   }
 
@@ -121,7 +122,8 @@ class ExpertLoader {
     if (unit_ >= units_) return;
     tile_ = tile_at(plan_, unit_ / row_blocks_);
     column_ = unit_ % row_blocks_ * (kGated ? Shape::kRows / 2 : Shape::kRows);
-    weight_ = product_.w + tile_.expert * product_.expert_stride;
+    weight_ = product_.w + tile_.expert * product_.expert_stride +
+              int64_t{column_ + row_in_pass()} * product_.k + chunk() * 8;
   }
   __device__ static int chunk() { return threadIdx.x % 8; }
   __device__ static int row_in_pass() { return threadIdx.x / 8; }
@@ -131,9 +133,9 @@ class ExpertLoader {
   char* ring_;
   int units_, row_blocks_, unit_, k_ = 0;
   ExpertTile tile_{};
-  int column_ = 0;  // of y, the unit's first
-  const __nv_bfloat16* weight_ = nullptr;
-  int source_[kTokenCopies];  // row of x
+  int column_ = 0;                         // of y, the unit's first
+  const __nv_bfloat16* weight_ = nullptr;  // of the row and the chunk that this thread copies first
+  int source_[kTokenCopies];               // row of x
 };
 
 /// One stage: four steps of k for all of a warp's outputs.
@@ -205,7 +207,8 @@ __device__ void store_unit(const ExpertProduct<__nv_bfloat16>& product, const Ex
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int c = column + (warp_m * kOut + i) * 16 + h * 8 + lane % 4 * 2;
-        if (row < tile.rows && c < product.columns) *reinterpret_cast<uint32_t*>(to + c) = packed[h];
+        if (row < tile.rows && c < product.columns)
+          *reinterpret_cast<uint32_t*>(to + c) = packed[h];
       }
     }
   }

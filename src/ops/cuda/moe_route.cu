@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   for (int i = 0; i < kPerLane; ++i) total += is_left[i] ? expf(value[i] - top) : 0.0f;
   total = warp_sum(total);
 
-  float chosen = 0;
+  float chosen = 0, mine_weight = 0;  // lane n keeps the n-th
+  int mine_id = 0;
   weights += int64_t{token} * k;
   ids += int64_t{token} * k;
   for (int n = 0; n < k; ++n) {
@@ -64,13 +65,14 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
     for (int i = 0; i < kPerLane; ++i) is_left[i] &= i * kWarp + lane != best.id;
     const float weight = expf(best.value - top) / total;
     chosen += weight;
-    if (lane == 0) {
-      weights[n] = weight;
-      ids[n] = best.id;
+    if (lane == n) {
+      mine_weight = weight;
+      mine_id = best.id;
     }
   }
-  if (!normalise || lane != 0) return;
-  for (int n = 0; n < k; ++n) weights[n] /= chosen;
+  if (lane >= k) return;
+  weights[lane] = normalise ? mine_weight / chosen : mine_weight;
+  ids[lane] = mine_id;
 }
 
 /// Inclusive sums of `x` over the threads of the block. `shared`: one per warp.
@@ -148,8 +150,9 @@ void CudaBackend::moe_route(Tensor weights, Tensor ids, Tensor logits, bool norm
   check(weights.shape == ids.shape && ids.shape[0] == tokens && weights.contiguous() &&
             ids.contiguous() && 1 <= k && k <= experts,
         "moe_route: {} and {} of {}", weights.describe(), ids.describe(), logits.describe());
-  check(experts <= kMostExperts, ErrorKind::device, "{} experts: at most {} are supported on a GPU",
-        experts, kMostExperts);
+  check(experts <= kMostExperts && k <= kWarp, ErrorKind::device,
+        "{} of {} experts: at most {} of {} are supported on a GPU", k, experts, kWarp,
+        kMostExperts);
   const auto run = [&](auto kernel) {
     launch_early(kernel, {grid_size(ceil_div(tokens, kRouteWarps))}, kRouteWarps * kWarp, 0,
                  weights.ptr<float>(), ids.ptr<int32_t>(), logits.ptr<float>(), logits.stride[0],
