@@ -169,6 +169,7 @@ void add_bench(CLI::App& program, Action& action) {
   add_bench_startup(bench, action);
   add_bench_step(bench, action);
   add_bench_attention(bench, action);
+  add_bench_gemm(bench, action);
 }
 
 }  // namespace nanovllm::cli

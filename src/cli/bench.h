@@ -137,5 +137,6 @@ void add_bench_prefill(CLI::App& bench, Action& action);
 void add_bench_startup(CLI::App& bench, Action& action);
 void add_bench_step(CLI::App& bench, Action& action);
 void add_bench_attention(CLI::App& bench, Action& action);
+void add_bench_gemm(CLI::App& bench, Action& action);
 
 }  // namespace nanovllm::cli

@@ -44,14 +44,22 @@ void StepRecorder::note(const char* part, std::function<void()> run) {
   current_->push_back({.part = part, .run = std::move(run)});
 }
 
-void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
-  const char* part = next_gemm_;
-  next_gemm_ = part == kOut ? kGateUp : kQkv;
-  note(part, [=, this] { ops_->gemm(y, x, w); });
+void StepRecorder::note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run) {
+  note(part, std::move(run));
   RecordedOp& op = current_->back();
   op.rows = x.shape[0];
   op.n = w.shape[0];
   op.k = w.shape[1];
+}
+
+void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
+  const char* part = next_gemm_;
+  next_gemm_ = part == kOut ? kGateUp : kQkv;
+  note_gemm(part, x, w, [=, this] { ops_->gemm(y, x, w); });
+}
+void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+  next_gemm_ = kDown;
+  note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
 }
 void StepRecorder::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
   note(kSmall, [=, this] { ops_->embedding(y, tokens, table, first_row); });

@@ -55,6 +55,8 @@ class StepRecorder final : public Backend {
   }
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
+  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
@@ -89,6 +91,8 @@ class StepRecorder final : public Backend {
 
   /// Remembers `run` and does it.
   void note(const char* part, std::function<void()> run);
+  /// The same for the product of x and w.
+  void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
   std::unique_ptr<Backend> ops_;
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
   const char* next_gemm_ =

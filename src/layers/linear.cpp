@@ -67,6 +67,19 @@ MergedColumnParallelLinear::MergedColumnParallelLinear(
   std::tie(weight_, bias_) = load_rows(load, parts, input_size, bias);
 }
 
+Tensor MergedColumnParallelLinear::forward_gated(const Step& step, Tensor x) const {
+  Tensor gate_up = step.arena.take(x.dtype, {x.shape[0], output_size_}),
+         y = step.arena.take(x.dtype, {x.shape[0], output_size_ / 2});
+  if (bias_.defined()) {
+    step.ops.gemm(gate_up, x, weight_);
+    step.ops.add_bias(gate_up, bias_);
+    step.ops.silu_and_mul(y, gate_up);
+  } else {
+    step.ops.gemm_silu_and_mul(y, gate_up, x, weight_);
+  }
+  return y;
+}
+
 int64_t kv_heads_per_rank(int64_t num_kv_heads, int world_size) {
   if (num_kv_heads % world_size == 0) return num_kv_heads / world_size;
   check(world_size % num_kv_heads == 0, ErrorKind::invalid_argument,

@@ -47,6 +47,8 @@ class MergedColumnParallelLinear : public ColumnParallelLinear {
   MergedColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                              const std::vector<std::pair<std::string, int64_t>>& outputs,
                              bool bias = false);
+  /// silu_and_mul() of what forward() gives: [t, input] -> [t, output / 2], in step.arena
+  Tensor forward_gated(const Step& step, Tensor x) const;
 };
 
 /// q_proj, k_proj and v_proj in one GEMM, split by whole heads. Where there are more ranks than KV

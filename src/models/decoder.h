@@ -5,7 +5,6 @@
 // (add_forward), so the addition and the norm are one operation.
 #pragma once
 
-#include "layers/activation.h"
 #include "layers/attention.h"
 #include "layers/layernorm.h"
 #include "layers/linear.h"
@@ -79,7 +78,7 @@ class GatedMLP {
   /// x [t, hidden] -> x
   void forward(const Step& step, Tensor x) const {
     ArenaScope scope(step.arena);
-    down_proj_.forward(step, x, act_.forward(step, gate_up_proj_.forward(step, x)));
+    down_proj_.forward(step, x, gate_up_proj_.forward_gated(step, x));
   }
 
   void describe(DecoderStack& stack) const {
@@ -93,7 +92,6 @@ class GatedMLP {
  private:
   MergedColumnParallelLinear gate_up_proj_;
   RowParallelLinear down_proj_;
-  SiluAndMul act_;
 };
 
 template <class Attention, class MLP>

@@ -94,6 +94,12 @@ struct DecoderStack {
   float eps = 0, scale = 0;
 };
 
+/// What measuring a product's algorithms found: seconds with the choice as it was, with the fastest
+/// that gives gemm()'s bits, and with the fastest of all. Zeros where there is nothing to choose.
+struct GemmTuning {
+  double before = 0, best = 0, free = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -159,6 +165,12 @@ class Backend {
   // -- Primitives
   /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is a weight_view of x's dtype.
   virtual void gemm(Tensor y, Tensor x, Tensor w) = 0;
+  /// Measures what may serve such a product, for a second or so, and lets gemm() use the fastest
+  /// from now on, here and in later processes (a file in the user's cache). No bits change. Leaves
+  /// a product in y. Nothing but an explicit command calls this.
+  virtual GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) {
+    return (void)y, (void)x, (void)w, GemmTuning{};
+  }
   /// y[t, :] = table[tokens[t] - first_row, :]; zeros where that is no row of the table (another
   /// rank has it). table: weight_view.
   virtual void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) = 0;
@@ -224,6 +236,12 @@ class Backend {
                             Tensor chosen) = 0;
 
   // -- Fusions
+  /// The gated half of an MLP: y [t, n] = silu_and_mul(x w^T), w a weight_view [2n, k]. gate_up [t,
+  /// 2n] is room for what lies between; its contents afterwards are undefined.
+  virtual void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+    gemm(gate_up, x, w);
+    silu_and_mul(y, gate_up);
+  }
   /// residual += x; y = rms_norm(residual). y may be x.
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);

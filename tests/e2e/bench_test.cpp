@@ -61,6 +61,16 @@ TEST(Bench, PrefillRunsRandomWeightsFromAConfigAlone) {
   expect_figures(report["rows"][0]);
 }
 
+TEST(Bench, GemmMeasuresEveryWeightOfALayerAndTheHead) {
+  const Json report = bench({"gemm", demo_model(), "--rows", "1,3", "-r", "1", "--device", "cpu"});
+  std::vector<std::string> names;
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    if (row["rows"] == 3) names.push_back(row["weight"]);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"qkv", "o", "gate_up", "down", "lm_head"}));
+}
+
 TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
   const Json report =
       bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});

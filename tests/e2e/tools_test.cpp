@@ -22,7 +22,8 @@ TEST(Help, EveryCommandHasItAndSoHasTheVersion) {
                                    {"bench", "prefill"},
                                    {"bench", "startup"},
                                    {"bench", "step"},
-                                   {"bench", "attention"}}) {
+                                   {"bench", "attention"},
+                                   {"bench", "gemm"}}) {
     Arguments arguments = command;
     arguments.push_back("--help");
     const auto result = nanovllm_program(arguments);

@@ -83,6 +83,73 @@ TEST_F(CudaInvariance, GemmRowsDoNotDependOnTheNumberOfRows) {
   }
 }
 
+/// Few rows take kernels of their own; x at an odd address takes the one that defines the order.
+TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
+  constexpr int64_t kRows = 200;
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{{1, 64},
+                                                                               {7, 192},
+                                                                               {12, 640},
+                                                                               {17, 448},
+                                                                               {20, 320},
+                                                                               {33, 640},
+                                                                               {1003, 1088},
+                                                                               {4100, 1024},
+                                                                               {1024, 3072}})
+    for (const DType out : {DType::bf16, DType::f32}) {
+      Rig rig(*gpu_);
+      auto values = normal_values(kRows * k, 5);
+      std::fill_n(values.begin() + 3 * k, k, 0.0f);  // zeros times negative weights
+      const Tensor x = rig.upload(values, DType::bf16, {kRows, k}),
+                   odd = rig.padded(values, DType::bf16, kRows, k, 1),
+                   w = rig.weight(normal_values(n * k, 6), DType::bf16, n, k);
+      const int64_t width = (n + 7) / 8 * 8;
+      const Tensor want = rig.empty(out, {kRows, width});
+      gpu_->gemm(want.cols(0, n), odd, w);
+      const auto definition = rig.bytes(want);
+      const size_t row = static_cast<size_t>(width) * size_of(out);
+      int wrong = 0;
+      for (int64_t m = 1; m <= kRows; m += m < 72 ? 1 : 31) {
+        const Tensor y = rig.upload(std::vector<float>(static_cast<size_t>(kRows * width)), out,
+                                    {kRows, width});  // zeros, as `want` has behind n and below m
+        gpu_->gemm(y.rows(0, m).cols(0, n), x.rows(0, m), w);
+        auto expected = definition;
+        std::fill(expected.begin() + static_cast<std::ptrdiff_t>(row) * m, expected.end(),
+                  std::byte{});
+        wrong += different_rows(rig.bytes(y), expected, row);
+      }
+      EXPECT_EQ(wrong, 0) << "n " << n << ", k " << k << ", y " << name_of(out);
+    }
+}
+
+TEST_F(CudaInvariance, ChainsOfProductsWaitForOneAnother) {
+  Rig rig(*gpu_);
+  constexpr int64_t kWidth = 1024, kLinks = 60;
+  const Tensor w =
+      rig.weight(normal_values(kWidth * kWidth, 7, 0.03f), DType::bf16, kWidth, kWidth);
+  for (const int64_t m : {1, 16, 64}) {
+    const Tensor start = rig.upload(normal_values(m * kWidth, 8), DType::bf16, {m, kWidth}),
+                 a = rig.empty(DType::bf16, {m, kWidth}), b = rig.empty(DType::bf16, {m, kWidth});
+    const auto chain = [&](bool stop) {
+      gpu_->copy(a, start);
+      for (int64_t i = 0; i < kLinks; ++i) {
+        gpu_->gemm(i % 2 == 0 ? b : a, i % 2 == 0 ? a : b, w);
+        if (stop) gpu_->synchronize();
+      }
+    };
+    chain(true);
+    const auto want = rig.bytes(a);
+    for (int run = 0; run < 5; ++run) {
+      chain(false);
+      EXPECT_EQ(rig.bytes(a), want) << m << " rows";
+    }
+    const auto graph = gpu_->capture([&] { chain(false); });
+    for (int run = 0; run < 5; ++run) {
+      graph->launch();
+      EXPECT_EQ(rig.bytes(a), want) << m << " rows, in a graph";
+    }
+  }
+}
+
 using Part = PagedSequences::Part;
 
 /// Attention over several cuts of the same sequences; every row's bytes are kept by (sequence,

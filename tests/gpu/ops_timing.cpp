@@ -10,34 +10,81 @@
 namespace nanovllm {
 namespace {
 
-void time_gemm(Backend& gpu) {
-  const struct {
-    const char* name;
-    int64_t n, k;
-  } weights[] = {{"qkv", 4096, 1024},
-                 {"o", 1024, 2048},
-                 {"gate_up", 6144, 1024},
-                 {"down", 1024, 3072},
-                 {"lm_head", 151936, 1024}};
-  std::printf("gemm, bf16, Qwen3-0.6B: microseconds (GB/s of the weight; TFLOP/s)\n");
+struct WeightShape {
+  const char* name;
+  int64_t n, k;
+};
+
+/// Bytes a second that the memory gives to readers, measured once on each: what a weight costs at
+/// least.
+double bandwidth(const Backend& gpu) {
+  return gpu.name().find("H200") != std::string::npos ? 4.65e12 : 3.05e12;
+}
+
+/// A weight of which only the address matters, not the values.
+Tensor some_weight(Rig& rig, int64_t n, int64_t k) {
+  constexpr int64_t kRows = 512;
+  const Tensor w = rig.empty(DType::bf16, {n, k}),
+               some = rig.upload(normal_values(kRows * k, 1, 0.03f), DType::bf16, {kRows, k});
+  for (int64_t row = 0; row < n; row += kRows) {
+    const int64_t rows = std::min(kRows, n - row);
+    rig.backend.copy(w.rows(row, row + rows), some.rows(0, rows));
+  }
+  return w;
+}
+
+void time_gemm(Backend& gpu, const char* model, std::span<const WeightShape> weights) {
+  std::printf("gemm, bf16, %s: microseconds (GB/s of the weight; share of the floor; TFLOP/s)\n",
+              model);
   for (const auto& shape : weights) {
     Rig rig(gpu);
-    const int copies = shape.n > 100'000 ? 1 : 24;  // 200 MB and more of weights
+    const double bytes = 2.0 * static_cast<double>(shape.n * shape.k);
+    const bool head = shape.n > 100'000;
+    const int copies = std::max(1, static_cast<int>(400e6 / bytes));  // more than the L2 cache
     std::vector<Tensor> w;
-    for (int i = 0; i < copies; ++i)
-      w.push_back(rig.upload(normal_values(shape.n * shape.k, static_cast<uint32_t>(i % 2)),
-                             DType::bf16, {shape.n, shape.k}));
-    for (const int64_t m : {1, 8, 64, 256, 1024, 4096}) {
-      if (shape.n > 100'000 && m > 512) continue;
+    for (int i = 0; i < copies; ++i) w.push_back(some_weight(rig, shape.n, shape.k));
+    for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}) {
+      if (head && m > 512) continue;
       const Tensor x = rig.upload(normal_values(m * shape.k, 3), DType::bf16, {m, shape.k});
-      const Tensor y = rig.empty(shape.n > 100'000 ? DType::f32 : DType::bf16, {m, shape.n});
-      const double us =
-          microseconds(gpu, 48, [&](int i) { gpu.gemm(y, x, w[static_cast<size_t>(i % copies)]); });
-      const double bytes = 2.0 * static_cast<double>(shape.n * shape.k),
-                   flops = bytes * static_cast<double>(m);
-      std::printf("  %-8s m %5ld  %8.2f us  %6.0f GB/s  %6.1f TFLOP/s\n", shape.name,
-                  static_cast<long>(m), us, bytes / us * 1e-3, flops / us * 1e-6);
+      const Tensor y = rig.empty(head ? DType::f32 : DType::bf16, {m, shape.n});
+      const double us = microseconds(gpu, std::max(copies, 8), [&](int i) {
+        gpu.gemm(y, x, w[static_cast<size_t>(i % copies)]);
+      });
+      const double flops = bytes * static_cast<double>(m);
+      std::printf("  %-8s m %5ld  %8.2f us  %6.0f GB/s  %3.0f %%  %6.1f TFLOP/s\n", shape.name,
+                  static_cast<long>(m), us, bytes / us * 1e-3, bytes / bandwidth(gpu) / us * 1e8,
+                  flops / us * 1e-6);
     }
+  }
+}
+
+/// The products of a step one after another, each waiting for the one before, as a model runs them.
+void time_layers(Backend& gpu) {
+  constexpr int kLayers = 28;
+  constexpr int64_t kHidden = 1024, kHeads = 2048, kQkv = 4096, kInner = 3072;
+  Rig rig(gpu);
+  const auto weights = [&](int64_t n, int64_t k) {
+    std::vector<Tensor> w;
+    for (int i = 0; i < kLayers; ++i) w.push_back(some_weight(rig, n, k));
+    return w;
+  };
+  const auto qkv = weights(kQkv, kHidden), o = weights(kHidden, kHeads),
+             gate_up = weights(2 * kInner, kHidden), down = weights(kHidden, kInner);
+  const double bytes = 2.0 * (kQkv * kHidden + kHidden * kHeads + 3 * kInner * kHidden);
+  std::printf("a layer's products and activation in a row, 0.6B (floor %.2f us)\n",
+              bytes / bandwidth(gpu) * 1e6);
+  for (const int64_t m : {1, 8, 16, 32, 64, 128, 256}) {
+    const Tensor x = rig.upload(normal_values(m * kHidden, 2), DType::bf16, {m, kHidden}),
+                 a = rig.empty(DType::bf16, {m, kQkv}), b = rig.empty(DType::bf16, {m, kInner}),
+                 c = rig.empty(DType::bf16, {m, 2 * kInner});
+    const double us = microseconds(gpu, kLayers, [&](int layer) {
+      const auto i = static_cast<size_t>(layer);
+      gpu.gemm(a, x, qkv[i]);
+      gpu.gemm(x, a.cols(0, kHeads), o[i]);
+      gpu.gemm_silu_and_mul(b, c, x, gate_up[i]);
+      gpu.gemm(x, b, down[i]);
+    });
+    std::printf("  m %5ld  %8.2f us\n", static_cast<long>(m), us);
   }
 }
 
@@ -142,7 +189,20 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", gpu->name().c_str());
   const auto wanted = [&](const char* what) { return argc < 2 || std::strstr(argv[1], what); };
-  if (wanted("gemm")) time_gemm(*gpu);
+  if (wanted("gemm")) {
+    time_layers(*gpu);
+    time_gemm(*gpu, "Qwen3-0.6B",
+              std::array<WeightShape, 5>{{{"qkv", 4096, 1024},
+                                          {"o", 1024, 2048},
+                                          {"gate_up", 6144, 1024},
+                                          {"down", 1024, 3072},
+                                          {"lm_head", 151936, 1024}}});
+    time_gemm(*gpu, "Qwen3-8B",
+              std::array<WeightShape, 4>{{{"qkv", 6144, 4096},
+                                          {"o", 4096, 4096},
+                                          {"gate_up", 24576, 4096},
+                                          {"down", 4096, 12288}}});
+  }
   if (wanted("attention")) {
     std::printf("attention, bf16, head_dim 128 (share of 4,650 GB/s)\n");
     for (const AttentionShape& shape : {AttentionShape{1, 1, 1024},

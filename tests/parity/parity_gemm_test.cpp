@@ -116,6 +116,25 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
   }
 }
 
+TEST_P(GemmParity, GatedProductIsItsBody) {
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
+           {8, 64}, {24, 192}, {100, 128}, {7, 33}, {1000, 320}})
+    for (const int64_t m : {1, 8, 9, 33, 64, 65})
+      for (const Layout layout : {Layout{}, Layout{.lead = 8, .trail = 24}}) {
+        const Operand x(ops(), dtype(), {m, k}, random_values(dtype(), m * k, 6), layout);
+        const Weight w(ops(), dtype(), 2 * n, k, random_values(dtype(), 2 * n * k, 7, 0.2));
+        const Operand y(ops(), dtype(), {m, n}, layout), body(ops(), dtype(), {m, n}, layout),
+            between(ops(), dtype(), {m, 2 * n});
+        ops().gemm_silu_and_mul(y, between, x, w);
+        ops().gemm(between, x, w);
+        ops().silu_and_mul(body, between);
+        ops().synchronize();
+        EXPECT_EQ(y.bits(), body.bits()) << m << " rows, n " << n << ", k " << k;
+        y.expect_guards("y");
+        between.expect_guards("between");
+      }
+}
+
 TEST_P(GemmParity, EmbeddingReadsRowsOutOfThePackedWeight) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {1000, 64}, {77, 100}, {7, 33}, {130, 1024}, {1, 1}}) {

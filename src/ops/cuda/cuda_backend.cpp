@@ -111,7 +111,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   cublasLtHandle_t blas = nullptr;
   cublas_check(cublasLtCreate(&blas));
   blas_.reset(blas);
-  blas_workspace_ = allocate(kBlasWorkspace);
+  gemm_algorithms_ = std::make_unique<GemmAlgorithms>(blas, properties.name);
+  blas_workspace_ = allocate(GemmAlgorithms::kWorkspace);
   partials_ = allocate(kPartialBytes);
   plans_ = allocate(kPlanBytes);
   step_plans_.reserve(kMaxPlans);
@@ -203,10 +204,11 @@ void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {
   check(bytes <= max_shared_bytes_, ErrorKind::device,
         "{} offers {} bytes of shared memory to a block, {} are needed", name_, max_shared_bytes_,
         bytes);
-  if (shared_memory_allowed_.contains(kernel)) return;
+  size_t& allowed = shared_memory_allowed_[kernel];
+  if (bytes <= allowed) return;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)));
-  shared_memory_allowed_.insert(kernel);
+  allowed = bytes;
 }
 
 void CudaBackend::fail_launch(const void* kernel, cudaError_t status, dim3 grid, unsigned block,

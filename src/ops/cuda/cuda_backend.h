@@ -3,14 +3,14 @@
 // sequence of ops can be recorded into a graph.
 #pragma once
 
-#include <map>
-#include <tuple>
-#include <unordered_set>
+#include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include <cuda.h>
 
 #include "ops/backend.h"
+#include "ops/cuda/gemm_algorithms.h"
 #include "ops/cuda/handles.h"
 #include "ops/staged_load.h"
 
@@ -40,7 +40,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   size_t scratch_bytes() const override {
-    return kBlasWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes + kScanBytes;
+    return GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes + kScanBytes;
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -56,6 +56,8 @@ class CudaBackend final : public Backend {
                 const std::function<void(size_t)>& loaded) override;
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
+  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override;
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
@@ -83,22 +85,12 @@ class CudaBackend final : public Backend {
                       std::span<const KvCache> caches, const Batch& batch) override;
 
  private:
-  static constexpr size_t kBlasWorkspace = size_t{16} << 20;  // bytes
   static constexpr size_t kPartialBytes = size_t{64}
                                           << 20;  // attention: partial results of split sequences
   static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
   static constexpr size_t kMaxPlans = 4;
   static constexpr size_t kExchangeBytes = size_t{16} << 20;  // decoder_layers()
   static constexpr size_t kScanBytes = size_t{8} << 20;  // sampling: what a pass over rows finds
-
-  /// What a cuBLASLt algorithm is chosen by: rows (rounded up to a bucket), n, k, is y f32.
-  using GemmKey = std::tuple<int64_t, int64_t, int64_t, bool>;
-  /// An algorithm that adds the products of a row in the order of k; none where cuBLASLt offers
-  /// only others.
-  struct GemmChoice {
-    bool found = false;
-    cublasLtMatmulAlgo_t algorithm{};
-  };
 
   /// What the division of a decode step depends on.
   struct PlanKey {
@@ -109,7 +101,13 @@ class CudaBackend final : public Backend {
 
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
-  const GemmChoice& gemm_choice(const GemmKey& key, cublasLtMatmulDesc_t operation);
+  /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
+  /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
+  bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
+  /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
+  static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
+  /// False, and nothing done, where the algorithm does not take this product.
+  bool gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAlgo_t& algorithm);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
   /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
@@ -180,9 +178,9 @@ class CudaBackend final : public Backend {
   Buffer blas_workspace_, partials_, plans_, prefill_counters_, exchange_, scan_scratch_;
   const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
   std::vector<PlanKey> step_plans_;  // made since then
-  std::map<GemmKey, GemmChoice> gemm_choices_;
-  std::unordered_set<const void*> shared_memory_allowed_;
-  std::unique_ptr<StagingLane> lane_;  // of load(), opened by the first
+  std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
+  std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
+  std::unique_ptr<StagingLane> lane_;                              // of load(), opened by the first
 };
 
 }  // namespace nanovllm

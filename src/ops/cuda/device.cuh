@@ -38,6 +38,11 @@ __device__ T round_to(float x) {
     return __float2bfloat16_rn(x);
 }
 
+/// The gated activation: silu(gate) * up.
+__device__ inline float silu_times(float gate, float up) {
+  return gate / (1.0f + expf(-gate)) * up;
+}
+
 // -- Vectors --
 
 /// 16 bytes of elements.

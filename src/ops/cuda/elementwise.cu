@@ -60,10 +60,8 @@ __global__ void silu_and_mul_kernel(T* y, int64_t y_stride, const T* gate_up, in
   Vec<T> gate = load_vec(source, n - c, wide);
   const Vec<T> up = load_vec(source + n, n - c, wide);
 #pragma unroll
-  for (int i = 0; i < Vec<T>::size; ++i) {
-    const float g = to_float(gate.v[i]);
-    gate.v[i] = round_to<T>(g / (1.0f + expf(-g)) * to_float(up.v[i]));
-  }
+  for (int i = 0; i < Vec<T>::size; ++i)
+    gate.v[i] = round_to<T>(silu_times(to_float(gate.v[i]), to_float(up.v[i])));
   store_vec(y + blockIdx.x * y_stride + c, gate, n - c, wide);
 }
 

@@ -1,0 +1,137 @@
+// Chooses and launches a kernel of gemm_skinny.cuh.
+#include <algorithm>
+#include <limits>
+
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_skinny.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// How a product is cut; `columns` 0: cuBLASLt serves it better.
+struct SkinnyPlan {
+  int columns = 0, block_rows = 0;
+};
+
+constexpr int kTileColumns[] = {8, 16, 24, 32, 48, 64};
+/// Slices in a stage, as measured: enough that a wait pays, few enough that the first comes soon.
+constexpr int depth_of(int columns) { return columns == 8 ? 8 : columns < 48 ? 4 : 2; }
+
+/// Measured on an H200: for more rows than these, each block reads so much of x besides its weight
+/// that cuBLASLt's larger tiles win, for weights that take long soonest.
+int64_t most_rows(int64_t weight_bytes, bool gated) {
+  constexpr int64_t kLarge = int64_t{128} << 20;
+  return weight_bytes <= kLarge || gated ? 64 : 32;
+}
+
+/// The cut that asks least of the busiest SM: rows of w and of x that it reads, and what an item
+/// costs in itself. At most one block on an SM: two would share its tensor cores' time and end
+/// later.
+SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
+  constexpr int64_t kItem = 16;
+  SkinnyPlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const int columns : kTileColumns)
+    for (int block_rows : {8, 16, 32, 64}) {
+      if (gated && columns == 8) continue;
+      if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
+      block_rows = static_cast<int>(std::min<int64_t>(block_rows, ceil_div(m, 8) * 8));
+      const int64_t items =
+          ceil_div(m, block_rows) * ceil_div(outputs, gated ? columns / 2 : columns);
+      const int64_t cost = ceil_div(items, num_sms) * (columns + block_rows + kItem);
+      if (cost < least) least = cost, best = {columns, block_rows};
+    }
+  return best;
+}
+
+/// How the copy engine sees a matrix: slices of [parts, rows / parts, 64], in boxes of `box_rows`
+/// rows by `box_slices`.
+CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& t, int parts,
+                   int box_rows, int box_slices) {
+  const auto rows = static_cast<cuuint64_t>(t.shape[0] / parts),
+             slices = static_cast<cuuint64_t>(t.shape[1] / kSliceWidth),
+             stride = static_cast<cuuint64_t>(t.stride[0]) * sizeof(__nv_bfloat16);
+  const cuuint64_t sizes[] = {kSliceWidth, rows, static_cast<cuuint64_t>(parts), slices},
+                   strides[] = {stride, stride * rows, kSliceRowBytes};
+  const cuuint32_t box[] = {kSliceWidth, static_cast<cuuint32_t>(box_rows / parts),
+                            static_cast<cuuint32_t>(parts), static_cast<cuuint32_t>(box_slices)},
+                   every[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, t.data, sizes, strides, box, every,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
+        t.describe(), static_cast<int>(status));
+  return map;
+}
+
+template <class F>
+void with_columns(int columns, F&& f) {
+  switch (columns) {
+    case 8:
+      return f.template operator()<8>();
+    case 16:
+      return f.template operator()<16>();
+    case 24:
+      return f.template operator()<24>();
+    case 32:
+      return f.template operator()<32>();
+    case 48:
+      return f.template operator()<48>();
+    default:
+      return f.template operator()<64>();
+  }
+}
+
+/// What a ring takes of an SM's shared memory: less than half, so that the next product's weight
+/// can come in while this one ends; nearly all for a weight of which that would be a small part.
+constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
+
+}  // namespace
+
+bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
+  if (!is_hopper_ || x.dtype != DType::bf16 || x.shape[1] % kSliceWidth != 0 ||
+      !wide_rows({y, x, w}))
+    return false;
+  if (x.shape[0] > most_rows(w.shape[0] * x.shape[1] * 2, gated)) return false;
+  const SkinnyPlan plan = plan_of(x.shape[0], y.shape[1], gated, num_sms_);
+  dispatch_float(y.dtype, [&]<class Y>() {
+    with_columns(plan.columns, [&]<int kColumns>() {
+      constexpr int kDepth = depth_of(kColumns);
+      constexpr bool kGates = kColumns >= 16 && std::is_same_v<Y, bf16>;
+      const int outputs = gated ? kColumns / 2 : kColumns;
+      SkinnyShape shape{};
+      shape.rows = static_cast<int>(y.shape[0]);
+      shape.columns = static_cast<int>(y.shape[1]);
+      shape.stride = y.stride[0];
+      shape.block_rows = plan.block_rows;
+      shape.row_blocks = static_cast<int>(ceil_div(y.shape[0], plan.block_rows));
+      shape.items = shape.row_blocks * static_cast<int>(ceil_div(y.shape[1], outputs));
+      shape.steps = static_cast<int>(ceil_div(x.shape[1], kDepth * kSliceWidth));
+      const int64_t bytes = ceil_div(shape.items, num_sms_) * kColumns * x.shape[1] * 2,
+                    stage = skinny_stage_bytes(kColumns, plan.block_rows, kDepth);
+      shape.stages = static_cast<int>(
+          std::clamp<int64_t>(std::min((bytes > kWholeRing ? kWholeRing : kHalfRing) / stage,
+                                       ceil_div(shape.items, num_sms_) * shape.steps),
+                              2, kMostStages));
+      // One block for every SM, even where there is no work for the last: they lie apart then, and
+      // so do those of the product behind this one, which come while these end.
+      const dim3 grid{grid_size(num_sms_)};
+      const auto shared =
+          static_cast<size_t>(skinny_shared_bytes(kColumns, plan.block_rows, kDepth, shape.stages));
+      const auto go = [&](auto kernel) {
+        launch_early(kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
+                     map_of(encode_map_, w, gated ? 2 : 1, kColumns, kDepth),
+                     map_of(encode_map_, x, 1, plan.block_rows, kDepth), shape);
+      };
+      if constexpr (kGates) {
+        if (gated) return go(gemm_skinny_kernel<kColumns, kDepth, true, DeviceType<Y>>);
+      }
+      go(gemm_skinny_kernel<kColumns, kDepth, false, DeviceType<Y>>);
+    });
+  });
+  return true;
+}
+
+}  // namespace nanovllm

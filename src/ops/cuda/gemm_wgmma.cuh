@@ -1,0 +1,91 @@
+// What the skinny products take of Hopper beside tma.cuh and wgmma.cuh: copies of what is read
+// once, and wgmma with both operands in shared memory, for tiles of few columns.
+#pragma once
+
+#include "ops/cuda/wgmma.cuh"
+
+namespace nanovllm {
+
+/// copy_box() of what nobody reads again: it leaves the L2 cache first.
+__device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint64_t* barrier,
+                                     int c0, int c1, int c2, int c3) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
+      : "memory");
+}
+
+/// Names a tile of rows of 64 bf16 (wgmma.cuh) for either operand. The next 16 elements of k are 2
+/// further on.
+__device__ inline uint64_t tile_of(const void* tile) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | shared_address(tile) >> 4;
+}
+
+#define NANOVLLM_4(d, i) "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])
+#define NANOVLLM_8(d, i) NANOVLLM_4(d, i), NANOVLLM_4(d, i + 4)
+
+__device__ inline void product_n8(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, "
+      "0, 0;"
+      : NANOVLLM_4(d, 0)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n16(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n24(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11}, %12, %13, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_4(d, 8)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n32(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n48(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, "
+      "%25, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n64(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+      "%25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24)
+      : "l"(a), "l"(b));
+}
+#undef NANOVLLM_8
+#undef NANOVLLM_4
+
+/// Of D, a lane (g = lane / 4, t = lane % 4) of warp w holds rows 16 w + g and + 8, columns 8 j + 2
+/// t and + 1, as d[4 j .. 4 j + 3], row by row.
+template <int n>
+__device__ __forceinline__ void product(float* d, uint64_t a, uint64_t b) {
+  static_assert(n == 8 || n == 16 || n == 24 || n == 32 || n == 48 || n == 64);
+  if constexpr (n == 8) product_n8(d, a, b);
+  if constexpr (n == 16) product_n16(d, a, b);
+  if constexpr (n == 24) product_n24(d, a, b);
+  if constexpr (n == 32) product_n32(d, a, b);
+  if constexpr (n == 48) product_n48(d, a, b);
+  if constexpr (n == 64) product_n64(d, a, b);
+}
+
+}  // namespace nanovllm
