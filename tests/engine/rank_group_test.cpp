@@ -97,6 +97,12 @@ int64_t threads_of_this_process() {
                        std::filesystem::directory_iterator{});
 }
 
+/// With what a sanitizer starts for itself when there is a second thread.
+int64_t threads_at_rest() {
+  std::thread([] {}).join();
+  return threads_of_this_process();
+}
+
 class RankGroupTest : public testing::Test {
  protected:
   RankGroupTest() {
@@ -115,11 +121,12 @@ class RankGroupTest : public testing::Test {
   }
   std::unique_ptr<RankGroup> make(int world) {
     // Short where a rank will hang; else long enough for a machine that has much else to do.
-    const auto patience = scene_->fault == Fault::hang ? 1s : 60s;
+    const bool hangs = scene_->fault == Fault::hang;
+    const bool early = scene_->phase == Phase::open || scene_->phase == Phase::load;
+    const auto peer = hangs && !early ? 2s : 60s, load = hangs && early ? 6s : 60s;
     return std::make_unique<RankGroup>(
         world, [scene = scene_](int rank) { return std::make_unique<FaultyBackend>(scene, rank); },
-        model_, config_,
-        RankLimits{.peer = patience, .step = 60s, .load = patience, .leave = 500ms});
+        model_, config_, RankLimits{.peer = peer, .step = 60s, .load = load, .leave = 500ms});
   }
   /// Makes an engine of `world` ranks and has it answer; the error that this ends in, if any.
   std::string run(int world) {
@@ -148,7 +155,7 @@ class RankGroupTest : public testing::Test {
   ModelConfig model_;
   EngineConfig config_;
   std::shared_ptr<Scene> scene_ = std::make_shared<Scene>();
-  const int64_t threads_ = threads_of_this_process();
+  const int64_t threads_ = threads_at_rest();
 };
 
 TEST_F(RankGroupTest, RanksAnswerTogetherAndLeaveNothingBehind) {
@@ -193,7 +200,7 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
     const std::string message = run(3);
     EXPECT_NE(message.find(c.cause), std::string::npos) << message;
     EXPECT_EQ(message.find("rank", message.find("rank") + 1), message.find("ranks")) << message;
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
     scene_->release();
     expect_all_gone();
   }
