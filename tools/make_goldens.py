@@ -91,6 +91,8 @@ MODELS = {
     "qwen3-parallel-tied": (Qwen3Config, dict(vocab_size=203, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                                               num_attention_heads=8, num_key_value_heads=8, head_dim=64,
                                               tie_word_embeddings=True), torch.bfloat16, None),
+    "qwen3-moe-parallel": (Qwen3MoeConfig, dict(SMALL, **EXPERTS, num_attention_heads=8, num_key_value_heads=2,
+                                                norm_topk_prob=True), torch.bfloat16, None),
 }
 
 

@@ -24,7 +24,7 @@ class ModelRunner final : public Runner {
   ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> comm,
               const ModelConfig& model, const EngineConfig& config,
               const std::optional<MemoryPlan>& plan = {});
-  ~ModelRunner();
+  ~ModelRunner() override;
 
   /// `checkpoint` null: random weights.
   void load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress);

@@ -181,7 +181,7 @@ void RankGroup::stop() {
   }
 }
 
-void RankGroup::post(Job job) {
+void RankGroup::post(const Job& job) {
   const std::lock_guard lock(state_->mutex);
   for (const auto& rank : state_->ranks) rank->jobs.push_back(job);
   ++num_posted_;

@@ -66,7 +66,7 @@ class RankGroup final : public Runner {
 
   static void run_rank(const std::shared_ptr<State>& state, Rank& rank);
   /// Has all ranks run `job`, after what they were given before.
-  void post(Job job);
+  void post(const Job& job);
   /// Waits until every rank has done all it was given; throws the group's failure.
   void finish(const Watch& watch);
   Watch watch_progress(const LoadProgress& progress);
