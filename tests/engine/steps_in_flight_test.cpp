@@ -17,7 +17,8 @@ namespace {
 constexpr int32_t kEos = 7, kVocab = 100;
 
 int32_t next_token(int32_t token, int64_t position, int64_t seed) {
-  return static_cast<int32_t>((token * 31 + position * 17 + seed * 5 + 3) % kVocab);
+  return static_cast<int32_t>((token * 31 + position * 17 + seed % kVocab * 5 + 5 * kVocab) %
+                              kVocab);
 }
 
 struct Device {

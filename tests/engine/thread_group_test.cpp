@@ -41,7 +41,8 @@ void expect_sums_in_rank_order(int world, int64_t count) {
     comm.all_reduce(Tensor(x[static_cast<size_t>(rank)].data(), dtype_of<T>(), {1, count}));
   });
   for (const auto& values : x)
-    EXPECT_EQ(std::memcmp(values.data(), expected.data(), expected.size() * sizeof(T)), 0);
+    EXPECT_TRUE(expected.empty() ||
+                std::memcmp(values.data(), expected.data(), expected.size() * sizeof(T)) == 0);
 }
 
 TEST(ThreadGroup, SumsInF32InRankOrderAndTheSameEverywhere) {
