@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/load_model.h"
 #include "cli/machine.h"
 #include "core/check.h"
 #include "ops/cpu/threads.h"
@@ -87,11 +88,8 @@ BenchModel::BenchModel(const BenchOptions& bench_options, int64_t max_len, int64
     : BenchSetup(bench_options, max_len, batch) {
   reset_peak_memory();
   Progress progress(options().quiet);
-  EngineConfig engine = options().engine;
-  engine.on_progress = [&](const char* what, int64_t done, int64_t total) {
-    progress.loading(what, done, total);
-  };
-  llm_ = std::make_unique<LLM>(options().model, engine);
+  llm_ = std::make_unique<LLM>(
+      load_model(options().model, options().engine, progress, /*quiet=*/true));
 }
 
 std::vector<std::vector<int32_t>> BenchSetup::fresh_prompts(int64_t count, int64_t length) {
@@ -138,11 +136,14 @@ BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
     if (tokens > 0) last = now;
     if (!all_decode) trace.first_tokens = std::chrono::duration<double>(now - start).count();
   }
-  const EngineStats after = llm.stats();
-  trace.host_seconds = (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
-                        before.build_seconds) /
-                       std::max<double>(1, double(after.steps - before.steps));
+  trace.host_seconds = host_seconds_per_step(before, llm.stats());
   return trace;
+}
+
+double host_seconds_per_step(const EngineStats& before, const EngineStats& after) {
+  return (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
+          before.build_seconds) /
+         std::max<double>(1, double(after.steps - before.steps));
 }
 
 double quantile(std::vector<double> values, double share) {

@@ -90,6 +90,9 @@ struct BatchTrace {
 BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
                      const SamplingParams& params);
 
+/// Scheduling and batch building of a mean step between two readings.
+double host_seconds_per_step(const EngineStats& before, const EngineStats& after);
+
 /// The middle of the values, and the one that `share` of them do not exceed; 0 for none.
 double median(std::vector<double> values);
 double quantile(std::vector<double> values, double share);

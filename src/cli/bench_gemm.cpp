@@ -9,6 +9,7 @@
 #include "cli/bench.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
+#include "cli/timing.h"
 #include "ops/backend.h"
 
 namespace nanovllm::cli {
@@ -82,32 +83,12 @@ class Matrices {
   std::vector<Buffer> buffers_;
 };
 
-/// Seconds of one product, the weights taken in turn so that no cache holds them.
-double seconds_of(Backend& ops, Tensor y, Tensor x, const std::vector<Tensor>& weights,
-                  int64_t repetitions) {
-  const auto body = [&] {
-    for (const Tensor& w : weights) ops.gemm(y, x, w);
-  };
-  body();
-  const std::unique_ptr<Graph> graph = ops.capture(body);
-  std::vector<double> seconds;
-  for (int64_t i = 0; i <= repetitions; ++i) {
-    ops.synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    graph ? graph->launch() : body();
-    ops.synchronize();
-    if (i > 0) seconds.push_back(seconds_since(start) / double(weights.size()));
-  }
-  return median(seconds);
-}
-
 Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
              const GemmOptions& options, const Machine& machine) {
   Matrices matrices(ops, dtype);
   const double bytes = double(shape.n * shape.k) * double(size_of(dtype)),
                flops = 2.0 * double(rows * shape.n * shape.k);
-  // More than the caches hold, and a run that is long beside what starts it.
-  constexpr double kBytes = 300e6;
+  constexpr double kBytes = 300e6;  // more than the caches hold
   const int64_t copies = std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes), 1, 24);
   std::vector<Tensor> weights;
   for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape.n, shape.k));
@@ -121,7 +102,11 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
       row["exactness"] = found.best / found.free;
     }
   }
-  const double seconds = seconds_of(ops, y, x, weights, options.repetitions);
+  // The weights are taken in turn, so that no cache holds them.
+  const auto all = [&] {
+    for (const Tensor& w : weights) ops.gemm(y, x, w);
+  };
+  const double seconds = seconds_of(ops, options.repetitions, all) / double(copies);
   row["measured"] = 1e3 * seconds;
   row["microseconds"] = 1e6 * seconds;
   row["gigabytes_per_second"] = bytes / seconds * 1e-9;

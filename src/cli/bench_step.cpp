@@ -50,10 +50,7 @@ class Decoding {
     const auto begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < steps; ++i) step();
     seconds_ = seconds_since(begin) / double(steps);
-    const EngineStats after = engine.stats();
-    host_ = (after.schedule_seconds + after.build_seconds - before.schedule_seconds -
-             before.build_seconds) /
-            double(std::max<int64_t>(1, after.steps - before.steps));
+    host_ = host_seconds_per_step(before, engine.stats());
   }
   ~Decoding() {
     for (const int64_t id : requests_) engine_.abort_request(id);

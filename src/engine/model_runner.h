@@ -39,8 +39,6 @@ class ModelRunner final : public Runner {
   std::string device_name() const override { return backend_->name(); }
   double build_seconds() const override { return build_seconds_; }
   Backend& backend() { return *backend_; }
-  /// Decode steps of different sizes that were recorded as graphs so far.
-  int64_t num_graphs() const { return graphs_.num_recorded(); }
 
  private:
   static constexpr int kSlots = 2;

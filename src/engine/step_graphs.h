@@ -21,8 +21,6 @@ class StepGraphs {
   /// addresses whenever the sizes in `input` are the same.
   void run(const StepInput& input, const std::function<void()>& body);
 
-  int64_t num_recorded() const { return num_recorded_; }
-
  private:
   /// Rows, columns of the block tables, and which sampling operations run.
   using Key = std::tuple<int64_t, int64_t, bool, bool>;

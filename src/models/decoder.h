@@ -17,51 +17,64 @@ inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
   return RmsNorm(context.load, prefix, size, static_cast<float>(c.rms_norm_eps));
 }
 
-/// Adds what rotary attention consists of to the last layer of `stack`.
-inline void describe_attention(DecoderStack& stack, const QKVParallelLinear& qkv,
-                               const RowParallelLinear& o, const Attention& attention,
-                               Tensor cos_sin) {
-  DecoderWeights& layer = stack.layers.back();
-  layer.qkv = qkv.weight();
-  layer.qkv_bias = qkv.bias();
-  layer.o = o.weight();
-  layer.o_bias = o.bias();
-  attention.describe(stack);
-  stack.cos_sin = cos_sin;
-}
-
-/// Rotary grouped-query attention, with the biases that the configuration names.
-class RotaryAttention {
+/// Grouped-query attention between its projections, with the biases that the configuration names.
+/// What happens to query and key in between is the family's.
+class ProjectedAttention {
  public:
-  RotaryAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
-                  int64_t layer)
+  ProjectedAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+                     int64_t layer)
       : qkv_proj_(context.load, prefix, c.hidden_size, c.head_dim, c.num_attention_heads,
                   c.num_key_value_heads, c.qkv_bias),
         o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
                 c.output_bias),
         attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim, c.window(layer)),
-        cos_sin_(context.cos_sin) {
-    context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
+        cos_sin_(context.cos_sin) {}
+
+  /// Adds this attention to the last layer of `stack`.
+  void describe(DecoderStack& stack) const {
+    DecoderWeights& layer = stack.layers.back();
+    layer.qkv = qkv_proj_.weight();
+    layer.qkv_bias = qkv_proj_.bias();
+    layer.o = o_proj_.weight();
+    layer.o_bias = o_proj_.bias();
+    attn_.describe(stack);
+    stack.cos_sin = cos_sin_;
   }
 
-  /// x [t, hidden] -> x
-  void forward(const Step& step, Tensor x, KvCache cache) const {
+ protected:
+  /// x [t, hidden] -> x. store(q, k, v) rotates query and key, and puts key and value into the
+  /// cache.
+  template <class Store>
+  void forward_with(const Step& step, Tensor x, KvCache cache, Store&& store) const {
     ArenaScope scope(step.arena);
     const Tensor qkv = qkv_proj_.forward(step, x);
-    step.ops.rope_store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv), step.batch, cos_sin_,
-                        cache);
+    store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv));
     o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
   }
-
-  void describe(DecoderStack& stack) const {
-    describe_attention(stack, qkv_proj_, o_proj_, attn_, cos_sin_);
-  }
+  Tensor cos_sin() const { return cos_sin_; }
 
  private:
   QKVParallelLinear qkv_proj_;
   RowParallelLinear o_proj_;
   Attention attn_;
   Tensor cos_sin_;
+};
+
+/// The attention of Llama, Mistral and Qwen2: query and key are rotated.
+class RotaryAttention : public ProjectedAttention {
+ public:
+  RotaryAttention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+                  int64_t layer)
+      : ProjectedAttention(c, context, prefix, layer) {
+    context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
+  }
+
+  /// x [t, hidden] -> x
+  void forward(const Step& step, Tensor x, KvCache cache) const {
+    forward_with(step, x, cache, [&](Tensor q, Tensor k, Tensor v) {
+      step.ops.rope_store(q, k, v, step.batch, cos_sin(), cache);
+    });
+  }
 };
 
 /// down(silu(gate(x)) * up(x))

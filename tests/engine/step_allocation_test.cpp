@@ -1,26 +1,12 @@
 // Counts calls of operator new and of the device's allocator: a decode step in the steady state
 // makes none, eager or recorded, and never waits for the whole device.
-#include <cstdlib>
-#include <new>
 
 #include <gtest/gtest.h>
 
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
 #include "ops/null_backend.h"
-
-namespace {
-int64_t num_allocations = 0;
-}
-
-// Not inlined: a compiler that sees free() but not malloc() warns of a mismatch.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++num_allocations;
-  if (void* p = std::malloc(size)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+#include "unit/count_allocations.h"
 
 namespace nanovllm {
 namespace {

@@ -1,38 +1,16 @@
 // Prints how long a mixture of experts takes at the shapes of Qwen3-30B-A3B, for information:
 // ops_timing_moe. Times are medians of graph replays; successive calls choose other experts, so
 // that their weights come from memory.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <numeric>
 #include <set>
 
-#include "gpu/rig.h"
+#include "gpu/timing.h"
 
 namespace nanovllm {
 namespace {
 
 constexpr int64_t kHidden = 2048, kInner = 768, kExperts = 128, kChosen = 8;
-
-/// Microseconds of one call of `body(i)`, from a graph of `count` of them.
-template <class Body>
-double microseconds(Backend& gpu, int count, Body&& body) {
-  const auto graph = gpu.capture([&] {
-    for (int i = 0; i < count; ++i) body(i);
-  });
-  std::vector<double> times;
-  for (int run = 0; run < 6; ++run) {
-    const auto begin = std::chrono::steady_clock::now();
-    graph->launch();
-    gpu.synchronize();
-    times.push_back(
-        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-            .count() /
-        count);
-  }
-  std::sort(times.begin() + 1, times.end());  // the first run warms up
-  return times[3];
-}
 
 /// A stack of experts that all have the values of the first: the addresses matter.
 Tensor stack(Rig& rig, int64_t n, int64_t k) {

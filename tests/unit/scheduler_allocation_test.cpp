@@ -1,25 +1,11 @@
 // Counts calls of operator new: a decode step in the steady state makes none.
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "engine/scheduler.h"
-
-namespace {
-int64_t num_allocations = 0;
-}
-
-// Not inlined: a compiler that sees free() but not malloc() warns of a mismatch.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++num_allocations;
-  if (void* p = std::malloc(size)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+#include "unit/count_allocations.h"
 
 namespace nanovllm {
 namespace {
