@@ -206,11 +206,6 @@ struct UnitWorker {
         group_sum(weight[0][0], weight[0][1], weight[1][0], weight[1][1]);
   }
 
-  __device__ int64_t partial_slot() const {
-    const int head = unit.kv_head * w.a.group + lane / 4;
-    return (int64_t{unit.row} * w.a.heads + head) * w.a.max_chunks + unit.chunk - unit.first_chunk;
-  }
-
   /// This warp's eight columns of the values of the tiles 2 pair and 2 pair + 1, ready to be
   /// multiplied: of two steps of 16 keys each.
   using Values = uint32_t[2][2][4];
@@ -229,9 +224,24 @@ struct UnitWorker {
     }
   }
 
-  /// Eight columns of the chunk's output, by the warps that have some.
+  /// The chunk's sum of row lane / 4.
+  __device__ float add_weights(const Steps& steps) const {
+    float sum = 0.0f;
+    const auto& part = w.shared.attention.sum;
+#pragma unroll
+    for (int i = 0; i < kChunkTiles; ++i)
+      if (i < tiles)
+        sum = __fmaf_rn(sum, steps.factor[i],
+                        tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
+                                 part[4 * i + 3][lane]));
+    return quad_sum(sum);
+  }
+
+  /// Eight columns of the chunk's output, by the warps that have some. Where the row has no other
+  /// chunk the output is merged: merging it into nothing would change nothing.
   __device__ void weigh_values(const Steps& steps, const Values& first) const {
     if (warp >= kHeadDim / 8) return;
+    const float sum = add_weights(steps);
     Values second = {};
     load_values(1, second);
     float out[4] = {};
@@ -251,26 +261,21 @@ struct UnitWorker {
         if (16 * step <= seen) mma_m16n8k16(out, a, v[step % 2 * 2], v[step % 2 * 2 + 1]);
       }
     }
-    if (lane / 4 < w.a.group)
-      send(w.a.words + w.a.partial_at + partial_slot() * kHeadDim + 8 * warp + lane % 4 * 2,
-           tagged(__float_as_uint(out[0]), w.epoch), tagged(__float_as_uint(out[1]), w.epoch));
-  }
-
-  /// Maximum and sum of the chunk: by one warp.
-  __device__ void add_weights(const Steps& steps) const {
-    float sum = 0.0f;
-    const auto& part = w.shared.attention.sum;
-#pragma unroll
-    for (int i = 0; i < kChunkTiles; ++i)
-      if (i < tiles)
-        sum = __fmaf_rn(sum, steps.factor[i],
-                        tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
-                                 part[4 * i + 3][lane]));
-    sum = quad_sum(sum);
-    if (lane % 4 == 0 && lane / 4 < w.a.group)
-      send(w.a.words + w.a.partial_sum_at + partial_slot() * 2,
+    if (lane / 4 >= w.a.group) return;
+    const int column = 8 * warp + lane % 4 * 2, head = unit.kv_head * w.a.group + lane / 4;
+    if (unit.chunks == 1) {
+      send(w.a.words + w.a.heads_at + ((unit.row * w.a.heads + head) * kHeadDim + column) / 2,
+           tagged(pack_bf16(finish(out[0], sum), finish(out[1], sum)), w.epoch));
+      return;
+    }
+    const int64_t slot =
+        (int64_t{unit.row} * w.a.heads + head) * w.a.max_chunks + unit.chunk - unit.first_chunk;
+    if (column == 0)
+      send(w.a.words + w.a.partial_sum_at + slot * 2,
            tagged(__float_as_uint(steps.base[kChunkTiles - 1]), w.epoch),
            tagged(__float_as_uint(sum), w.epoch));
+    send(w.a.words + w.a.partial_at + slot * kHeadDim + column,
+         tagged(__float_as_uint(out[0]), w.epoch), tagged(__float_as_uint(out[1]), w.epoch));
   }
 
   __device__ void run() const {
@@ -286,16 +291,15 @@ struct UnitWorker {
     w.together();
     if (thread < tiles) w.ring.release(key_place(thread), kWarps);
     weigh_values(now, values);
-    if (warp == kWarps - 1) add_weights(now);
-    w.together();
-    if (thread < tiles) w.ring.release(value_place(thread), kWarps);
+    __syncwarp();
+    if (lane < tiles) w.ring.release(value_place(lane), 1);
   }
 };
 
 /// Merges the chunks of the heads of one KV head in order: a thread has one element of a head.
 template <int kHeadDim>
 __device__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
-  constexpr int kAtOnce = 6;
+  constexpr int kAtOnce = 4;
   const Arguments& a = w.a;
   const auto number = [](uint64_t word) { return __uint_as_float(static_cast<uint32_t>(word)); };
   for (int i = this_thread(); i < a.group * kHeadDim; i += kThreads) {
@@ -305,27 +309,30 @@ __device__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
                    *sums = a.words + a.partial_sum_at + slot * 2;
     float out = 0.0f, base = kMinusInfinity, sum = 0.0f;
     for (int first = 0; first < unit.chunks; first += kAtOnce) {
-      // What is set on some paths only must be set before: else its registers are kept for it over
-      // the whole loop of layers.
+      // Past the last chunk: one without a visible key, which changes nothing.
       uint64_t value[kAtOnce] = {};
-      WordPair total[kAtOnce] = {};
+      WordPair total[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (first + j < unit.chunks) {
-          value[j] = read_word(values + (first + j) * kHeadDim);
-          total[j].read(sums + (first + j) * 2);
-        }
+      for (int j = 0; j < kAtOnce; ++j) total[j] = {__float_as_uint(kMinusInfinity), 0};
+      uint32_t missing = (1u << min(kAtOnce, unit.chunks - first)) - 1;
+      while (missing) {
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (first + j < unit.chunks) {
-          while (!has(value[j], w.epoch)) value[j] = read_word(values + (first + j) * kHeadDim);
-          total[j].receive(sums + (first + j) * 2, w.epoch);
-          const Merge merge(base, sum, number(total[j].first), number(total[j].second),
-                            a.scale_log2);
-          out = merge(out, number(value[j]));
-          base = merge.base;
-          sum = merge.sum;
-        }
+        for (int j = 0; j < kAtOnce; ++j)
+          if (missing >> j & 1) {
+            value[j] = read_word(values + (first + j) * kHeadDim);
+            total[j].read(sums + (first + j) * 2);
+          }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          if (has(value[j], w.epoch) && total[j].there(w.epoch)) missing &= ~(1u << j);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const Merge merge(base, sum, number(total[j].first), number(total[j].second), a.scale_log2);
+        out = merge(out, number(value[j]));
+        base = merge.base;
+        sum = merge.sum;
+      }
     }
     const float mine = finish(out, sum), other = __shfl_down_sync(kFullMask, mine, 1);
     if (c % 2 == 0)
@@ -338,16 +345,24 @@ __device__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
 /// waits for others only after it has given all that it owes.
 template <int kHeadDim>
 __device__ void attend(Worker<kHeadDim>& w) {
-  Unit unit;
+  const int count = w.shared.units.count;
+  Unit unit = w.shared.units.first;
+  const auto find = [&](int i) {
+    if (i > 0) unit.find(w.a, w.shared.context, w.layer, first_unit() + i * gridDim.x);
+  };
 #pragma unroll 1
-  for (int i = first_unit(); unit.find(w.a, w.shared.context, w.layer, i); i += gridDim.x) {
+  for (int i = 0; i < count; ++i) {
+    find(i);
     const UnitWorker<kHeadDim> worker{w, unit};
     worker.run();
     w.ring.advance(2 * unit.tiles());
   }
+  if (count > 1) unit = w.shared.units.first;
 #pragma unroll 1
-  for (int i = first_unit(); unit.find(w.a, w.shared.context, w.layer, i); i += gridDim.x)
-    if (unit.chunk == unit.first_chunk) merge_chunks(w, unit);
+  for (int i = 0; i < count; ++i) {
+    find(i);
+    if (unit.chunks > 1 && unit.chunk == unit.first_chunk) merge_chunks(w, unit);
+  }
 }
 
 }  // namespace nanovllm::decoder

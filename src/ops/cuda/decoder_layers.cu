@@ -46,6 +46,10 @@ __device__ void run_layers(Worker<kHeadDim>& w) {
     for (int product = 0; product < kProducts; ++product) {
       const MatrixCut& cut = a.cuts[product];
       if (product == kOut) attend(w);
+      // By a thread that the norm rarely needs; the product's end makes it known.
+      if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1]) &&
+          this_thread() == kThreads - 1)
+        w.shared.units.find(a, w.shared.context, w.layer);
       if (product == kQkv || product == kGateUp) {
         const bool first = product == kQkv && w.layer == 0;
         const int64_t sent = first ? -1 : a.cuts[product == kQkv ? kDown : kOut].words;

@@ -115,9 +115,6 @@ struct WordPair {
                  : "memory");
   }
   __device__ bool there(uint32_t epoch) const { return has(first, epoch) && has(second, epoch); }
-  __device__ void receive(const uint64_t* from, uint32_t epoch) {
-    while (!there(epoch)) read(from);
-  }
 };
 
 /// Eight elements of an activation: four words.
@@ -127,9 +124,13 @@ struct Eight {
     low.read(from);
     high.read(from + 2);
   }
+  __device__ bool there(uint32_t epoch) const { return low.there(epoch) && high.there(epoch); }
+  /// Asks for all words again while one is missing: none then waits for another's way.
   __device__ Vec<__nv_bfloat16> receive(const uint64_t* from, uint32_t epoch) {
-    low.receive(from, epoch);
-    high.receive(from + 2, epoch);
+    while (!there(epoch)) read(from);
+    return values();
+  }
+  __device__ Vec<__nv_bfloat16> values() const {
     const uint4 bits{static_cast<uint32_t>(low.first), static_cast<uint32_t>(low.second),
                      static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
     return *reinterpret_cast<const Vec<__nv_bfloat16>*>(&bits);
@@ -168,50 +169,6 @@ struct Ring {
   __device__ void release(Place p, uint32_t times) const { arrive(&empty[p.stage], times); }
 };
 
-// -- Shared memory --
-
-template <int kHeadDim>
-struct AttentionShared {
-  __nv_bfloat16 q[kMaxGroup][kHeadDim + 8];
-  __nv_bfloat16 p[kMaxGroup][kChunk + 8];
-  float maximum[kMaxGroup][kWarps];  // of each 16 keys
-  float sum[kWarps][kWarp];
-};
-
-template <int kHeadDim>
-struct Shared {
-  AttentionShared<kHeadDim> attention;
-  float squares[kMaxRows][kWarps];
-  float cos_sin[kMaxRows][kHeadDim];
-  int context[kMaxRows], slot[kMaxRows];
-  uint64_t full[kMostStages], empty[kMostStages];
-};
-
-/// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.
-template <int kHeadDim>
-constexpr size_t kSharedBytes = (sizeof(Shared<kHeadDim>) + 1023) / 1024 * 1024;
-
-/// What a consumer thread carries along.
-template <int kHeadDim>
-struct Worker {
-  const Arguments& a;
-  Shared<kHeadDim>& shared;
-  unsigned char* operand;   // the rows that are multiplied next: [k / 8][row] of 16 bytes
-  __nv_bfloat16* residual;  // [row][hidden]
-  Ring ring;
-  int layer = 0;
-  uint32_t epoch = 0;
-
-  __device__ void together() const { sync_threads<1, kThreads>(); }
-  __device__ Vec<__nv_bfloat16>& operand_at(int row, int column) const {
-    return *reinterpret_cast<Vec<__nv_bfloat16>*>(operand + (column / 8 * a.rows + row) * 16);
-  }
-  /// This layer's, of a vector of the first one's; null stays null.
-  __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {
-    return vector ? vector + layer * a.layer_stride : vector;
-  }
-};
-
 // -- The units of attention: (row, KV head, chunk of keys) --
 
 struct Unit {
@@ -244,5 +201,67 @@ struct Unit {
 
 /// The blocks that have the fewest tiles of the matrices come first.
 __device__ inline int first_unit() { return gridDim.x - 1 - blockIdx.x; }
+
+/// The block's units of a layer, of the indices first_unit() and every grid's size on.
+struct OwnUnits {
+  Unit first;
+  int count;
+  __device__ void find(const Arguments& a, const int* contexts, int layer) {
+    int total = 0;
+    for (int row = 0; row < a.rows; ++row) {
+      const int low = first_key(contexts[row] - 1, a.window[layer]);
+      if (contexts[row] > 0)
+        total += ((contexts[row] - 1) / kChunk - low / kChunk + 1) * a.kv_heads;
+    }
+    const int grid = gridDim.x;
+    count = max(0, (total - first_unit() + grid - 1) / grid);
+    if (count > 0) first.find(a, contexts, layer, first_unit());
+  }
+};
+
+// -- Shared memory --
+
+template <int kHeadDim>
+struct AttentionShared {
+  __nv_bfloat16 q[kMaxGroup][kHeadDim + 8];
+  __nv_bfloat16 p[kMaxGroup][kChunk + 8];
+  float maximum[kMaxGroup][kWarps];  // of each 16 keys
+  float sum[kWarps][kWarp];
+};
+
+template <int kHeadDim>
+struct Shared {
+  AttentionShared<kHeadDim> attention;
+  float squares[kMaxRows][kWarps];
+  float cos_sin[kMaxRows][kHeadDim];
+  int context[kMaxRows], slot[kMaxRows];
+  OwnUnits units;  // of this layer
+  uint64_t full[kMostStages], empty[kMostStages];
+};
+
+/// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.
+template <int kHeadDim>
+constexpr size_t kSharedBytes = (sizeof(Shared<kHeadDim>) + 1023) / 1024 * 1024;
+
+/// What a consumer thread carries along.
+template <int kHeadDim>
+struct Worker {
+  const Arguments& a;
+  Shared<kHeadDim>& shared;
+  unsigned char* operand;   // the rows that are multiplied next: [k / 8][row] of 16 bytes
+  __nv_bfloat16* residual;  // [row][hidden]
+  Ring ring;
+  int layer = 0;
+  uint32_t epoch = 0;
+
+  __device__ void together() const { sync_threads<1, kThreads>(); }
+  __device__ Vec<__nv_bfloat16>& operand_at(int row, int column) const {
+    return *reinterpret_cast<Vec<__nv_bfloat16>*>(operand + (column / 8 * a.rows + row) * 16);
+  }
+  /// This layer's, of a vector of the first one's; null stays null.
+  __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {
+    return vector ? vector + layer * a.layer_stride : vector;
+  }
+};
 
 }  // namespace nanovllm::decoder

@@ -150,18 +150,24 @@ __device__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns, bool abse
   const int units = columns / 8, total = w.a.rows * units;
   for (int first = this_thread(); first < total; first += kAtOnce * kThreads) {
     Eight eight[kAtOnce] = {};
+    uint32_t missing = 0;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
-      if (const int i = first + j * kThreads; i < total) eight[j].read(w.a.words + sent + i * 4);
+      if (const int i = first + j * kThreads;
+          i < total && (!absent || w.shared.context[i / units] > 0))
+        missing |= 1u << j;
+    while (missing) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (missing >> j & 1) eight[j].read(w.a.words + sent + (first + j * kThreads) * 4);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (eight[j].there(w.epoch)) missing &= ~(1u << j);
+    }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
-      if (const int i = first + j * kThreads; i < total) {
-        const int row = i / units;
-        Vec<__nv_bfloat16> values{};
-        if (!absent || w.shared.context[row] > 0)
-          values = eight[j].receive(w.a.words + sent + i * 4, w.epoch);
-        w.operand_at(row, i % units * 8) = values;
-      }
+      if (const int i = first + j * kThreads; i < total)
+        w.operand_at(i / units, i % units * 8) = eight[j].values();
   }
   w.together();
 }
