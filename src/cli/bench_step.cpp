@@ -1,6 +1,6 @@
-// nanovllm bench step: where the time of a decode step goes.
+// nanovllm bench step: where the time of a decode step goes, or of one that computes prompts.
 //
-// The engine decodes as always, over a backend that remembers the operations of a step. Then each
+// The engine works as always, over a backend that remembers the operations of a step. Then each
 // kind of operation is run alone, all of a step's calls of it on their own weights and cache, and
 // so are all of them together. What the whole step takes beyond that is time in which the device
 // waits.
@@ -24,6 +24,7 @@ namespace {
 struct StepOptions : BenchOptions {
   std::vector<int64_t> batch_sizes{1}, input_lens{1024};
   int64_t steps = 32;
+  bool prefill = false;
 };
 
 // The first decode steps of a shape run eagerly and record the graph.
@@ -79,18 +80,58 @@ class Decoding {
   double seconds_ = 0, host_ = 0;
 };
 
+/// Prompts that one step computes whole. Each request ends with its first token, so that no step
+/// follows.
+class Prefilling {
+ public:
+  Prefilling(LLMEngine& engine, BenchSetup& setup, int64_t batch, int64_t input_len,
+             int64_t repetitions)
+      : engine_(engine) {
+    const EngineStats before = engine.stats();
+    std::vector<double> seconds;
+    for (int64_t i = 0; i <= repetitions; ++i) {  // the first one prepares kernels
+      const double taken = run(setup.fresh_prompts(batch, input_len), setup.sampling_params(1));
+      if (i > 0) seconds.push_back(taken);
+    }
+    seconds_ = median(seconds);
+    host_ = host_seconds_per_step(before, engine.stats());
+  }
+
+  double seconds() const { return seconds_; }
+  double host_seconds() const { return host_; }
+
+ private:
+  double run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params) {
+    const EngineStats before = engine_.stats();
+    const auto begin = std::chrono::steady_clock::now();
+    for (auto& ids : prompts) engine_.add_request(std::move(ids), params);
+    while (!engine_.is_finished())
+      for (const RequestOutput& output : engine_.step())
+        check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
+              output.error);
+    check(engine_.stats().steps == before.steps + 1, ErrorKind::invalid_argument,
+          "the prompts do not fit one step: see --max-num-batched-tokens and --max-num-seqs");
+    return seconds_since(begin);
+  }
+
+  LLMEngine& engine_;
+  double seconds_ = 0, host_ = 0;
+};
+
 /// One kind of operation in a step.
 struct Part {
   std::string name;
   std::vector<const RecordedOp*> ops;
 };
 
-std::vector<Part> parts_of(const std::vector<RecordedOp>& step) {
+/// `each`: every small kernel is a part of its own.
+std::vector<Part> parts_of(const std::vector<RecordedOp>& step, bool each) {
   std::vector<Part> parts;
   for (const RecordedOp& op : step) {
+    const std::string name = each ? op.name : op.part;
     auto part =
-        std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.name == op.part; });
-    if (part == parts.end()) part = parts.insert(parts.end(), {op.part, {}});
+        std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.name == name; });
+    if (part == parts.end()) part = parts.insert(parts.end(), {name, {}});
     part->ops.push_back(&op);
   }
   // Sampling first: it reads the logits that the real step has left, before others write there.
@@ -110,24 +151,35 @@ struct Floor {
   double seconds = 0, bytes = 0, flops = 0;
 };
 
-Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value, int64_t context) {
+/// What the attention of a step must do, all layers together.
+struct AttentionWork {
+  double bytes = 0;  // of keys and values that it reads
+  double flops = 0;
+};
+
+Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value,
+               const AttentionWork& attention) {
   Floor floor;
   const Rates& rates = setup.machine().rates;
-  for (const RecordedOp* op : part.ops) {
-    const double weight = double(op->n) * double(op->k), bytes = weight * bytes_per_value,
-                 flops = 2 * double(op->rows) * weight;
+  const auto add = [&](double bytes, double flops) {
     floor.bytes += bytes;
     floor.flops += flops;
     if (setup.roofline())
       floor.seconds += std::max(bytes / rates.bytes_per_second, flops / rates.flops);
+  };
+  for (const RecordedOp* op : part.ops) {
+    const double weight = double(op->n) * double(op->k);
+    add(weight * bytes_per_value + op->bytes, 2 * double(op->rows) * weight);
   }
-  if ((part.name == "attention" || part.name == "all layers") && setup.roofline()) {
-    const double cache = setup.roofline()->kv_bytes_per_token() * double(context);
-    floor.bytes += cache;
-    floor.seconds += cache / rates.bytes_per_second;
-  }
+  if (part.name == "attention" || part.name == "all layers") add(attention.bytes, attention.flops);
   return floor;
 }
+
+/// The step that the recorder remembers, as the clock saw it.
+struct WholeStep {
+  double seconds = 0, host_seconds = 0, floor = 0;  // floor: 0 where the rates are not known
+  AttentionWork attention;
+};
 
 class StepBench {
  public:
@@ -156,6 +208,7 @@ class StepBench {
                         {"measured", "us", 1},
                         {"of_step", "% of the step", 1},
                         {"gb_per_second", "GB/s", 0},
+                        {"tflops", "TFLOP/s", 0},
                         {"floor", "floor, us", 1},
                         {"share", "of the floor"}});
     for (const int64_t input_len : options_.input_lens)
@@ -174,40 +227,62 @@ class StepBench {
     return *std::max_element(values.begin(), values.end());
   }
 
+  WholeStep run_step(int64_t batch, int64_t input_len) {
+    const ModelConfig& c = setup_.config();
+    const double tokens = double(batch * input_len), length = double(input_len);
+    WholeStep step;
+    if (options_.prefill) {
+      const Prefilling run(*loaded_.engine, setup_, batch, input_len, options_.repetitions);
+      step.seconds = run.seconds();
+      step.host_seconds = run.host_seconds();
+      step.attention.flops = 2 * tokens * (length + 1) * double(c.num_hidden_layers) *
+                             double(c.num_attention_heads * c.head_dim);
+      if (const Roofline* roofline = setup_.roofline())
+        step.floor = roofline->prefill(std::vector(static_cast<size_t>(batch), input_len));
+    } else {
+      const Decoding run(*loaded_.engine, setup_, batch, input_len, options_.steps);
+      step.seconds = run.seconds();
+      step.host_seconds = run.host_seconds();
+      if (const Roofline* roofline = setup_.roofline()) {
+        step.attention.bytes = roofline->kv_bytes_per_token() * double(run.context());
+        step.floor = roofline->decode_step(batch, run.context());
+      }
+    }
+    return step;
+  }
+
   void add_rows(BenchReport& report, int64_t batch, int64_t input_len) {
-    const Decoding decoding(*loaded_.engine, setup_, batch, input_len, options_.steps);
+    const WholeStep whole = run_step(batch, input_len);
     const std::vector<RecordedOp>& step = recorder_->last_step();
-    const double whole = decoding.seconds();
     const auto add = [&](const std::string& part, double seconds, Json more) {
       more.update({{"batch_size", batch},
                    {"input_len", input_len},
                    {"part", part},
                    {"measured", 1e6 * seconds},
-                   {"of_step", 100 * seconds / whole}});
+                   {"of_step", 100 * seconds / whole.seconds}});
       report.add(std::move(more));
     };
     double sum = 0;
-    for (const Part& part : parts_of(step)) {
+    for (const Part& part : parts_of(step, options_.prefill)) {
       const double seconds = time_part(recorder_->inner(), part.ops, options_.repetitions);
       const Floor floor =
-          floor_of(part, setup_, loaded_.info.dtype == "f32" ? 4 : 2, decoding.context());
+          floor_of(part, setup_, loaded_.info.dtype == "f32" ? 4 : 2, whole.attention);
       sum += seconds;
       Json more = {{"calls", part.ops.size()}, {"flops", floor.flops}};
       if (floor.bytes > 0) more["gb_per_second"] = floor.bytes / seconds / 1e9;
+      if (floor.flops > 0) more["tflops"] = floor.flops / seconds / 1e12;
       if (floor.seconds > 0) more["floor"] = 1e6 * floor.seconds;
       add(part.name, seconds, more);
     }
     std::vector<const RecordedOp*> all;
     for (const RecordedOp& op : step) all.push_back(&op);
     const double device = time_part(recorder_->inner(), all, options_.repetitions);
-    Json floor;
-    if (const Roofline* roofline = setup_.roofline())
-      floor = 1e6 * roofline->decode_step(batch, decoding.context());
+    const Json floor = whole.floor > 0 ? Json(1e6 * whole.floor) : Json();
     add("sum of the parts", sum, {{"calls", all.size()}});
     add("device", device, {{"calls", all.size()}, {"floor", floor}});
-    add("idle", std::max(0.0, whole - device), Json::object());
-    add("step", whole, {{"floor", floor}});
-    add("host work, hidden or not", decoding.host_seconds(), Json::object());
+    add("idle", std::max(0.0, whole.seconds - device), Json::object());
+    add("step", whole.seconds, {{"floor", floor}});
+    add("host work, hidden or not", whole.host_seconds, Json::object());
   }
 
   const StepOptions& options_;
@@ -228,7 +303,9 @@ int bench_step(const StepOptions& options) {
 void add_bench_step(CLI::App& bench, Action& action) {
   auto options = std::make_shared<StepOptions>();
   StepOptions& o = *options;
-  CLI::App& command = add_benchmark(bench, "step", "Where the time of a decode step goes", o);
+  CLI::App& command = add_benchmark(bench, "step", "Where the time of a step goes", o);
+  command.add_flag("--prefill", o.prefill,
+                   "the step that computes the prompts, instead of one that decodes");
   add_value(command, "--batch-size", "N,...", "sequences at once (1)",
             [&o](const std::string& s) { o.batch_sizes = parse_integers(s, 1, 65536); });
   add_value(command, "--input-len", "N,...", "prompt tokens (1024)",

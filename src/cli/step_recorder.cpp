@@ -36,12 +36,22 @@ std::unique_ptr<Graph> StepRecorder::capture(const std::function<void()>& body) 
 void StepRecorder::begin_step(const Batch& batch) {
   current_ = std::make_shared<Ops>();
   next_gemm_ = kQkv;
+  is_last_layer_ = false;
   note(kAttention, [=, this] { ops_->begin_step(batch); });  // what it prepares is attention's
 }
 
+const char* StepRecorder::after_layer() const { return is_last_layer_ ? kHead : kQkv; }
+
 void StepRecorder::note(const char* part, std::function<void()> run) {
   run();
-  current_->push_back({.part = part, .run = std::move(run)});
+  current_->push_back({.part = part, .name = part, .run = std::move(run)});
+}
+
+void StepRecorder::note_small(const char* name, std::initializer_list<Tensor> touched,
+                              std::function<void()> run) {
+  note(kSmall, std::move(run));
+  current_->back().name = name;
+  for (const Tensor& t : touched) current_->back().bytes += double(t.numel() * size_of(t.dtype));
 }
 
 void StepRecorder::note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run) {
@@ -54,7 +64,7 @@ void StepRecorder::note_gemm(const char* part, Tensor x, Tensor w, std::function
 
 void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
   const char* part = next_gemm_;
-  next_gemm_ = part == kOut ? kGateUp : kQkv;
+  next_gemm_ = part == kOut ? kGateUp : after_layer();
   note_gemm(part, x, w, [=, this] { ops_->gemm(y, x, w); });
 }
 void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
@@ -62,29 +72,36 @@ void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor 
   note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
 }
 void StepRecorder::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
-  note(kSmall, [=, this] { ops_->embedding(y, tokens, table, first_row); });
+  note_small("embedding", {tokens, y, y},
+             [=, this] { ops_->embedding(y, tokens, table, first_row); });
 }
 void StepRecorder::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
-  note(kSmall, [=, this] { ops_->feed_tokens(tokens, source, sampled); });
+  note_small("feed_tokens", {tokens, source},
+             [=, this] { ops_->feed_tokens(tokens, source, sampled); });
 }
 void StepRecorder::gather_rows(Tensor y, Tensor x, Tensor rows) {
-  next_gemm_ = kHead;
-  note(kSmall, [=, this] { ops_->gather_rows(y, x, rows); });
+  // Rows for the head, or what the last layer goes on with.
+  if (next_gemm_ == kQkv)
+    next_gemm_ = kHead;
+  else
+    is_last_layer_ = true;
+  note_small("gather_rows", {rows, y, y}, [=, this] { ops_->gather_rows(y, x, rows); });
 }
 void StepRecorder::add(Tensor x, Tensor y) {
-  note(kSmall, [=, this] { ops_->add(x, y); });
+  note_small("add", {x, y, x}, [=, this] { ops_->add(x, y); });
 }
 void StepRecorder::add_bias(Tensor x, Tensor bias) {
-  note(kSmall, [=, this] { ops_->add_bias(x, bias); });
+  note_small("add_bias", {x, x}, [=, this] { ops_->add_bias(x, bias); });
 }
 void StepRecorder::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
-  note(kSmall, [=, this] { ops_->rms_norm(y, x, w, eps); });
+  note_small("rms_norm", {y, x}, [=, this] { ops_->rms_norm(y, x, w, eps); });
 }
 void StepRecorder::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
-  note(kSmall, [=, this] { ops_->rotary_embedding(q, k, positions, cos_sin); });
+  note_small("rotary_embedding", {q, q, k, k},
+             [=, this] { ops_->rotary_embedding(q, k, positions, cos_sin); });
 }
 void StepRecorder::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) {
-  note(kSmall, [=, this] { ops_->store_kv(cache, k, v, slot_mapping); });
+  note_small("store_kv", {k, v, k, v}, [=, this] { ops_->store_kv(cache, k, v, slot_mapping); });
 }
 void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                              int64_t window) {
@@ -93,7 +110,7 @@ void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& b
 }
 void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
   next_gemm_ = kDown;
-  note(kSmall, [=, this] { ops_->silu_and_mul(y, gate_up); });
+  note_small("silu_and_mul", {gate_up, y}, [=, this] { ops_->silu_and_mul(y, gate_up); });
 }
 bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                                   std::span<const KvCache> caches, const Batch& batch) {
@@ -111,16 +128,18 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
   return true;
 }
 void StepRecorder::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
-  note(kSmall, [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
+  note_small("moe_route", {logits, weights, ids},
+             [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
 }
 void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
                            Tensor down, const MoeWorkspace& work) {
-  next_gemm_ = kQkv;
+  next_gemm_ = after_layer();
   note(kExperts, [=, this] { ops_->moe_mlp(y, x, weights, ids, gate_up, down, work); });
 }
 void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
                               bool normalise) {
-  note(kSmall, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
+  note_small("moe_router", {x, w, weights, ids},
+             [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
 }
 void StepRecorder::mask_logits(Tensor logits, Tensor pairs) {
   note(kSampling, [=, this] { ops_->mask_logits(logits, pairs); });
@@ -133,16 +152,18 @@ void StepRecorder::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tenso
   note(kSampling, [=, this] { ops_->top_logprobs(ids, logprobs, ranks, logits, chosen); });
 }
 void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
-  note(kSmall, [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
+  note_small("add_rms_norm", {residual, x, residual, y},
+             [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
 }
 void StepRecorder::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                               KvCache cache) {
-  note(kSmall, [=, this] { ops_->rope_store(q, k, v, batch, cos_sin, cache); });
+  note_small("rope_store", {q, k, v, q, k, v},
+             [=, this] { ops_->rope_store(q, k, v, batch, cos_sin, cache); });
 }
 void StepRecorder::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm,
                                       float eps, const Batch& batch, Tensor cos_sin,
                                       KvCache cache) {
-  note(kSmall, [=, this] {
+  note_small("qk_norm_rope_store", {q, k, v, q, k, v}, [=, this] {
     ops_->qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
   });
 }

@@ -13,6 +13,8 @@ namespace nanovllm::cli {
 
 struct RecordedOp {
   const char* part = "";  ///< "attention", "gemm qkv", "small kernels", "sampling", ...
+  const char* name = "";  ///< of a small kernel, its own: "add_rms_norm", ...; else the part's
+  double bytes = 0;       ///< of activations that a small kernel reads and writes
   /// Of a gemm: x is [rows, k], the weight [n, k]. Of all layers in one: n of k = 1, all weights.
   int64_t rows = 0, n = 0, k = 0;
   std::function<void()> run;  ///< issues it again, on the same memory
@@ -91,12 +93,19 @@ class StepRecorder final : public Backend {
 
   /// Remembers `run` and does it.
   void note(const char* part, std::function<void()> run);
+  /// The same for a small kernel that reads or writes each of `touched` once.
+  void note_small(const char* name, std::initializer_list<Tensor> touched,
+                  std::function<void()> run);
   /// The same for the product of x and w.
   void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
+  /// Which weight is read after that of `down`.
+  const char* after_layer() const;
+
   std::unique_ptr<Backend> ops_;
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
   const char* next_gemm_ =
       nullptr;  // which weight the next product reads: told by what came before
+  bool is_last_layer_ = false;
 };
 
 }  // namespace nanovllm::cli

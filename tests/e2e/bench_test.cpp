@@ -143,6 +143,29 @@ TEST(Bench, StepNamesEveryPartOfAStep) {
   }
 }
 
+TEST(Bench, StepOfPromptsNamesEveryKernel) {
+  const Json report = bench(
+      {"step", demo_model(), "--prefill", "--batch-size", "3", "--input-len", "12", "-r", "2"});
+  std::map<std::string, Json> parts;
+  for (const Json& row : report["rows"]) parts[row["part"]] = row;
+  const std::map<std::string, int> calls = {
+      {"gemm qkv", 6},     {"gemm o", 6},      {"gemm gate_up", 6},       {"gemm down", 6},
+      {"gemm lm_head", 1}, {"attention", 7},   {"sampling", 1},           {"embedding", 1},
+      {"rms_norm", 1},     {"gather_rows", 2}, {"qk_norm_rope_store", 6}, {"add_rms_norm", 12}};
+  for (const auto& [part, number] : calls) EXPECT_EQ(parts[part]["calls"], number) << part;
+  for (const char* part : {"gemm qkv", "gemm lm_head", "attention", "add_rms_norm", "step"})
+    expect_figures(parts[part]);
+  // 4 heads of 64 for a hidden size of 256; the last layer goes on with a row of each prompt.
+  EXPECT_EQ(parts["gemm o"]["flops"].get<double>(), 2.0 * (5 * 36 + 3) * 256 * 256);
+  // 4 FLOPs for each number of 3 prompts x 78 pairs x 4 heads x 64, in 6 layers
+  EXPECT_EQ(parts["attention"]["flops"].get<double>(), 6 * 4.0 * 3 * 78 * 4 * 64);
+  const auto refused =
+      nanovllm_program({"bench", "step", demo_model(), "--prefill", "--batch-size", "3",
+                        "--input-len", "12", "--max-num-batched-tokens", "16"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.errors.find("do not fit one step"), std::string::npos) << refused.errors;
+}
+
 TEST(Bench, StepIsOfOneDevice) {
   const auto result = nanovllm_program({"bench", "step", demo_model(), "-tp", "2"});
   EXPECT_EQ(result.exit_code, 2);
