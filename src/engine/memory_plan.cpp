@@ -41,40 +41,44 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
   return limits;
 }
 
-/// A step of `tokens` rows, all of whose arrays are shapes without bytes.
-Batch shape_only_batch(int64_t tokens, int64_t seqs, int64_t blocks) {
+/// A step of `tokens` rows, `logits_rows` of which need logits; all its arrays are shapes without
+/// bytes.
+Batch shape_only_batch(int64_t tokens, int64_t logits_rows, int64_t seqs, int64_t blocks) {
   const auto i32 = [](std::initializer_list<int64_t> shape) {
     return Tensor(nullptr, DType::i32, shape);
   };
-  Batch batch{i32({tokens}), i32({tokens}),       i32({tokens}), i32({seqs + 1}),
-              i32({seqs}),   i32({seqs, blocks}), i32({tokens})};
+  Batch batch{i32({tokens}), i32({tokens}),       i32({tokens}),     i32({seqs + 1}),
+              i32({seqs}),   i32({seqs, blocks}), i32({logits_rows})};
   batch.max_seqlen_q = tokens;
   batch.max_context_len = tokens;
   return batch;
 }
 
-/// Peak of the arena in the largest step.
+/// Peak of the arena in the largest step, be it that all its rows need logits or half of them,
+/// which is where the last layer still goes on with those alone.
 size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
                          Shard shard) {
   NullBackend ops;
   NullCommunicator comm(shard.rank, shard.world_size);
   Arena arena = Arena::measuring({});
   const std::vector<KvCache> caches(static_cast<size_t>(config.num_hidden_layers));
-  const Batch batch = shape_only_batch(limits.max_num_batched_tokens, limits.max_num_seqs,
-                                       limits.max_blocks_per_seq());
-  const Step step{ops, comm, arena, batch, caches};
-  const Tensor hidden = model.forward(step);
-  const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
-  SamplerInput input;
-  input.params = {row, row, row, row, row, row};
-  input.prompt_targets =
-      Tensor(nullptr, DType::i32,
-             {std::max<int64_t>(0, limits.max_num_batched_tokens - limits.max_num_seqs)});
-  SamplerOutput output;
-  output.token_ids =
-      Tensor(nullptr, DType::i32, {std::min(limits.max_num_seqs, limits.max_num_batched_tokens)});
-  Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
-                    limits.max_logits_rows);
+  const int64_t tokens = limits.max_num_batched_tokens;
+  for (const int64_t rows : {tokens, tokens / 2}) {
+    arena.release(0);
+    const Batch batch =
+        shape_only_batch(tokens, rows, limits.max_num_seqs, limits.max_blocks_per_seq());
+    const Step step{ops, comm, arena, batch, caches};
+    const Tensor hidden = model.forward(step);
+    const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
+    const int64_t samples = std::min(limits.max_num_seqs, rows);
+    SamplerInput input;
+    input.params = {row, row, row, row, row, row};
+    input.prompt_targets = Tensor(nullptr, DType::i32, {rows - samples});
+    SamplerOutput output;
+    output.token_ids = Tensor(nullptr, DType::i32, {samples});
+    Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
+                      limits.max_logits_rows);
+  }
   return arena.peak();
 }
 

@@ -25,9 +25,13 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
     const int64_t samples_end =
         std::clamp(num_samples, begin, end);  // rows begin .. samples_end sample
     ArenaScope scope(step.arena);
-    Tensor x = step.arena.take(hidden.dtype, {end - begin, hidden.shape[1]});
-    Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
-    step.ops.gather_rows(x, hidden, rows.rows(begin, end));
+    Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size}), x;
+    if (hidden.shape[0] < step.batch.num_tokens()) {
+      x = hidden.rows(begin, end);
+    } else {
+      x = step.arena.take(hidden.dtype, {end - begin, hidden.shape[1]});
+      step.ops.gather_rows(x, hidden, rows.rows(begin, end));
+    }
     lm_head.forward(step, logits, x);
 
     bool masked = false;

@@ -29,8 +29,8 @@ struct SamplerOutput {
 
 class Sampler {
  public:
-  /// Computes logits for Batch::logits_rows of `hidden` [t, hidden], max_rows at a time, and
-  /// samples them.
+  /// Computes logits for Batch::logits_rows of `hidden`, which is what Model::forward() gives,
+  /// max_rows at a time, and samples them.
   void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size, Tensor hidden,
                const SamplerInput& input, const SamplerOutput& output, int64_t max_rows) const;
 };

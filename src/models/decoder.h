@@ -42,14 +42,21 @@ class ProjectedAttention {
   }
 
  protected:
-  /// x [t, hidden] -> x. store(q, k, v) rotates query and key, and puts key and value into the
-  /// cache.
+  /// x [t, hidden] -> y: all rows, or the batch's logits_rows where those are fewer. y may be x.
+  /// store(q, k, v) rotates query and key, and puts key and value into the cache.
   template <class Store>
-  void forward_with(const Step& step, Tensor x, KvCache cache, Store&& store) const {
+  void forward_with(const Step& step, Tensor y, Tensor x, KvCache cache, Store&& store) const {
     ArenaScope scope(step.arena);
     const Tensor qkv = qkv_proj_.forward(step, x);
     store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv));
-    o_proj_.forward(step, x, attn_.forward(step, qkv, cache));
+    if (y.shape[0] == 0) return;
+    Tensor heads = attn_.forward(step, qkv, cache);
+    if (y.shape[0] < x.shape[0]) {
+      const Tensor all = heads;
+      heads = step.arena.take(all.dtype, {y.shape[0], all.shape[1]});
+      step.ops.gather_rows(heads, all, step.batch.logits_rows);
+    }
+    o_proj_.forward(step, y, heads);
   }
   Tensor cos_sin() const { return cos_sin_; }
 
@@ -69,9 +76,9 @@ class RotaryAttention : public ProjectedAttention {
     context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
   }
 
-  /// x [t, hidden] -> x
-  void forward(const Step& step, Tensor x, KvCache cache) const {
-    forward_with(step, x, cache, [&](Tensor q, Tensor k, Tensor v) {
+  /// x [t, hidden] -> y, as forward_with()
+  void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
+    forward_with(step, y, x, cache, [&](Tensor q, Tensor k, Tensor v) {
       step.ops.rope_store(q, k, v, step.batch, cos_sin(), cache);
     });
   }
@@ -107,6 +114,12 @@ class GatedMLP {
   RowParallelLinear down_proj_;
 };
 
+/// Whether the last layer computes logits_rows alone. Where most rows need logits, copying them
+/// would cost more.
+inline bool leaves_rows_out(const Batch& batch) {
+  return 2 * batch.logits_rows.shape[0] <= batch.num_tokens();
+}
+
 template <class Attention, class MLP>
 class DecoderLayer {
  public:
@@ -118,15 +131,20 @@ class DecoderLayer {
             make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
         mlp_(c, context, prefix + ".mlp", layer) {}
 
-  /// x: the last block's output, then this one's. residual: the stream, without x.
-  void forward(const Step& step, Tensor x, Tensor residual, KvCache cache, bool first) const {
+  /// x: the last block's output. residual: the stream, without x. This block's output and its
+  /// stream are y and y_residual: x and residual themselves, or, in the last layer, only the
+  /// batch's logits_rows of them, since after its attention a row matters to no other.
+  void forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
+               KvCache cache, bool first) const {
     if (first)
       input_layernorm_.forward(step, x, residual);  // the stream is the embedding itself
     else
       input_layernorm_.add_forward(step, x, residual);
-    self_attn_.forward(step, x, cache);
-    post_attention_layernorm_.add_forward(step, x, residual);
-    mlp_.forward(step, x);
+    self_attn_.forward(step, y, x, cache);
+    if (y.shape[0] == 0) return;
+    if (y.shape[0] < x.shape[0]) step.ops.gather_rows(y_residual, residual, step.batch.logits_rows);
+    post_attention_layernorm_.add_forward(step, y, y_residual);
+    mlp_.forward(step, y);
   }
 
   /// Whether a stack of such layers can be described to Backend::decoder_layers().
@@ -170,12 +188,22 @@ class DecoderForCausalLM final : public Model {
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
     const Batch& batch = step.batch;
     const bool decodes = batch.max_seqlen_q == 1 && batch.num_tokens() == batch.num_seqs();
-    if (!(Layer::is_dense && decodes && step.comm.world_size() == 1 &&
-          step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch)))
-      for (size_t i = 0; i < layers_.size(); ++i)
-        layers_[i].forward(step, x, residual, step.kv_cache[i], i == 0);
-    norm_.add_forward(step, x, residual);
-    return x;
+    if (Layer::is_dense && decodes && step.comm.world_size() == 1 &&
+        step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch)) {
+      norm_.add_forward(step, x, residual);
+      return x;
+    }
+    const size_t last = layers_.size() - 1;
+    for (size_t i = 0; i < last; ++i)
+      layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], i == 0);
+    Tensor y = x, y_residual = residual;
+    if (leaves_rows_out(batch)) {
+      y = step.arena.take(x.dtype, {batch.logits_rows.shape[0], x.shape[1]});
+      y_residual = step.arena.take(x.dtype, {y.shape[0], y.shape[1]});
+    }
+    layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], last == 0);
+    if (y.shape[0] > 0) norm_.add_forward(step, y, y_residual);
+    return y;
   }
 
   const ParallelLMHead& lm_head() const override { return lm_head_; }

@@ -17,8 +17,8 @@ namespace nanovllm {
 class Model {
  public:
   virtual ~Model() = default;
-  /// Hidden states [num_tokens, hidden_size] of the batch's tokens after the final norm, in
-  /// step.arena.
+  /// Hidden states after the final norm, in step.arena: [num_tokens, hidden_size], or only those of
+  /// the batch's logits_rows, in their order, which are then fewer than the tokens.
   virtual Tensor forward(const Step& step) const = 0;
   virtual const ParallelLMHead& lm_head() const = 0;
 };

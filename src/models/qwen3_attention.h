@@ -14,9 +14,9 @@ class Qwen3Attention : public ProjectedAttention {
         q_norm_(make_norm(c, context, prefix + ".q_norm", c.head_dim)),
         k_norm_(make_norm(c, context, prefix + ".k_norm", c.head_dim)) {}
 
-  /// x [t, hidden] -> x
-  void forward(const Step& step, Tensor x, KvCache cache) const {
-    forward_with(step, x, cache, [&](Tensor q, Tensor k, Tensor v) {
+  /// x [t, hidden] -> y, as forward_with()
+  void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
+    forward_with(step, y, x, cache, [&](Tensor q, Tensor k, Tensor v) {
       step.ops.qk_norm_rope_store(q, k, v, q_norm_.weight(), k_norm_.weight(), q_norm_.eps(),
                                   step.batch, cos_sin(), cache);
     });
