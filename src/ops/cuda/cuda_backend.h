@@ -104,6 +104,8 @@ class CudaBackend final : public Backend {
   /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
+  /// The same of many rows (gemm_large_sm90a.cu).
+  bool gemm_large(Tensor y, Tensor x, Tensor w, bool gated);
   /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
   static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
   /// False, and nothing done, where the algorithm does not take this product.
@@ -119,6 +121,9 @@ class CudaBackend final : public Backend {
   bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                         int64_t window);
   size_t plan_decode(const PlanKey& key, bool& is_new);
+  /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
+  template <bool kAdd>
+  bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
   void moe_plan(const ExpertPlan& plan);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
   template <int kHeadDim>

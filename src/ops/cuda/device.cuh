@@ -62,10 +62,20 @@ __device__ Vec<T> load_vec(const T* p, int64_t count, bool wide) {
   return x;
 }
 
+/// 16 bytes of global memory in one instruction, which an assignment does not promise: the compiler
+/// may store a Vec's elements singly.
+template <class T>
+__device__ void store_whole(T* p, const Vec<T>& x) {
+  const uint4 u = *reinterpret_cast<const uint4*>(&x);
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+               "r"(u.x), "r"(u.y), "r"(u.z), "r"(u.w)
+               : "memory");
+}
+
 template <class T>
 __device__ void store_vec(T* p, const Vec<T>& x, int64_t count, bool wide) {
   if (wide && count >= Vec<T>::size) {
-    *reinterpret_cast<Vec<T>*>(p) = x;
+    store_whole(p, x);
     return;
   }
 #pragma unroll

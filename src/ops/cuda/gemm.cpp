@@ -49,7 +49,7 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_skinny(y, x, w, false)) return;
+  if (gemm_skinny(y, x, w, false) || gemm_large(y, x, w, false)) return;
 #endif
   use_device();
   // Whoever takes it, the bits are the same.
@@ -68,7 +68,7 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w
         "gemm_silu_and_mul: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_skinny(y, x, w, true)) return;
+  if (gemm_skinny(y, x, w, true) || gemm_large(y, x, w, true)) return;
 #endif
   Backend::gemm_silu_and_mul(y, gate_up, x, w);
 }

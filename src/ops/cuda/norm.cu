@@ -1,5 +1,7 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
-// warp, up to 512 elements); it is read once, into registers, and written once.
+// warp, up to 512 elements); it is read once, into registers, and written once. Where there are
+// many rows, a row belongs to one warp, which adds as that block would: no barrier then, and more
+// bytes under way.
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/row_math.cuh"
 
@@ -129,7 +131,93 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
   normalise_row(y.row(blockIdx.x, 0), stream, held, w, weights, reciprocal, first, step, n, wide);
 }
 
+constexpr int kRowsPerBlock = 4;
+
+/// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
+/// kRowsPerBlock + its number`, of kVectors vectors for each lane. Vector j is the one that the
+/// lane of warp j % kWarps has in the kernels above.
+template <bool kAdd, int kVectors>
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp)
+    many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+                     const __nv_bfloat16* w, unsigned rows, float eps) {
+  using V = Vec<__nv_bfloat16>;
+  constexpr int kStep = kWarp * V::size, kWarps = kVectors < 16 ? kVectors : 16, kAtOnce = 8;
+  static_assert(kVectors > 2);
+  let_next_start();
+  const unsigned row = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
+  const int first = static_cast<int>(threadIdx.x % kWarp) * V::size;
+  wait_for_previous();
+  if (row >= rows) return;
+  const __nv_bfloat16* from = x.row(row, 0) + first;
+  __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
+  V held[kVectors];
+  float sum[kWarps];
+#pragma unroll
+  for (int begin = 0; begin < kVectors; begin += kAtOnce) {
+    V old[kAtOnce];
+#pragma unroll
+    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
+      held[j] = load_vec(from + j * kStep, V::size, true);
+      if (kAdd) old[j - begin] = load_vec(target + j * kStep, V::size, true);
+    }
+#pragma unroll
+    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
+      if (kAdd) {
+#pragma unroll
+        for (int i = 0; i < V::size; ++i)
+          held[j].v[i] =
+              round_to<__nv_bfloat16>(to_float(old[j - begin].v[i]) + to_float(held[j].v[i]));
+        store_whole(target + j * kStep, held[j]);
+      }
+      sum[j % kWarps] = add_squares(j < kWarps ? 0.0f : sum[j % kWarps], held[j]);
+    }
+  }
+  float total = warp_sum(sum[0]);
+#pragma unroll
+  for (int i = 1; i < kWarps; ++i) total += warp_sum(sum[i]);
+  const float reciprocal = reciprocal_rms(total, kVectors * kStep, eps);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j)
+    store_normalised(y.row(row, 0) + first + j * kStep, held[j],
+                     load_vec(w + first + j * kStep, V::size, true), reciprocal, V::size, true);
+}
+
+/// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
+/// kernel of so many.
+template <class F>
+bool with_vectors(int64_t n, F&& go) {
+  constexpr int64_t kStep = kWarp * Vec<__nv_bfloat16>::size;
+  switch (n % kStep == 0 ? n / kStep : 0) {
+    case 4:
+      return go.template operator()<4>(), true;
+    case 8:
+      return go.template operator()<8>(), true;
+    case 10:
+      return go.template operator()<10>(), true;
+    case 16:
+      return go.template operator()<16>(), true;
+    case 20:
+      return go.template operator()<20>(), true;
+    default:
+      return false;
+  }
+}
+
+/// From so many rows on, a warp for each keeps an H200 busy.
+constexpr int64_t kManyRows = 1024;
+
 }  // namespace
+
+template <bool kAdd>
+bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+  const bool wide = wide_rows({y, x, w}) && (!kAdd || wide_rows({residual}));
+  if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < kManyRows || !wide) return false;
+  return with_vectors(x.shape[1], [&]<int kVectors>() {
+    launch_early(many_rows_kernel<kAdd, kVectors>, grid_size(ceil_div(x.shape[0], kRowsPerBlock)),
+                 kRowsPerBlock * kWarp, 0, rows_of<bf16>(y), rows_of<bf16>(kAdd ? residual : x),
+                 rows_of<bf16>(x), device_ptr<bf16>(w), grid_size(x.shape[0]), eps);
+  });
+}
 
 void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   const auto last = static_cast<size_t>(x.rank) - 1;
@@ -137,6 +225,7 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
             w.shape[0] == x.shape[last] && x.dtype == y.dtype && x.dtype == w.dtype &&
             dense_last_axis(x) && dense_last_axis(y),
         "rms_norm: {} from {} with {}", y.describe(), x.describe(), w.describe());
+  if (norm_many_rows<false>(y, {}, x, w, eps)) return;
   const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
   const unsigned threads = row_threads(n), rows_per_block = threads == kWarp ? 4 : 1;
   dispatch_float(x.dtype, [&]<class T>() {
@@ -152,6 +241,7 @@ void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, fl
             x.dtype == residual.dtype && x.dtype == w.dtype,
         "add_rms_norm: {} from {} + {} with {}", y.describe(), residual.describe(), x.describe(),
         w.describe());
+  if (norm_many_rows<true>(y, residual, x, w, eps)) return;
   dispatch_float(x.dtype, [&]<class T>() {
     launch_early(add_rms_norm_kernel<DeviceType<T>>, grid_size(x.shape[0]), row_threads(x.shape[1]),
                  0, rows_of<T>(y), rows_of<T>(residual), rows_of<T>(x), device_ptr<T>(w),

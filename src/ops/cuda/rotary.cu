@@ -1,29 +1,13 @@
 // Rotary embedding, the store into the paged cache, and both with the q/k norm before them in one
-// kernel. One warp has one head of one token, or as many heads as fit it.
+// kernel. One warp has one head of one token, or as many heads as fit it; of many tokens, all heads
+// of one (rotary.cuh).
 #include "ops/cuda/cuda_backend.h"
-#include "ops/cuda/row_math.cuh"
+#include "ops/cuda/rotary.cuh"
 
 namespace nanovllm {
 namespace {
 
-constexpr int kWarpsPerBlock = 4;
 constexpr int64_t kMaxFusedHeadDim = 256;
-
-/// [t, heads, d], strided.
-template <class T>
-struct Heads {
-  T* data;
-  int64_t token_stride, head_stride;
-  int count;
-  __device__ T* head(int64_t token, int head) const {
-    return data + token * token_stride + head * head_stride;
-  }
-};
-
-template <class T>
-Heads<DeviceType<T>> heads_of(const Tensor& t) {
-  return {device_ptr<T>(t), t.stride[0], t.stride[1], static_cast<int>(t.shape[1])};
-}
 
 /// Which head of which token this warp has, among `heads` of them; false past the end.
 __device__ bool my_head(int64_t tokens, int heads, int64_t& token, int& head) {
@@ -73,21 +57,6 @@ __global__ void store_kv_kernel(T* k_cache, Pages k_pages, T* v_cache, Pages v_p
     store_vec(v_target + c, load_vec(v.head(token, head) + c, d - c, wide), d - c, wide);
   }
 }
-
-template <class T>
-struct FusedArguments {
-  Heads<T> q, k, v;
-  const T *q_norm, *k_norm;
-  float eps;
-  const int *positions, *slots;
-  const float* cos_sin;
-  int64_t table_stride;
-  T *k_cache, *v_cache;
-  Pages k_pages, v_pages;
-  int64_t tokens;
-  int d, half;
-  bool wide;
-};
 
 /// Warps of q heads normalise and rotate; those of k heads store the result as well; those of v
 /// heads only store.
@@ -307,6 +276,8 @@ void CudaBackend::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, T
     const FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
     const unsigned lanes = lanes_of_head(a);
     if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
+    if (const auto kernel = many_tokens_kernel_for<false>(a, lanes))
+      return launch_early(kernel, grid_for(a.tokens, 1), kWarpsPerBlock * kWarp, 0, a);
     launch_early(rope_store_kernel<D, false>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0, a,
                  lanes);
   });
@@ -329,7 +300,9 @@ void CudaBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm
     a.k_norm = device_ptr<T>(k_norm);
     a.eps = eps;
     const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
-    if (lanes > 0)
+    if (const auto kernel = many_tokens_kernel_for<true>(a, lanes))
+      launch_early(kernel, grid_for(a.tokens, 1), kWarpsPerBlock * kWarp, 0, a);
+    else if (lanes > 0)
       launch_early(rope_store_kernel<D, true>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0,
                    a, lanes);
     else

@@ -1,0 +1,67 @@
+// Chooses and launches a kernel of gemm_large.cuh.
+#include <algorithm>
+
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_large.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// Row pairs in a group of tiles: a cluster's tiles at the same time are about as high as wide.
+constexpr int kGroupPairs = 8;
+
+/// How the copy engine sees a matrix: boxes of 128 rows by 64 columns.
+CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& t) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.shape[1]),
+                              static_cast<cuuint64_t>(t.shape[0])},
+                   strides[] = {static_cast<cuuint64_t>(t.stride[0]) * sizeof(__nv_bfloat16)};
+  const cuuint32_t box[] = {kLargeDepth, kLargeRows}, every[] = {1, 1};
+  CUtensorMap map;
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, t.data, sizes, strides, box, every,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
+        t.describe(), static_cast<int>(status));
+  return map;
+}
+
+/// Whether the tiles keep the clusters busy to the end: 90 % of the time that the last of them
+/// takes.
+bool fills(int64_t pairs, int64_t clusters) {
+  return 10 * pairs >= 9 * ceil_div(pairs, clusters) * clusters;
+}
+
+}  // namespace
+
+bool CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, bool gated) {
+  const int64_t k = x.shape[1];
+  if (!is_hopper_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 || k % kLargeDepth != 0 ||
+      k < kLargeParts * kLargeDepth || y.shape[1] % Vec<__nv_bfloat16>::size != 0 ||
+      !wide_rows({y, x, w}))
+    return false;
+  const int tile_columns = gated ? kLargeColumns / 2 : kLargeColumns;
+  const int64_t row_pairs = ceil_div(x.shape[0], int64_t{kLargeRows * kLargeBlocks}),
+                pairs = row_pairs * ceil_div(y.shape[1], int64_t{tile_columns}),
+                clusters = std::min<int64_t>(num_sms_ / kLargeBlocks, pairs);
+  if (!fills(pairs, num_sms_ / kLargeBlocks)) return false;
+  const LargeShape shape{.rows = static_cast<int>(y.shape[0]),
+                         .columns = static_cast<int>(y.shape[1]),
+                         .stride = y.stride[0],
+                         .steps = static_cast<int>(k / kLargeDepth),
+                         .pairs = static_cast<int>(pairs),
+                         .row_pairs = static_cast<int>(row_pairs),
+                         .groups = kGroupPairs,
+                         .up = static_cast<int>(y.shape[1])};
+  const auto go = [&](auto kernel) {
+    launch_early(kernel, grid_size(clusters * kLargeBlocks), kLargeThreads, sizeof(LargeShared),
+                 device_ptr<bf16>(y), map_of(encode_map_, x), map_of(encode_map_, w), shape);
+  };
+  if (gated)
+    go(gemm_large_kernel<true>);
+  else
+    go(gemm_large_kernel<false>);
+  return true;
+}
+
+}  // namespace nanovllm

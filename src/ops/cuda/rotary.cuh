@@ -1,0 +1,180 @@
+// What the kernels of rotary.cu share, and the one of them that steps of many tokens take.
+#pragma once
+
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/row_math.cuh"
+
+namespace nanovllm {
+
+constexpr int kWarpsPerBlock = 4;
+
+/// [t, heads, d], strided.
+template <class T>
+struct Heads {
+  T* data;
+  int64_t token_stride, head_stride;
+  int count;
+  __device__ T* head(int64_t token, int head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+template <class T>
+Heads<DeviceType<T>> heads_of(const Tensor& t) {
+  return {device_ptr<T>(t), t.stride[0], t.stride[1], static_cast<int>(t.shape[1])};
+}
+
+template <class T>
+struct FusedArguments {
+  Heads<T> q, k, v;
+  const T *q_norm, *k_norm;
+  float eps;
+  const int *positions, *slots;
+  const float* cos_sin;
+  int64_t table_stride;
+  T *k_cache, *v_cache;
+  Pages k_pages, v_pages;
+  int64_t tokens;
+  int d, half;
+  bool wide;
+};
+
+/// Eight bf16, two in a register.
+struct alignas(16) Words {
+  uint32_t pair[4];
+  __device__ static Words at(const __nv_bfloat16* p) {
+    const uint4 u = *reinterpret_cast<const uint4*>(p);
+    return {{u.x, u.y, u.z, u.w}};
+  }
+  __device__ float low(int i) const { return __uint_as_float(pair[i] << 16); }
+  __device__ float high(int i) const { return __uint_as_float(pair[i] & 0xffff0000u); }
+};
+
+/// The same of many tokens: a warp has all heads of its token, kLanes lanes to a head, and reads
+/// angles and weights once for them. The arithmetic is that of row_math.cuh, two elements at a
+/// time: a head's size is a power of two, so that multiplying by its inverse is dividing by it, and
+/// the sine's sign is turned beforehand where the first half of a pair subtracts.
+template <bool kNorm, int kLanes>
+struct TokenHeads {
+  using T = __nv_bfloat16;
+  static constexpr int kSize = 8, kAtOnce = 4, kHeads = kWarp / kLanes;
+  const FusedArguments<T>& a;
+  int64_t token;
+  int c, head;  // the lane's first element, and the first of its heads
+  int partner;
+  bool turned;
+  Vec<float> cosines[kSize / 4], sines[kSize / 4];
+
+  __device__ explicit TokenHeads(const FusedArguments<T>& arguments, int64_t t)
+      : a(arguments),
+        token(t),
+        c(static_cast<int>(threadIdx.x % kLanes) * kSize),
+        head(static_cast<int>(threadIdx.x % kWarp) / kLanes),
+        turned(c < 2 * a.half) {
+    const bool is_first = c < a.half;
+    partner = static_cast<int>(threadIdx.x % kWarp) + (is_first ? a.half : -a.half) / kSize;
+    if (!turned) return;
+    const float* table =
+        a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
+#pragma unroll
+    for (int i = 0; i < kSize / 4; ++i) {
+      cosines[i] = load_vec(table + 4 * i, 4, true);
+      sines[i] = load_vec(table + a.half + 4 * i, 4, true);
+      if (is_first)
+#pragma unroll
+        for (float& sine : sines[i].v) sine = -sine;
+    }
+  }
+  __device__ void normalise_words(Words& x, const Words& weights) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum = __fmaf_rn(x.low(i), x.low(i), sum);
+      sum = __fmaf_rn(x.high(i), x.high(i), sum);
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(kFullMask, sum, offset);
+    const float mean = __fmul_rn(sum, 1.0f / (kLanes * kSize)),
+                reciprocal = __frsqrt_rn(__fadd_rn(mean, a.eps));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x.pair[i] = pack_bf16(x.low(i) * reciprocal, x.high(i) * reciprocal);
+      x.pair[i] = pack_bf16(weights.low(i) * x.low(i), weights.high(i) * x.high(i));
+    }
+  }
+  __device__ Words turn(Words x, const Words& weights) const {
+    if (kNorm) normalise_words(x, weights);
+    Words result;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Words other;
+      other.pair[i] = __shfl_sync(kFullMask, x.pair[i], partner);
+      const float *cosine = cosines[i / 2].v + i % 2 * 2, *sine = sines[i / 2].v + i % 2 * 2;
+      result.pair[i] =
+          pack_bf16(__fmaf_rn(other.low(i), sine[0], __fmul_rn(x.low(i), cosine[0])),
+                    __fmaf_rn(other.high(i), sine[1], __fmul_rn(x.high(i), cosine[1])));
+    }
+    return turned ? result : x;
+  }
+  /// Brings all of `heads` through `change` to where `target` says.
+  template <class Change, class Target>
+  __device__ void for_each(const Heads<T>& heads, Change&& change, Target&& target) const {
+    for (int begin = 0; begin < heads.count; begin += kAtOnce * kHeads) {
+      Words x[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (const int h = begin + i * kHeads + head; h < heads.count)
+          x[i] = Words::at(heads.head(token, h) + c);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int h = begin + i * kHeads + head;
+        const Words y = change(x[i]);
+        if (h < heads.count) store_whole(target(h) + c, reinterpret_cast<const Vec<T>&>(y));
+      }
+    }
+  }
+};
+
+template <bool kNorm, int kLanes>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
+    many_tokens_kernel(const FusedArguments<__nv_bfloat16> a) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t token = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
+  if (token >= a.tokens) return;
+  const TokenHeads<kNorm, kLanes> heads(a, token);
+  Words q_weights, k_weights;
+  if (kNorm) {
+    q_weights = Words::at(a.q_norm + heads.c);
+    k_weights = Words::at(a.k_norm + heads.c);
+  }
+  const int slot = a.slots[token];
+  heads.for_each(
+      a.q, [&](const Words& x) { return heads.turn(x, q_weights); },
+      [&](int h) { return a.q.head(token, h); });
+  if (slot < 0) return;
+  heads.for_each(
+      a.k, [&](const Words& x) { return heads.turn(x, k_weights); },
+      [&](int h) { return a.k_cache + a.k_pages.offset(slot, h); });
+  heads.for_each(
+      a.v, [](const Words& x) { return x; },
+      [&](int h) { return a.v_cache + a.v_pages.offset(slot, h); });
+}
+
+/// From so many tokens on, a warp for each keeps an H200 busy.
+constexpr int64_t kManyTokens = 1024;
+
+/// Null where another kernel is better.
+template <bool kNorm, class T>
+auto many_tokens_kernel_for(const FusedArguments<T>& a, unsigned lanes)
+    -> void (*)(FusedArguments<T>) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (a.tokens < kManyTokens || static_cast<int>(lanes) * Vec<T>::size != a.d) return nullptr;
+    if (lanes == 16) return many_tokens_kernel<kNorm, 16>;
+    if (lanes == 8) return many_tokens_kernel<kNorm, 8>;
+  }
+  return nullptr;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,167 @@
+// Steps of many rows take kernels of their own: large products, a warp for each row of a norm, a
+// warp for each token's heads. Each must give the bytes of the kernels that few rows take.
+#include <gtest/gtest.h>
+
+#include "gpu/rig.h"
+
+namespace nanovllm {
+namespace {
+
+class CudaManyRows : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = open_gpu(why);
+    if (!gpu_) GTEST_SKIP() << why;
+  }
+  std::unique_ptr<Backend> gpu_;
+};
+
+struct Shape {
+  int64_t m, n, k;
+};
+
+/// Edges on all sides of the tiles, and several tiles to a block; x at an odd address takes the
+/// kernel that defines the order of the sums.
+TEST_F(CudaManyRows, ProductsHaveTheBitsOfTheDefinition) {
+  for (const auto& [m, n, k] :
+       {Shape{900, 4000, 1088}, {2048, 2048, 1024}, {3000, 2744, 1600}, {16, 16896, 1024}}) {
+    Rig rig(*gpu_);
+    const auto values = normal_values(m * k, 1);
+    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
+                 odd = rig.padded(values, DType::bf16, m, k, 1),
+                 w = rig.weight(normal_values(n * k, 2, 0.03f), DType::bf16, n, k);
+    // What surrounds y stays what it was.
+    const std::vector<float> before(static_cast<size_t>((m + 1) * (n + 8)), 7.0f);
+    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
+                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
+    gpu_->gemm(want.rows(0, m).cols(0, n), odd, w);
+    gpu_->gemm(got.rows(0, m).cols(0, n), x, w);
+    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+  }
+}
+
+TEST_F(CudaManyRows, GatedProductsHaveTheBitsOfTheDefinition) {
+  for (const auto& [m, n, k] :
+       {Shape{900, 2000, 1088}, {2048, 1024, 1024}, {3000, 1400, 1600}, {200, 8448, 1024}}) {
+    Rig rig(*gpu_);
+    const auto values = normal_values(m * k, 1);
+    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
+                 odd = rig.padded(values, DType::bf16, m, k, 1),
+                 w = rig.weight(normal_values(2 * n * k, 2, 0.1f), DType::bf16, 2 * n, k),
+                 between = rig.empty(DType::bf16, {m, 2 * n});
+    const std::vector<float> before(static_cast<size_t>((m + 1) * (n + 8)), 7.0f);
+    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
+                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
+    gpu_->gemm(between, odd, w);
+    gpu_->silu_and_mul(want.rows(0, m).cols(0, n), between);
+    gpu_->gemm_silu_and_mul(got.rows(0, m).cols(0, n), between, x, w);
+    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+  }
+}
+
+constexpr int64_t kRows = 1101, kFew = 100;
+
+TEST_F(CudaManyRows, NormsHaveTheBitsOfFewRows) {
+  for (const int64_t n : {1024, 2048, 2560, 4096, 5120, 1000}) {
+    Rig rig(*gpu_);
+    const auto values = normal_values(kRows * n, 3), stream = normal_values(kRows * n, 5);
+    const Tensor x = rig.upload(values, DType::bf16, {kRows, n}),
+                 w = rig.upload(normal_values(n, 4), DType::bf16, {n}),
+                 many = rig.empty(DType::bf16, {kRows, n}),
+                 few = rig.empty(DType::bf16, {kRows, n}),
+                 many_stream = rig.upload(stream, DType::bf16, {kRows, n}),
+                 few_stream = rig.upload(stream, DType::bf16, {kRows, n});
+    const auto in_pieces = [&](auto&& norm) {
+      for (int64_t i = 0; i < kRows; i += kFew) norm(i, std::min(i + kFew, kRows));
+    };
+    gpu_->rms_norm(many, x, w, 1e-6f);
+    in_pieces([&](int64_t begin, int64_t end) {
+      gpu_->rms_norm(few.rows(begin, end), x.rows(begin, end), w, 1e-6f);
+    });
+    EXPECT_TRUE(rig.bytes(many) == rig.bytes(few)) << "norm of width " << n;
+    gpu_->add_rms_norm(many, many_stream, x, w, 1e-6f);
+    in_pieces([&](int64_t begin, int64_t end) {
+      gpu_->add_rms_norm(few.rows(begin, end), few_stream.rows(begin, end), x.rows(begin, end), w,
+                         1e-6f);
+    });
+    EXPECT_TRUE(rig.bytes(many) == rig.bytes(few)) << "sum's norm of width " << n;
+    EXPECT_TRUE(rig.bytes(many_stream) == rig.bytes(few_stream)) << "sum of width " << n;
+    gpu_->add_rms_norm(x, few_stream, x, w, 1e-6f);  // in place
+    gpu_->add_rms_norm(many, many_stream, rig.upload(values, DType::bf16, {kRows, n}), w, 1e-6f);
+    EXPECT_TRUE(rig.bytes(x) == rig.bytes(many)) << "in place, width " << n;
+  }
+}
+
+struct HeadsShape {
+  int64_t heads, kv_heads, head_dim, rotary_dim;
+};
+
+/// Queries, keys and values as the projection leaves them, on their way into a cache.
+struct HeadsRig {
+  static constexpr int64_t kBlock = 16, kBlocks = 100;
+  HeadsShape shape;
+  Tensor qkv, q_norm, k_norm, cos_sin, positions, slots;
+  KvCache cache;
+
+  HeadsRig(Rig& rig, const HeadsShape& s) : shape(s) {
+    const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+    qkv = rig.upload(normal_values(kRows * width, 6), DType::bf16, {kRows, width});
+    q_norm = rig.upload(normal_values(s.head_dim, 7), DType::bf16, {s.head_dim});
+    k_norm = rig.upload(normal_values(s.head_dim, 8), DType::bf16, {s.head_dim});
+    cos_sin = rig.upload(normal_values(64 * s.rotary_dim, 9), DType::f32, {64, s.rotary_dim});
+    std::vector<int32_t> at, to;
+    for (int64_t i = 0; i < kRows; ++i) {
+      at.push_back(static_cast<int32_t>(i * 7 % 64));
+      to.push_back(i % 13 == 5 ? -1 : static_cast<int32_t>(i * 11 % (kBlock * kBlocks)));
+    }
+    positions = rig.upload(at, {kRows});
+    slots = rig.upload(to, {kRows});
+    const std::vector<float> old(static_cast<size_t>(kBlocks * s.kv_heads * kBlock * s.head_dim),
+                                 3.0f);
+    const auto pages = [&] {
+      return rig.upload(old, DType::bf16, {kBlocks, s.kv_heads, kBlock, s.head_dim});
+    };
+    cache.k = pages();
+    cache.v = pages();
+  }
+  void run(Backend& ops, int64_t begin, int64_t end, bool norm) const {
+    Batch batch;
+    batch.positions = positions.rows(begin, end);
+    batch.slot_mapping = slots.rows(begin, end);
+    const int64_t q_end = shape.heads * shape.head_dim,
+                  k_end = q_end + shape.kv_heads * shape.head_dim;
+    const Tensor rows = qkv.rows(begin, end), q = rows.cols(0, q_end).split(shape.head_dim),
+                 k = rows.cols(q_end, k_end).split(shape.head_dim),
+                 v = rows.cols(k_end, rows.shape[1]).split(shape.head_dim);
+    if (norm)
+      ops.qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
+    else
+      ops.rope_store(q, k, v, batch, cos_sin, cache);
+  }
+};
+
+TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
+  for (const HeadsShape& shape : {HeadsShape{16, 8, 128, 128},
+                                  {5, 1, 128, 64},
+                                  {14, 2, 64, 64},
+                                  {3, 3, 64, 32},
+                                  {4, 2, 96, 96}})
+    for (const bool norm : {true, false}) {
+      Rig rig(*gpu_);
+      const HeadsRig many(rig, shape), few(rig, shape);
+      many.run(*gpu_, 0, kRows, norm);
+      for (int64_t i = 0; i < kRows; i += kFew) few.run(*gpu_, i, std::min(i + kFew, kRows), norm);
+      const std::string what = std::to_string(shape.heads) + " heads of " +
+                               std::to_string(shape.head_dim) + (norm ? ", normalised" : "");
+      const auto q = [&](const HeadsRig& heads) {
+        return rig.floats(heads.qkv.cols(0, shape.heads * shape.head_dim));
+      };
+      EXPECT_EQ(q(many), q(few)) << what;
+      EXPECT_TRUE(rig.bytes(many.cache.k) == rig.bytes(few.cache.k)) << what;
+      EXPECT_TRUE(rig.bytes(many.cache.v) == rig.bytes(few.cache.v)) << what;
+    }
+}
+
+}  // namespace
+}  // namespace nanovllm
