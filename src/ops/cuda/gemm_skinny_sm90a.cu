@@ -33,7 +33,7 @@ SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int columns : kTileColumns)
     for (int block_rows : {8, 16, 32, 64}) {
-      if (gated && columns == 8) continue;
+      if (gated && columns % 16 != 0) continue;  // half a tile is whole groups of 8
       if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
       block_rows = static_cast<int>(std::min<int64_t>(block_rows, ceil_div(m, 8) * 8));
       const int64_t items =
