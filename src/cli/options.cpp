@@ -165,6 +165,9 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
       "--threads,-t", "N",
       "CPU threads, of all ranks together (OMP_NUM_THREADS, or the physical cores)",
       [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 4096)); });
+  value("--decode-lanes", "N",
+        "parts of a decode step that run side by side on a GPU, 1 or 2 (as many as pay)",
+        [&c](const std::string& s) { c.decode_lanes = static_cast<int>(parse_integer(s, 1, 2)); });
   value("--seed", "N", "of all requests that bring no seed of their own (0)",
         [&c](const std::string& s) { c.seed = static_cast<uint64_t>(parse_integer(s, 0)); });
   value("--load-format", "FORMAT", "auto, or dummy: random weights from config.json alone",

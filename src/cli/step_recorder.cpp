@@ -34,13 +34,19 @@ std::unique_ptr<Graph> StepRecorder::capture(const std::function<void()>& body) 
 }
 
 void StepRecorder::begin_step(const Batch& batch) {
-  current_ = std::make_shared<Ops>();
+  if (!in_lanes_) current_ = std::make_shared<Ops>();
   next_gemm_ = kQkv;
   is_last_layer_ = false;
   note(kAttention, [=, this] { ops_->begin_step(batch); });  // what it prepares is attention's
 }
 
 const char* StepRecorder::after_layer() const { return is_last_layer_ ? kHead : kQkv; }
+
+void StepRecorder::run_lanes(int lanes, const std::function<void(int)>& body) {
+  in_lanes_ = true;
+  ops_->run_lanes(lanes, body);
+  in_lanes_ = false;
+}
 
 void StepRecorder::note(const char* part, std::function<void()> run) {
   run();

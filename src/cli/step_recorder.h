@@ -43,6 +43,8 @@ class StepRecorder final : public Backend {
   int64_t max_logits_rows() const override { return ops_->max_logits_rows(); }
   size_t scratch_bytes() const override { return ops_->scratch_bytes(); }
   void begin_step(const Batch& batch) override;
+  int lanes_for(const DecodeSize& size) const override { return ops_->lanes_for(size); }
+  void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
     return ops_->weight_bytes(dtype, n, k);
@@ -103,6 +105,7 @@ class StepRecorder final : public Backend {
 
   std::unique_ptr<Backend> ops_;
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
+  bool in_lanes_ = false;
   const char* next_gemm_ =
       nullptr;  // which weight the next product reads: told by what came before
   bool is_last_layer_ = false;

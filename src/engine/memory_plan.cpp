@@ -54,8 +54,16 @@ Batch shape_only_batch(int64_t tokens, int64_t logits_rows, int64_t seqs, int64_
   return batch;
 }
 
+/// The same for a step of as many decodes.
+Batch shape_only_decodes(const StepLimits& limits) {
+  const int64_t rows = limits.max_num_batched_tokens;
+  Batch batch = shape_only_batch(rows, rows, rows, limits.max_blocks_per_seq());
+  batch.max_seqlen_q = 1;
+  return batch;
+}
+
 /// Peak of the arena in the largest step, be it that all its rows need logits or half of them,
-/// which is where the last layer still goes on with those alone.
+/// which is where the last layer still goes on with those alone, or that it runs in lanes.
 size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
                          Shard shard) {
   NullBackend ops;
@@ -79,6 +87,9 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
     Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
                       limits.max_logits_rows);
   }
+  arena.release(0);
+  const Batch decodes = shape_only_decodes(limits);
+  (void)model.forward({ops, comm, arena, decodes, caches, kMostLanes});
   return arena.peak();
 }
 

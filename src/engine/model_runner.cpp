@@ -31,6 +31,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
       builder_(plan_.limits),
       use_graphs_(!config.enforce_eager && backend_->has_graphs()),
+      lanes_(config.decode_lanes),
       graphs_(*backend_) {
   for (Slot& slot : slots_) {
     slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());
@@ -118,7 +119,7 @@ void ModelRunner::place_output(Slot& slot) {
 
 void ModelRunner::run_step(const Slot& slot) {
   arena_.release(0);
-  const Step step{*backend_, *comm_, arena_, slot.input.batch, kv_cache_};
+  const Step step{*backend_, *comm_, arena_, slot.input.batch, kv_cache_, lanes_};
   const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_num_seqs},
                               backend_->device());
   backend_->begin_step(step.batch);

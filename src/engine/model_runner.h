@@ -73,6 +73,7 @@ class ModelRunner final : public Runner {
   BatchBuilder builder_;
   Sampler sampler_;
   const bool use_graphs_;
+  const int lanes_;
   StepGraphs graphs_;
   std::array<Slot, kSlots> slots_;
   int64_t num_launched_ = 0, num_waited_ = 0;  // steps

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "engine/memory_plan.h"
 #include "io/tokenizer/unicode.h"
+#include "ops/backend.h"
 
 namespace nanovllm {
 namespace {
@@ -82,6 +83,8 @@ void check_config(const EngineConfig& c) {
        "positive and fewer than 2^31 tokens in all, or 0 to choose");
   need(c.tensor_parallel_size >= 1 && c.tensor_parallel_size <= kMaxRanks, "tensor_parallel_size",
        c.tensor_parallel_size, "between 1 and 64");
+  need(c.decode_lanes >= 0 && c.decode_lanes <= kMostLanes, "decode_lanes", c.decode_lanes,
+       "1 or 2, or 0 to choose");
   need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,

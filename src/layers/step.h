@@ -17,6 +17,7 @@ struct Step {
   Arena& arena;
   const Batch& batch;
   std::span<const KvCache> kv_cache;  // one per layer; this rank's heads
+  int lanes = 1;                      // of a decode step; 0: what the backend advises
 };
 
 }  // namespace nanovllm

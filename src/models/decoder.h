@@ -8,6 +8,7 @@
 #include "layers/attention.h"
 #include "layers/layernorm.h"
 #include "layers/linear.h"
+#include "models/lanes.h"
 #include "models/model.h"
 
 namespace nanovllm {
@@ -188,17 +189,35 @@ class DecoderForCausalLM final : public Model {
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
     const Batch& batch = step.batch;
     const bool decodes = batch.max_seqlen_q == 1 && batch.num_tokens() == batch.num_seqs();
-    if (Layer::is_dense && decodes && step.comm.world_size() == 1 &&
-        step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch)) {
-      norm_.add_forward(step, x, residual);
-      return x;
-    }
-    const size_t last = layers_.size() - 1;
-    for (size_t i = 0; i < last; ++i)
+    const bool alone = Layer::is_dense && decodes && step.comm.world_size() == 1;
+    const int lanes = alone ? lanes_of(step) : 1;
+    if (lanes > 1)
+      run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
+        run_layers(part, layers_.size(), x.rows(from, to), residual.rows(from, to));
+      });
+    else if (!alone || !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
+      return run_and_leave_out(step, x, residual);
+    norm_.add_forward(step, x, residual);
+    return x;
+  }
+
+  const ParallelLMHead& lm_head() const override { return lm_head_; }
+
+ private:
+  using Layer = DecoderLayer<Attention, MLP>;
+
+  void run_layers(const Step& step, size_t count, Tensor x, Tensor residual) const {
+    for (size_t i = 0; i < count; ++i)
       layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], i == 0);
+  }
+
+  /// All layers and the norm, the last of them perhaps with the rows alone that need logits.
+  Tensor run_and_leave_out(const Step& step, Tensor x, Tensor residual) const {
+    const size_t last = layers_.size() - 1;
+    run_layers(step, last, x, residual);
     Tensor y = x, y_residual = residual;
-    if (leaves_rows_out(batch)) {
-      y = step.arena.take(x.dtype, {batch.logits_rows.shape[0], x.shape[1]});
+    if (leaves_rows_out(step.batch)) {
+      y = step.arena.take(x.dtype, {step.batch.logits_rows.shape[0], x.shape[1]});
       y_residual = step.arena.take(x.dtype, {y.shape[0], y.shape[1]});
     }
     layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], last == 0);
@@ -206,10 +225,22 @@ class DecoderForCausalLM final : public Model {
     return y;
   }
 
-  const ParallelLMHead& lm_head() const override { return lm_head_; }
+  int lanes_of(const Step& step) const {
+    const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step.batch));
+    return step.batch.num_seqs() < lanes ? 1 : lanes;
+  }
 
- private:
-  using Layer = DecoderLayer<Attention, MLP>;
+  DecodeSize size_of_decode(const Batch& batch) const {
+    double weights = 0, bytes_per_key = 0;
+    for (const DecoderWeights& layer : stack_.layers) {
+      for (const Tensor& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
+        weights += static_cast<double>(w.bytes());
+      bytes_per_key += static_cast<double>(2 * stack_.kv_heads * stack_.head_dim) *
+                       static_cast<double>(size_of(layer.qkv.dtype));
+    }
+    return {batch.num_seqs(), weights,
+            static_cast<double>(batch.num_seqs() * batch.max_context_len) * bytes_per_key};
+  }
 
   static std::vector<Layer> make_layers(const ModelConfig& c, const ModelContext& context) {
     std::vector<Layer> layers;

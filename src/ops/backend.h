@@ -3,8 +3,9 @@
 // Conventions. Output first. Tensors are views, sizes come from them; rows may be strided (a slice
 // of a wider matrix), the last axis is dense. f32 or bf16 throughout; bf16 accumulates in f32 and
 // rounds once, at the end. An output may alias an input only where it says so. All work is ordered
-// on the backend's one stream; nothing here waits for the device except copy() to pageable memory
-// and synchronize(). A backend belongs to one rank and is used by one thread at a time.
+// on the backend's one stream, but for that of run_lanes(); nothing here waits for the device
+// except copy() to pageable memory and synchronize(). A backend belongs to one rank and is used by
+// one thread at a time.
 //
 // Exactness (docs/contract.md): a row's bits depend on that row's inputs alone, never on how many
 // rows there are, on their order, or on how a sequence was cut into chunks and blocks.
@@ -94,6 +95,16 @@ struct DecoderStack {
   float eps = 0, scale = 0;
 };
 
+/// Parts of a decode step that may run at the same time, at most.
+constexpr int kMostLanes = 2;
+
+/// A decode step in figures: its sequences, and the bytes that its layers read of weights and, at
+/// most, of keys and values.
+struct DecodeSize {
+  int64_t rows = 0;
+  double weight_bytes = 0, cache_bytes = 0;
+};
+
 /// What measuring a product's algorithms found: seconds with the choice as it was, with the fastest
 /// that gives gemm()'s bits, and with the fastest of all. Zeros where there is nothing to choose.
 struct GemmTuning {
@@ -138,6 +149,16 @@ class Backend {
   /// Called once per step, before its first operation: a backend may prepare here what the
   /// attention of all layers shares (on CUDA: the division of the batch's keys among the SMs).
   virtual void begin_step(const Batch& batch) { (void)batch; }
+
+  // -- Lanes: parts of a step that may run at the same time
+  /// How many the layers of such a decode step should be divided among, 1 to kMostLanes.
+  virtual int lanes_for(const DecodeSize& size) const { return (void)size, 1; }
+  /// Issues body(0) to body(lanes - 1), each in a lane of its own. What one writes no other
+  /// touches. They begin with begin_step() of their own batch, and consist of what decoder layers
+  /// do in a decode step, operation by operation. What is issued later runs after all of them.
+  virtual void run_lanes(int lanes, const std::function<void(int)>& body) {
+    for (int i = 0; i < lanes; ++i) body(i);
+  }
 
   // -- Weights
   /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to

@@ -18,7 +18,7 @@ struct PlanMemory {
 
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
 /// the kernel after this one.
-constexpr size_t kRingBytes = size_t{140} << 10;
+constexpr size_t kRingBytes = size_t{104} << 10;
 
 /// The stages of the ring, or 0 where too few fit into a block's shared memory.
 template <int kHeadDim, int kRows>
@@ -34,21 +34,21 @@ int stages_in(size_t shared_bytes) {
 }  // namespace
 
 void CudaBackend::begin_step(const Batch& batch) {
-  step_ = batch.context_lens.data;
-  step_plans_.clear();
+  lane_->step = batch.context_lens.data;
+  lane_->step_plans.clear();
 }
 
 /// The plan for a batch, by its number. `is_new`: it is made by a kernel just launched.
 size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   is_new = false;
-  for (size_t i = 0; i < step_plans_.size(); ++i)
-    if (step_plans_[i] == key) return i;
+  for (size_t i = 0; i < lane_->step_plans.size(); ++i)
+    if (lane_->step_plans[i] == key) return i;
   is_new = true;
   // Plans that no step remembers share the last place.
-  const bool remember = key.context_lens == step_ && step_plans_.size() + 1 < kMaxPlans;
-  const size_t plan = remember ? step_plans_.size() : kMaxPlans - 1;
-  if (remember) step_plans_.push_back(key);
-  const PlanMemory memory(plans_.get(), num_sms_);
+  const bool remember = key.context_lens == lane_->step && lane_->step_plans.size() + 1 < kMaxPlans;
+  const size_t plan = remember ? lane_->step_plans.size() : kMaxPlans - 1;
+  if (remember) lane_->step_plans.push_back(key);
+  const PlanMemory memory(lane_->plans.get(), num_sms_);
   launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
          PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
                        .context_lens = reinterpret_cast<const int*>(key.context_lens),
@@ -82,14 +82,15 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                      .window = arguments.window,
                                      .max_slots = max_slots},
                                     is_new);
-    const PlanMemory memory(plans_.get(), num_sms_);
-    arguments.partial_sum = reinterpret_cast<float2*>(partials_.get());
+    const PlanMemory memory(lane_->plans.get(), num_sms_);
+    arguments.partial_sum = reinterpret_cast<float2*>(lane_->partials.get());
     arguments.partial_out =
         reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
     const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),
                           .counters = memory.counters,
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
-                          .stages = stages};
+                          .stages = stages,
+                          .lets_next_wait = runs_lanes_};
     const size_t shared_bytes = static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
                                 sizeof(DecodeExchange<kHeadDim, kRows>);
     // Only the second kernel after the plan may begin before what went before it is done.

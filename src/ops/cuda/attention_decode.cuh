@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     return;
   }
   wait_for_previous();
-  let_next_start();
+  if (!work.lets_next_wait) let_next_start();
   compute_units(a, work, share, ring, exchange);
 }
 

@@ -24,6 +24,7 @@ struct DecodeWork {
   const DecodeShare* share;  // [blocks]
   int* counters;             // [blocks], zeros between kernels
   int kv_heads, stages;
+  bool lets_next_wait;  // until blocks end, and takes no room beside them before
 };
 
 template <int kHeadDim>

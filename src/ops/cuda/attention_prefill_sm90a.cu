@@ -54,7 +54,7 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
                                    static_cast<int>(ceil_div(batch.max_context_len, kTileKeys)),
                                    section.seqs,
                                    section.heads,
-                                   reinterpret_cast<int*>(prefill_counters_.get())};
+                                   reinterpret_cast<int*>(lane_->prefill_counters.get())};
   const auto launch_for = [&]<int kHeadDim>() {
     using Shared = PrefillShared<kHeadDim>;
     launch_early(attention_prefill_kernel<kHeadDim>, static_cast<unsigned>(num_sms_),

@@ -51,7 +51,7 @@ void CudaBackend::copy(Tensor dst, Tensor src) {
   }
   // Unified addressing tells host from device. From pageable memory the call returns once the
   // source may be reused, to pageable memory once the copy is done.
-  cuda_check(cudaMemcpyAsync(dst.data, src.data, bytes, cudaMemcpyDefault, stream_.get()));
+  cuda_check(cudaMemcpyAsync(dst.data, src.data, bytes, cudaMemcpyDefault, stream()));
 }
 
 }  // namespace nanovllm

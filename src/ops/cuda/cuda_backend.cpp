@@ -20,11 +20,8 @@ class CudaGraph final : public Graph {
 
 class CudaFence final : public Fence {
  public:
-  CudaFence(int device, cudaStream_t stream) : device_(device), stream_(stream) {
-    cudaEvent_t event = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    event_.reset(event);
-  }
+  CudaFence(int device, cudaStream_t stream)
+      : device_(device), stream_(stream), event_(make_event()) {}
   void record() override {
     cuda_check(cudaSetDevice(device_));
     cuda_check(cudaEventRecord(event_.get(), stream_));
@@ -105,18 +102,11 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   can_run_cooperatively_ = encode_map_ && cooperative != 0;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
-  cudaStream_t stream = nullptr;
-  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  stream_.reset(stream);
+  for (Lane& lane : lanes_) open_lane(lane);
   cublasLtHandle_t blas = nullptr;
   cublas_check(cublasLtCreate(&blas));
   blas_.reset(blas);
   gemm_algorithms_ = std::make_unique<GemmAlgorithms>(blas, properties.name);
-  blas_workspace_ = allocate(GemmAlgorithms::kWorkspace);
-  partials_ = allocate(kPartialBytes);
-  plans_ = allocate(kPlanBytes);
-  step_plans_.reserve(kMaxPlans);
-  prefill_counters_ = allocate(2 * sizeof(int));
   exchange_ = allocate(kExchangeBytes);
   scan_scratch_ = allocate(kScanBytes);
 }
@@ -124,7 +114,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
 CudaBackend::~CudaBackend() {
   // What is still running reads the buffers that go now. Errors have nobody to go to.
   (void)cudaSetDevice(index_);
-  (void)cudaStreamSynchronize(stream_.get());
+  for (const Lane& lane : lanes_) (void)cudaStreamSynchronize(lane.stream.get());
 }
 
 MemoryInfo CudaBackend::memory() const {
@@ -149,7 +139,7 @@ Buffer CudaBackend::allocate(size_t bytes) {
     (void)cudaSetDevice(device);
     (void)cudaFree(p);
   });
-  cuda_check(cudaMemsetAsync(data, 0, bytes, stream_.get()));
+  cuda_check(cudaMemsetAsync(data, 0, bytes, stream()));
   return buffer;
 }
 
@@ -167,17 +157,17 @@ Buffer CudaBackend::allocate_host(size_t bytes) {
 
 void CudaBackend::synchronize() {
   use_device();
-  cuda_check(cudaStreamSynchronize(stream_.get()));
+  cuda_check(cudaStreamSynchronize(stream()));
 }
 
 std::unique_ptr<Fence> CudaBackend::make_fence() {
   use_device();
-  return std::make_unique<CudaFence>(index_, stream_.get());
+  return std::make_unique<CudaFence>(index_, stream());
 }
 
 std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
   use_device();
-  cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  cuda_check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
   std::exception_ptr failure;
   try {
     body();
@@ -186,7 +176,7 @@ std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
   }
   cudaGraph_t graph = nullptr;
   const cudaError_t ended =
-      cudaStreamEndCapture(stream_.get(), &graph);  // on every path: the stream must leave capture
+      cudaStreamEndCapture(stream(), &graph);  // on every path: the stream must leave capture
   const RawGraph owner(graph);
   if (failure) {
     (void)cudaGetLastError();
@@ -196,8 +186,8 @@ std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
   cudaGraphExec_t instance = nullptr;
   cuda_check(cudaGraphInstantiate(&instance, graph, 0));
   GraphExec exec(instance);
-  cuda_check(cudaGraphUpload(instance, stream_.get()));
-  return std::make_unique<CudaGraph>(std::move(exec), stream_.get());
+  cuda_check(cudaGraphUpload(instance, stream()));
+  return std::make_unique<CudaGraph>(std::move(exec), stream());
 }
 
 void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {

@@ -1,8 +1,9 @@
 // CudaBackend: the catalogue of ops/backend.h on one NVIDIA GPU. One op, one launch (or two), on
-// one non-blocking stream; nothing is allocated and nothing waits inside an op, so that any
-// sequence of ops can be recorded into a graph.
+// one non-blocking stream (or two: run_lanes); nothing is allocated and nothing waits inside an op,
+// so that any sequence of ops can be recorded into a graph.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -40,7 +41,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   size_t scratch_bytes() const override {
-    return GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes + kExchangeBytes + kScanBytes;
+    return kMostLanes * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) + kExchangeBytes +
+           kScanBytes;
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -48,6 +50,9 @@ class CudaBackend final : public Backend {
   /// the step nothing may change the batch's lengths and block tables, and nothing but the step's
   /// own rows is stored in the cache. To be recorded together with the step.
   void begin_step(const Batch& batch) override;
+
+  int lanes_for(const DecodeSize& size) const override;
+  void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
   Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
@@ -99,6 +104,16 @@ class CudaBackend final : public Backend {
     bool operator==(const PlanKey&) const = default;
   };
 
+  /// What operations of different lanes must not share.
+  struct Lane {
+    Stream stream;
+    Event fence;  // lane 0: the lanes begin; the others: their end
+    Buffer blas_workspace, partials, plans, prefill_counters;
+    const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
+    std::vector<PlanKey> step_plans;  // made since then
+  };
+  void open_lane(Lane& lane);
+  cudaStream_t stream() const { return lane_->stream.get(); }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
   /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
@@ -155,7 +170,7 @@ class CudaBackend final : public Backend {
     config.gridDim = grid;
     config.blockDim = dim3(block);
     config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream_.get();
+    config.stream = stream();
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -177,15 +192,15 @@ class CudaBackend final : public Backend {
   bool is_hopper_ = false;              // has code for sm_90a alone
   size_t max_shared_bytes_ = 0;         // of one block
   std::string name_;
-  Stream stream_;
+  std::array<Lane, kMostLanes> lanes_;
+  Lane* lane_ = &lanes_[0];  // whose operations are issued
+  bool runs_lanes_ = false;  // several of them
   BlasLt blas_;
   decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; from sm_90 on
-  Buffer blas_workspace_, partials_, plans_, prefill_counters_, exchange_, scan_scratch_;
-  const std::byte* step_ = nullptr;  // the lengths of the batch of begin_step()
-  std::vector<PlanKey> step_plans_;  // made since then
+  Buffer exchange_, scan_scratch_;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
-  std::unique_ptr<StagingLane> lane_;                              // of load(), opened by the first
+  std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first
 };
 
 }  // namespace nanovllm

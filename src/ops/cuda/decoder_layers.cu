@@ -292,7 +292,7 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   config.gridDim = dim3(static_cast<unsigned>(num_sms_));
   config.blockDim = dim3(decoder::kLaunched);
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream_.get();
+  config.stream = stream();
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;

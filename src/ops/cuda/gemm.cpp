@@ -35,7 +35,7 @@ bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAl
   const cublasStatus_t status =
       cublasLtMatmul(blas_.get(), gemm_algorithms_->operation().get(), &one, w.data, w_layout.get(),
                      x.data, x_layout.get(), &zero, y.data, y_layout.get(), y.data, y_layout.get(),
-                     &algorithm, blas_workspace_.get(), GemmAlgorithms::kWorkspace, stream_.get());
+                     &algorithm, lane_->blas_workspace.get(), GemmAlgorithms::kWorkspace, stream());
   // The bucket's algorithm may not take this very row count.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
   cublas_check(status);

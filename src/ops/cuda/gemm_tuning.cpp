@@ -78,7 +78,7 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Tensor w) {
     for (const auto& algorithm : *algorithms)
       candidates.push_back({[&, a = &algorithm] { return gemm_blas(y, x, w, *a); }});
   const double flops = 2.0 * static_cast<double>(rows * key.n * key.k);
-  measure(stream_.get(), std::max(5e-6, flops / 600e12), candidates);
+  measure(stream(), std::max(5e-6, flops / 600e12), candidates);
 
   found.before = found.best = found.free = candidates.front().seconds;
   const cublasLtMatmulAlgo_t* fastest = nullptr;

@@ -51,4 +51,11 @@ inline void cublas_check(cublasStatus_t status,
        file_name(where.file_name()), where.line());
 }
 
+/// An event that orders work and takes no time.
+inline Event make_event() {
+  cudaEvent_t event = nullptr;
+  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return Event(event);
+}
+
 }  // namespace nanovllm

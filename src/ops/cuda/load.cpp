@@ -63,12 +63,6 @@ class PinnedLane final : public StagingLane {
   }
 
  private:
-  static Event make_event() {
-    cudaEvent_t event = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return Event(event);
-  }
-
   cudaStream_t stream_;
   Buffer stages_;
   std::array<Event, kStagesPerLane> sent_;  // when the device has read a stage
@@ -91,8 +85,8 @@ Tensor CudaBackend::weight_view(std::byte* data, DType dtype, int64_t n, int64_t
 
 void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   use_device();
-  if (!lane_) lane_ = std::make_unique<PinnedLane>(stream_.get());
-  load_staged(*lane_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
+  if (!staging_) staging_ = std::make_unique<PinnedLane>(stream());
+  load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
 }
 
 void CudaBackend::load_all(std::span<const WeightSource> weights, const SourceReader& read,
@@ -102,7 +96,7 @@ void CudaBackend::load_all(std::span<const WeightSource> weights, const SourceRe
   how.threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kLoadThreads);
   how.open_lane = [this] {
     use_device();
-    return std::make_unique<PinnedLane>(stream_.get());
+    return std::make_unique<PinnedLane>(stream());
   };
   load_staged(how, weights, read, loaded);
 }

@@ -1,0 +1,236 @@
+// A decode step in lanes: each lane sees its own sequences and takes memory of its own, and no
+// token and no log probability changes. That lanes run side by side is for the GPU's tests; here
+// they run one after another.
+#include "models/lanes.h"
+
+#include <cstring>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "engine/llm_engine.h"
+#include "engine/model_runner.h"
+#include "ops/cuda/lanes.h"
+#include "ops/null_backend.h"
+
+namespace nanovllm {
+namespace {
+
+ModelConfig small_model() {
+  ModelConfig model;
+  model.architecture = "Qwen3ForCausalLM";
+  model.vocab_size = 200;
+  model.hidden_size = 128;
+  model.intermediate_size = 192;
+  model.num_hidden_layers = 3;
+  model.num_attention_heads = 4;
+  model.num_key_value_heads = 2;
+  model.head_dim = 64;
+  model.max_position_embeddings = 2048;
+  model.dtype = DType::f32;
+  return model;
+}
+
+struct Case {
+  const char *name, *device;
+  DType dtype;
+  bool eager;
+  int requests, longest;  // prompt
+};
+
+/// What `lanes` give to requests of many lengths, which end at different times. Where log
+/// probabilities are asked for no step is recorded.
+std::vector<RequestOutput> outputs(const Case& c, int lanes) {
+  ModelConfig model = small_model();
+  model.dtype = c.dtype;
+  EngineConfig config;
+  config.block_size = 16;
+  config.max_num_batched_tokens = 256;
+  config.num_gpu_blocks_override = c.requests * (c.longest + 100) / 16;
+  config.decode_lanes = lanes;
+  config.enforce_eager = c.eager;
+  auto runner =
+      std::make_unique<ModelRunner>(make_backend(c.device, {.num_threads = 1}),
+                                    std::make_unique<SingleCommunicator>(), model, config);
+  runner->load(nullptr, 7, {});
+  LLMEngine engine(std::move(runner), model, config, nullptr, {});
+  for (int i = 0; i < c.requests; ++i) {
+    SamplingParams params;
+    params.max_tokens = 3 + 2 * i % 89;
+    if (c.eager) params.logprobs = 3;
+    params.seed = i;
+    params.temperature = i % 2 == 0 ? 0 : 0.8;
+    params.output_kind = OutputKind::final_only;
+    std::vector<int32_t> prompt;
+    for (int j = 0; j <= 53 * i % c.longest; ++j) prompt.push_back((31 * i + 7 * j) % 200);
+    engine.add_request(std::move(prompt), params);
+  }
+  std::vector<RequestOutput> done(static_cast<size_t>(c.requests));
+  for (int left = c.requests; left > 0;)
+    for (RequestOutput& output : engine.step())
+      if (output.finished) {
+        --left;
+        const auto id = static_cast<size_t>(output.request_id);
+        done[id] = std::move(output);
+      }
+  return done;
+}
+
+class Lanes : public testing::TestWithParam<Case> {};
+
+TEST_P(Lanes, DoNotShowInTokensAndLogprobs) {
+  const Case& c = GetParam();
+  if (std::string(c.device) == "cuda") {
+    try {
+      (void)make_backend(c.device, {});
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  const auto one = outputs(c, 1), two = outputs(c, 2);
+  for (size_t i = 0; i < one.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "request " << i);
+    ASSERT_EQ(one[i].error, "");
+    ASSERT_EQ(one[i].token_ids, two[i].token_ids);
+    ASSERT_EQ(one[i].logprobs.size(), two[i].logprobs.size());
+    for (size_t t = 0; t < one[i].logprobs.size(); ++t)
+      for (size_t k = 0; k < one[i].logprobs[t].size(); ++k)
+        ASSERT_EQ(std::memcmp(&one[i].logprobs[t][k].logprob, &two[i].logprobs[t][k].logprob,
+                              sizeof(float)),
+                  0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Lanes,
+                         testing::Values(Case{"CpuF32", "cpu", DType::f32, true, 11, 17},
+                                         Case{"CpuBf16", "cpu", DType::bf16, true, 11, 17},
+                                         Case{"CudaEager", "cuda", DType::bf16, true, 150, 700},
+                                         Case{"CudaGraphs", "cuda", DType::bf16, false, 250, 1500}),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+/// Notes where each lane's products and attention read and write, and which sequences it has.
+class LanesBackend final : public NullBackend {
+ public:
+  struct Seen {
+    std::vector<Tensor> activations;
+    Batch batch;
+    int begins = 0;
+  };
+  std::vector<Seen> lanes = std::vector<Seen>(1);  // 0: what no lane does
+
+  void begin_step(const Batch& batch) override {
+    lanes.back().batch = batch;
+    ++lanes.back().begins;
+  }
+  void run_lanes(int count, const std::function<void(int)>& body) override {
+    for (int i = 0; i < count; ++i) {
+      lanes.emplace_back();
+      body(i);
+    }
+  }
+  void gemm(Tensor y, Tensor x, Tensor) override { note({y, x}); }
+  void attention(Tensor out, Tensor q, KvCache, const Batch&, float, int64_t) override {
+    note({out, q});
+  }
+
+ private:
+  void note(std::initializer_list<Tensor> tensors) {
+    auto& seen = lanes.back().activations;
+    seen.insert(seen.end(), tensors);
+  }
+};
+
+/// The bytes from the first to behind the last element.
+std::pair<const std::byte*, const std::byte*> extent(const Tensor& t) {
+  int64_t last = 0;
+  for (size_t i = 0; i < static_cast<size_t>(t.rank); ++i) last += (t.shape[i] - 1) * t.stride[i];
+  return {t.data, t.data + static_cast<size_t>(last + 1) * size_of(t.dtype)};
+}
+
+class LanesOfAStep : public testing::Test {
+ protected:
+  static constexpr int64_t kRows = 7, kBlocks = 4;
+
+  /// A step of seven decodes over the null backend, with real memory for its activations.
+  void run(int lanes) {
+    const ModelConfig config = small_model();
+    WeightLoader loader(ops_, DType::f32, {});
+    const auto model = find_architecture(config).make(config, {loader, {}});
+    batch_ = {i32({kRows}), i32({kRows}),          i32({kRows}), i32({kRows + 1}),
+              i32({kRows}), i32({kRows, kBlocks}), i32({kRows})};
+    for (int32_t i = 0; i <= kRows; ++i) batch_.cu_seqlens_q.ptr<int32_t>()[i] = i;
+    batch_.max_seqlen_q = 1;
+    const std::vector<KvCache> caches(static_cast<size_t>(config.num_hidden_layers));
+    std::vector<std::byte> memory(size_t{1} << 20);
+    Arena arena(memory.data(), memory.size(), {});
+    SingleCommunicator comm;
+    (void)model->forward({ops_, comm, arena, batch_, caches, lanes});
+    EXPECT_LT(arena.mark(), memory.size() / 2);
+  }
+  Tensor i32(std::initializer_list<int64_t> shape) {
+    Tensor t(nullptr, DType::i32, shape);
+    values_.emplace_back(static_cast<size_t>(t.numel()));
+    t.data = reinterpret_cast<std::byte*>(values_.back().data());
+    return t;
+  }
+
+  LanesBackend ops_;
+  Batch batch_;
+  std::vector<std::vector<int32_t>> values_;
+};
+
+TEST_F(LanesOfAStep, HaveTheirSequencesAndMemoryToThemselves) {
+  run(2);
+  ASSERT_EQ(ops_.lanes.size(), 3);
+  EXPECT_EQ(ops_.lanes[0].activations.size(), 0);
+  EXPECT_EQ(ops_.lanes[1].begins, 1);
+  EXPECT_EQ(ops_.lanes[2].begins, 1);
+  const Batch &low = ops_.lanes[1].batch, &high = ops_.lanes[2].batch;
+  EXPECT_EQ(low.num_seqs(), 3);
+  EXPECT_EQ(high.num_seqs(), 4);
+  EXPECT_EQ(high.num_tokens(), 4);
+  for (const auto member : {&Batch::tokens, &Batch::positions, &Batch::slot_mapping,
+                            &Batch::context_lens, &Batch::block_tables}) {
+    EXPECT_EQ((low.*member).data, (batch_.*member).data);
+    EXPECT_EQ((high.*member).data, (batch_.*member)[3].data);
+    EXPECT_EQ((high.*member).shape[0], 4);
+  }
+  for (const Batch* lane : {&low, &high}) {
+    ASSERT_EQ(lane->cu_seqlens_q.shape[0], lane->num_seqs() + 1);
+    for (int64_t i = 0; i <= lane->num_seqs(); ++i)
+      EXPECT_EQ(lane->cu_seqlens_q.ptr<int32_t>()[i], i);
+  }
+  ASSERT_GT(ops_.lanes[1].activations.size(), 10);
+  for (const Tensor& a : ops_.lanes[1].activations)
+    for (const Tensor& b : ops_.lanes[2].activations) {
+      const auto [a_begin, a_end] = extent(a);
+      const auto [b_begin, b_end] = extent(b);
+      EXPECT_TRUE(a_end <= b_begin || b_end <= a_begin) << a.describe() << ", " << b.describe();
+    }
+}
+
+/// Of a step of `rows` sequences of `context` tokens: bytes of the layers' weights, and of a
+/// token's keys and values.
+int lanes_on_a_gpu(double weights, double token, int64_t rows, int64_t context) {
+  return decode_lanes({rows, weights, token * static_cast<double>(rows * context)});
+}
+
+TEST(LanesRule, WeighsTheKeysAgainstASecondReadingOfTheWeights) {
+  const double small = 0.88e9, small_token = 28 * 4096, large = 13.9e9, large_token = 36 * 4096;
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 1024), 2);
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 1024), 2);
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 32, 4096), 1);  // few rows
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 256), 1);   // few keys
+  EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 1024), 1);
+  EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 8192), 2);
+}
+
+TEST_F(LanesOfAStep, AreAsManyAsAskedForOrAdvised) {
+  run(1);
+  EXPECT_EQ(ops_.lanes.size(), 1);
+  run(0);  // the null backend advises one
+  EXPECT_EQ(ops_.lanes.size(), 1);
+}
+
+}  // namespace
+}  // namespace nanovllm
