@@ -57,7 +57,7 @@ struct alignas(16) Words {
 template <bool kNorm, int kLanes>
 struct TokenHeads {
   using T = __nv_bfloat16;
-  static constexpr int kSize = 8, kAtOnce = 4, kHeads = kWarp / kLanes;
+  static constexpr int kSize = 8, kHeads = kWarp / kLanes;
   const FusedArguments<T>& a;
   int64_t token;
   int c, head;  // the lane's first element, and the first of its heads
@@ -70,10 +70,11 @@ struct TokenHeads {
         token(t),
         c(static_cast<int>(threadIdx.x % kLanes) * kSize),
         head(static_cast<int>(threadIdx.x % kWarp) / kLanes),
-        turned(c < 2 * a.half) {
-    const bool is_first = c < a.half;
-    partner = static_cast<int>(threadIdx.x % kWarp) + (is_first ? a.half : -a.half) / kSize;
+        partner(static_cast<int>(threadIdx.x % kWarp) + (c < a.half ? a.half : -a.half) / kSize),
+        turned(c < 2 * a.half) {}
+  __device__ void load_angles() {
     if (!turned) return;
+    const bool is_first = c < a.half;
     const float* table =
         a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
 #pragma unroll
@@ -117,25 +118,34 @@ struct TokenHeads {
     }
     return turned ? result : x;
   }
-  /// Brings all of `heads` through `change` to where `target` says.
-  template <class Change, class Target>
-  __device__ void for_each(const Heads<T>& heads, Change&& change, Target&& target) const {
-    for (int begin = 0; begin < heads.count; begin += kAtOnce * kHeads) {
-      Words x[kAtOnce] = {};
+  /// The lane's parts of heads begin, begin + kHeads, ...; zeros past the last.
+  template <int count>
+  __device__ void load(Words (&x)[count], const Heads<T>& heads, int begin) const {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (const int h = begin + i * kHeads + head; h < heads.count)
-          x[i] = Words::at(heads.head(token, h) + c);
+    for (int i = 0; i < count; ++i) {
+      const int h = begin + i * kHeads + head;
+      x[i] = h < heads.count ? Words::at(heads.head(token, h) + c) : Words{};
+    }
+  }
+  /// Brings all of `heads` through `change` to where `target` says. `x`: the first of them.
+  template <int count, class Change, class Target>
+  __device__ void finish(Words (&x)[count], const Heads<T>& heads, Change&& change,
+                         Target&& target) const {
+    for (int begin = 0;;) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < count; ++i) {
         const int h = begin + i * kHeads + head;
         const Words y = change(x[i]);
         if (h < heads.count) store_whole(target(h) + c, reinterpret_cast<const Vec<T>&>(y));
       }
+      begin += count * kHeads;
+      if (begin >= heads.count) return;
+      load(x, heads, begin);
     }
   }
 };
 
+/// Loads come as early as there are registers for them.
 template <bool kNorm, int kLanes>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
     many_tokens_kernel(const FusedArguments<__nv_bfloat16> a) {
@@ -143,22 +153,26 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   wait_for_previous();
   const int64_t token = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
   if (token >= a.tokens) return;
-  const TokenHeads<kNorm, kLanes> heads(a, token);
-  Words q_weights, k_weights;
+  TokenHeads<kNorm, kLanes> heads(a, token);
+  Words q[8], k[4], v[4], q_weights, k_weights;
+  heads.load(q, a.q, 0);
+  heads.load(k, a.k, 0);
+  heads.load(v, a.v, 0);
+  const int slot = a.slots[token];
   if (kNorm) {
     q_weights = Words::at(a.q_norm + heads.c);
     k_weights = Words::at(a.k_norm + heads.c);
   }
-  const int slot = a.slots[token];
-  heads.for_each(
-      a.q, [&](const Words& x) { return heads.turn(x, q_weights); },
+  heads.load_angles();
+  heads.finish(
+      q, a.q, [&](const Words& x) { return heads.turn(x, q_weights); },
       [&](int h) { return a.q.head(token, h); });
   if (slot < 0) return;
-  heads.for_each(
-      a.k, [&](const Words& x) { return heads.turn(x, k_weights); },
+  heads.finish(
+      k, a.k, [&](const Words& x) { return heads.turn(x, k_weights); },
       [&](int h) { return a.k_cache + a.k_pages.offset(slot, h); });
-  heads.for_each(
-      a.v, [](const Words& x) { return x; },
+  heads.finish(
+      v, a.v, [](const Words& x) { return x; },
       [&](int h) { return a.v_cache + a.v_pages.offset(slot, h); });
 }
 
