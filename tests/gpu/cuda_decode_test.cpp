@@ -81,6 +81,17 @@ class DecodeSteps {
     }
     return count;
   }
+  /// Where the last keys of these lengths are.
+  Tensor last_slots(const Step& step, const std::vector<int32_t>& lengths) {
+    std::vector<int32_t> slots;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const auto at = static_cast<int32_t>(lengths[i] - 1),
+                 block_size = static_cast<int32_t>(shape_.block_size);
+      const auto& blocks = paged_.blocks[static_cast<size_t>(step.sequences[i])];
+      slots.push_back(blocks[static_cast<size_t>(at / block_size)] * block_size + at % block_size);
+    }
+    return rig_.upload(slots, {static_cast<int64_t>(slots.size())});
+  }
   Rig& rig() { return rig_; }
   KvCache cache() const { return paged_.cache; }
 
@@ -117,6 +128,67 @@ TEST_F(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
       steps.run(nothing, window);
       EXPECT_EQ(steps.different(nothing, {0, 0}, window), 0);
     }
+  }
+}
+
+TEST_F(CudaDecode, AllSizesOfBlocksAndHeads) {
+  const std::vector<int32_t> lengths{700, 64, 1, 257, 129};
+  for (const int64_t block_size : {8, 16, 32, 64, 128, 256})
+    for (const Shape& shape :
+         {Shape{4, 2, 64}, {4, 2, 80}, {4, 2, 96}, {4, 2, 128}, {16, 1, 128}, {4, 2, 256}}) {
+      Shape paged = shape;
+      paged.block_size = block_size;
+      DecodeSteps steps(*gpu_, paged, {700});
+      const auto step = steps.step({0, 0, 0, 0, 0});
+      steps.set_lengths(step, lengths);
+      for (const int64_t window : {0, 70}) {
+        steps.run(step, window);
+        EXPECT_EQ(steps.different(step, lengths, window), 0)
+            << "blocks of " << block_size << ", head_dim " << shape.head_dim << ", window "
+            << window;
+      }
+    }
+}
+
+// A layer may begin while the kernels before it run, and what it then fetches must not be what they
+// are about to write: the keys of its own rows.
+TEST_F(CudaDecode, KeysOfThisStepAreWaitedFor) {
+  constexpr int64_t kSeqs = 6, kLayers = 8, kHeads = 8, kDim = 128;
+  const std::vector<int32_t> lengths{400, 300, 200, 64, 17, 1};
+  DecodeSteps steps(*gpu_, {16, kHeads, kDim, 64}, lengths);
+  const auto step = steps.step({0, 1, 2, 3, 4, 5});
+  steps.set_lengths(step, lengths);
+  Rig& rig = steps.rig();
+  const Tensor slots = steps.last_slots(step, lengths);
+  const Tensor new_keys = rig.upload(normal_values(kLayers * kSeqs * kHeads * kDim, 8, 2.0f),
+                                     DType::bf16, {kLayers * kSeqs, kHeads, kDim});
+  const Tensor rows = rig.empty(DType::bf16, {16'384, 1024}),
+               weights = rig.empty(DType::bf16, {1024});
+  std::vector<Tensor> outs;
+  for (int64_t layer = 0; layer < kLayers; ++layer)
+    outs.push_back(rig.empty(DType::bf16, {kSeqs, 16, kDim}));
+  const auto run = [&](int64_t layer) {
+    const Tensor kv = new_keys.rows(layer * kSeqs, (layer + 1) * kSeqs);
+    gpu_->rms_norm(rows, rows, weights, 1e-6f);  // takes a while
+    gpu_->store_kv(steps.cache(), kv, kv, slots);
+    auto of_layer = step;
+    of_layer.out = outs[static_cast<size_t>(layer)];
+    steps.run(of_layer, 0);
+  };
+  std::vector<std::vector<std::byte>> want;
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    run(layer);  // with a plan of its own, before which all is done
+    want.push_back(rig.bytes(outs[static_cast<size_t>(layer)]));
+  }
+  const auto graph = gpu_->capture([&] {
+    gpu_->begin_step(step.batch);
+    for (int64_t layer = 0; layer < kLayers; ++layer) run(layer);
+  });
+  for (int again = 0; again < 5; ++again) {
+    graph->launch();
+    for (int64_t layer = 0; layer < kLayers; ++layer)
+      EXPECT_EQ(rig.bytes(outs[static_cast<size_t>(layer)]), want[static_cast<size_t>(layer)])
+          << "layer " << layer;
   }
 }
 

@@ -18,17 +18,42 @@ struct PlanMemory {
 
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
 /// the kernel after this one.
-constexpr size_t kRingBytes = size_t{104} << 10;
+constexpr size_t kRingBytes = size_t{128} << 10;
+/// The same beside another lane's products.
+constexpr size_t kLaneRingBytes = size_t{96} << 10;
+/// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
+/// as the kernel before this one ends, its SMs do not become free in turn.
+constexpr size_t kLeastSharedBytes = size_t{115} << 10;
 
-/// The stages of the ring, or 0 where too few fit into a block's shared memory.
+/// The stages of a ring of so many bytes, or 0 where too few fit into a block's shared memory.
 template <int kHeadDim, int kRows>
-int stages_in(size_t shared_bytes) {
+int stages_in(size_t ring_bytes, size_t shared_bytes) {
   constexpr size_t kTile = sizeof(DecodeTile<kHeadDim>),
                    kFixed = sizeof(DecodeExchange<kHeadDim, kRows>);
-  constexpr int kWanted =
-      std::clamp(static_cast<int>(kRingBytes / kTile), kFewestDecodeStages, kDecodeStages);
+  const int wanted =
+      std::clamp(static_cast<int>(ring_bytes / kTile), kFewestDecodeStages, kDecodeStages);
   const int fit = shared_bytes < kFixed ? 0 : static_cast<int>((shared_bytes - kFixed) / kTile);
-  return fit < kFewestDecodeStages ? 0 : std::min(fit, kWanted);
+  return fit < kFewestDecodeStages ? 0 : std::min(fit, wanted);
+}
+
+/// Half of the cache for the copy engine, in boxes of so many keys.
+CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& cache, int keys) {
+  const auto size = [&](size_t axis) { return static_cast<cuuint64_t>(cache.shape[axis]); };
+  const auto bytes = [&](size_t axis) {
+    return static_cast<cuuint64_t>(cache.stride[axis]) * sizeof(bf16);
+  };
+  const cuuint64_t sizes[] = {size(3), size(2), size(1), size(0)},
+                   strides[] = {size(3) * sizeof(bf16), bytes(1), bytes(0)};
+  const cuuint32_t box[] = {kSliceColumns, static_cast<cuuint32_t>(keys), 1, 1},
+                   steps[] = {1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, cache.data, sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map for the cache {}: error {}",
+        cache.describe(), static_cast<int>(status));
+  return map;
 }
 
 }  // namespace
@@ -69,9 +94,17 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows || num_sms_ > kPlanThreads ||
       arguments.num_seqs > kMaxPlanSeqs)
     return false;
+  DecodeMaps maps{};
+  if (encode_map_) {
+    const int many = box_keys(arguments.block_shift, true),
+              few = box_keys(arguments.block_shift, false);
+    maps = {map_of(encode_map_, cache.k, many), map_of(encode_map_, cache.v, many),
+            map_of(encode_map_, cache.k, few), map_of(encode_map_, cache.v, few)};
+  }
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {
-    const int stages = stages_in<kHeadDim, kRows>(max_shared_bytes_);
+    const int stages =
+        stages_in<kHeadDim, kRows>(runs_lanes_ ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
     if (stages == 0) return;
     const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes;
     bool is_new = false;
@@ -91,11 +124,13 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
                           .stages = stages,
                           .lets_next_wait = runs_lanes_};
-    const size_t shared_bytes = static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
-                                sizeof(DecodeExchange<kHeadDim, kRows>);
-    // Only the second kernel after the plan may begin before what went before it is done.
+    const size_t shared_bytes =
+        std::max(static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
+                     sizeof(DecodeExchange<kHeadDim, kRows>),
+                 std::min(kLeastSharedBytes, max_shared_bytes_));
+    // The first kernel after the plan waits for all that went before: the later ones count on it.
     launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(num_sms_), kDecodeThreads,
-                shared_bytes, can_launch_early_ && !is_new, arguments, work);
+                shared_bytes, can_launch_early_ && !is_new, arguments, work, maps);
     served = true;
   };
   dispatch_head_dim(head_dim, [&]<int kHeadDim>() {

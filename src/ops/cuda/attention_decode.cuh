@@ -2,10 +2,11 @@
 // the GPU once goes through its share of the units (attention_decode_plan.cuh); a unit is a chunk
 // of one KV head of one sequence, for all query heads of the group, packed as the rows of a tile.
 //
-// Four warps copy tiles of 64 keys or values into a ring, 16 each, across units, as long as there
-// is room. Eight warps compute: each has 32 keys of the chunk for the scores, then a part of the
-// head's elements for the output; maxima, weights and sums change hands in shared memory. The
-// arithmetic is that of attention.cuh.
+// One warp copies tiles of 64 keys or values into a ring, across units, as long as there is room;
+// on sm_90 with the copy engine. Eight warps compute: each has 32 keys of the chunk for the scores,
+// then a part of the head's elements for the output; maxima, weights and sums change hands in
+// shared memory. The arithmetic is that of attention.cuh. Beside a block there is room on its SM
+// for one of the next kernel, which comes early and fetches what it can.
 #pragma once
 
 #include "ops/cuda/attention_decode_compute.cuh"
@@ -94,11 +95,11 @@ __device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, __nv_b
 }
 
 template <int kHeadDim, int kRows>
-__device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
-                              const DecodeShare& share, const DecodeTile<kHeadDim>* ring,
+__device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, UnitWalk walk,
+                              const DecodeTile<kHeadDim>* ring,
                               DecodeExchange<kHeadDim, kRows>& exchange) {
-  UnitWalk walk(a, work, share);
-  RingPlace place;
+  const DecodeShare& share = exchange.share;
+  RingPlace place, query;
   PairState<kHeadDim, kRows> pair;
   if (walk.done()) return;
   copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);
@@ -106,31 +107,29 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
   wait_copies<0>();
   sync_computing();
   pair.start();
-  int query = 0;
-  int slot = share.slot, entered = 0;  // slots of the pair that an earlier block began
-  bool is_entered = share.entered.slots > 0;
   while (!walk.done()) {
     const UnitPlace at = walk.at;
     const int64_t row = walk.keys.row;
     const UnitKeys unit(walk);
-    const bool pair_ends = at.chunk == walk.keys.last_chunk();
-    const ChunkState<kHeadDim, kRows> chunk = compute_unit<kHeadDim, kRows>(
-        query, pair_ends, unit, place, work.stages, ring, exchange, a.scale_log2);
-    place = place.plus(2 * unit.tiles, work.stages);
-    if (is_entered) {
-      store_slot<kHeadDim>(a, slot++, chunk.out, chunk.base, chunk.sum);
-      ++entered;
-    } else {
-      chunk.merge_into(pair, a.scale_log2);
-    }
     walk.advance();
-    if (!pair_ends && !walk.done()) continue;
+    const bool pair_ends = walk.done() || !same_pair(walk.at, at),
+               is_entered = share.entered.slots > 0 && same_pair(at, share.begin),
+               is_left = share.left.slots > 0 && same_pair(at, share.middle);
+    wait_barrier(&exchange.query_full[query.stage], query.parity);
+    const ChunkState<kHeadDim, kRows> chunk = compute_unit<kHeadDim, kRows>(
+        query.stage, pair_ends, unit, place, work.stages, ring, exchange, a.scale_log2);
+    place = place.plus(2 * unit.tiles, work.stages);
+    if (is_entered)
+      store_slot<kHeadDim>(a, share.slot + at.chunk - share.begin.chunk, chunk.out, chunk.base,
+                           chunk.sum);
+    else
+      chunk.merge_into(pair, a.scale_log2);
+    if (!pair_ends) continue;
     __nv_bfloat16* out = a.out + row * a.out_token_stride + at.head * a.group * a.out_head_stride;
     if (is_entered) {
-      hand_in<kHeadDim>(a, work, out, share.entered, entered, exchange);
-      is_entered = false;
-    } else if (!pair_ends) {  // the share does
-      store_slot<kHeadDim>(a, slot, pair.merged, pair.base, pair.sum);
+      hand_in<kHeadDim>(a, work, out, share.entered, at.chunk - share.begin.chunk + 1, exchange);
+    } else if (is_left) {
+      store_slot<kHeadDim>(a, share.left_slot, pair.merged, pair.base, pair.sum);
       hand_in<kHeadDim>(a, work, out, share.left, 1, exchange);
     } else {
       for_each_pair_of<kHeadDim, kRows>(
@@ -140,33 +139,58 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
           });
     }
     pair.start();
-    query = (query + 1) % kDecodeQueries;
+    query = query.plus(1, kDecodeQueries);
   }
 }
 
-/// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone. May be
-/// launched early if the plan was there before the kernel before it began, and only that kernel and
-/// those before it in this step store the keys of the step's own rows.
+/// So many blocks could stay on an SM by their registers: one does, beside those of neighbours.
+constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
+
+/// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone.
+///
+/// May be launched before the kernel before it is done. What is read before wait_for_previous(),
+/// the plan, the block tables and keys of earlier steps, is then there nevertheless, however many
+/// kernels before this one are still under way, if some kernel of the step behind the plan was
+/// launched without that leave: the first attention after the plan is (attention_decode.cu).
 template <int kHeadDim, int kRows>
-__global__ void __launch_bounds__(kDecodeThreads, 1)
-    attention_decode_kernel(const DecodeArguments a, const DecodeWork work) {
-  extern __shared__ uint4 shared[];
+__global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
+    attention_decode_kernel(const __grid_constant__ DecodeArguments a,
+                            const __grid_constant__ DecodeWork work,
+                            const __grid_constant__ DecodeMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared[];
   auto* ring = reinterpret_cast<DecodeTile<kHeadDim>*>(shared);
   auto& exchange = *reinterpret_cast<DecodeExchange<kHeadDim, kRows>*>(ring + work.stages);
-  const DecodeShare share = work.share[blockIdx.x];
-  if (static_cast<int>(threadIdx.x) < work.stages) {
-    init_barrier(&exchange.full[threadIdx.x], kCopyWarps * kWarp);
-    init_barrier(&exchange.empty[threadIdx.x], kDecodeWarps);
+  constexpr int kShareParts = sizeof(DecodeShare) / sizeof(uint4);
+  if (threadIdx.x >= kWarp && threadIdx.x < kWarp + kShareParts)
+    reinterpret_cast<uint4*>(&exchange.share)[threadIdx.x - kWarp] =
+        reinterpret_cast<const uint4*>(work.share + blockIdx.x)[threadIdx.x - kWarp];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < work.stages; ++i) {
+      init_barrier(&exchange.full[i], kFullArrivals);
+      init_barrier(&exchange.empty[i], kDecodeWarps);
+    }
+    for (int i = 0; i < kDecodeQueries; ++i) {
+      init_barrier(&exchange.query_full[i], kWarp);
+      init_barrier(&exchange.query_empty[i], kDecodeWarps);
+    }
+#if __CUDA_ARCH__ >= 900
+    fence_new_barriers();
+  } else if (threadIdx.x == 2 * kWarp) {
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
+    prefetch_map(&maps.k_few);
+    prefetch_map(&maps.v_few);
+#endif
   }
-  if (threadIdx.x < kDecodeQueries) init_barrier(&exchange.query_empty[threadIdx.x], kDecodeWarps);
+  if (!work.lets_next_wait) let_next_start();
   __syncthreads();
+  const UnitWalk walk(a, work, exchange.share);
   if (threadIdx.x >= kDecodeWarps * kWarp) {
-    copy_units(a, work, share, ring, exchange);
+    copy_units(a, maps, walk, work.stages, ring, exchange);
     return;
   }
   wait_for_previous();
-  if (!work.lets_next_wait) let_next_start();
-  compute_units(a, work, share, ring, exchange);
+  compute_units(a, work, walk, ring, exchange);
 }
 
 }  // namespace nanovllm

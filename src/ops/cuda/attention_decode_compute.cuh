@@ -70,7 +70,7 @@ struct ChunkState {
 /// The scores of the warp's 32 keys (those from 32 * warp of the chunk), masked.
 template <int kHeadDim, int kRows>
 __device__ void score_keys(float (&score)[4][4],
-                           const __nv_bfloat16 (*query)[DecodeTile<kHeadDim>::kPitch],
+                           const __nv_bfloat16 (*query)[DecodeExchange<kHeadDim, kRows>::kPitch],
                            const DecodeTile<kHeadDim>& tile, const UnitKeys& unit, int warp) {
   const int lane = threadIdx.x % kWarp, row = warp % kTileWarps * 32;
 #pragma unroll
@@ -83,7 +83,7 @@ __device__ void score_keys(float (&score)[4][4],
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       uint32_t b[4];
-      load_matrices(b, &tile.row[row + 8 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+      load_matrices(b, tile.part(row + 8 * j + lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
       mma_m16n8k16(score[j], q, b[0], b[1]);
       mma_m16n8k16(score[j + 1], q, b[2], b[3]);
     }
@@ -123,59 +123,77 @@ __device__ void share_weights(DecodeExchange<kHeadDim, kRows>& exchange, float (
   }
 }
 
+/// Zeros for values of keys that are not seen, whatever lies there: of keys first, first + 1 (in
+/// the lower and the upper half of v[0] and v[2]) and 8 behind them (v[1] and v[3]).
+__device__ inline void clear_unseen(uint32_t (&v)[4], const UnitKeys& unit, int first) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = first + 8 * half;
+    const uint32_t mask = (unit.begin <= key && key < unit.end ? 0xffffu : 0u) |
+                          (unit.begin <= key + 1 && key + 1 < unit.end ? 0xffff0000u : 0u);
+    v[half] &= mask;
+    v[2 + half] &= mask;
+  }
+}
+
 /// Adds a tile's weighted values, of the elements that are this warp's.
 template <int kHeadDim, int kRows>
 __device__ void add_values(ChunkState<kHeadDim, kRows>& chunk, const DecodeTile<kHeadDim>& tile,
                            const DecodeExchange<kHeadDim, kRows>& exchange, const UnitKeys& unit,
                            int index, int warp) {
   const int lane = threadIdx.x % kWarp, first = index * kTileKeys;
-  const auto add = [&](auto seen) {
+  const auto add = [&](auto is_whole) {
 #pragma unroll
     for (int g = 0; g < kTileKeys / 16; ++g) {
-      if (!seen(first + 16 * g)) continue;
+      const int key = first + 16 * g;
+      if (!is_whole && (key + 16 <= unit.begin || unit.end <= key)) continue;
       uint32_t p[4] = {};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        p[r] = exchange.weights[first / 16 + g][lane][r];
-        p[2 + r] = exchange.weights[first / 16 + g][lane][kRows + r];
+        p[r] = exchange.weights[key / 16][lane][r];
+        p[2 + r] = exchange.weights[key / 16][lane][kRows + r];
       }
 #pragma unroll
       for (int i = 0; i < chunk.kParts; ++i) {
         const int part = warp + i * kDecodeWarps;
         if (part >= kHeadDim / 16) break;
         uint32_t v[4];
-        load_matrices_transposed(v, &tile.row[16 * g + lane % 16][16 * part + lane / 16 * 8]);
+        load_matrices_transposed(v, tile.part(16 * g + lane % 16, 16 * part, lane / 16));
+        if (!is_whole) clear_unseen(v, unit, key + lane % 4 * 2);
         mma_m16n8k16(chunk.out[i][0], p, v[0], v[1]);
         mma_m16n8k16(chunk.out[i][1], p, v[2], v[3]);
       }
     }
   };
-  if (unit.begin < first + 16 && first + kTileKeys - 16 < unit.end)
-    add([](int) { return true; });  // no branches: loads overlap
+  if (unit.begin <= first && first + kTileKeys <= unit.end)
+    add(std::true_type{});  // no branches: loads overlap
   else
-    add([&](int key) { return unit.begin < key + 16 && key < unit.end; });
+    add(std::false_type{});
 }
 
 /// What is added to is multiplied with this before the tile, row by row.
 template <int kRows>
 using TileFactors = float[kChunkTiles][kRows];
 
-/// Scores the warp's keys of a unit whose first stage is at `place`, and tells the others their
-/// maximum.
+/// Scores the warp's keys of a unit whose first stage is at `place`, gives their stage back, and
+/// tells the others their maximum.
 template <int kHeadDim, int kRows>
 __device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit, RingPlace place,
                            int stages, const DecodeTile<kHeadDim>* ring,
                            DecodeExchange<kHeadDim, kRows>& exchange) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (32 * warp + 32 > unit.begin && 32 * warp < unit.end) {
-    const RingPlace mine = place.plus(warp / kTileWarps - unit.first_tile, stages);
+  const int tile = warp / kTileWarps - unit.first_tile;
+  const bool in_unit =
+      0 <= tile && tile<unit.tiles, seen = 32 * warp + 32> unit.begin && 32 * warp < unit.end;
+#pragma unroll
+  for (int e = 0; e < 16; ++e) score[e / 4][e % 4] = seen ? 0.0f : kMinusInfinity;
+  if (in_unit) {
+    const RingPlace mine = place.plus(tile, stages);
     wait_barrier(&exchange.full[mine.stage], mine.parity);
-#pragma unroll
-    for (int e = 0; e < 16; ++e) score[e / 4][e % 4] = 0.0f;
-    score_keys<kHeadDim, kRows>(score, exchange.query[query], ring[mine.stage], unit, warp);
-  } else {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) score[e / 4][e % 4] = kMinusInfinity;
+    if (seen)
+      score_keys<kHeadDim, kRows>(score, exchange.query[query], ring[mine.stage], unit, warp);
+    __syncwarp();
+    if (lane < kDecodeWarps / kTileWarps) arrive(&exchange.empty[mine.stage]);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -246,11 +264,8 @@ __device__ ChunkState<kHeadDim, kRows> compute_unit(int query, bool is_last_of_p
                                                     float scale_log2) {
   float score[4][4];
   score_unit(score, query, unit, place, stages, ring, exchange);
-  sync_computing();                  // maxima are there, and keys and old weights no longer needed
-  if (threadIdx.x < kDecodeWarps) {  // an arrival for each of them
-    for (int i = 0; i < unit.tiles; ++i) arrive(&exchange.empty[place.plus(i, stages).stage]);
-    if (is_last_of_pair) arrive(&exchange.query_empty[query]);
-  }
+  sync_computing();  // maxima are there, and old weights no longer needed
+  if (is_last_of_pair && threadIdx.x < kDecodeWarps) arrive(&exchange.query_empty[query]);
   ChunkState<kHeadDim, kRows> chunk{};
   TileFactors<kRows> factor;
   weigh_unit(score, chunk, factor, exchange, scale_log2);

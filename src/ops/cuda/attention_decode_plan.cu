@@ -5,7 +5,7 @@ namespace {
 
 // Costs count groups of 16 keys, and what a unit costs beside its keys.
 constexpr int kCostKeys = 16, kUnitCost = 2, kChunkCost = kChunk / kCostKeys + kUnitCost;
-/// What it costs, at the end of the step, to merge pairs that several blocks share.
+/// What it costs to merge pairs that several blocks share where blocks have nothing else to do.
 constexpr int kMergeCost = kChunkCost / 2;
 
 /// Of one pair.
@@ -126,8 +126,13 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   const Planner planner{a, cost_before};
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
-  int mine = 0, total = 0;
-  for (int s = from; s < to; ++s) mine += cost_of(planner.keys(s));
+  int mine = 0, total = 0, largest = 0;
+  for (int s = from; s < to; ++s) {
+    const int cost = cost_of(planner.keys(s));
+    mine += cost;
+    largest = max(largest, cost);
+  }
+  largest = block_maximum(largest, sums);
   int before = sum_before(mine, sums, total);
   for (int s = from; s < to; ++s) {
     cost_before[s] = before;
@@ -140,6 +145,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   // slots than there are.
   Leaves leaves;
   const int64_t fair = planner.total() / a.shares;
+  const int64_t bearable = fair + (fair < 2 * largest ? kMergeCost : 0);
   bool whole = true;
   for (int attempt = 0; attempt < 3; ++attempt, whole = !whole) {
     const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
     int slots = 0;
     first_slot[b] = sum_before(leaves.entered + leaves.left, sums, slots);
     const int longest = block_maximum(static_cast<int>(costs[b + 1] - costs[b]), sums);
-    if (whole ? attempt > 0 || longest <= fair + kMergeCost : slots <= a.max_slots) break;
+    if (whole ? attempt > 0 || longest <= bearable : slots <= a.max_slots) break;
   }
   __syncthreads();
   // The slots of the pair that block `first` begins and leaves: its last, and one per further
@@ -166,8 +172,14 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   if (b >= a.shares) return;
   DecodeShare share{.begin = places[b], .end = places[b + 1]};
   if (share.begin.s < a.num_seqs) share.keys = planner.keys(share.begin.s);
+  share.middle = share.end;
   share.slot = first_slot[b];
-  if (leaves.left) share.left = pair_of(b);
+  share.left_slot = share.slot + leaves.entered;
+  if (leaves.left) {
+    share.middle_keys = planner.keys(share.end.s);
+    share.middle.chunk = share.middle_keys.first_chunk();
+    share.left = pair_of(b);
+  }
   if (leaves.entered > 0) {
     int first = b - 1;
     while (!leaves_one[first]) --first;

@@ -5,7 +5,8 @@
 // A pair (sequence, KV head) whose chunks lie in several blocks is merged by the block that
 // finishes last. The block in which it begins leaves one partial result, of all its chunks, the
 // blocks after it one per chunk: merging goes from the left (attention.cuh). A slot holds one
-// partial result, and the slots of a pair follow one another.
+// partial result, and the slots of a pair follow one another. Blocks do their parts of such pairs
+// first, so that none merges at its end if it has a whole pair besides.
 #pragma once
 
 #include "ops/cuda/attention.cuh"
@@ -42,13 +43,14 @@ struct RowKeys {
   __device__ int last_chunk() const { return (end - 1) / kChunk; }
 };
 
-/// What one block does.
+/// What one block does: the units begin .. end.
 struct alignas(16) DecodeShare {
   UnitPlace begin, end;
-  RowKeys keys;        // of begin's sequence
-  int slot;            // the block's first
-  SharedPair entered,  // the pair that an earlier block began, if begin is inside one
-      left;            // the pair that the block begins and a later one goes on with, if end is
+  UnitPlace middle;           // where the pair begins that a later block goes on with; else end
+  RowKeys keys, middle_keys;  // of the sequences of begin and middle
+  int slot, left_slot;        // the block's first slots for the pairs below
+  SharedPair entered,         // the pair that an earlier block began, if begin is inside one
+      left;                   // the pair at middle, if end is inside it
 };
 
 struct PlanArguments {

@@ -3,20 +3,21 @@
 #pragma once
 
 #include "ops/cuda/attention_decode_plan.cuh"
-#include "ops/cuda/mbarrier.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/tma.cuh"
 
 namespace nanovllm {
 
-constexpr int kDecodeWarps = 8;  // those that compute
-constexpr int kCopyWarps = 4;
-constexpr int kDecodeThreads = (kDecodeWarps + kCopyWarps) * kWarp;
+constexpr int kDecodeWarps = 8;  // those that compute; one more copies
+constexpr int kDecodeThreads = (kDecodeWarps + 1) * kWarp;
 constexpr int kDecodeRows = 16;         // query heads of a group, at most
 constexpr int kDecodeQueries = 2;       // pairs whose queries are there at a time
-constexpr int kDecodeStages = 24;       // of the ring, at most
+constexpr int kDecodeStages = 16;       // of the ring, at most
 constexpr int kFewestDecodeStages = 5;  // a chunk of keys must be there at once
 constexpr int kChunkTiles = kChunk / kTileKeys, kTileWarps = kDecodeWarps / kChunkTiles;
 static_assert(kTileKeys / kTileWarps == 32);
+constexpr int kSliceColumns = 64;  // elements of a tile that lie together
+constexpr int kFewKeys = 16;       // that are copied at once where a tile is not seen whole
 
 using DecodeArguments = AttentionArguments<__nv_bfloat16>;
 
@@ -27,54 +28,85 @@ struct DecodeWork {
   bool lets_next_wait;  // until blocks end, and takes no room beside them before
 };
 
+/// Keys or values: slices of 64 elements, in which 16 bytes u of key k lie at u ^ k % 8, as the
+/// copy engine swizzles them and so that ldmatrix meets no bank twice. A last slice may be half
+/// empty.
 template <int kHeadDim>
-struct DecodeTile {
-  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte units, for ldmatrix
-  __nv_bfloat16 row[kTileKeys][kPitch];
+struct alignas(1024) DecodeTile {
+  static constexpr int kSlices = (kHeadDim + kSliceColumns - 1) / kSliceColumns;
+  __nv_bfloat16 slice[kSlices][kTileKeys][kSliceColumns];
+
+  /// Eight elements of a key: from `first`, a multiple of 16, or with `second` from 8 behind it.
+  __device__ __nv_bfloat16* part(int key, int first, int second) {
+    return slice[first / kSliceColumns][key] + (first % kSliceColumns / 8 ^ second ^ key % 8) * 8;
+  }
+  __device__ const __nv_bfloat16* part(int key, int first, int second) const {
+    return const_cast<DecodeTile*>(this)->part(key, first, second);
+  }
 };
 
 /// kRows: 1 where a lane has one row (groups up to 8), 2 where it has another 8 below.
 template <int kHeadDim, int kRows>
 struct DecodeExchange {
-  __nv_bfloat16 query[kDecodeQueries][8 * kRows][DecodeTile<kHeadDim>::kPitch];
+  DecodeShare share;
+  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte units, for ldmatrix
+  __nv_bfloat16 query[kDecodeQueries][8 * kRows][kPitch];
   float maximum[8 * kRows][kDecodeWarps];           // of a warp's keys
   float sum[kDecodeWarps][kRows][kWarp];            // of a lane's weights
   uint32_t weights[kChunk / 16][kWarp][2 * kRows];  // operand A of 16 keys
-  uint64_t full[kDecodeStages], empty[kDecodeStages], query_empty[kDecodeQueries];
+  uint64_t full[kDecodeStages], empty[kDecodeStages];
+  uint64_t query_full[kDecodeQueries], query_empty[kDecodeQueries];
   bool is_last;
 };
 
-/// A walk over the units of a share.
+/// A walk over the units of a share: first those of the pair that a later block goes on with, then
+/// the others. What several blocks share is thus done while there is other work, and the keys that
+/// come first are old ones, which can be fetched before the kernel before this one has ended.
 struct UnitWalk {
   UnitPlace at, end;
   RowKeys keys;
-  const int *cu_seqlens_q, *context_lens;
-  int num_seqs, kv_heads, window;
 
   __device__ UnitWalk(const DecodeArguments& a, const DecodeWork& work, const DecodeShare& share)
-      : at(share.begin),
+      : at(share.middle),
         end(share.end),
-        keys(share.keys),
-        cu_seqlens_q(a.cu_seqlens_q),
-        context_lens(a.context_lens),
-        num_seqs(a.num_seqs),
-        kv_heads(work.kv_heads),
-        window(a.window) {}
+        keys(share.middle_keys),
+        a_(a),
+        work_(work),
+        share_(share) {
+    if (at == end) begin_rest();
+  }
   __device__ bool done() const { return at == end; }
   __device__ void advance() {
+    step();
+    if (at == end && !in_rest_) begin_rest();
+  }
+
+ private:
+  __device__ void begin_rest() {
+    in_rest_ = true;
+    at = share_.begin;
+    end = share_.middle;
+    keys = share_.keys;
+  }
+  __device__ void step() {
     if (at.chunk < keys.last_chunk()) {
       ++at.chunk;
       return;
     }
-    if (++at.head == kv_heads) {
+    if (++at.head == work_.kv_heads) {
       at.head = 0;
       do {
         ++at.s;
-        if (at.s < num_seqs) keys = RowKeys(cu_seqlens_q, context_lens, window, at.s);
-      } while (at.s < num_seqs && keys.end == 0);
+        if (at.s < a_.num_seqs) keys = RowKeys(a_.cu_seqlens_q, a_.context_lens, a_.window, at.s);
+      } while (at.s < a_.num_seqs && keys.end == 0);
     }
-    at.chunk = at.s < num_seqs ? keys.first_chunk() : 0;
+    at.chunk = at.s < a_.num_seqs ? keys.first_chunk() : 0;
   }
+
+  const DecodeArguments& a_;
+  const DecodeWork& work_;
+  const DecodeShare& share_;
+  bool in_rest_ = false;
 };
 
 /// The keys of a unit that are seen, counted from the start of its chunk, and the tiles they are

@@ -47,7 +47,7 @@ class CudaBackend final : public Backend {
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
   /// follows this; without this call by every attention(). Between this and the last attention() of
-  /// the step nothing may change the batch's lengths and block tables, and nothing but the step's
+  /// the step nothing may change the batch's tensors, but its tokens, and nothing but the step's
   /// own rows is stored in the cache. To be recorded together with the step.
   void begin_step(const Batch& batch) override;
 
@@ -139,6 +139,11 @@ class CudaBackend final : public Backend {
   /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
   template <bool kAdd>
   bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
+  /// Whether what a kernel of this step reads of the batch is there before it is launched: since
+  /// begin_step() a kernel has waited for all before it, as the first attention after a plan does.
+  bool is_settled(const Batch& batch) const {
+    return lane_->step == batch.context_lens.data && !lane_->step_plans.empty();
+  }
   void moe_plan(const ExpertPlan& plan);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
   template <int kHeadDim>

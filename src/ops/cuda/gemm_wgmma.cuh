@@ -6,17 +6,6 @@
 
 namespace nanovllm {
 
-/// copy_box() of what nobody reads again: it leaves the L2 cache first.
-__device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint64_t* barrier,
-                                     int c0, int c1, int c2, int c3) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000;
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
-      : "memory");
-}
-
 /// Names a tile of rows of 64 bf16 (wgmma.cuh) for either operand. The next 16 elements of k are 2
 /// further on.
 __device__ inline uint64_t tile_of(const void* tile) {

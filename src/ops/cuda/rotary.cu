@@ -124,19 +124,13 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   Vec<T> weights{};
   if (kNorm && mine && (is_q || is_k))
     weights = load_vec((is_q ? a.q_norm : a.k_norm) + c, kSize, true);
-  wait_for_previous();
-  Vec<T> x{};
   Vec<float> cosines[kSize / 4], sines[kSize / 4];
   int slot = -1;
-  T* source = nullptr;
   // The element's partner is `half` away: whole vectors, so in the same place of another lane.
   const bool turned = mine && (is_q || is_k) && c < 2 * a.half, is_first = c < a.half;
-  if (mine) {
-    source = (is_q ? a.q : is_k ? a.k : a.v).head(token, h) + c;
-    x = load_vec(source, kSize, true);
-    if (!is_q) slot = a.slots[token];
-  }
-  if (turned) {
+  const auto find_place = [&] {
+    if (mine && !is_q) slot = a.slots[token];
+    if (!turned) return;
     const float* table =
         a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
 #pragma unroll
@@ -144,7 +138,16 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
       cosines[i] = load_vec(table + 4 * i, 4, true);
       sines[i] = load_vec(table + a.half + 4 * i, 4, true);
     }
+  };
+  if (a.is_settled) find_place();
+  wait_for_previous();
+  Vec<T> x{};
+  T* source = nullptr;
+  if (mine) {
+    source = (is_q ? a.q : is_k ? a.k : a.v).head(token, h) + c;
+    x = load_vec(source, kSize, true);
   }
+  if (!a.is_settled) find_place();
   if (kNorm) {
     float sum = add_squares(0.0f, x);
     for (unsigned offset = lanes / 2; offset > 0; offset /= 2)
@@ -237,7 +240,8 @@ FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, 
           .tokens = batch.positions.numel(),
           .d = static_cast<int>(q.shape[2]),
           .half = static_cast<int>(cos_sin.shape[1] / 2),
-          .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin})};
+          .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin}),
+          .is_settled = false};
 }
 
 }  // namespace
@@ -273,7 +277,8 @@ void CudaBackend::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, T
   check_fused("rope_store", q, k, v, batch, cos_sin, cache);
   dispatch_float(q.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    const FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
+    FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
+    a.is_settled = is_settled(batch);
     const unsigned lanes = lanes_of_head(a);
     if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
     if (const auto kernel = many_tokens_kernel_for<false>(a, lanes))
@@ -299,6 +304,7 @@ void CudaBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm
     a.q_norm = device_ptr<T>(q_norm);
     a.k_norm = device_ptr<T>(k_norm);
     a.eps = eps;
+    a.is_settled = is_settled(batch);
     const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
     if (const auto kernel = many_tokens_kernel_for<true>(a, lanes))
       launch_early(kernel, grid_for(a.tokens, 1), kWarpsPerBlock * kWarp, 0, a);

@@ -37,6 +37,7 @@ struct FusedArguments {
   int64_t tokens;
   int d, half;
   bool wide;
+  bool is_settled;  // positions and slots are there before the kernel before this one is done
 };
 
 /// Eight bf16, two in a register.
