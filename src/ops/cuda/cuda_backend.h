@@ -86,8 +86,10 @@ class CudaBackend final : public Backend {
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
+#ifdef NANOVLLM_CUDA_HOPPER
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override;
+#endif
 
  private:
   static constexpr size_t kPartialBytes = size_t{64}

@@ -11,9 +11,10 @@ namespace nanovllm::decoder {
 /// Key `row` of a tile in shared memory, the 16 bytes from element `column` on: boxes of up to 64
 /// keys, each half (64 elements) of a box by itself, in the copy engine's 128-byte pattern.
 template <int kHeadDim>
-__device__ __nv_bfloat16* key_in_tile(unsigned char* tile, int box_shift, int row, int column) {
-  const int box = row >> box_shift, in_box = row & ((1 << box_shift) - 1);
-  const int line = (box * (kHeadDim / 64) + column / 64 << box_shift) + in_box;
+__device__ __nv_bfloat16* key_in_tile(unsigned char* tile, uint32_t box_shift, uint32_t row,
+                                      uint32_t column) {
+  const uint32_t box = row >> box_shift, in_box = row & ((1u << box_shift) - 1);
+  const uint32_t line = (box * (kHeadDim / 64) + column / 64 << box_shift) + in_box;
   return reinterpret_cast<__nv_bfloat16*>(tile + line * 128 +
                                           ((column % 64 / 8 ^ (in_box % 8)) * 16));
 }
@@ -30,7 +31,7 @@ struct UnitWorker {
   __device__ Ring::Place key_place(int tile) const { return w.ring.place(tile); }
   __device__ Ring::Place value_place(int tile) const { return w.ring.place(tiles + tile); }
 
-  using HeadPart = Vec<__nv_bfloat16>;  // of a head: lane i has the elements 8i ..
+  using HeadPart = Packed;  // of a head: lane i has the elements 8i ..
 
   /// Head `head` of the row's q, k, v as the projection made it.
   __device__ HeadPart receive_head(int head) const {
@@ -45,8 +46,7 @@ struct UnitWorker {
   /// Normalises a head, as rotary.cu does.
   __device__ void normalise_head(HeadPart& x, const HeadPart& weight) const {
     const float reciprocal = reciprocal_rms(warp_sum(add_squares(0.0f, x)), kHeadDim, w.a.eps);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x.v[i] = normalise(x.v[i], reciprocal, weight.v[i]);
+    normalise(x, reciprocal, weight);
   }
 
   /// Rotates it. Both halves of the rotated part are whole lanes.
@@ -56,19 +56,18 @@ struct UnitWorker {
     const float* table = w.shared.cos_sin[unit.row] + (is_first ? lane : lane - lanes) * 8;
     HeadPart other;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto word = [i](HeadPart& y) -> uint32_t& {
-        return reinterpret_cast<uint32_t*>(&y)[i];
-      };
-      word(other) = __shfl_sync(kFullMask, word(x), is_first ? lane + lanes : lane - lanes);
-    }
+    for (int i = 0; i < 4; ++i)
+      other.pair[i] = __shfl_sync(kFullMask, x.pair[i], is_first ? lane + lanes : lane - lanes);
     if (lane >= 2 * lanes) return;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float mine = to_float(x.v[i]), partner = to_float(other.v[i]);
-      const Pair turned =
-          rotate(is_first ? mine : partner, is_first ? partner : mine, table[i], table[half + i]);
-      x.v[i] = round_to<__nv_bfloat16>(is_first ? turned.first : turned.second);
+    for (int i = 0; i < 4; ++i) {
+      const float2 mine = unpack(x.pair[i]), partner = unpack(other.pair[i]);
+      const auto turn = [&](float of_mine, float of_partner, int element) {
+        const Pair turned = rotate(is_first ? of_mine : of_partner, is_first ? of_partner : of_mine,
+                                   table[element], table[half + element]);
+        return is_first ? turned.first : turned.second;
+      };
+      x.pair[i] = pack_bf16(turn(mine.x, partner.x, 2 * i), turn(mine.y, partner.y, 2 * i + 1));
     }
   }
 
@@ -77,19 +76,19 @@ struct UnitWorker {
     const int slot = w.shared.slot[unit.row], c = lane * 8;
     if (c < kHeadDim && slot >= 0) {
       const int64_t block = slot >> w.a.block_shift, offset = slot & ((1 << w.a.block_shift) - 1);
-      *reinterpret_cast<Vec<__nv_bfloat16>*>(
+      *reinterpret_cast<HeadPart*>(
           cache + ((block * w.a.kv_heads + unit.kv_head << w.a.block_shift) + offset) * kHeadDim +
           c) = x;
     }
     w.ring.wait_full(place);
     if (c < kHeadDim)
-      *reinterpret_cast<Vec<__nv_bfloat16>*>(
+      *reinterpret_cast<HeadPart*>(
           key_in_tile<kHeadDim>(w.ring.at(place), box_shift, unit.position % kTileKeys, c)) = x;
     fence_shared_for_async();
   }
 
-  /// Values that no query sees are multiplied by 0, and must be finite: in the last tile up to the
-  /// end of its 16 keys, in the first (of a window) from its start.
+  /// Values that no query sees are multiplied by 0, and must be finite: the last tile's end and,
+  /// of a window, the first one's start.
   __device__ void clear_values() const {
     const auto clear = [&](int tile, int begin, int end) {
       if (begin >= end) return;
@@ -100,10 +99,7 @@ struct UnitWorker {
             w.ring.at(place), box_shift, begin + i / (kHeadDim / 8), i % (kHeadDim / 8) * 8)) =
             uint4{};
     };
-    if (has_new_key) {
-      const int end = unit.position % kTileKeys + 1;
-      clear(tiles - 1, end, (end + 15) / 16 * 16);
-    }
+    if (has_new_key) clear(tiles - 1, unit.position % kTileKeys + 1, kTileKeys);
     clear(0, 0, unit.low - first_key);
     fence_shared_for_async();
   }
@@ -132,32 +128,44 @@ struct UnitWorker {
     }
   }
 
-  /// This warp's 16 keys: scores[j][e] of row lane / 4 and key 8j + lane % 4 * 2 + e. Leaves their
-  /// maximum.
+  /// Of this warp's 16 keys: scores[j][e] of row lane / 4 and key 8j + lane % 4 * 2 + e.
+  __device__ void multiply_keys(float (&scores)[2][4]) const {
+    const int group = warp % 4;
+    const Ring::Place place = key_place(warp / 4);
+    // A step of 16 elements further is two units of 16 bytes: those bits of the address change.
+    const unsigned char* first = reinterpret_cast<const unsigned char*>(key_in_tile<kHeadDim>(
+        w.ring.at(place), box_shift, 16 * group + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8));
+    const __nv_bfloat16* q = &w.shared.attention.q[lane % 8][lane / 8 * 8];
+#pragma unroll
+    for (int kk = 0; kk < kHeadDim; kk += 32) {
+      uint32_t of_q[4];
+      load_matrices(of_q, q + kk);
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const int at = kk + 16 * step;
+        const uint32_t a[4] = {of_q[2 * step], 0, of_q[2 * step + 1], 0};
+        uint32_t k[4];
+        const uintptr_t half = reinterpret_cast<uintptr_t>(first) + (at / 64 << box_shift + 7);
+        load_matrices(k, reinterpret_cast<const __nv_bfloat16*>(half ^ at % 64 * 2));
+        mma_m16n8k16(scores[0], a, k[0], k[1]);
+        mma_m16n8k16(scores[1], a, k[2], k[3]);
+      }
+    }
+  }
+
+  /// The scores of this warp's keys, masked; leaves their maximum. Tiles that the unit lacks are
+  /// masked as a whole: no weight or sum need ask for them.
   __device__ void score(float (&scores)[2][4]) const {
     const int tile = warp / 4, group = warp % 4;
-    if (tile >= tiles) return;
-    const Ring::Place place = key_place(tile);
-    w.ring.wait_full(place);
-    unsigned char* keys = w.ring.at(place);
-    const auto& q = w.shared.attention.q[lane / 4];
-#pragma unroll
-    for (int kk = 0; kk < kHeadDim; kk += 16) {
-      const uint32_t a[4] = {*reinterpret_cast<const uint32_t*>(&q[kk + lane % 4 * 2]), 0,
-                             *reinterpret_cast<const uint32_t*>(&q[kk + lane % 4 * 2 + 8]), 0};
-      uint32_t k[4];
-      load_matrices(k, key_in_tile<kHeadDim>(keys, box_shift, 16 * group + lane / 16 * 8 + lane % 8,
-                                             kk + lane / 8 % 2 * 8));
-      mma_m16n8k16(scores[0], a, k[0], k[1]);
-      mma_m16n8k16(scores[1], a, k[2], k[3]);
-    }
+    const int last = min(unit.position, first_key + tiles * kTileKeys - 1);
+    if (tile < tiles) multiply_keys(scores);
     float maximum = kMinusInfinity;
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int key = first_key + tile * kTileKeys + 16 * group + 8 * j + lane % 4 * 2 + e;
-        if (key < unit.low || key > unit.position) scores[j][e] = kMinusInfinity;
+        if (key < unit.low || key > last) scores[j][e] = kMinusInfinity;
         maximum = fmaxf(maximum, scores[j][e]);
       }
     maximum = quad_max(maximum);
@@ -175,9 +183,8 @@ struct UnitWorker {
     for (int i = 0; i < kChunkTiles; ++i) {
       const float4 m =
           *reinterpret_cast<const float4*>(&w.shared.attention.maximum[lane / 4][4 * i]);
-      if (i < tiles)
-        base = next_base(base, fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w)), w.a.scale_log2,
-                         result.factor[i]);
+      base = next_base(base, fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w)), w.a.scale_log2,
+                       result.factor[i]);
       result.base[i] = base;
     }
     return result;
@@ -186,7 +193,6 @@ struct UnitWorker {
   /// The weights of this warp's keys, for all to multiply, and their sum in each lane.
   __device__ void weigh(const float (&scores)[2][4], const Steps& steps) const {
     const int tile = warp / 4;
-    if (tile >= tiles) return;
     float base = steps.base[0];
 #pragma unroll
     for (int i = 1; i < kChunkTiles; ++i)
@@ -206,61 +212,57 @@ struct UnitWorker {
         group_sum(weight[0][0], weight[0][1], weight[1][0], weight[1][1]);
   }
 
-  /// This warp's eight columns of the values of the tiles 2 pair and 2 pair + 1, ready to be
-  /// multiplied: of two steps of 16 keys each.
-  using Values = uint32_t[2][2][4];
-  __device__ void load_values(int pair, Values& values) const {
+  /// This warp's eight columns of the values of each tile, ready to be multiplied: two steps of 16
+  /// keys each in either half.
+  using Values = uint32_t[kChunkTiles][2][4];
+  __device__ void load_values(Values& values) const {
     if (warp >= kHeadDim / 8) return;
+    unsigned char* const none = nullptr;
+    const int64_t offsets[2] = {
+        reinterpret_cast<int64_t>(key_in_tile<kHeadDim>(none, box_shift, lane, 8 * warp)),
+        reinterpret_cast<int64_t>(key_in_tile<kHeadDim>(none, box_shift, 32 + lane, 8 * warp))};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (2 * pair + i >= tiles) break;
-      const Ring::Place place = value_place(2 * pair + i);
-      w.ring.wait_full(place);
+    for (int i = 0; i < kChunkTiles; ++i) {
+      if (i >= tiles) break;
+      const Ring::Place place = value_place(i);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        load_matrices_transposed(
-            values[i][half],
-            key_in_tile<kHeadDim>(w.ring.at(place), box_shift, 32 * half + lane, 8 * warp));
+        load_matrices_transposed(values[i][half], reinterpret_cast<const __nv_bfloat16*>(
+                                                      w.ring.at(place) + offsets[half]));
     }
-  }
-
-  /// The chunk's sum of row lane / 4.
-  __device__ float add_weights(const Steps& steps) const {
-    float sum = 0.0f;
-    const auto& part = w.shared.attention.sum;
-#pragma unroll
-    for (int i = 0; i < kChunkTiles; ++i)
-      if (i < tiles)
-        sum = __fmaf_rn(sum, steps.factor[i],
-                        tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
-                                 part[4 * i + 3][lane]));
-    return quad_sum(sum);
   }
 
   /// Eight columns of the chunk's output, by the warps that have some. Where the row has no other
   /// chunk the output is merged: merging it into nothing would change nothing.
-  __device__ void weigh_values(const Steps& steps, const Values& first) const {
+  __device__ void weigh_values(const Steps& steps, const Values& values) const {
     if (warp >= kHeadDim / 8) return;
-    const float sum = add_weights(steps);
-    Values second = {};
-    load_values(1, second);
-    float out[4] = {};
-    const auto& p = w.shared.attention.p[lane / 4];
+    uint32_t weights[2][2][4];  // of this tile and the next
+    const __nv_bfloat16* p = &w.shared.attention.p[lane % 8][lane / 8 * 8];
+    const auto load = [&](int i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        load_matrices(weights[i % 2][half], p + i * kTileKeys + 32 * half);
+    };
+    load(0);
+    float out[4] = {}, sum = 0.0f;
+    const auto& part = w.shared.attention.sum;
 #pragma unroll
     for (int i = 0; i < kChunkTiles; ++i) {
       if (i >= tiles) break;
+      sum = __fmaf_rn(sum, steps.factor[i],
+                      tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
+                               part[4 * i + 3][lane]));
+      if (i + 1 < kChunkTiles) load(i + 1);
 #pragma unroll
       for (int e = 0; e < 2; ++e) out[e] = __fmul_rn(out[e], steps.factor[i]);
-      const int seen = unit.position - first_key - i * kTileKeys;  // the tile's last visible key
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const int key = i * kTileKeys + 16 * step + lane % 4 * 2;
-        const uint32_t a[4] = {*reinterpret_cast<const uint32_t*>(&p[key]), 0,
-                               *reinterpret_cast<const uint32_t*>(&p[key + 8]), 0};
-        const uint32_t(&v)[4] = (i < 2 ? first : second)[i % 2][step / 2];
-        if (16 * step <= seen) mma_m16n8k16(out, a, v[step % 2 * 2], v[step % 2 * 2 + 1]);
+        const uint32_t(&two)[4] = weights[i % 2][step / 2], (&v)[4] = values[i][step / 2];
+        const uint32_t a[4] = {two[step % 2 * 2], 0, two[step % 2 * 2 + 1], 0};
+        mma_m16n8k16(out, a, v[step % 2 * 2], v[step % 2 * 2 + 1]);
       }
     }
+    sum = quad_sum(sum);
     if (lane / 4 >= w.a.group) return;
     const int column = 8 * warp + lane % 4 * 2, head = unit.kv_head * w.a.group + lane / 4;
     if (unit.chunks == 1) {
@@ -278,8 +280,10 @@ struct UnitWorker {
          tagged(__float_as_uint(out[0]), w.epoch), tagged(__float_as_uint(out[1]), w.epoch));
   }
 
-  __device__ void run() const {
+  __device__ __forceinline__ void run() const {
     prepare();
+    // One warp for each stage: whoever passes the barrier may read them all.
+    if (warp < 2 * tiles) w.ring.wait_full(w.ring.place(warp));
     w.together();
     float scores[2][4] = {};
     score(scores);
@@ -287,7 +291,7 @@ struct UnitWorker {
     const Steps now = steps();
     weigh(scores, now);
     Values values = {};
-    load_values(0, values);
+    load_values(values);
     w.together();
     if (thread < tiles) w.ring.release(key_place(thread), kWarps);
     weigh_values(now, values);
@@ -298,7 +302,7 @@ struct UnitWorker {
 
 /// Merges the chunks of the heads of one KV head in order: a thread has one element of a head.
 template <int kHeadDim>
-__device__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
+__device__ __forceinline__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
   constexpr int kAtOnce = 4;
   const Arguments& a = w.a;
   const auto number = [](uint64_t word) { return __uint_as_float(static_cast<uint32_t>(word)); };
@@ -344,7 +348,7 @@ __device__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
 /// The block's units, then the merges of those rows and heads whose first chunk it had: a block
 /// waits for others only after it has given all that it owes.
 template <int kHeadDim>
-__device__ void attend(Worker<kHeadDim>& w) {
+__device__ __forceinline__ void attend(Worker<kHeadDim>& w) {
   const int count = w.shared.units.count;
   Unit unit = w.shared.units.first;
   const auto find = [&](int i) {

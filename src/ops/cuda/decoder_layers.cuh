@@ -16,14 +16,19 @@ namespace nanovllm::decoder {
 constexpr int kThreads = 512;  // a warp more brings weights, keys and values
 constexpr int kLaunched = kThreads + kWarp;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMaxRows = 8;   // of a step
-constexpr int kMaxGroup = 8;  // query heads per KV head
+constexpr int kMultiplying = 4;  // warps, the first ones: a warpgroup
+constexpr int kMaxRows = 8;      // of a step
+constexpr int kMaxGroup = 8;     // query heads per KV head
 constexpr int kStageBytes = 16 * 1024;
 constexpr int kChunkTiles = kChunk / kTileKeys;
 constexpr int kMostStages = 16;
 constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
 constexpr int kAtomBytes = 1024;                // 8 rows of 64 elements
 constexpr int kAtomDepth = 64;
+/// Of a tile of so many groups, in a stage.
+constexpr int atoms_of_stage(int groups) { return kStageBytes / kAtomBytes / groups; }
+/// Stages that are multiplied without a pause, at most.
+constexpr int most_run_stages(int groups) { return groups == 6 ? 4 : groups == 4 ? 2 : 1; }
 constexpr int kMaxLayers = 256;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
 
@@ -34,7 +39,8 @@ enum Product { kQkv, kOut, kGateUp, kDown, kProducts };
 /// stage of the ring holds some atoms (64 columns) of a tile; block b has the tiles b, b + grid..
 struct MatrixCut {
   int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
-  int warps, stages, run_atoms;           // that share a tile; that it takes; of a straight run
+  int run_stages;                         // that are multiplied without a pause
+  int columns_of_tile, stages;            // outputs (of one half); stages that a tile takes
   int columns;                            // outputs (of one half)
   const __nv_bfloat16* bias;              // of the first layer; may be null
   int64_t words;                          // where the outputs lie in the exchange buffer
@@ -62,6 +68,7 @@ struct Arguments {
   int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
   unsigned* epochs;                    // of each block
   float eps, scale_log2;
+  int operand_pitch;  // in elements
   int layers, rows, hidden, heads, kv_heads, group, half_rotary;
   int block_shift, max_chunks, stages, norm_threads;
   int window[kMaxLayers];
@@ -76,13 +83,47 @@ __device__ inline int anew(int value) {
 }
 __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x)); }
 
+/// Eight elements in four registers; one by one, each would take a register.
+struct __align__(16) Packed {
+  uint32_t pair[4];
+};
+__device__ inline float2 unpack(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// The arithmetic of row_math.cuh, on pairs.
+
+__device__ inline float add_squares(float sum, const Packed& x) {
+#pragma unroll
+  for (const uint32_t pair : x.pair) {
+    const float2 value = unpack(pair);
+    sum = __fmaf_rn(value.y, value.y, __fmaf_rn(value.x, value.x, sum));
+  }
+  return sum;
+}
+__device__ inline void normalise(Packed& x, float reciprocal, const Packed& weight) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 value = unpack(x.pair[i]), scale = unpack(weight.pair[i]);
+    const float2 rounded = unpack(pack_bf16(value.x * reciprocal, value.y * reciprocal));
+    x.pair[i] = pack_bf16(scale.x * rounded.x, scale.y * rounded.y);
+  }
+}
+__device__ inline void add(Packed& x, const Packed& more) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 a = unpack(x.pair[i]), b = unpack(more.pair[i]);
+    x.pair[i] = pack_bf16(a.x + b.x, a.y + b.y);
+  }
+}
+
 /// Eight elements, read here and not where they are first needed: after a wait for other blocks.
-__device__ inline Vec<__nv_bfloat16> load_early(const __nv_bfloat16* p) {
-  uint4 bits;
+__device__ inline Packed load_early(const __nv_bfloat16* p) {
+  Packed x;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "=r"(x.pair[0]), "=r"(x.pair[1]), "=r"(x.pair[2]), "=r"(x.pair[3])
                : "l"(p));
-  return *reinterpret_cast<const Vec<__nv_bfloat16>*>(&bits);
+  return x;
 }
 
 // -- Exchange --
@@ -126,14 +167,13 @@ struct Eight {
   }
   __device__ bool there(uint32_t epoch) const { return low.there(epoch) && high.there(epoch); }
   /// Asks for all words again while one is missing: none then waits for another's way.
-  __device__ Vec<__nv_bfloat16> receive(const uint64_t* from, uint32_t epoch) {
+  __device__ Packed receive(const uint64_t* from, uint32_t epoch) {
     while (!there(epoch)) read(from);
     return values();
   }
-  __device__ Vec<__nv_bfloat16> values() const {
-    const uint4 bits{static_cast<uint32_t>(low.first), static_cast<uint32_t>(low.second),
-                     static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
-    return *reinterpret_cast<const Vec<__nv_bfloat16>*>(&bits);
+  __device__ Packed values() const {
+    return {static_cast<uint32_t>(low.first), static_cast<uint32_t>(low.second),
+            static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
   }
 };
 
@@ -165,6 +205,8 @@ struct Ring {
   __device__ unsigned char* at(Place p) const { return data + p.stage * kStageBytes; }
   __device__ void wait_full(Place p) const { wait_barrier(&full[p.stage], p.parity); }
   __device__ void wait_empty(Place p) const { wait_barrier(&empty[p.stage], p.parity ^ 1); }
+  /// The same, from this place on.
+  __device__ Ring from(Place p) const { return {data, full, empty, stages, p}; }
   /// A stage is empty after kWarps of these: `times` at once where fewer warps read it.
   __device__ void release(Place p, uint32_t times) const { arrive(&empty[p.stage], times); }
 };
@@ -232,7 +274,7 @@ struct AttentionShared {
 template <int kHeadDim>
 struct Shared {
   AttentionShared<kHeadDim> attention;
-  float squares[kMaxRows][kWarps];
+  float4 squares[kMaxRows][kWarps / 4];  // of each warp that has a part in the row; 0 of the others
   float cos_sin[kMaxRows][kHeadDim];
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units;  // of this layer
@@ -248,15 +290,25 @@ template <int kHeadDim>
 struct Worker {
   const Arguments& a;
   Shared<kHeadDim>& shared;
-  unsigned char* operand;   // the rows that are multiplied next: [k / 8][row] of 16 bytes
+  unsigned char* operand;   // the rows that are multiplied next, operand_pitch elements apart
   __nv_bfloat16* residual;  // [row][hidden]
   Ring ring;
   int layer = 0;
   uint32_t epoch = 0;
 
   __device__ void together() const { sync_threads<1, kThreads>(); }
-  __device__ Vec<__nv_bfloat16>& operand_at(int row, int column) const {
-    return *reinterpret_cast<Vec<__nv_bfloat16>*>(operand + (column / 8 * a.rows + row) * 16);
+  /// The warps that multiply have read the operand; the others wait for that.
+  __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
+  __device__ void await_operand() const { sync_threads<2, kThreads>(); }
+  /// Among the warps that multiply: each has read the operand.
+  __device__ void multiplied() const { sync_threads<3, kMultiplying * kWarp>(); }
+  /// The threads in the order in which they should take what comes next: those that multiply come
+  /// last, since they have still to send.
+  __device__ int ready_thread() const {
+    return (this_thread() + kThreads - kMultiplying * kWarp) % kThreads;
+  }
+  __device__ Packed& operand_at(int row, int column) const {
+    return *reinterpret_cast<Packed*>(operand + (row * a.operand_pitch + column) * 2);
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {

@@ -12,7 +12,7 @@ namespace nanovllm::decoder {
 
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
                                     int layer) {
-  const int rows = cut.warps * 8;
+  const int rows = cut.columns_of_tile;
   for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
     for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
       const Ring::Place place = ring.next;
@@ -25,7 +25,8 @@ __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const Ma
 
 /// The tiles of keys, then those of values, of a unit. Lanes have a box of up to 64 keys each.
 template <int kHeadDim>
-__device__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit, int layer) {
+__device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit,
+                                           int layer) {
   const int lane = threadIdx.x % kWarp, shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
   const int tiles = unit.tiles();
   for (int i = 0; i < 2 * tiles; ++i) {
@@ -66,7 +67,7 @@ __device__ inline void prefetch_vectors(const Arguments& a, int head_dim, int la
 }
 
 template <int kHeadDim>
-__device__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
+__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
@@ -92,63 +93,86 @@ __device__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
 /// residual += what the blocks sent (`sent` < 0: nothing, it is the embedding's); the operand is
 /// its norm. The threads that share a row, and the order of its sum, are norm.cu's.
 template <int kHeadDim>
-__device__ void add_and_normalise(Worker<kHeadDim>& w, int64_t sent, uint32_t epoch,
-                                  const __nv_bfloat16* weights) {
-  using Values = Vec<__nv_bfloat16>;
+__device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int64_t sent, uint32_t epoch,
+                                                  const __nv_bfloat16* weights) {
   const Arguments& a = w.a;
-  const int own = this_thread(), threads = a.norm_threads, thread = own % threads,
+  const int own = w.ready_thread(), threads = a.norm_threads, thread = own % threads,
             step = threads * 8;
   const int at_once = kThreads / threads,
             row0 = own / threads;  // at_once and above: none
   const int first_row = row0 < at_once ? row0 : a.rows;
-  const auto residual = [&](int row, int c) -> Values& {
-    return *reinterpret_cast<Values*>(w.residual + row * a.hidden + c);
+  const auto residual = [&](int row, int c) -> Packed& {
+    return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
   };
-  Values weight{};
+  Packed weight{};
   if (thread * 8 < a.hidden) weight = load_early(weights + thread * 8);
   for (int row = first_row; row < a.rows; row += at_once) {
     float sum = 0.0f;
     for (int c = thread * 8; c < a.hidden; c += step) {
-      Values values;
+      Packed values;
       if (sent < 0) {
-        values = *reinterpret_cast<const Values*>(a.residual + row * a.residual_stride + c);
+        values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
       } else {
-        const Values more =
+        const Packed more =
             Eight{}.receive(a.words + sent + (int64_t{row} * a.hidden + c) / 2, epoch);
         values = residual(row, c);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          values.v[i] = __float2bfloat16_rn(to_float(values.v[i]) + to_float(more.v[i]));
+        add(values, more);
       }
       residual(row, c) = values;
       sum = add_squares(sum, values);
     }
     sum = warp_sum(sum);
-    if (own % kWarp == 0) w.shared.squares[row][thread / kWarp] = sum;
+    if (own % kWarp == 0) reinterpret_cast<float*>(w.shared.squares[row])[thread / kWarp] = sum;
   }
   w.together();
   for (int row = first_row; row < a.rows; row += at_once) {
-    float total = w.shared.squares[row][0];
-    for (int i = 1; i < threads / kWarp; ++i) total += w.shared.squares[row][i];
+    float total = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < threads; i += 4 * kWarp) {
+      const float4 part = w.shared.squares[row][i / (4 * kWarp)];
+      total = total + part.x + part.y + part.z + part.w;
+    }
     const float reciprocal = reciprocal_rms(total, a.hidden, a.eps);
     for (int c = thread * 8; c < a.hidden; c += step) {
-      if (c != thread * 8) weight = *reinterpret_cast<const Values*>(weights + c);
-      Values values = residual(row, c);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values.v[i] = normalise(values.v[i], reciprocal, weight.v[i]);
+      if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
+      Packed values = residual(row, c);
+      normalise(values, reciprocal, weight);
       w.operand_at(row, c) = values;
     }
   }
+  fence_shared_for_async();
   w.together();
+}
+
+/// What a block without units of attention does before it asks for attention's output: it would ask
+/// for long, and all such blocks together keep the L2 cache so busy that the others wait for it.
+/// Where the first row's chunks are merged, the first of them comes shortly before the output.
+template <int kHeadDim>
+__device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
+  const int position = w.shared.context[0] - 1;
+  if (w.shared.units.count > 0 || position < 0) return;
+  if (position / kChunk == first_key(position, w.a.window[w.layer]) / kChunk) return;
+  while (!has(read_word(w.a.words + w.a.partial_sum_at), w.epoch)) continue;
+  __syncwarp();
 }
 
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
 /// zeros.
 template <int kHeadDim>
-__device__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns, bool absent) {
+__device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns,
+                                       bool absent) {
   constexpr int kAtOnce = 4;
-  const int units = columns / 8, total = w.a.rows * units;
-  for (int first = this_thread(); first < total; first += kAtOnce * kThreads) {
+  if (absent) await_chunks(w);
+  const int units = columns / 8, total = w.a.rows * units, thread = w.ready_thread();
+  if (total <= kThreads) {
+    const int row = thread / units;
+    Packed& operand = w.operand_at(row, thread % units * 8);
+    if (thread < total)
+      operand = absent && w.shared.context[row] <= 0
+                    ? Packed{}
+                    : Eight{}.receive(w.a.words + sent + thread * 4, w.epoch);
+  }
+  for (int first = total <= kThreads ? total : thread; first < total; first += kAtOnce * kThreads) {
     Eight eight[kAtOnce] = {};
     uint32_t missing = 0;
 #pragma unroll
@@ -169,6 +193,7 @@ __device__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns, bool abse
       if (const int i = first + j * kThreads; i < total)
         w.operand_at(i / units, i % units * 8) = eight[j].values();
   }
+  fence_shared_for_async();
   w.together();
 }
 

@@ -66,5 +66,10 @@ template <int name, int threads>
 __device__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"n"(name), "n"(threads) : "memory");
 }
+/// Arrives at such a barrier without waiting.
+template <int name, int threads>
+__device__ void arrive_at() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(name), "n"(threads) : "memory");
+}
 
 }  // namespace nanovllm

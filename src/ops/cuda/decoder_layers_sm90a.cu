@@ -35,7 +35,7 @@ namespace decoder {
 // -- The kernel --
 
 template <int kHeadDim>
-__device__ void run_layers(Worker<kHeadDim>& w) {
+__device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
   const Arguments& a = w.a;
   const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
   // A block without a part in the products of the stream need not follow it.
@@ -46,10 +46,11 @@ __device__ void run_layers(Worker<kHeadDim>& w) {
     for (int product = 0; product < kProducts; ++product) {
       const MatrixCut& cut = a.cuts[product];
       if (product == kOut) attend(w);
-      // By a thread that the norm rarely needs; the product's end makes it known.
-      if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1]) &&
-          this_thread() == kThreads - 1)
-        w.shared.units.find(a, w.shared.context, w.layer);
+      if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1])) {
+        w.together();
+        if (this_thread() == 0) w.shared.units.find(a, w.shared.context, w.layer);
+        w.together();
+      }
       if (product == kQkv || product == kGateUp) {
         const bool first = product == kQkv && w.layer == 0;
         const int64_t sent = first ? -1 : a.cuts[product == kQkv ? kDown : kOut].words;
@@ -60,10 +61,7 @@ __device__ void run_layers(Worker<kHeadDim>& w) {
         gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
                product == kOut);
       }
-      if (product == kGateUp)
-        project<kHeadDim, 2>(w, product);
-      else
-        project<kHeadDim, 1>(w, product);
+      project(w, product);
     }
 }
 
@@ -80,13 +78,19 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
+/// Of the operand in shared memory; the stages behind it begin on a boundary.
+__host__ __device__ int operand_bytes(const Arguments& a) {
+  return (a.rows * a.operand_pitch * 2 + 1023) / 1024 * 1024;
+}
+
 template <int kHeadDim>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(memory);
-  unsigned char* stages = memory + kSharedBytes<kHeadDim>;
+  unsigned char* operand = memory + kSharedBytes<kHeadDim>;
+  unsigned char* stages = operand + operand_bytes(a);
   auto* residual = reinterpret_cast<__nv_bfloat16*>(stages + a.stages * kStageBytes);
   Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
   const uint32_t epoch = a.epochs[blockIdx.x];
@@ -95,6 +99,8 @@ __global__ void __launch_bounds__(kLaunched, 1)
     init_barrier(&shared.empty[threadIdx.x], kWarps);
     fence_new_barriers();
   }
+  if (threadIdx.x < kMaxRows * kWarps / 4)
+    shared.squares[threadIdx.x / (kWarps / 4)][threadIdx.x % (kWarps / 4)] = float4{};
   if (threadIdx.x < a.rows) {
     shared.context[threadIdx.x] = a.context_lens[threadIdx.x];
     shared.slot[threadIdx.x] = a.slots[threadIdx.x];
@@ -107,8 +113,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim>(ring, a, shared.context);
   } else {
-    Worker<kHeadDim> worker{
-        a, shared, reinterpret_cast<unsigned char*>(residual + a.rows * a.hidden), residual, ring};
+    Worker<kHeadDim> worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
     run_layers(worker);
     if (blockIdx.x == 0)
@@ -146,23 +151,29 @@ bool encode(EncodeMap encoder, CUtensorMap& map, void* data, const Extents& shap
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// Tiles as equal as can be among the blocks, and as large.
+/// Tiles as equal as can be among the blocks, and as large. What streams through the ring, being
+/// larger than it, should fill its stages: six groups leave a quarter empty.
 MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
+  constexpr int64_t kRing = decoder::kMostStages * decoder::kStageBytes;
   const int64_t groups = columns / 8;
+  const bool streams = groups * halves * k / 64 * decoder::kAtomBytes > blocks * kRing;
   int64_t best = 1, best_cost = INT64_MAX;
-  for (int64_t size = 1; size <= decoder::kStageBytes / decoder::kAtomBytes / halves; ++size) {
+  for (const int64_t size : {1, 2, 3, 4, 6}) {  // those that project() knows
+    if (size * halves == 3 || size * halves > 6) continue;
     const int64_t cost = ceil_div(ceil_div(groups, size), blocks) * size;
-    if (cost <= best_cost) best = size, best_cost = cost;
+    const bool fills = size * halves < 6 || !streams || best * halves < 4;
+    if (cost < best_cost || (cost == best_cost && fills)) best = size, best_cost = cost;
   }
   MatrixCut cut{};
   cut.tiles = static_cast<int>(ceil_div(groups, best));
   cut.groups = static_cast<int>(best) * halves;
   cut.atoms = static_cast<int>(k / decoder::kAtomDepth);
-  cut.stage_atoms = std::min(cut.atoms, decoder::kStageBytes / decoder::kAtomBytes / cut.groups);
+  cut.stage_atoms = std::min(cut.atoms, decoder::atoms_of_stage(cut.groups));
   cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
-  cut.warps = static_cast<int>(best);
-  const auto divides = [&](int run) { return cut.atoms % run == 0 && cut.stage_atoms % run == 0; };
-  cut.run_atoms = halves == 1 && divides(8) ? 8 : divides(4) ? 4 : divides(2) ? 2 : 1;
+  // Where memory is waited for, a run should not wait for more than it must.
+  cut.run_stages = streams ? std::min(2, decoder::most_run_stages(cut.groups))
+                           : decoder::most_run_stages(cut.groups);
+  cut.columns_of_tile = static_cast<int>(best) * 8;
   cut.columns = static_cast<int>(columns);
   return cut;
 }
@@ -213,7 +224,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     cut.bias = vector(bias);
     return encode(encoder, a.maps[product], w.data, {64, n, halves, k / 64, layers},
                   {row, n * row, 128, std::max<int64_t>(stride, 16)},
-                  {64, cut.warps * 8, halves, cut.stage_atoms, 1});
+                  {64, cut.columns_of_tile, halves, cut.stage_atoms, 1});
   };
   return matrix(decoder::kQkv, first.qkv, first.qkv_bias) &&
          matrix(decoder::kOut, first.o, first.o_bias) &&
@@ -274,11 +285,15 @@ int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const auto kernel = decoder::decoder_layers_kernel<kHeadDim>;
-  int widest = 0;
-  for (const MatrixCut& cut : a.cuts) widest = std::max(widest, cut.atoms * decoder::kAtomDepth);
-  const size_t fixed =
-      decoder::kSharedBytes<kHeadDim> +
-      static_cast<size_t>(a.rows) * static_cast<size_t>(a.hidden + widest) * sizeof(bf16);
+  for (const MatrixCut& cut : a.cuts)
+    a.operand_pitch = std::max(a.operand_pitch, cut.atoms * decoder::kAtomDepth);
+  const size_t row_bytes = static_cast<size_t>(a.operand_pitch) * sizeof(bf16),
+               fixed = decoder::kSharedBytes<kHeadDim> +
+                       static_cast<size_t>(decoder::operand_bytes(a)) +
+                       static_cast<size_t>(a.rows) * static_cast<size_t>(a.hidden) * sizeof(bf16);
+  // wgmma reads eight rows of the operand, or the first one eight times, and a little beyond.
+  if (a.rows > 1 && decoder::kSharedBytes<kHeadDim> + 8 * row_bytes + 256 > max_shared_bytes_)
+    return false;
   if (fixed + decoder::kFewestStages * decoder::kStageBytes > max_shared_bytes_) return false;
   a.stages = std::min<int>(decoder::kMostStages,
                            static_cast<int>((max_shared_bytes_ - fixed) / decoder::kStageBytes));
@@ -307,7 +322,7 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
 bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                                  std::span<const KvCache> caches, const Batch& batch) {
   const int64_t rows = x.shape[0], hidden = x.shape[1], d = stack.head_dim;
-  if (!can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
+  if (!is_hopper_ || !can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
       stack.layers.size() > decoder::kMaxLayers || rows < 1 || rows > decoder::kMaxRows ||
       hidden % 64 != 0 || stack.heads % stack.kv_heads != 0 ||
       stack.heads / stack.kv_heads > decoder::kMaxGroup || (d != 64 && d != 128) ||
