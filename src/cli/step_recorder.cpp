@@ -134,8 +134,7 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
   return true;
 }
 void StepRecorder::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
-  note_small("moe_route", {logits, weights, ids},
-             [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
+  note(kExperts, [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
 }
 void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
                            Tensor down, const MoeWorkspace& work) {
@@ -144,8 +143,8 @@ void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tenso
 }
 void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
                               bool normalise) {
-  note_small("moe_router", {x, w, weights, ids},
-             [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
+  // With the experts: alone, those would follow what others have left where the ids were.
+  note(kExperts, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
 }
 void StepRecorder::mask_logits(Tensor logits, Tensor pairs) {
   note(kSampling, [=, this] { ops_->mask_logits(logits, pairs); });
