@@ -58,10 +58,8 @@ void time_moe(Backend& gpu) {
     gpu.gemm(logits, x, router);
     gpu.synchronize();
     const int count = tokens <= 64 ? 32 : 4;
-    const double route = microseconds(gpu, count, [&](int) {
-      gpu.gemm(logits, x, router);
-      gpu.moe_route(weights, ids, logits, true);
-    });
+    const double route = microseconds(
+        gpu, count, [&](int) { gpu.moe_router(weights, ids, logits, x, router, true); });
     const double mlp = microseconds(gpu, count, [&](int i) {
       gpu.moe_mlp(y, x, weights, chosen[static_cast<size_t>(i % sets)], gate_up, down, work);
     });

@@ -258,7 +258,8 @@ std::vector<uint32_t> first_tokens(int64_t count) {
 class MoeParity : public ParityTest {};
 
 /// Multiples of the kernels' tiles, others, and what no vector load takes.
-constexpr Shape kShapes[] = {{128, 64, 4, 2}, {200, 72, 5, 3}, {50, 21, 3, 2}, {264, 24, 4, 1}};
+constexpr Shape kShapes[] = {{128, 64, 4, 2}, {200, 72, 5, 3},    {50, 21, 3, 2},
+                             {264, 24, 4, 1}, {320, 192, 12, 11}, {64, 320, 20, 2}};
 
 TEST_P(MoeParity, MatchesFloat64) {
   for (const Shape& shape : kShapes) {
@@ -282,7 +283,8 @@ TEST_P(MoeParity, TakesStridedRowsAndMayOverwriteItsInput) {
 
 // The numbers of tokens go through every way in which a GPU cuts the work.
 TEST_P(MoeParity, ATokenHasTheSameBitsAloneAndInAnyBatch) {
-  for (const Shape& shape : {Shape{192, 104, 4, 2}, Shape{50, 21, 3, 2}, Shape{72, 136, 9, 8}}) {
+  for (const Shape& shape : {Shape{192, 104, 4, 2}, Shape{50, 21, 3, 2}, Shape{72, 136, 9, 8},
+                             Shape{320, 192, 9, 8}, Shape{128, 64, 64, 8}}) {
     Mixture mixture(ops(), dtype(), shape);
     constexpr uint32_t kAsked[] = {0, 1, 2, 40, 41};
     std::vector<std::vector<std::byte>> alone;
@@ -306,6 +308,44 @@ TEST_P(MoeParity, ATokenHasTheSameBitsAloneAndInAnyBatch) {
         EXPECT_TRUE(std::equal(alone[i].begin(), alone[i].end(),
                                all.begin() + static_cast<std::ptrdiff_t>(at[i] * row)))
             << "token " << kAsked[i] << " among " << count << ", h " << shape.h;
+      }
+    }
+  }
+}
+
+// A fusion: the bits of what it is made of.
+TEST_P(MoeParity, TheRouterIsItsProductAndTheRouting) {
+  struct Router {
+    int64_t h, experts, k;
+  };
+  for (const Router& r : {Router{64, 5, 2}, {256, 128, 8}, {384, 12, 3}, {1024, 300, 8}}) {
+    const Weight w(
+        ops(), dtype(), r.experts, r.h,
+        random_values(dtype(), r.experts * r.h, 5, 1 / std::sqrt(static_cast<double>(r.h))));
+    for (const int64_t tokens : {1, 2, 8, 9, 64, 65}) {
+      Values values = random_values(dtype(), tokens * r.h, 6);
+      std::fill_n(values.begin() + (tokens - 1) * r.h, tokens > 8 ? r.h : 0, 0.0);  // all the same
+      const Operand x(ops(), dtype(), {tokens, r.h}, values, {.lead = 8, .trail = 8});
+      for (const bool normalise : {true, false}) {
+        struct Routed {
+          Operand weights, ids, logits;
+        };
+        const auto route = [&](bool fused) {
+          Routed out{Operand(ops(), DType::f32, {tokens, r.k}),
+                     Operand(ops(), DType::i32, {tokens, r.k}),
+                     Operand(ops(), DType::f32, {tokens, r.experts})};
+          if (fused)
+            ops().moe_router(out.weights, out.ids, out.logits, x, w, normalise);
+          else
+            ops().Backend::moe_router(out.weights, out.ids, out.logits, x, w, normalise);
+          ops().synchronize();
+          for (const Operand* o : {&out.weights, &out.ids, &out.logits}) o->expect_guards("output");
+          return out;
+        };
+        const Routed fused = route(true), parts = route(false);
+        EXPECT_EQ(fused.logits.bits(), parts.logits.bits()) << tokens << " tokens, h " << r.h;
+        EXPECT_EQ(fused.ids.bits(), parts.ids.bits()) << tokens << " tokens, h " << r.h;
+        EXPECT_EQ(fused.weights.bits(), parts.weights.bits()) << tokens << " tokens, h " << r.h;
       }
     }
   }

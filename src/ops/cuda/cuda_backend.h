@@ -75,6 +75,8 @@ class CudaBackend final : public Backend {
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                  bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
                const MoeWorkspace& work) override;
   void mask_logits(Tensor logits, Tensor pairs) override;
@@ -146,7 +148,17 @@ class CudaBackend final : public Backend {
   bool is_settled(const Batch& batch) const {
     return lane_->step == batch.context_lens.data && !lane_->step_plans.empty();
   }
+  /// How the copy engine sees a stack of weights: [64, rows of a half, halves, slices of 64 along
+  /// k, experts], in boxes of `box_rows` of each half by `box_slices`.
+  CUtensorMap map_experts(const Tensor& w, int halves, int box_rows, int box_slices) const;
+  /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
+  /// gate where y is half as wide. A tile of the plan has at most 128 rows.
+  void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
   void moe_plan(const ExpertPlan& plan);
+  /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
+  /// nothing done, where another way is better.
+  bool stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+                      const MoeWorkspace& work);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
   template <int kHeadDim>
   bool launch_decoder_layers(decoder::Arguments& arguments);

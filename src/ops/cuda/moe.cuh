@@ -66,4 +66,19 @@ struct ExpertProduct {
   bool by_token;                              // x has a row per token, not per place
 };
 
+/// y [places, columns], x [rows, k], w [experts, rows of the weight, k].
+template <class T>
+ExpertProduct<DeviceType<T>> product_of(const Tensor& y, const Tensor& x, const Tensor& w,
+                                        bool by_token) {
+  return {device_ptr<T>(y),
+          device_ptr<T>(x),
+          device_ptr<T>(w),
+          y.stride[0],
+          x.stride[0],
+          w.stride[0],
+          static_cast<int>(y.shape[1]),
+          static_cast<int>(x.shape[1]),
+          by_token};
+}
+
 }  // namespace nanovllm

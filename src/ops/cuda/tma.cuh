@@ -52,6 +52,15 @@ __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint6
       : "memory");
 }
 
+/// `bytes`, a multiple of 16 as both addresses are, from global to shared memory; completes them on
+/// `barrier`. By one thread.
+__device__ inline void copy_bytes(void* shared, const void* global, int bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
 /// Between ordinary writes to shared memory and the copy engine's or wgmma's reads of them: by each
 /// thread that wrote, before the barrier.
 __device__ inline void fence_shared_for_async() {
