@@ -151,9 +151,6 @@ class CudaBackend final : public Backend {
   /// How the copy engine sees a stack of weights: [64, rows of a half, halves, slices of 64 along
   /// k, experts], in boxes of `box_rows` of each half by `box_slices`.
   CUtensorMap map_experts(const Tensor& w, int halves, int box_rows, int box_slices) const;
-  /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
-  /// gate where y is half as wide. A tile of the plan has at most 128 rows.
-  void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
   /// nothing done, where another way is better.
