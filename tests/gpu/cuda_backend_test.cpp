@@ -3,21 +3,13 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include "gpu/rig.h"
+#include "gpu/gpu_test.h"
 #include "ops/cuda_module.h"
 
 namespace nanovllm {
 namespace {
 
-class CudaBackendTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-  std::unique_ptr<Backend> gpu_;
-};
+class CudaBackendTest : public GpuTest {};
 
 template <class Body>
 std::string error_of(ErrorKind kind, Body&& body) {

@@ -2,7 +2,7 @@
 // recorded step is replayed, a row has the bits that it has as the last row of a prefill chunk.
 #include <gtest/gtest.h>
 
-#include "gpu/rig.h"
+#include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
@@ -103,15 +103,7 @@ class DecodeSteps {
   std::vector<float> queries_;
 };
 
-class CudaDecode : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-  std::unique_ptr<Backend> gpu_;
-};
+class CudaDecode : public GpuTest {};
 
 TEST_F(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
   for (const Shape& shape : {Shape{16, 8, 128, 64}, {16, 1, 64}, {10, 2, 80, 8}, {4, 2, 256}}) {

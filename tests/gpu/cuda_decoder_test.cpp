@@ -3,19 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "gpu/decoder_rig.h"
+#include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
 
-class CudaDecoder : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-  std::unique_ptr<Backend> gpu_;
-};
+class CudaDecoder : public GpuTest {};
 
 struct Result {
   std::vector<std::vector<std::byte>> rows;  // x, then residual, of the rows with a sequence

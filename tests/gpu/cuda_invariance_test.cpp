@@ -4,20 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include "gpu/rig.h"
+#include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
 
-class CudaInvariance : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-  std::unique_ptr<Backend> gpu_;
-};
+class CudaInvariance : public GpuTest {};
 
 int different_rows(const std::vector<std::byte>& a, const std::vector<std::byte>& b,
                    size_t row_bytes) {

@@ -2,20 +2,12 @@
 // warp for each token's heads. Each must give the bytes of the kernels that few rows take.
 #include <gtest/gtest.h>
 
-#include "gpu/rig.h"
+#include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
 
-class CudaManyRows : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-  std::unique_ptr<Backend> gpu_;
-};
+class CudaManyRows : public GpuTest {};
 
 struct Shape {
   int64_t m, n, k;

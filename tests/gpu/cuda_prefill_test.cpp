@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "gpu/rig.h"
+#include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
@@ -15,14 +15,8 @@ struct Shape {
   int64_t heads, kv_heads, head_dim, block, window;
 };
 
-class CudaPrefill : public testing::Test {
+class CudaPrefill : public GpuTest {
  protected:
-  void SetUp() override {
-    std::string why;
-    gpu_ = open_gpu(why);
-    if (!gpu_) GTEST_SKIP() << why;
-  }
-
   /// The rows of `parts` at once, and in pieces of at most `piece` rows.
   void compare(const Shape& shape, std::vector<int> lengths, const std::vector<Part>& parts,
                int piece, uint32_t seed) {
@@ -55,7 +49,6 @@ class CudaPrefill : public testing::Test {
                             << shape.kv_heads << ", head_dim " << shape.head_dim << ", block "
                             << shape.block << ", window " << shape.window << ", seed " << seed;
   }
-  std::unique_ptr<Backend> gpu_;
 };
 
 TEST_F(CudaPrefill, HasTheBitsOfTheOtherKernels) {
