@@ -36,26 +36,6 @@ int stages_in(size_t ring_bytes, size_t shared_bytes) {
   return fit < kFewestDecodeStages ? 0 : std::min(fit, wanted);
 }
 
-/// Half of the cache for the copy engine, in boxes of so many keys.
-CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& cache, int keys) {
-  const auto size = [&](size_t axis) { return static_cast<cuuint64_t>(cache.shape[axis]); };
-  const auto bytes = [&](size_t axis) {
-    return static_cast<cuuint64_t>(cache.stride[axis]) * sizeof(bf16);
-  };
-  const cuuint64_t sizes[] = {size(3), size(2), size(1), size(0)},
-                   strides[] = {size(3) * sizeof(bf16), bytes(1), bytes(0)};
-  const cuuint32_t box[] = {kSliceColumns, static_cast<cuuint32_t>(keys), 1, 1},
-                   steps[] = {1, 1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, cache.data, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map for the cache {}: error {}",
-        cache.describe(), static_cast<int>(status));
-  return map;
-}
-
 }  // namespace
 
 void CudaBackend::begin_step(const Batch& batch) {
@@ -98,8 +78,10 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   if (encode_map_) {
     const int many = box_keys(arguments.block_shift, true),
               few = box_keys(arguments.block_shift, false);
-    maps = {map_of(encode_map_, cache.k, many), map_of(encode_map_, cache.v, many),
-            map_of(encode_map_, cache.k, few), map_of(encode_map_, cache.v, few)};
+    const auto map = [&](const Tensor& half, int keys) {
+      return cache_map(encode_map_, half, keys, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+    };
+    maps = {map(cache.k, many), map(cache.v, many), map(cache.k, few), map(cache.v, few)};
   }
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {

@@ -314,19 +314,6 @@ struct Consumer {
       }
     }
   }
-  /// unit[i] of lane t becomes unit[t] of lane i, within four lanes.
-  __device__ static void transpose_quad(uint32_t (&unit)[4]) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool upper = threadIdx.x & step;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & step) continue;
-        const uint32_t got = __shfl_xor_sync(kFullMask, upper ? unit[i] : unit[i + step], step);
-        (upper ? unit[i] : unit[i + step]) = got;
-      }
-    }
-  }
 };
 
 template <int kHeadDim>

@@ -5,29 +5,6 @@
 namespace nanovllm {
 namespace {
 
-/// Half of a paged cache, [blocks, KV heads, block size, head_dim] in bf16, for copies of up to 64
-/// rows of 64 elements out of one block, swizzled as wgmma reads them.
-CUtensorMap describe_cache(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& cache) {
-  const auto size = [&](size_t axis) { return static_cast<cuuint64_t>(cache.shape[axis]); };
-  const auto bytes = [&](size_t axis) {
-    return static_cast<cuuint64_t>(cache.stride[axis]) * sizeof(bf16);
-  };
-  const cuuint64_t sizes[] = {size(3), size(2), size(1), size(0)},
-                   strides[] = {size(3) * sizeof(bf16), bytes(1), bytes(0)};
-  const cuuint32_t box[] = {kSwizzleColumns,
-                            static_cast<cuuint32_t>(std::min<int64_t>(kTileKeys, cache.shape[2])),
-                            1, 1},
-                   steps[] = {1, 1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, cache.data, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map for the cache {}: error {}",
-        cache.describe(), static_cast<int>(status));
-  return map;
-}
-
 /// How many KV heads of how many sequences have keys and values that the L2 cache holds, for
 /// sequences of `context` keys.
 struct Section {
@@ -55,11 +32,14 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
                                    section.seqs,
                                    section.heads,
                                    reinterpret_cast<int*>(lane_->prefill_counters.get())};
+  const auto map = [&](const Tensor& half) {  // swizzled as wgmma reads it
+    return cache_map(encode_map_, half, std::min<int64_t>(kTileKeys, half.shape[2]),
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  };
   const auto launch_for = [&]<int kHeadDim>() {
     using Shared = PrefillShared<kHeadDim>;
     launch_early(attention_prefill_kernel<kHeadDim>, static_cast<unsigned>(num_sms_),
-                 kPrefillThreads, sizeof(Shared), arguments, describe_cache(encode_map_, cache.k),
-                 describe_cache(encode_map_, cache.v));
+                 kPrefillThreads, sizeof(Shared), arguments, map(cache.k), map(cache.v));
   };
   if (q.shape[2] == 64)
     launch_for.template operator()<64>();

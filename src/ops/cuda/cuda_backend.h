@@ -13,6 +13,7 @@
 #include "ops/backend.h"
 #include "ops/cuda/gemm_algorithms.h"
 #include "ops/cuda/handles.h"
+#include "ops/cuda/tensor_map.h"
 #include "ops/staged_load.h"
 
 namespace nanovllm {
@@ -212,7 +213,7 @@ class CudaBackend final : public Backend {
   Lane* lane_ = &lanes_[0];  // whose operations are issued
   bool runs_lanes_ = false;  // several of them
   BlasLt blas_;
-  decltype(&cuTensorMapEncodeTiled) encode_map_ = nullptr;  // of the driver; from sm_90 on
+  EncodeMap encode_map_ = nullptr;  // of the driver; from sm_90 on
   Buffer exchange_, scan_scratch_;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel

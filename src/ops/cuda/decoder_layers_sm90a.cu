@@ -131,26 +131,6 @@ namespace {
 
 using decoder::MatrixCut;
 
-using EncodeMap = decltype(&cuTensorMapEncodeTiled);
-using Extents = std::array<int64_t, 5>;
-
-/// A map of bf16 in boxes, 128-byte swizzled. Strides in bytes, of the axes after the first.
-bool encode(EncodeMap encoder, CUtensorMap& map, void* data, const Extents& shape,
-            const std::array<int64_t, 4>& strides, const Extents& box) {
-  std::array<cuuint64_t, 5> dims{};
-  std::array<cuuint64_t, 4> bytes{};
-  std::array<cuuint32_t, 5> boxes{}, steps{1, 1, 1, 1, 1};
-  for (size_t i = 0; i < 5; ++i) {
-    dims[i] = static_cast<cuuint64_t>(shape[i]);
-    boxes[i] = static_cast<cuuint32_t>(box[i]);
-    if (i < 4) bytes[i] = static_cast<cuuint64_t>(strides[i]);
-  }
-  return encoder(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, data, dims.data(), bytes.data(),
-                 boxes.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 /// Tiles as equal as can be among the blocks, and as large. What streams through the ring, being
 /// larger than it, should fill its stages: six groups leave a quarter empty.
 MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
@@ -222,9 +202,9 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     MatrixCut& cut = a.cuts[product];
     cut = cut_matrix(n, k, halves, blocks);
     cut.bias = vector(bias);
-    return encode(encoder, a.maps[product], w.data, {64, n, halves, k / 64, layers},
-                  {row, n * row, 128, std::max<int64_t>(stride, 16)},
-                  {64, cut.columns_of_tile, halves, cut.stage_atoms, 1});
+    return encode_map<5>(encoder, a.maps[product], w.data, {64, n, halves, k / 64, layers},
+                         {row, n * row, 128, std::max<int64_t>(stride, 16)},
+                         {64, cut.columns_of_tile, halves, cut.stage_atoms, 1}) == CUDA_SUCCESS;
   };
   return matrix(decoder::kQkv, first.qkv, first.qkv_bias) &&
          matrix(decoder::kOut, first.o, first.o_bias) &&
@@ -254,10 +234,11 @@ bool describe_caches(decoder::Arguments& a, EncodeMap encoder, std::span<const K
   a.v_layer_stride = strides[1] / 2;
   a.block_shift = std::countr_zero(static_cast<uint64_t>(block_size));
   const auto map = [&](CUtensorMap& to, const Tensor& cache, int64_t stride) {
-    return encode(encoder, to, cache.data,
-                  {64, block_size, d / 64, blocks * heads, static_cast<int64_t>(caches.size())},
-                  {d * 2, 128, block_size * d * 2, std::max<int64_t>(stride, 16)},
-                  {64, std::min<int64_t>(block_size, kTileKeys), d / 64, 1, 1});
+    return encode_map<5>(
+               encoder, to, cache.data,
+               {64, block_size, d / 64, blocks * heads, static_cast<int64_t>(caches.size())},
+               {d * 2, 128, block_size * d * 2, std::max<int64_t>(stride, 16)},
+               {64, std::min<int64_t>(block_size, kTileKeys), d / 64, 1, 1}) == CUDA_SUCCESS;
   };
   return std::has_single_bit(static_cast<uint64_t>(block_size)) && block_size >= 8 &&
          block_size <= 256 && map(a.k, k, strides[0]) && map(a.v, caches[0].v, strides[1]);

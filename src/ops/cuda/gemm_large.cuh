@@ -80,20 +80,6 @@ __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUte
   }
 }
 
-/// unit[i] of lane t becomes unit[t] of lane i, within four lanes.
-__device__ inline void exchange_in_quad(uint32_t (&unit)[4]) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool upper = threadIdx.x & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const uint32_t got = __shfl_xor_sync(kFullMask, upper ? unit[i] : unit[i + step], step);
-      (upper ? unit[i] : unit[i + step]) = got;
-    }
-  }
-}
-
 /// The rounded sums of a tile that was finished before: pair[2 j + r] is columns 8 j + 2 (lane % 4)
 /// and the next of row lane / 4 + 8 r of the warp's 16.
 template <bool gated>
@@ -116,7 +102,7 @@ struct LargeResult {
     uint32_t unit[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) unit[i] = pair[2 * (4 * q + i) + r];
-    exchange_in_quad(unit);
+    transpose_quad(unit);
     if (8 * r < rows && 32 * q < columns)
       *reinterpret_cast<uint4*>(to + 8 * r * shape.stride + 32 * q) = {unit[0], unit[1], unit[2],
                                                                        unit[3]};

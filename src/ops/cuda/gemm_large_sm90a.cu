@@ -11,19 +11,9 @@ namespace {
 constexpr int kGroupPairs = 8;
 
 /// How the copy engine sees a matrix: boxes of 128 rows by 64 columns.
-CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& t) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.shape[1]),
-                              static_cast<cuuint64_t>(t.shape[0])},
-                   strides[] = {static_cast<cuuint64_t>(t.stride[0]) * sizeof(__nv_bfloat16)};
-  const cuuint32_t box[] = {kLargeDepth, kLargeRows}, every[] = {1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, t.data, sizes, strides, box, every,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
-        t.describe(), static_cast<int>(status));
-  return map;
+CUtensorMap map_of(EncodeMap encode, const Tensor& t) {
+  return tensor_map<2>(encode, t, {t.shape[1], t.shape[0]}, {t.stride[0] * 2},
+                       {kLargeDepth, kLargeRows});
 }
 
 /// With fewer, tiles of 256 rows leave too much undone: measured, cuBLASLt is as fast at 512 rows

@@ -50,24 +50,11 @@ SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
 
 /// How the copy engine sees a matrix: slices of [parts, rows / parts, 64], in boxes of `box_rows`
 /// rows by `box_slices`.
-CUtensorMap map_of(decltype(&cuTensorMapEncodeTiled) encode, const Tensor& t, int parts,
-                   int box_rows, int box_slices) {
-  const auto rows = static_cast<cuuint64_t>(t.shape[0] / parts),
-             slices = static_cast<cuuint64_t>(t.shape[1] / kSliceWidth),
-             stride = static_cast<cuuint64_t>(t.stride[0]) * sizeof(__nv_bfloat16);
-  const cuuint64_t sizes[] = {kSliceWidth, rows, static_cast<cuuint64_t>(parts), slices},
-                   strides[] = {stride, stride * rows, kSliceRowBytes};
-  const cuuint32_t box[] = {kSliceWidth, static_cast<cuuint32_t>(box_rows / parts),
-                            static_cast<cuuint32_t>(parts), static_cast<cuuint32_t>(box_slices)},
-                   every[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, t.data, sizes, strides, box, every,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
-        t.describe(), static_cast<int>(status));
-  return map;
+CUtensorMap map_of(EncodeMap encode, const Tensor& t, int parts, int box_rows, int box_slices) {
+  const int64_t rows = t.shape[0] / parts, stride = t.stride[0] * 2;
+  return tensor_map<4>(encode, t, {kSliceWidth, rows, parts, t.shape[1] / kSliceWidth},
+                       {stride, stride * rows, kSliceRowBytes},
+                       {kSliceWidth, box_rows / parts, parts, box_slices});
 }
 
 template <class F>

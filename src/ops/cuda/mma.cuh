@@ -8,6 +8,8 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/cuda/device.cuh"
+
 namespace nanovllm {
 
 __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -60,6 +62,20 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 template <int pending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// unit[i] of lane t becomes unit[t] of lane i, within four lanes.
+__device__ inline void transpose_quad(uint32_t (&unit)[4]) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t got = __shfl_xor_sync(kFullMask, upper ? unit[i] : unit[i + step], step);
+      (upper ? unit[i] : unit[i + step]) = got;
+    }
+  }
 }
 
 }  // namespace nanovllm

@@ -84,23 +84,11 @@ ExpertPlan plan_of(const Tensor& ids, const Tensor& plan, int64_t experts, int t
 
 CUtensorMap CudaBackend::map_experts(const Tensor& w, int halves, int box_rows,
                                      int box_slices) const {
-  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
   const int64_t row = w.shape[2] * 2, rows = w.shape[1] / halves;
-  const cuuint64_t sizes[] = {kSliceColumns, of(rows), of(halves), of(w.shape[2] / kSliceColumns),
-                              of(w.shape[0])},
-                   strides[] = {of(row), of(rows * row), kSliceBytes, of(w.stride[0] * 2)};
-  const cuuint32_t box[] = {kSliceColumns, static_cast<cuuint32_t>(box_rows),
-                            static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(box_slices),
-                            1},
-                   every[] = {1, 1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode_map_(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, w.data, sizes, strides, box, every,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
-        w.describe(), static_cast<int>(status));
-  return map;
+  return tensor_map<5>(encode_map_, w,
+                       {kSliceColumns, rows, halves, w.shape[2] / kSliceColumns, w.shape[0]},
+                       {row, rows * row, kSliceBytes, w.stride[0] * 2},
+                       {kSliceColumns, box_rows, halves, box_slices, 1});
 }
 
 bool CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,

@@ -1,0 +1,61 @@
+// Tensor maps: how the copy engine (TMA) of sm_90 sees a matrix in global memory.
+#pragma once
+
+#include <array>
+
+#include <cuda.h>
+
+#include "core/check.h"
+#include "core/tensor.h"
+
+namespace nanovllm {
+
+/// cuTensorMapEncodeTiled, as found in the driver.
+using EncodeMap = decltype(&cuTensorMapEncodeTiled);
+
+/// bf16 at `data`, copied in boxes that are swizzled by 128 bytes, as wgmma reads them; the box is
+/// thus 64 wide at most. The innermost axis comes first; strides in bytes, of the axes after it.
+template <size_t kAxes>
+CUresult encode_map(EncodeMap encode, CUtensorMap& map, void* data,
+                    const std::array<int64_t, kAxes>& shape,
+                    const std::array<int64_t, kAxes - 1>& strides,
+                    const std::array<int64_t, kAxes>& box,
+                    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+  std::array<cuuint64_t, kAxes> sizes{};
+  std::array<cuuint64_t, kAxes - 1> bytes{};
+  std::array<cuuint32_t, kAxes> boxes{}, every{};
+  for (size_t i = 0; i < kAxes; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(shape[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    every[i] = 1;
+    if (i + 1 < kAxes) bytes[i] = static_cast<cuuint64_t>(strides[i]);
+  }
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kAxes, data, sizes.data(), bytes.data(),
+                boxes.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+/// The same of `t`, whose elements these are. Throws Error(engine) where the driver refuses.
+template <size_t kAxes>
+CUtensorMap tensor_map(EncodeMap encode, const Tensor& t, const std::array<int64_t, kAxes>& shape,
+                       const std::array<int64_t, kAxes - 1>& strides,
+                       const std::array<int64_t, kAxes>& box,
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+  CUtensorMap map{};
+  const CUresult status = encode_map(encode, map, t.data, shape, strides, box, promotion);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
+        t.describe(), static_cast<int>(status));
+  return map;
+}
+
+/// Half of a paged cache, [blocks, KV heads, block size, head_dim] in bf16, in boxes of `keys` rows
+/// of 64 elements out of one block.
+inline CUtensorMap cache_map(EncodeMap encode, const Tensor& cache, int64_t keys,
+                             CUtensorMapL2promotion promotion) {
+  const auto& size = cache.shape;
+  return tensor_map<4>(encode, cache, {size[3], size[2], size[1], size[0]},
+                       {size[3] * 2, cache.stride[1] * 2, cache.stride[0] * 2}, {64, keys, 1, 1},
+                       promotion);
+}
+
+}  // namespace nanovllm
