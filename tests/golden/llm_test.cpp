@@ -1,80 +1,15 @@
 // The public API as a user drives it: what comes back, when, and what one request's trouble costs
 // the others.
 #include <cmath>
-#include <cstring>
-#include <map>
 
 #include "nanovllm/tokenizer.h"
 
-#include "devices.h"
+#include "llm_rig.h"
 #include "unit/temp_directory.h"
 #include "unit/tensor_file.h"
 
 namespace nanovllm {
 namespace {
-
-const Target kCpu{"cpu", "f32", "CpuF32"};
-
-std::string golden(const char* name) { return (goldens() / name).string(); }
-std::string demo() { return std::string(NANOVLLM_SOURCE_DIR) + "/models/demo"; }
-
-EngineConfig demo_config() {
-  EngineConfig config = config_for(kCpu);
-  config.dtype = "auto";
-  config.skip_tokenizer_init = false;
-  return config;
-}
-
-std::vector<int32_t> ids(int count, int first = 3) {
-  std::vector<int32_t> list;
-  for (int i = 0; i < count; ++i) list.push_back((first + 7 * i) % 250);
-  return list;
-}
-
-SamplingParams greedy(int64_t max_tokens) {
-  SamplingParams params;
-  params.temperature = 0;
-  params.max_tokens = max_tokens;
-  return params;
-}
-
-/// Steps until nothing is left; every output in order, by request.
-std::map<int64_t, std::vector<RequestOutput>> drain(LLM& llm) {
-  std::map<int64_t, std::vector<RequestOutput>> outputs;
-  while (!llm.is_finished())
-    for (RequestOutput& output : llm.step()) {
-      const int64_t id = output.request_id;
-      outputs[id].push_back(std::move(output));
-    }
-  return outputs;
-}
-
-void expect_contains(const std::string& text, const std::vector<std::string>& fragments) {
-  for (const std::string& fragment : fragments)
-    EXPECT_NE(text.find(fragment), std::string::npos) << fragment << ": " << text;
-}
-
-template <class Body>
-void expect_invalid(Body body, const std::vector<std::string>& fragments) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument) << error.what();
-    expect_contains(error.what(), fragments);
-  }
-}
-
-bool same_bits(const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b) {
-  const auto same = [](const TokenLogprob& x, const TokenLogprob& y) {
-    return x.token_id == y.token_id && x.rank == y.rank &&
-           std::memcmp(&x.logprob, &y.logprob, sizeof(float)) == 0;
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](const PositionLogprobs& x, const PositionLogprobs& y) {
-                      return std::equal(x.begin(), x.end(), y.begin(), y.end(), same);
-                    });
-}
 
 TEST(Llm, BadRequestsFailAloneAndSayWhy) {
   LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
@@ -450,131 +385,6 @@ TEST_P(BrokenToken, FailsItsRequestsAndNobodyElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, BrokenToken, testing::Values("f32", "bf16"));
-
-// -- What weights may be stored as
-// -----------------------------------------------------------------------------------------------
-
-TEST(Loading, TheSameWeightsInEveryStoredTypeAreTheSameModel) {
-  const auto tensors = read_tensors(goldens() / "qwen3-tied-gqa/model.safetensors");
-  const auto stored_as = [&](const std::string& dtype) {
-    auto changed = tensors;
-    for (StoredBytes& t : changed) {
-      if (t.dtype != "BF16") ADD_FAILURE() << t.name << " is " << t.dtype;
-      std::string bytes;
-      for (size_t i = 0; i < t.bytes.size(); i += 2) {
-        uint16_t half;
-        std::memcpy(&half, &t.bytes[i], 2);
-        const uint32_t bits = uint32_t{half} << 16;
-        float value;
-        std::memcpy(&value, &bits, 4);
-        const auto rounded = static_cast<_Float16>(value);
-        bytes.append(dtype == "F32" ? reinterpret_cast<const char*>(&value)
-                                    : reinterpret_cast<const char*>(&rounded),
-                     dtype == "F32" ? 4 : 2);
-      }
-      t.bytes = bytes;
-      t.dtype = dtype;
-    }
-    return changed;
-  };
-  SamplingParams params = greedy(1);
-  params.prompt_logprobs = 5;
-  const auto expected =
-      LLM(golden("qwen3-tied-gqa"), config_for(kCpu)).generate({ids(40)}, params).front();
-  TempDirectory directory;
-  std::filesystem::copy_file(goldens() / "qwen3-tied-gqa/config.json",
-                             directory.path() / "config.json");
-  for (const char* dtype : {"F32", "F16"}) {
-    write_tensors(directory.path() / "model.safetensors", stored_as(dtype));
-    const auto got =
-        LLM(directory.path().string(), config_for(kCpu)).generate({ids(40)}, params).front();
-    ASSERT_EQ(got.prompt_logprobs.size(), 40u);
-    // A bf16 number is an f16 number too, unless it is tiny: below 2^-14 it loses up to 2^-25.
-    for (size_t i = 1; i < 40; ++i)
-      EXPECT_NEAR(got.prompt_logprobs[i][0].logprob, expected.prompt_logprobs[i][0].logprob, 1e-3);
-    if (std::string(dtype) == "F32") {
-      EXPECT_TRUE(same_bits(got.prompt_logprobs, expected.prompt_logprobs));
-    }
-  }
-}
-
-TEST(Loading, RandomWeightsNeedNothingButAConfigAndAreTheSeeds) {
-  TempDirectory directory;
-  std::filesystem::copy_file(goldens() / "qwen3-tied-gqa/config.json",
-                             directory.path() / "config.json");
-  EngineConfig config = config_for(kCpu);
-  config.load_format = "dummy";
-  SamplingParams params = greedy(8);
-  params.logprobs = 3;
-  const auto run = [&](uint64_t seed) {
-    config.seed = seed;
-    return LLM(directory.path().string(), config).generate({ids(20)}, params).front();
-  };
-  const auto first = run(1), again = run(1), other = run(2);
-  EXPECT_EQ(first.finish_reason, FinishReason::length) << first.error;
-  EXPECT_TRUE(same_bits(first.logprobs, again.logprobs));
-  EXPECT_FALSE(same_bits(first.logprobs, other.logprobs));
-}
-
-TEST(Loading, TooManyEosIdsAreRefused) {
-  TempDirectory directory;
-  Json config = read_json_file(golden("qwen3-tied-gqa") + "/config.json");
-  for (int i = 0; i < 129; ++i) config["eos_token_id"].push_back(i);
-  std::ofstream(directory.path() / "config.json") << config.dump();
-  EngineConfig options = config_for(kCpu);
-  options.load_format = "dummy";
-  try {
-    LLM llm(directory.path().string(), options);
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::model);
-    expect_contains(error.what(), {"eos_token_id", "129", "128"});
-  }
-}
-
-// -- Conversations
-// -----------------------------------------------------------------------------------------------------------------
-
-TEST(ChatPrompt, IsTheModelsTemplateOverTheMessages) {
-  LLM llm(demo(), demo_config());
-  const char* messages =
-      R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b>\n\"you\""}])";
-  const Prompt prompt = llm.chat_prompt(messages);
-  EXPECT_EQ(std::get<std::string>(prompt.value),
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi "
-            "<b>\n\"you\"<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_FALSE(prompt.add_special_tokens);
-  EXPECT_EQ(std::get<std::string>(llm.chat_prompt(R"([{"role": "user", "content": "x"}])",
-                                                  R"({"add_generation_prompt": false})")
-                                      .value),
-            "<|im_start|>user\nx<|im_end|>\n");
-  EXPECT_EQ(std::get<std::string>(llm.chat_prompt("[]").value), "<|im_start|>assistant\n");
-}
-
-TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
-  LLM llm(demo(), demo_config());
-  const char* good = R"([{"role": "user", "content": "x"}])";
-  const std::vector<std::tuple<const char*, const char*, const char*>> rows = {
-      {"", "{}", "messages"},
-      {"[", "{}", "messages"},
-      {"{}", "{}", "messages"},
-      {"\"text\"", "{}", "messages"},
-      {"[1]", "{}", "messages[0]"},
-      {"[{\"role\": \"user\", \"content\": \"\xff\"}]", "{}", "messages"},
-      {R"([{"role": "user"}])", "{}", "chat_template"},
-      {R"([{"role": "user", "content": 5}])", "{}", "chat_template"},
-      {good, "[]", "options"},
-      {good, "{", "options"},
-      {good, R"({"add_generation_prompt": "yes"})", "add_generation_prompt"},
-      {good, R"({"tools": 5})", "tools"},
-  };
-  for (const auto& [messages, options, named] : rows) {
-    SCOPED_TRACE(std::string(messages) + " with " + options);
-    expect_invalid([&, m = messages, o = options] { llm.chat_prompt(m, o); }, {named});
-  }
-  LLM ids_only(golden("qwen3-tied-gqa"), config_for(kCpu));
-  expect_invalid([&] { ids_only.chat_prompt(good); }, {"chat template"});
-}
 
 }  // namespace
 }  // namespace nanovllm
