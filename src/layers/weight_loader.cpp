@@ -162,37 +162,59 @@ void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progre
   checkpoint.check_unchanged();
 }
 
+namespace {
+
+/// The random matrix that stands for a checkpoint's tensor: blocks of rows, each read from `table`
+/// at an offset that follows from the tensor's name. Appends what `part` has of it.
+void append_dummy(const WeightPart& part, uint64_t seed, std::span<std::byte> table, DType dtype,
+                  std::vector<Tensor>& sources) {
+  const auto table_size = static_cast<int64_t>(table.size() / size_of(dtype));
+  const int64_t n = part.shape[0], k = part.shape[1],
+                block = std::clamp<int64_t>(table_size / 2 / k, 1, n);
+  uint32_t name = 2166136261;  // FNV-1a
+  for (const char c : part.name) name = (name ^ static_cast<unsigned char>(c)) * 16777619;
+  const int64_t end = part.row_end < 0 ? n : part.row_end;
+  for (int64_t row = part.row_begin; row < end;) {
+    const int64_t first = row / block * block, last = std::min(first + block, end);
+    const int64_t offset = noise_bits(seed, name, static_cast<uint32_t>(row / block)).x[0] %
+                           static_cast<uint32_t>(table_size - block * k + 1);
+    const Tensor whole(table.data() + static_cast<size_t>(offset) * size_of(dtype), dtype,
+                       {last - first, k});
+    WeightPart rows = part;
+    rows.row_begin = row - first;
+    rows.row_end = last - first;
+    sources.push_back(slice(whole, rows));
+    row = last;
+  }
+}
+
+}  // namespace
+
 // Random weights of the right spread at memory speed: one table of normal numbers, read from a
-// different offset for every block of rows.
+// different offset for every block of rows. The ranks of a model have slices of the same matrices.
 void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
   int64_t widest = 0, longest = 0;
   for (const Parameter& p : parameters_) {
-    widest = std::max(widest, p.is_matrix ? p.dst.shape[1] : 0);
+    for (const WeightPart& part : p.parts)
+      widest = std::max(widest, p.is_matrix ? part.shape[1] : 0);
     longest = std::max(longest, p.is_matrix ? 0 : p.dst.shape[0]);
   }
   const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
   std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
   std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
   std::vector<std::vector<Tensor>> sources(parameters_.size());
-  uint32_t draw = 0;
+  std::vector<std::vector<float>> padding(parameters_.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     const Parameter& p = parameters_[i];
-    const int64_t n = p.dst.shape[0];
     if (!p.is_matrix) {
       const bool is_bias = p.parts.front().name.ends_with(".bias");
       sources[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
-                              std::initializer_list<int64_t>{n});
+                              std::initializer_list<int64_t>{p.dst.shape[0]});
       continue;
     }
-    const int64_t k = p.dst.shape[1], block = std::max<int64_t>(1, table_size / 2 / k);
-    for (int64_t row = 0; row < n; row += block) {
-      const int64_t rows = std::min(block, n - row);
-      const int64_t offset =
-          noise_bits(seed, 1, draw++).x[0] % static_cast<uint32_t>(table_size - rows * k + 1);
-      sources[i].emplace_back(table.data() + static_cast<size_t>(offset) * size_of(dtype_), dtype_,
-                              std::initializer_list<int64_t>{rows, k});
-    }
+    for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, sources[i]);
+    pad(sources[i], p.dst, padding[i]);
   }
   const auto read = [](std::span<std::byte> to, const std::byte* from) {
     std::memcpy(to.data(), from, to.size());
