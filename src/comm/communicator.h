@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "core/tensor.h"
+#include "core/batch.h"
 
 namespace nanovllm {
 
@@ -19,10 +19,27 @@ class Communicator {
   /// x = sum over ranks, added in f32 in rank order and rounded once: the same bits on every rank
   /// and in every run. x: f32 or bf16, contiguous.
   virtual void all_reduce(Tensor x) = 0;
+  /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps) in one.
+  /// False, and nothing is done, where there is no such kernel or it does not take these sizes: the
+  /// caller then calls the two, which define the result bit for bit. x, residual [t, n]; w [n].
+  virtual bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
+    return (void)x, (void)residual, (void)w, (void)eps, false;
+  }
   /// out [t, m] = the ranks' [t, n] side by side, cut off after m of world * n columns. On entry
   /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
   /// Both contiguous, one dtype.
   virtual void all_gather(Tensor out, Tensor parts) = 0;
+  /// Returns when the devices of all ranks have nothing to do. Around what a driver may only do on
+  /// an idle device: with kernels that wait for other ranks under way it would never end.
+  virtual void settle() {}
+  /// Backend::sample() of the ranks' logits side by side, without gathering them: `logits` f32
+  /// [rows, n] are this rank's columns, of which those from `vocab_size` on are padding. False, and
+  /// nothing is done, where there is no such kernel or it does not take these parameters: the
+  /// caller then gathers the logits and samples, which defines the result.
+  virtual bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
+                      const SamplingBatch& params) {
+    return (void)token_ids, (void)logits, (void)vocab_size, (void)params, false;
+  }
 };
 
 /// How the ranks of one process find each other. Shared by them.

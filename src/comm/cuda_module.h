@@ -1,6 +1,7 @@
 // What libnanovllm-cuda.so (ops/cuda_module.h) offers to ranks on GPUs: their Communicator.
 #pragma once
 
+#include <array>
 #include <cstddef>
 
 #include "comm/communicator.h"
@@ -12,12 +13,29 @@ class Backend;
 inline constexpr const char* kCommunicatorEntry = "nanovllm_open_cuda_communicator";
 
 /// Counts up when Communicator or RankMeeting change: a module of another build has another one.
-inline constexpr int kCommunicatorVersion = 1;
+inline constexpr int kCommunicatorVersion = 2;
 
 /// Connects `backend`, which the module has made, with the other ranks' GPUs. Collective. Returns
 /// an object for the caller to `delete`, before the backend, or null with one sentence in `error`
 /// (always terminated, cut to `error_size`). Never throws.
 using OpenCommunicatorFunction = Communicator*(int version, Backend* backend, RankMeeting* meeting,
                                                int rank, char* error, size_t error_size);
+
+// The same over NCCL, for ranks that are processes, or whose GPUs do not reach each other's memory.
+// A module that was built without NCCL has no such entries.
+
+/// What all ranks of a group must have in common, made by one of them.
+using NcclId = std::array<std::byte, 128>;
+
+inline constexpr const char* kNewNcclIdEntry = "nanovllm_new_nccl_id";
+inline constexpr const char* kNcclCommunicatorEntry = "nanovllm_open_nccl_communicator";
+
+/// Nonzero, with one sentence in `error`, where NCCL is not to be found or does not work. Never
+/// throws.
+using NewNcclIdFunction = int(NcclId* id, char* error, size_t error_size);
+/// Collective, as above.
+using OpenNcclCommunicatorFunction = Communicator*(int version, Backend* backend, const NcclId* id,
+                                                   int rank, int world_size, char* error,
+                                                   size_t error_size);
 
 }  // namespace nanovllm

@@ -18,6 +18,7 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual int ranks_on_host() const = 0;  ///< this one included
+  virtual int rank_on_host() const = 0;   ///< this one's number among them
   /// This rank's communicator over host memory; the group outlives it. A collective in which
   /// another rank is missing for 8 seconds throws Error(engine).
   virtual std::unique_ptr<Communicator> make_communicator() = 0;
@@ -33,7 +34,7 @@ inline constexpr const char* kMpiModuleFile = "libnanovllm-mpi.so";
 inline constexpr const char* kMpiModuleEntry = "nanovllm_open_mpi";
 
 /// Counts up when ProcessGroup or Communicator change.
-inline constexpr int kMpiModuleVersion = 1;
+inline constexpr int kMpiModuleVersion = 2;
 
 /// Joins the processes that mpirun started with this one; collective, once per process. Returns an
 /// object for the caller to `delete`, or null with one sentence in `error`. Never throws.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <mutex>
@@ -161,6 +162,26 @@ std::unique_ptr<ProcessGroup> join_ranks(const EngineConfig& config) {
   return join_processes();
 }
 
+/// The device of this process: on GPUs, ranks of one host take those from `device` on.
+std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGroup* processes,
+                                     std::string* note) {
+  const int ranks = processes ? processes->ranks_on_host() : config.tensor_parallel_size;
+  const BackendOptions options{threads_per_rank(config.num_threads, ranks)};
+  if (!processes || processes->rank_on_host() == 0)
+    return make_backend(config.device, options, note);
+  const std::string& device = config.device;
+  const int rank = processes->rank_on_host();
+  if (device == "cpu") return make_backend(device, options, note);
+  const int first = device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
+  const std::string own = fmt::format("cuda:{}", first + rank);
+  if (device != "auto") return make_backend(own, options, note);
+  try {
+    return make_backend(own, options, note);
+  } catch (const Error&) {  // as rank 0 of the host does where it finds no GPU
+    return make_backend("cpu", options, note);
+  }
+}
+
 /// A runner with its weights, and what there is to say about each of its ranks.
 std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
     std::unique_ptr<Backend> device, const ModelConfig& model, const EngineConfig& config,
@@ -223,12 +244,9 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   loaded.model = log.run("config.json", [&] { return read_model_config(directory); });
   check_parallel_size(loaded.model, config.tensor_parallel_size);
   auto processes = join_ranks(config);
-  const int ranks_on_host = processes ? processes->ranks_on_host() : config.tensor_parallel_size;
+  if (config.tensor_parallel_size > 1) prepare_for_ranks();
   std::future<std::unique_ptr<Backend>> device = std::async(std::launch::async, [&] {
-    return log.run("device", [&] {
-      return make_backend(config.device, {threads_per_rank(config.num_threads, ranks_on_host)},
-                          &note);
-    });
+    return log.run("device", [&] { return open_device(config, processes.get(), &note); });
   });
   std::future<std::shared_ptr<const Tokenizer>> tokenizer;
   if (!config.skip_tokenizer_init)
@@ -269,9 +287,9 @@ void serve(const std::string& directory, const EngineConfig& config) {
   std::unique_ptr<const Checkpoint> checkpoint;
   if (config.load_format != "dummy") checkpoint = std::make_unique<const Checkpoint>(directory);
   auto group = join_ranks(config);
-  const int threads = threads_per_rank(config.num_threads, group->ranks_on_host());
-  const auto runner =
-      make_process_runner(std::move(group), make_backend(config.device, {threads}), model, config);
+  prepare_for_ranks();
+  auto device = open_device(config, group.get(), nullptr);
+  const auto runner = make_process_runner(std::move(group), std::move(device), model, config);
   runner->load(checkpoint.get(), config.seed, {});
   runner->serve();
 }

@@ -32,7 +32,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       builder_(plan_.limits),
       use_graphs_(!config.enforce_eager && backend_->has_graphs()),
       lanes_(config.decode_lanes),
-      graphs_(*backend_) {
+      graphs_(*backend_, *comm_) {
   for (Slot& slot : slots_) {
     slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());
     slot.output_host = backend_->allocate_host(output_block_bytes(plan_.limits));

@@ -30,6 +30,8 @@ class ModelRunner final : public Runner {
   void load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress);
 
   int max_steps_in_flight() const override { return backend_->is_asynchronous() ? kSlots : 1; }
+  /// Whether steps of decodes are padded to few sizes, for graphs.
+  bool uses_graphs() const { return use_graphs_; }
   void launch(const Plan& plan) override;
   /// The same for a step that another rank has built: `input` lies in `block`. Both are copied.
   void launch(const StepInput& input, const std::byte* block);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/process_group.h"
 #include "comm/thread_group.h"
 #include "ops/backend.h"
 
@@ -12,6 +13,11 @@ namespace nanovllm {
 /// A rank's share of the CPU's threads; `num_threads` as in EngineConfig.
 int threads_per_rank(int num_threads, int ranks_on_host);
 
+/// To be called before a process opens the first of several GPUs. Their driver then loads all
+/// kernels at once (later, a kernel's first launch would wait for an idle GPU, and others' kernels
+/// for it), and streams do not share queues (a kernel that waits would hold up another engine's).
+void prepare_for_ranks();
+
 /// The device of rank `rank` where rank 0 has `first`: the GPUs after it, or the same CPU.
 std::string device_of_rank(const Backend& first, int rank);
 
@@ -19,5 +25,9 @@ std::string device_of_rank(const Backend& first, int rank);
 std::unique_ptr<Communicator> open_communicator(Backend& backend,
                                                 const std::shared_ptr<ThreadGroup>& group,
                                                 int rank);
+
+/// The same for ranks that are processes: over NCCL where they have GPUs, else over the group's own
+/// means. The group outlives it.
+std::unique_ptr<Communicator> open_communicator(Backend& backend, ProcessGroup& group);
 
 }  // namespace nanovllm

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "engine/open_ranks.h"
 #include "io/checkpoint.h"
 
 namespace nanovllm {
@@ -70,13 +71,11 @@ std::unique_ptr<ProcessRunner> make_process_runner(std::unique_ptr<ProcessGroup>
                                                    std::unique_ptr<Backend> backend,
                                                    const ModelConfig& model,
                                                    const EngineConfig& config) {
-  check(backend->device().kind == Device::cpu, ErrorKind::device,
-        "under mpirun ranks run on CPUs: --device cpu; the GPUs of one host need no mpirun");
+  auto communicator = open_communicator(*backend, *group);
   MemoryPlan plan = plan_memory(*backend, model, config, compute_dtype(model, config),
                                 {group->rank(), group->world_size()}, group->ranks_on_host());
   plan.num_blocks = group->smallest(plan.num_blocks);
   plan.limits.max_model_len = group->smallest(plan.limits.max_model_len);
-  auto communicator = group->make_communicator();
   auto runner = std::make_unique<ModelRunner>(std::move(backend), std::move(communicator), model,
                                               config, plan);
   return std::make_unique<ProcessRunner>(std::move(group), std::move(runner));
@@ -108,8 +107,11 @@ void ProcessRunner::load(const Checkpoint* checkpoint, uint64_t seed,
 
 void ProcessRunner::launch(const Plan& plan) {
   failed_ = true;  // until the step is done
+  ++num_in_flight_;
   const auto begin = std::chrono::steady_clock::now();
-  BatchBuilder(memory().limits).build(plan, block_.data(), input_);
+  const auto shape =
+      runner_->uses_graphs() ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
+  BatchBuilder(memory().limits).build(plan, block_.data(), input_, shape);
   pack_step(input_, block_.data(), message_);
   build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   auto bytes = static_cast<int64_t>(message_.size());
@@ -120,7 +122,7 @@ void ProcessRunner::launch(const Plan& plan) {
 
 StepResult ProcessRunner::wait() {
   const StepResult result = runner_->wait();
-  failed_ = false;
+  failed_ = --num_in_flight_ > 0;
   return result;
 }
 
@@ -133,9 +135,11 @@ void ProcessRunner::serve() {
     message_.resize(static_cast<size_t>(bytes));
     group_->broadcast(message_);
     unpack_step(message_, input_, block_.data());
+    if (num_in_flight_ == max_steps_in_flight()) wait();
     runner_->launch(input_, block_.data());
-    runner_->wait();
+    ++num_in_flight_;
   }
+  while (num_in_flight_ > 0) wait();
   failed_ = false;
 }
 

@@ -25,7 +25,7 @@ class ProcessRunner final : public Runner {
   /// On the other ranks: runs rank 0's steps until it is over.
   void serve();
 
-  int max_steps_in_flight() const override { return 1; }
+  int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
   void launch(const Plan& plan) override;
   StepResult wait() override;
 
@@ -38,6 +38,7 @@ class ProcessRunner final : public Runner {
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::byte> block_, message_;
   StepInput input_;
+  int num_in_flight_ = 0;
   bool failed_ = false;  // then this process's end shall end the others
   double build_seconds_ = 0;
 };

@@ -159,6 +159,7 @@ void RankGroup::start(const OpenBackend& open, const ModelConfig& model,
   });
   finish(watch_progress({}));
   max_steps_in_flight_ = state_->ranks[0]->runner->max_steps_in_flight();
+  uses_graphs_ = state_->ranks[0]->runner->uses_graphs();
   for (BuiltStep& step : state_->built)
     step.block.resize(BatchBuilder(memory().limits).max_bytes());
 }
@@ -266,7 +267,9 @@ void RankGroup::load(const std::shared_ptr<const Checkpoint>& checkpoint, uint64
 void RankGroup::launch(const Plan& plan) {
   const auto begin = Clock::now();
   BuiltStep& step = state_->built[static_cast<size_t>(num_built_++) % state_->built.size()];
-  BatchBuilder(memory().limits).build(plan, step.block.data(), step.input);
+  const auto shape =
+      uses_graphs_ ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
+  BatchBuilder(memory().limits).build(plan, step.block.data(), step.input, shape);
   build_seconds_ += seconds(Clock::now() - begin);
   post([&step](Rank& rank) { rank.runner->launch(step.input, step.block.data()); });
 }

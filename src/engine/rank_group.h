@@ -78,6 +78,7 @@ class RankGroup final : public Runner {
   const RankLimits limits_;
   std::shared_ptr<State> state_;  // shared with the threads
   int max_steps_in_flight_ = 1;
+  bool uses_graphs_ = false;
   int64_t num_posted_ = 0, num_built_ = 0;  // jobs, steps
   double build_seconds_ = 0;
 };

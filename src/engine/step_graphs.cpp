@@ -14,7 +14,9 @@ void StepGraphs::run(const StepInput& input, const std::function<void()>& body) 
                            sampling.all_greedy, sampling.any_filter}];
   if (entry.graph) return entry.graph->launch();
   if (entry.ran && num_recorded_ < kMostGraphs) {  // from the second time on
+    comm_.settle();
     entry.graph = ops_.capture(body);
+    comm_.settle();
     ++num_recorded_;
     return entry.graph->launch();
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <tuple>
 
+#include "comm/communicator.h"
 #include "engine/batch_builder.h"
 #include "ops/backend.h"
 
@@ -13,7 +14,7 @@ namespace nanovllm {
 
 class StepGraphs {
  public:
-  explicit StepGraphs(Backend& ops) : ops_(ops) {}
+  StepGraphs(Backend& ops, Communicator& comm) : ops_(ops), comm_(comm) {}
 
   /// Issues a step of `input`, padded to a StepShape, whose operations `body` issues. The first
   /// step of a kind runs eagerly, so that what operations prepare once is done; the second is
@@ -30,6 +31,7 @@ class StepGraphs {
   };
 
   Backend& ops_;
+  Communicator& comm_;
   std::map<Key, Entry> entries_;
   int64_t num_recorded_ = 0;
 };

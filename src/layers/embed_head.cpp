@@ -43,10 +43,14 @@ ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int6
 void ParallelLMHead::forward(const Step& step, Tensor logits, Tensor hidden) const {
   if (step.comm.world_size() == 1) return step.ops.gemm(logits, hidden, weight_);
   ArenaScope scope(step.arena);
-  const int world = step.comm.world_size();
-  Tensor parts = step.arena.take(DType::f32, {world, logits.shape[0], weight_.shape[0]});
+  gather(step, logits, multiply(step, hidden));
+}
+
+Tensor ParallelLMHead::multiply(const Step& step, Tensor hidden) const {
+  const Tensor parts =
+      step.arena.take(DType::f32, {step.comm.world_size(), hidden.shape[0], weight_.shape[0]});
   step.ops.gemm(parts[step.comm.rank()], hidden, weight_);
-  step.comm.all_gather(logits, parts);  // columns of padding are beyond the logits' width
+  return parts;
 }
 
 }  // namespace nanovllm

@@ -32,6 +32,13 @@ class ParallelLMHead {
                  int64_t hidden_size);
   /// logits f32 [rows, vocab] of the hidden rows [rows, hidden]; gathered, on every rank.
   void forward(const Step& step, Tensor logits, Tensor hidden) const;
+  /// The two halves of forward(), where there are several ranks. This rank's columns of the logits,
+  /// in step.arena: parts[rank] of the result f32 [world, rows, ceil(vocab / world)] ...
+  Tensor multiply(const Step& step, Tensor hidden) const;
+  /// ... and all columns; those of padding are beyond the logits' width.
+  void gather(const Step& step, Tensor logits, Tensor parts) const {
+    step.comm.all_gather(logits, parts);
+  }
 
  private:
   Tensor weight_;

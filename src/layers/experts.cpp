@@ -41,7 +41,6 @@ void Experts::forward(const Step& step, Tensor x) const {
                           step.arena.take(DType::i32, {moe_plan_size(pairs, num_experts_)})};
   step.ops.moe_router(weights, ids, logits, x, router_, normalise_);
   step.ops.moe_mlp(x, x, weights, ids, gate_up_, down_, work);
-  step.comm.all_reduce(x);
 }
 
 }  // namespace nanovllm

@@ -2,7 +2,7 @@
 // answers are added with the router's weights (Shazeer et al., arXiv 1701.06538).
 //
 // Tensor parallel: every rank routes all tokens and holds a slice of every expert's inner size, as
-// the dense MLP does; the partial sums are added over the ranks.
+// the dense MLP does; the partial results are for RmsNorm::add_forward() to sum over the ranks.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ class Experts {
   /// Checkpoint names `<prefix>.gate.weight` (the router) and
   /// `<prefix>.experts.<i>.{gate,up,down}_proj.weight`.
   Experts(WeightLoader& load, const std::string& prefix, int64_t hidden_size, const MoeConfig& moe);
-  /// x [t, hidden] -> x
+  /// x [t, hidden] -> x, this rank's part of the sum
   void forward(const Step& step, Tensor x) const;
 
  private:

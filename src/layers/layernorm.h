@@ -18,8 +18,10 @@ class RmsNorm {
   void forward(const Step& step, Tensor y, Tensor x) const {
     step.ops.rms_norm(y, x, weight_, eps_);
   }
-  /// residual += x; x = norm(residual)
+  /// residual += the sum of the ranks' x; x = norm(residual)
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
+    if (step.comm.all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
+    step.comm.all_reduce(x);
     step.ops.add_rms_norm(x, residual, x, weight_, eps_);
   }
 

@@ -128,7 +128,6 @@ RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& pref
 void RowParallelLinear::forward(const Step& step, Tensor y, Tensor x) const {
   step.ops.gemm(y, x, weight_);
   if (bias_.defined()) step.ops.add_bias(y, bias_);
-  step.comm.all_reduce(y);
 }
 
 }  // namespace nanovllm

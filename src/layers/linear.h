@@ -2,7 +2,7 @@
 //
 // Column parallel: every rank holds some rows of w, and so some columns of y; no communication. Row
 // parallel: every rank holds some columns of w and the matching columns of x; the partial results
-// are summed over the ranks, and rank 0 alone adds the bias.
+// are for RmsNorm::add_forward() to sum over the ranks, and rank 0 alone adds the bias.
 #pragma once
 
 #include <string>
@@ -69,7 +69,8 @@ class RowParallelLinear {
  public:
   RowParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                     int64_t output_size, bool bias = false);
-  /// y [t, output] = all_reduce(x [t, input / world] w^T). `y` may not be `x`.
+  /// y [t, output] = x [t, input / world] w^T: a sum over the ranks is the result. `y` may not be
+  /// `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
   Tensor weight() const { return weight_; }
   Tensor bias() const { return bias_; }

@@ -32,16 +32,22 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
       x = step.arena.take(hidden.dtype, {end - begin, hidden.shape[1]});
       step.ops.gather_rows(x, hidden, rows.rows(begin, end));
     }
-    lm_head.forward(step, logits, x);
-
-    bool masked = false;
-    if (!input.mask_starts.empty()) {
-      const auto c = static_cast<size_t>(chunk);
-      masked = input.mask_starts[c] < input.mask_starts[c + 1];
-      if (masked)
-        step.ops.mask_logits(logits,
-                             input.masked.rows(input.mask_starts[c], input.mask_starts[c + 1]));
+    const auto c = static_cast<size_t>(chunk);
+    const bool masked =
+        !input.mask_starts.empty() && input.mask_starts[c] < input.mask_starts[c + 1];
+    if (step.comm.world_size() > 1 && !masked && input.num_logprobs < 0 && samples_end == end) {
+      const Tensor parts = lm_head.multiply(step, x);
+      if (step.comm.sample(output.token_ids.rows(begin, end), parts[step.comm.rank()], vocab_size,
+                           rows_of(input.params, begin, end)))
+        continue;
+      lm_head.gather(step, logits, parts);
+    } else {
+      lm_head.forward(step, logits, x);
     }
+
+    if (masked)
+      step.ops.mask_logits(logits,
+                           input.masked.rows(input.mask_starts[c], input.mask_starts[c + 1]));
     if (samples_end > begin)
       step.ops.sample(output.token_ids.rows(begin, samples_end),
                       logits.rows(0, samples_end - begin),

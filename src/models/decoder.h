@@ -2,7 +2,8 @@
 // gated MLP. A family chooses the parts or brings its own; a part is told the number of its layer.
 //
 // A residual stream runs beside the activations: each norm first adds the last block's output to it
-// (add_forward), so the addition and the norm are one operation.
+// (add_forward), so the sum over the ranks, the addition and the norm are one operation. What
+// blocks pass on is one rank's part of that sum.
 #pragma once
 
 #include "layers/attention.h"
@@ -132,9 +133,10 @@ class DecoderLayer {
             make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
         mlp_(c, context, prefix + ".mlp", layer) {}
 
-  /// x: the last block's output. residual: the stream, without x. This block's output and its
-  /// stream are y and y_residual: x and residual themselves, or, in the last layer, only the
-  /// batch's logits_rows of them, since after its attention a row matters to no other.
+  /// x: the last block's output, this rank's part of a sum. residual: the stream, without x. This
+  /// block's output and its stream are y and y_residual: x and residual themselves, or, in the last
+  /// layer, only the batch's logits_rows of them, since after its attention a row matters to no
+  /// other.
   void forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
                KvCache cache, bool first) const {
     if (first)

@@ -1,6 +1,7 @@
 // Ranks on GPUs: the collectives against sums on the host, bit for bit, and whole engines against
 // one rank. Ranks need a GPU each: on a shared one the driver may wait for one rank's kernel while
-// it serves another's. Gathering alone is simple enough to share.
+// it serves another's.
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -19,21 +20,18 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The GPUs of `world` ranks: of their own if there are as many. Empty where there is none, or
-/// where a GPU would have to hold the waiting blocks of more than three ranks at once.
-std::vector<std::string> devices_for(int world, bool may_share) {
-  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // not while another rank's kernel waits for ours
-  int count = 0;
-  for (; count < world; ++count) {
+/// The GPUs of `world` ranks; empty where there are not as many.
+std::vector<std::string> devices_for(int world) {
+  prepare_for_ranks();
+  std::vector<std::string> devices;
+  for (int rank = 0; rank < world; ++rank) {
+    devices.push_back(fmt::format("cuda:{}", rank));
     try {
-      make_backend(fmt::format("cuda:{}", count), {});
+      make_backend(devices.back(), {});
     } catch (const Error&) {
-      break;
+      return {};
     }
   }
-  std::vector<std::string> devices;
-  if (world > (may_share ? 3 : 1) * count) return devices;
-  for (int r = 0; r < world; ++r) devices.push_back(fmt::format("cuda:{}", r % count));
   return devices;
 }
 
@@ -107,9 +105,9 @@ void expect_sums(const std::vector<std::string>& devices, int64_t count) {
 }
 
 TEST(CudaParallel, AllReduceSumsInRankOrderWhateverTheSize) {
-  if (devices_for(2, false).empty()) GTEST_SKIP() << "no two cuda devices here";
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
   for (const int world : {2, 3, 4, 8}) {
-    const auto devices = devices_for(world, false);
+    const auto devices = devices_for(world);
     if (devices.empty()) break;
     // Parts of a block, whole ones, several rounds; beyond 256 KB and two ranks, two-shot.
     for (const int64_t count : {8, 4096, 4104, 100000, 131080, 1 << 20, (1 << 22) + 8}) {
@@ -119,10 +117,105 @@ TEST(CudaParallel, AllReduceSumsInRankOrderWhateverTheSize) {
   }
 }
 
+/// The fused operation against the two that define it, several times over and in a graph.
+template <class T>
+void expect_reduced_and_normalised(const std::vector<std::string>& devices, int64_t rows,
+                                   int64_t n) {
+  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+    const auto values = values_of<T>(comm.rank(), rows * n), stream = values_of<T>(99, rows * n),
+               weights = values_of<T>(98, n);
+    const auto host = [&](const std::vector<T>& v, std::initializer_list<int64_t> shape) {
+      return Tensor(const_cast<T*>(v.data()), dtype_of<T>(), shape);
+    };
+    const size_t bytes = (values.size() * sizeof(T) + 255) / 256 * 256;
+    const Buffer memory = backend.allocate(5 * bytes);
+    const auto at = [&](int64_t i, std::initializer_list<int64_t> shape) {
+      return Tensor(memory.get() + static_cast<size_t>(i) * bytes, dtype_of<T>(), shape,
+                    backend.device());
+    };
+    const Tensor x = at(0, {rows, n}), residual = at(1, {rows, n}), w = at(2, {n}),
+                 x_two = at(3, {rows, n}), residual_two = at(4, {rows, n});
+    backend.synchronize();
+    group.barrier(comm.rank());
+    const auto fill = [&] {
+      backend.copy(w, host(weights, {n}));
+      for (const Tensor& t : {x, x_two}) backend.copy(t, host(values, {rows, n}));
+      for (const Tensor& t : {residual, residual_two}) backend.copy(t, host(stream, {rows, n}));
+    };
+    std::vector<T> got(values.size()), expected(values.size());
+    const auto check_one = [&](const std::function<void()>& fused) {
+      fill();
+      fused();
+      comm.all_reduce(x_two);
+      backend.add_rms_norm(x_two, residual_two, x_two, w, 1e-5F);
+      for (const auto& [one, two] : {std::pair(x, x_two), std::pair(residual, residual_two)}) {
+        backend.copy(host(got, {rows, n}), one);
+        backend.copy(host(expected, {rows, n}), two);
+        backend.synchronize();
+        EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0)
+            << rows << " x " << n << ", rank " << comm.rank() << " of " << comm.world_size();
+      }
+    };
+    const auto fused = [&] {
+      EXPECT_TRUE(comm.all_reduce_add_rms_norm(x, residual, w, 1e-5F)) << rows << " x " << n;
+    };
+    for (int again = 0; again < 3; ++again) check_one(fused);
+    const auto graph = backend.capture(fused);
+    for (int again = 0; again < 3; ++again) check_one([&] { graph->launch(); });
+  });
+}
+
+TEST(CudaParallel, AllReduceWithTheNormIsTheTwoOneAfterTheOther) {
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
+  for (const int world : {2, 4, 8}) {
+    const auto devices = devices_for(world);
+    if (devices.empty()) break;
+    // One warp to sixteen, two vectors a thread; words, then flags, then several rows a block.
+    for (const int64_t n : {64, 1024, 4096, 5120, 8192})
+      for (const int64_t rows : {1, 7, 64, 65, 256, 700}) {
+        if (rows * n * 2 > (world > 2 ? 256 << 10 : 2 << 20)) continue;
+        expect_reduced_and_normalised<bf16>(devices, rows, n);
+      }
+    expect_reduced_and_normalised<float>(devices, 3, 1024);
+    expect_reduced_and_normalised<float>(devices, 65, 256);
+  }
+}
+
+// The words' inbox is wiped every 2^20 rounds.
+TEST(CudaParallel, RoundsMayBeAnyNumber) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int kCalls = 1024, kLaunches = 1030;
+  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+    constexpr int64_t kSize = 64;
+    const std::vector<float> ones(kSize, 1.0F);
+    const Buffer memory = backend.allocate(3 * kSize * sizeof(float));
+    const auto at = [&](int64_t i) {
+      return Tensor(memory.get() + i * kSize * 4, DType::f32, {1, kSize}, backend.device());
+    };
+    const Tensor x = at(0), residual = at(1), w = at(2);
+    for (const Tensor& t : {x, residual, w})
+      backend.copy(t, Tensor(const_cast<float*>(ones.data()), DType::f32, {1, kSize}));
+    backend.synchronize();
+    group.barrier(comm.rank());
+    const auto graph = backend.capture([&] {
+      for (int i = 0; i < kCalls; ++i)
+        comm.all_reduce_add_rms_norm(x, residual, w.reshape({kSize}), 0);
+    });
+    for (int i = 0; i < kLaunches; ++i) graph->launch();
+    std::vector<float> got(kSize);
+    backend.copy(Tensor(got.data(), DType::f32, {1, kSize}), residual);
+    backend.synchronize();
+    // x is about 1 after every norm, and each call adds it twice.
+    for (const float value : got)
+      EXPECT_NEAR(value, 2.0F * kCalls * kLaunches, 1e-3F * kCalls * kLaunches);
+  });
+}
+
 TEST(CudaParallel, GathersColumnsAndLeavesOutThePadding) {
-  if (devices_for(1, true).empty()) GTEST_SKIP() << "no cuda device here";
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
   for (const int world : {2, 3, 8}) {
-    const auto devices = devices_for(world, true);
+    const auto devices = devices_for(world);
     if (devices.empty()) break;
     for (const auto& [t, n] : {std::pair<int64_t, int64_t>{1, 7}, {3, 1001}, {64, 20011}}) {
       const int64_t m = world * n - 3;
@@ -158,6 +251,77 @@ TEST(CudaParallel, GathersColumnsAndLeavesOutThePadding) {
   }
 }
 
+/// Tokens that ranks sample from their parts of the logits, against those from all of them: with
+/// and without noise, with ties between parts, and with rows that are not finite.
+void expect_sampled(const std::vector<std::string>& devices, int64_t rows, int64_t vocab) {
+  const auto world = static_cast<int64_t>(devices.size()), n = (vocab + world - 1) / world;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> logits(static_cast<size_t>(rows * vocab)), temperature;
+  std::vector<int64_t> seeds;
+  std::vector<int32_t> positions;
+  for (float& logit : logits) logit = normal(random);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* own = logits.data() + row * vocab;
+    temperature.push_back(row % 3 == 0 ? 0.0F : 0.6F * static_cast<float>(row % 3));
+    seeds.push_back(row * 977 + 1);
+    positions.push_back(static_cast<int32_t>(row) * 3);
+    if (row % 5 == 1) own[1] = own[vocab - 1] = 50;
+    if (row % 7 == 3) own[(row * 131) % vocab] = NAN;
+  }
+  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+    const auto up = [&]<class T>(std::vector<T>& from, DType dtype, Buffer& memory,
+                                 std::initializer_list<int64_t> shape) {
+      memory = backend.allocate(from.size() * sizeof(T));
+      const Tensor t(memory.get(), dtype, shape, backend.device());
+      backend.copy(t, Tensor(from.data(), dtype, shape));
+      return t;
+    };
+    std::vector<float> part(static_cast<size_t>(rows * n), NAN);  // padding may be anything
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t c = 0; c < n && comm.rank() * n + c < vocab; ++c)
+        part[static_cast<size_t>(row * n + c)] =
+            logits[static_cast<size_t>(row * vocab + comm.rank() * n + c)];
+    Buffer buffers[7];
+    auto all = logits;
+    auto t = temperature;
+    auto s = seeds;
+    auto p = positions;
+    std::vector<int32_t> zeros(static_cast<size_t>(2 * rows));
+    const Tensor whole = up(all, DType::f32, buffers[0], {rows, vocab}),
+                 own = up(part, DType::f32, buffers[1], {rows, n}),
+                 ids = up(zeros, DType::i32, buffers[2], {2 * rows});
+    SamplingBatch params;
+    params.temperature = up(t, DType::f32, buffers[3], {rows});
+    params.seed = up(s, DType::i64, buffers[4], {rows});
+    params.position = up(p, DType::i32, buffers[5], {rows});
+    backend.synchronize();
+    group.barrier(comm.rank());
+    for (int again = 0; again < 3; ++again) {
+      params.all_greedy = again == 2;
+      backend.sample(ids.rows(0, rows), whole, params);
+      EXPECT_TRUE(comm.sample(ids.rows(rows, 2 * rows), own, vocab, params));
+      std::vector<int32_t> got(static_cast<size_t>(2 * rows));
+      backend.copy(Tensor(got.data(), DType::i32, {2 * rows}), ids);
+      backend.synchronize();
+      const std::vector<int32_t> expected(got.begin(), got.begin() + rows);
+      EXPECT_EQ(std::vector<int32_t>(got.begin() + rows, got.end()), expected)
+          << rows << " x " << vocab << ", rank " << comm.rank() << " of " << world;
+    }
+  });
+}
+
+TEST(CudaParallel, SamplesFromPartsWhatItSamplesFromAll) {
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
+  for (const int world : {2, 4, 8}) {
+    const auto devices = devices_for(world);
+    if (devices.empty()) break;
+    expect_sampled(devices, 1, 151936);
+    expect_sampled(devices, 70, 32 * world - 1);
+    expect_sampled(devices, 512, 4096);
+  }
+}
+
 /// Greedy tokens of a golden model on `runner`.
 std::vector<std::vector<int32_t>> answers(std::unique_ptr<Runner> runner, const ModelConfig& model,
                                           const EngineConfig& config) {
@@ -176,7 +340,7 @@ std::vector<std::vector<int32_t>> answers(std::unique_ptr<Runner> runner, const 
 }
 
 TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
-  if (devices_for(2, false).empty()) GTEST_SKIP() << "no two cuda devices here";
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
   const std::string directory =
       std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/goldens/llama-parallel-biases";
   const ModelConfig model = load_model_config(directory, std::vector<std::string_view>{});
@@ -187,7 +351,7 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
   for (const bool eager : {true, false}) {
     config.enforce_eager = eager;
     for (const int world : {2, 4, 8}) {
-      const auto devices = devices_for(world, false);
+      const auto devices = devices_for(world);
       if (devices.empty()) break;
       auto one = std::make_unique<ModelRunner>(
           make_backend(devices[0], {}), std::make_unique<SingleCommunicator>(), model, config);
@@ -202,6 +366,134 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
       }
     }
   }
+}
+
+/// An engine of random weights on these GPUs, as many layers of Qwen3-0.6B as are asked for.
+std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers) {
+  ModelConfig model =
+      load_model_config(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b",
+                        std::vector<std::string_view>{});
+  model.num_hidden_layers = layers;
+  EngineConfig config;
+  config.num_gpu_blocks_override = 1024;
+  config.max_model_len = 2048;
+  config.enable_prefix_caching = false;
+  auto group = std::make_unique<RankGroup>(
+      static_cast<int>(devices.size()),
+      [&](int rank) { return make_backend(devices[static_cast<size_t>(rank)], {}); }, model,
+      config);
+  group->load(nullptr, 3, {});
+  return std::make_unique<LLMEngine>(std::move(group), model, config, nullptr,
+                                     std::vector<int32_t>{});
+}
+
+/// Ranks that sum, but for the last one, which stays away: the others' kernels wait on their GPUs.
+void run_with_an_absent_rank(const std::vector<std::string>& devices) {
+  const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()), 3s);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < group->world_size(); ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        const auto backend = make_backend(devices[static_cast<size_t>(rank)], {});
+        const auto comm = open_communicator(*backend, group, rank);
+        const Buffer memory = backend->allocate(1 << 20);
+        const Tensor x(memory.get(), DType::bf16, {1, 1 << 19}, backend->device());
+        backend->synchronize();
+        group->barrier(rank);
+        if (rank + 1 == group->world_size()) {
+          std::this_thread::sleep_for(1s);
+          fail(ErrorKind::device, "it had enough");
+        }
+        for (int i = 0; i < 50; ++i) comm->all_reduce(x);
+        backend->synchronize();
+        group->barrier(rank);
+      } catch (const Error& error) {
+        group->fail({rank, error.kind(), error.what()});
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  if (const auto failure = group->failure())
+    throw Error(failure->kind, describe(*failure, group->world_size()));
+}
+
+/// What `requests` prompts get, all at once or one after another: tokens and log probabilities.
+std::vector<std::vector<std::pair<int32_t, float>>> scores(LLMEngine& engine, int32_t requests,
+                                                           bool at_once, float temperature) {
+  SamplingParams params{.temperature = temperature, .max_tokens = 24};
+  params.seed = 5;
+  params.ignore_eos = true;
+  params.logprobs = 1;
+  std::vector<std::vector<std::pair<int32_t, float>>> results;
+  const auto drain = [&] {
+    while (!engine.is_finished())
+      for (const RequestOutput& output : engine.step()) {
+        if (!output.finished) continue;
+        EXPECT_EQ(output.error, "");
+        auto& result = results[static_cast<size_t>(output.request_id) % results.size()];
+        for (size_t i = 0; i < output.token_ids.size(); ++i)
+          result.emplace_back(output.token_ids[i], output.logprobs[i].front().logprob);
+      }
+  };
+  results.resize(static_cast<size_t>(requests));
+  for (int32_t r = 0; r < requests; ++r) {
+    std::vector<int32_t> prompt;
+    for (int32_t i = 0; i < 40 + 97 * r; ++i) prompt.push_back((31 * i + r) % 5000);
+    engine.add_request(std::move(prompt), params);
+    if (!at_once) drain();
+  }
+  drain();
+  return results;
+}
+
+// A decode step of few rows is one kernel, which exchanges sums inside; one of many is operations
+// with sums between them.
+TEST(CudaParallel, AFewRowsGetTheBitsOfMany) {
+  if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int32_t kRequests = 12;
+  for (const int world : {2, 4, 8}) {
+    const auto devices = devices_for(world);
+    if (devices.empty()) break;
+    for (const int64_t layers : {1, 4}) {
+      const auto engine = make_engine(devices, layers);
+      for (const float temperature : {0.0F, 0.8F}) {
+        const auto many = scores(*engine, kRequests, true, temperature);
+        EXPECT_EQ(scores(*engine, kRequests, false, temperature), many)
+            << layers << " layers, " << world << " ranks, temperature " << temperature;
+      }
+    }
+  }
+}
+
+TEST(CudaParallel, TwoEnginesRunSideBySide) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int32_t kRequests = 12;
+  const std::unique_ptr<LLMEngine> engines[] = {make_engine(devices, 3), make_engine(devices, 3)};
+  const auto expected = scores(*engines[0], kRequests, true, 0.8F);
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines)
+    threads.emplace_back([&] {
+      for (int again = 0; again < 4; ++again)
+        EXPECT_EQ(scores(*engine, kRequests, again % 2 == 0, 0.8F), expected);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A rank whose device fails takes the group along, and gives the memory of all GPUs back.
+TEST(CudaParallel, ARankThatFailsEndsTheOthersInTime) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  const auto free_bytes = [&] { return make_backend(devices[1], {})->memory().free; };
+  const size_t before = free_bytes();
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run_with_an_absent_rank(devices);
+    ADD_FAILURE() << "it should have failed";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 1 of 2"), std::string::npos) << error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+  EXPECT_GT(free_bytes() + (64 << 20), before);
 }
 
 }  // namespace

@@ -118,11 +118,13 @@ class MpiGroup final : public ProcessGroup {
     MPI_Comm host = MPI_COMM_NULL;
     mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
     mpi_check(MPI_Comm_size(host, &ranks_on_host_));
+    mpi_check(MPI_Comm_rank(host, &rank_on_host_));
     mpi_check(MPI_Comm_free(&host));
   }
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   int ranks_on_host() const override { return ranks_on_host_; }
+  int rank_on_host() const override { return rank_on_host_; }
   std::unique_ptr<Communicator> make_communicator() override {
     return std::make_unique<MpiCommunicator>(rank_, world_size_);
   }
@@ -140,7 +142,7 @@ class MpiGroup final : public ProcessGroup {
   }
 
  private:
-  int rank_ = 0, world_size_ = 1, ranks_on_host_ = 1;
+  int rank_ = 0, world_size_ = 1, ranks_on_host_ = 1, rank_on_host_ = 0;
 };
 
 }  // namespace

@@ -8,99 +8,44 @@
 #include <memory>
 #include <vector>
 
+#include "ops/cuda/collectives.cuh"
 #include "ops/cuda/communicator.h"
-#include "ops/cuda/peer_exchange.cuh"
 
 namespace nanovllm {
 namespace {
 
 constexpr int64_t kOneShotBytes = 256 << 10;  // above, ranks beyond two share the sums
+constexpr int64_t kFusedBytes = 2 << 20;      // above, the norm is faster by itself
 
-template <class T>
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_reduce_one_shot_kernel(Vec<T>* x, int64_t count, int64_t chunk,
-                               const __grid_constant__ PeerTable table) {
-  Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
-    exchange.begin_round();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-      const uint4 bits = reinterpret_cast<const uint4&>(x[begin + i]);
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) exchange.place(r, table.rank)[i] = bits;
-    }
-    exchange.meet();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x)
-      x[begin + i] = sum_of_ranks<T>(exchange, table, x[begin + i], i);
-  }
-  exchange.end();
-}
-
-template <class T>
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_reduce_two_shot_kernel(Vec<T>* x, int64_t count, int64_t chunk,
-                               const __grid_constant__ PeerTable table) {
-  Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
-    const auto part = [&](int r) { return begin + size * r / table.world; };
-    exchange.begin_round();
-    for (int r = 0; r < table.world; ++r)
-      for (int64_t i = part(r) + threadIdx.x; r != table.rank && i < part(r + 1); i += blockDim.x)
-        exchange.place(r, table.rank)[i - part(r)] = reinterpret_cast<const uint4&>(x[i]);
-    exchange.meet();
-    const Exchange parts = exchange;
-    exchange.begin_round();
-    const int64_t own = part(table.rank), own_size = part(table.rank + 1) - own;
-    for (int64_t i = threadIdx.x; i < own_size; i += blockDim.x) {
-      const Vec<T> sum = sum_of_ranks<T>(parts, table, x[own + i], i);
-      x[own + i] = sum;
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) exchange.place(r, table.rank)[i] = reinterpret_cast<const uint4&>(sum);
-    }
-    exchange.meet();
-    for (int r = 0; r < table.world; ++r)
-      for (int64_t i = part(r) + threadIdx.x; r != table.rank && i < part(r + 1); i += blockDim.x) {
-        const uint4 bits = __ldcg(exchange.place(table.rank, r) + (i - part(r)));
-        x[i] = reinterpret_cast<const Vec<T>&>(bits);
-      }
-  }
-  exchange.end();
-}
-
-/// out [t, m] from every rank's part [t, n]; `count` is t * n.
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_gather_kernel(float* out, const float* part, int64_t count, int64_t n, int64_t m,
-                      int64_t chunk, const __grid_constant__ PeerTable table) {
-  Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
-    exchange.begin_round();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x)
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank)
-          reinterpret_cast<float*>(exchange.place(r, table.rank))[i] = part[begin + i];
-    exchange.meet();
-    for (int r = 0; r < table.world; ++r) {
-      const auto* from = reinterpret_cast<const float*>(exchange.place(table.rank, r));
-      for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-        const int64_t row = (begin + i) / n, column = r * n + (begin + i) % n;
-        if (column < m)
-          out[row * m + column] = r == table.rank ? part[begin + i] : __ldcg(from + i);
-      }
-    }
-  }
-  exchange.end();
+/// Every rank's GPU.
+std::vector<int> devices_of(int own, RankMeeting& meeting, int rank) {
+  meeting.show(rank, &own);
+  meeting.barrier(rank);
+  std::vector<int> devices;
+  for (int r = 0; r < meeting.world_size(); ++r)
+    devices.push_back(*static_cast<int*>(meeting.shown_by(r)));
+  meeting.barrier(rank);
+  return devices;
 }
 
 class PeerCommunicator final : public Communicator {
  public:
   PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, int rank);
+  ~PeerCommunicator() override { backend_.set_peers(nullptr); }
 
   int rank() const override { return table_.rank; }
   int world_size() const override { return table_.world; }
   void all_reduce(Tensor x) override;
+  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
   void all_gather(Tensor out, Tensor parts) override;
+  void settle() override {
+    backend_.synchronize();
+    meeting_.barrier(table_.rank);
+  }
+  bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
+              const SamplingBatch& params) override {
+    return backend_.sample_part(token_ids, logits, vocab_size, params);
+  }
 
  private:
   void reach_peers(RankMeeting& meeting);
@@ -108,22 +53,33 @@ class PeerCommunicator final : public Communicator {
   /// Blocks for `bytes`, at least 4 KB each, and what each of them takes at a time, in units of
   /// `unit` bytes.
   std::pair<unsigned, int64_t> cut(int64_t bytes, int64_t unit) const;
+  /// Launches a kernel; the table is its last parameter. `early`: it calls wait_for_previous().
+  template <class... Parameters, class... Arguments>
+  void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, bool early,
+              Arguments&&... arguments);
 
   CudaBackend& backend_;
+  RankMeeting& meeting_;
   const cudaStream_t stream_;
+  bool can_launch_early_ = false;
   PeerTable table_;
-  Buffer inbox_, flags_, rounds_;
+  Buffer inbox_, words_, flags_, rounds_;
   std::shared_ptr<int> stop_;  // pinned
 };
 
 PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, int rank)
-    : backend_(backend), stream_(stream_of(*backend.make_fence())) {
+    : backend_(backend), meeting_(meeting), stream_(stream_of(*backend.make_fence())) {
   table_.rank = rank;
   table_.world = meeting.world_size();
   check(table_.world <= kMaxPeers, ErrorKind::invalid_argument,
         "tensor_parallel_size {}: at most {} GPUs can work together", table_.world, kMaxPeers);
   reach_peers(meeting);
+  int major = 0;
+  cuda_check(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.device().index));
+  can_launch_early_ = major >= 9;
   inbox_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
+  words_ = backend.allocate(PeerTable::words_bytes(table_.world));
   flags_ = backend.allocate(static_cast<size_t>(table_.world) * kExchangeBlocks * sizeof(unsigned));
   rounds_ = backend.allocate(kExchangeBlocks * sizeof(unsigned));
   backend.synchronize();  // they are zeros before anybody writes
@@ -135,26 +91,17 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   table_.rounds = reinterpret_cast<unsigned*>(rounds_.get());
   table_.stop = stop_.get();
   exchange_addresses(meeting);
+  backend_.set_peers(&table_);
 }
 
 /// Opens every other rank's GPU to this one.
 void PeerCommunicator::reach_peers(RankMeeting& meeting) {
-  int own = backend_.device().index;
-  meeting.show(table_.rank, &own);
-  meeting.barrier(table_.rank);
-  std::vector<int> devices;
-  for (int r = 0; r < table_.world; ++r) devices.push_back(*static_cast<int*>(meeting.shown_by(r)));
-  meeting.barrier(table_.rank);
+  const int own = backend_.device().index;
+  const std::vector<int> devices = devices_of(own, meeting, table_.rank);
   cuda_check(cudaSetDevice(own));
-  for (int r = 0; r < table_.world; ++r) {
-    if (devices[static_cast<size_t>(r)] == own) continue;  // itself, or a rank beside it
-    int can = 0;
-    cuda_check(cudaDeviceCanAccessPeer(&can, own, devices[static_cast<size_t>(r)]));
-    check(can != 0, ErrorKind::device,
-          "cuda:{} cannot reach the memory of cuda:{}: tensor parallelism needs GPUs with peer "
-          "access (NVLink, or PCIe with peer-to-peer enabled)",
-          own, devices[static_cast<size_t>(r)]);
-    const cudaError_t status = cudaDeviceEnablePeerAccess(devices[static_cast<size_t>(r)], 0);
+  for (const int other : devices) {
+    if (other == own) continue;  // itself, or a rank beside it
+    const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled)
       (void)cudaGetLastError();  // by another engine of this process
     else
@@ -163,13 +110,14 @@ void PeerCommunicator::reach_peers(RankMeeting& meeting) {
 }
 
 void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
-  std::byte* own[] = {inbox_.get(), flags_.get()};
+  std::byte* own[] = {inbox_.get(), words_.get(), flags_.get()};
   meeting.show(table_.rank, own);
   meeting.barrier(table_.rank);
   for (int r = 0; r < table_.world; ++r) {
     const auto* theirs = static_cast<std::byte* const*>(meeting.shown_by(r));
     table_.inbox[r] = theirs[0];
-    table_.flags[r] = reinterpret_cast<unsigned*>(theirs[1]);
+    table_.words[r] = theirs[1];
+    table_.flags[r] = reinterpret_cast<unsigned*>(theirs[2]);
   }
   meeting.barrier(table_.rank);
 }
@@ -181,6 +129,22 @@ std::pair<unsigned, int64_t> PeerCommunicator::cut(int64_t bytes, int64_t unit) 
   return {static_cast<unsigned>(blocks), std::clamp<int64_t>(share, 1, kPlaceBytes / unit)};
 }
 
+template <class... Parameters, class... Arguments>
+void PeerCommunicator::launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                              bool early, Arguments&&... arguments) {
+  cuda_check(cudaSetDevice(backend_.device().index));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream_;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early && can_launch_early_ ? 1 : 0;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)..., table_));
+}
+
 void PeerCommunicator::all_reduce(Tensor x) {
   const auto bytes = static_cast<int64_t>(x.bytes());
   check(x.contiguous() && bytes % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
@@ -188,14 +152,34 @@ void PeerCommunicator::all_reduce(Tensor x) {
   if (bytes == 0) return;
   const auto [blocks, chunk] = cut(bytes, 16);
   const bool two_shot = table_.world > 2 && bytes > kOneShotBytes;
-  cuda_check(cudaSetDevice(backend_.device().index));
   dispatch_float(x.dtype, [&, blocks = blocks, chunk = chunk]<class T>() {
     using D = DeviceType<T>;
-    const auto kernel = two_shot ? all_reduce_two_shot_kernel<D> : all_reduce_one_shot_kernel<D>;
-    kernel<<<blocks, kExchangeThreads, 0, stream_>>>(reinterpret_cast<Vec<D>*>(x.data), bytes / 16,
-                                                     chunk, table_);
+    launch(two_shot ? all_reduce_two_shot_kernel<D> : all_reduce_one_shot_kernel<D>, blocks,
+           kExchangeThreads, false, reinterpret_cast<Vec<D>*>(x.data), bytes / 16, chunk);
   });
-  cuda_check(cudaGetLastError());
+}
+
+bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
+  const int64_t rows = x.shape[0], n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
+  const unsigned threads = row_threads(n);
+  if (!x.contiguous() || !residual.contiguous() || row_bytes % 16 != 0 ||
+      row_bytes > std::min<int64_t>(kPlaceBytes, int64_t{threads} * 2 * 16) ||
+      rows * row_bytes > (table_.world > 2 ? kOneShotBytes : kFusedBytes) ||
+      !wide_rows({x, residual, w}))
+    return false;
+  check(residual.shape == x.shape && w.shape[0] == n && residual.dtype == x.dtype &&
+            w.dtype == x.dtype,
+        "all_reduce_add_rms_norm: {} and {} with {}", x.describe(), residual.describe(),
+        w.describe());
+  if (rows == 0) return true;
+  const bool words = rows <= kWordBlocks && 2 * row_bytes <= kPlaceBytes;
+  dispatch_float(x.dtype, [&]<class T>() {
+    using D = DeviceType<T>;
+    launch(words ? all_reduce_norm_kernel<D, true> : all_reduce_norm_kernel<D, false>,
+           static_cast<unsigned>(std::min<int64_t>(rows, kExchangeBlocks)), threads, true,
+           device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
+  });
+  return true;
 }
 
 void PeerCommunicator::all_gather(Tensor out, Tensor parts) {
@@ -205,14 +189,37 @@ void PeerCommunicator::all_gather(Tensor out, Tensor parts) {
             parts.contiguous() && out.shape[0] == t,
         "all_gather of {} to {}", parts.describe(), out.describe());
   if (t * n == 0) return;
-  const auto [blocks, chunk] = cut(t * n * int64_t{sizeof(float)}, sizeof(float));
-  cuda_check(cudaSetDevice(backend_.device().index));
-  all_gather_kernel<<<blocks, kExchangeThreads, 0, stream_>>>(out.ptr<float>(), own.ptr<float>(),
-                                                              t * n, n, m, chunk, table_);
-  cuda_check(cudaGetLastError());
+  const auto gather = [&]<class Unit>(Unit*) {
+    constexpr auto kValues = static_cast<int64_t>(sizeof(Unit) / sizeof(float));
+    const auto [blocks, chunk] = cut(t * n * int64_t{sizeof(float)}, sizeof(Unit));
+    launch(all_gather_kernel<Unit>, blocks, kExchangeThreads, false,
+           reinterpret_cast<Unit*>(out.data), reinterpret_cast<const Unit*>(own.data),
+           t * n / kValues, n / kValues, m / kValues, chunk);
+  };
+  if (n % 4 == 0 && m % 4 == 0 && wide_rows({out, own}))
+    gather(static_cast<float4*>(nullptr));
+  else
+    gather(static_cast<float*>(nullptr));
 }
 
 }  // namespace
+
+bool all_reach_each_other(const CudaBackend& backend, RankMeeting& meeting, int rank) {
+  const int own = backend.device().index;
+  bool reaches = true;
+  for (const int other : devices_of(own, meeting, rank)) {
+    int can = 1;
+    if (other != own) cuda_check(cudaDeviceCanAccessPeer(&can, own, other));
+    reaches = reaches && can != 0;
+  }
+  meeting.show(rank, &reaches);
+  meeting.barrier(rank);
+  bool all = true;
+  for (int r = 0; r < meeting.world_size(); ++r)
+    all = all && *static_cast<bool*>(meeting.shown_by(r));
+  meeting.barrier(rank);
+  return all;
+}
 
 std::unique_ptr<Communicator> make_peer_communicator(CudaBackend& backend, RankMeeting& meeting,
                                                      int rank) {

@@ -19,6 +19,7 @@
 namespace nanovllm {
 
 struct ExpertPlan;
+struct PeerTable;
 namespace decoder {
 struct Arguments;
 }
@@ -94,6 +95,12 @@ class CudaBackend final : public Backend {
                       std::span<const KvCache> caches, const Batch& batch) override;
 #endif
 
+  /// The other ranks' GPUs, for sample_part(); null: none. The table outlives its use.
+  void set_peers(const PeerTable* peers) { peers_ = peers; }
+  /// Communicator::sample() of a rank with peers.
+  bool sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
+                   const SamplingBatch& params);
+
  private:
   static constexpr size_t kPartialBytes = size_t{64}
                                           << 20;  // attention: partial results of split sequences
@@ -152,6 +159,8 @@ class CudaBackend final : public Backend {
   /// How the copy engine sees a stack of weights: [64, rows of a half, halves, slices of 64 along
   /// k, experts], in boxes of `box_rows` of each half by `box_slices`.
   CUtensorMap map_experts(const Tensor& w, int halves, int box_rows, int box_slices) const;
+  void sample_rows(Tensor token_ids, Tensor logits, const SamplingBatch& params, int64_t first_id,
+                   const PeerTable* peers);
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
   /// nothing done, where another way is better.
@@ -215,6 +224,7 @@ class CudaBackend final : public Backend {
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; from sm_90 on
   Buffer exchange_, scan_scratch_;
+  const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
   std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first

@@ -71,7 +71,9 @@ static_assert(kMaxGumbel * kLog2E < 24.01f);
 /// lane holds on to the token that may be the best, until a bound of its score is below the bar.
 class NoisyBest {
  public:
-  __device__ explicit NoisyBest(const RowRule& r) : rule_(r), bar_(r.temperature) {}
+  /// `first_id`: of the row's first token, a multiple of 4.
+  __device__ NoisyBest(const RowRule& r, int first_id)
+      : rule_(r), bar_(r.temperature), first_id_(first_id) {}
   __device__ void visit(const Tile& tile, int index, float maximum) {
     const float top = maximum / rule_.temperature;
     if (!isfinite(top)) return;  // nothing to find here, or the row is greedy after all
@@ -79,7 +81,8 @@ class NoisyBest {
     if (Bar::hopeless(bar_.room(maximum))) return;
 #pragma unroll
     for (int i = 0; i < kTileVectors; i += 2)
-      visit(tile.v[i], Tile::id(index, i), tile.v[i + 1], Tile::id(index, i + 1));
+      visit(tile.v[i], first_id_ + Tile::id(index, i), tile.v[i + 1],
+            first_id_ + Tile::id(index, i + 1));
   }
   __device__ uint64_t best() {
     settle();
@@ -138,6 +141,7 @@ class NoisyBest {
 
   const RowRule& rule_;
   Bar bar_;
+  int first_id_;
   uint64_t best_ = 0;
   bool fresh_ = true;
   float held_logit_ = 0.0f;

@@ -1,12 +1,17 @@
-// Collectives over peer memory: every rank pushes its data into inboxes on the other GPUs, raises a
-// flag there, waits for theirs, and goes on with what lies in its own memory. Posted writes and one
-// flag: no round trip over NVLink.
+// Collectives over peer memory: every rank pushes its data into inboxes on the other GPUs, tells
+// them, waits for theirs, and goes on with what lies in its own memory. Posted writes: no round
+// trip over NVLink.
 //
 // Blocks are independent: block b of a rank talks to the blocks b of the others, through places of
-// its own. A round is one exchange of such blocks; rounds are counted, the counter is the flag's
-// value and lives on the device, so that a recorded graph can be replayed. Places alternate between
-// two halves: who writes into a half again has seen every peer's flag of the round between, which
-// the peer raised after it had read that half.
+// its own. A round is one exchange of such blocks; rounds are counted, the counter lives on the
+// device, so that a recorded graph can be replayed. Places alternate between two halves: who writes
+// into a half again has heard every peer in the round between, which the peer began after it had
+// read that half.
+//
+// There are two ways to tell. A flag, raised behind the data (Exchange::meet): any amount, but the
+// data must have arrived before the flag may leave. Or words of 4 bytes of data and 4 of the
+// round's number: twice the bytes, but no wait and no flag, for little data. Words have an inbox of
+// their own, where nothing else is ever written.
 //
 // Sums run over the ranks in order, in f32, and are rounded once: the same bits on every rank,
 // whatever the size of the message.
@@ -17,21 +22,25 @@
 namespace nanovllm {
 
 constexpr int kMaxPeers = 8;
-constexpr int kExchangeBlocks =
-    128;  // fewer than any GPU of architecture 8.0 or newer has room for
+constexpr int kExchangeBlocks = 256;
+constexpr int kWordBlocks = 64;  // that exchange words
 constexpr int kExchangeThreads = 256;
-constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data of one round from one rank
+constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data, or words, of one round from one rank
 
 /// Where the ranks' exchange memory lies, as this GPU sees it.
 struct PeerTable {
   int rank = 0, world = 1;
   std::byte* inbox[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
+  std::byte* words[kMaxPeers] = {};    // [2 halves][world senders][kWordBlocks][kPlaceBytes]
   unsigned* flags[kMaxPeers] = {};     // [world senders][kExchangeBlocks]: the last round sent
   unsigned* rounds = nullptr;          // own: [kExchangeBlocks]
   const volatile int* stop = nullptr;  // on the host: the group has failed, nobody will answer
 
   static size_t inbox_bytes(int world) {
     return size_t{2} * static_cast<size_t>(world) * kExchangeBlocks * kPlaceBytes;
+  }
+  static size_t words_bytes(int world) {
+    return size_t{2} * static_cast<size_t>(world) * kWordBlocks * kPlaceBytes;
   }
 };
 
@@ -51,12 +60,48 @@ class Exchange {
   __device__ explicit Exchange(const PeerTable& table)
       : table_(table), round_(table.rounds[blockIdx.x]) {}
 
-  __device__ void begin_round() { ++round_; }
+  /// For all threads.
+  __device__ void begin_round() {
+    if (++round_ % kRenewal == 0) renew();
+  }
   /// Where rank `from`'s data of this round lie on rank `at`.
   __device__ uint4* place(int at, int from) const {
-    const int64_t index =
-        ((round_ & 1) * table_.world + from) * int64_t{kExchangeBlocks} + blockIdx.x;
-    return reinterpret_cast<uint4*>(table_.inbox[at] + index * kPlaceBytes);
+    return place_in(table_.inbox[at], kExchangeBlocks, round_ & 1, from);
+  }
+  /// The same for words.
+  __device__ uint4* words(int at, int from) const {
+    return place_in(table_.words[at], kWordBlocks, round_ & 1, from);
+  }
+  /// Puts 16 bytes where `words` and `words` + distance point.
+  __device__ void send(uint4* words, int64_t distance, uint4 bits) const {
+    const auto put = [&](uint4* to, unsigned first, unsigned second) {
+      const uint64_t tag = static_cast<uint64_t>(round_) << 32;
+      asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(tag | first),
+                   "l"(tag | second)
+                   : "memory");
+    };
+    put(words, bits.x, bits.y);
+    put(words + distance, bits.z, bits.w);
+  }
+  /// The 16 bytes that a peer puts there in this round.
+  __device__ uint4 receive(const uint4* words, int64_t distance) const {
+    uint64_t w[4];
+    for (unsigned looks = 0;; ++looks) {
+      const auto get = [&](const uint4* from, uint64_t& first, uint64_t& second) {
+        asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                     : "=l"(first), "=l"(second)
+                     : "l"(from)
+                     : "memory");
+      };
+      get(words, w[0], w[1]);
+      get(words + distance, w[2], w[3]);
+      bool there = true;
+#pragma unroll
+      for (const uint64_t word : w) there &= static_cast<unsigned>(word >> 32) == round_;
+      if (there || stopped(looks)) break;
+    }
+    return {static_cast<unsigned>(w[0]), static_cast<unsigned>(w[1]), static_cast<unsigned>(w[2]),
+            static_cast<unsigned>(w[3])};
   }
   /// Tells the others that this block's data are with them, and waits for theirs. For all threads.
   __device__ void meet() const {
@@ -71,7 +116,7 @@ class Exchange {
     if (is_peer) {
       const unsigned* theirs = table_.flags[table_.rank] + peer * kExchangeBlocks + blockIdx.x;
       for (unsigned looks = 0; static_cast<int>(read_flag(theirs) - round_) < 0; ++looks)
-        if (looks % 1024 == 1023 && *table_.stop) break;
+        if (stopped(looks)) break;
     }
     __syncthreads();
   }
@@ -81,19 +126,41 @@ class Exchange {
   }
 
  private:
+  static constexpr unsigned kRenewal = 1 << 20;
+
+  /// Whether this thread need not look any more: asked now and then, remembered for good.
+  __device__ bool stopped(unsigned looks) const {
+    if (!stopped_ && looks % 1024 == 1023) stopped_ = *table_.stop != 0;
+    return stopped_;
+  }
+  __device__ uint4* place_in(std::byte* memory, int blocks, unsigned half, int from) const {
+    const int64_t index = (static_cast<int64_t>(half) * table_.world + from) * blocks + blockIdx.x;
+    return reinterpret_cast<uint4*>(memory + index * kPlaceBytes);
+  }
+  /// Now and then words are wiped, so that none of 2^32 rounds ago can be taken for a new one.
+  __device__ void renew() {
+    if (blockIdx.x < kWordBlocks)
+      for (unsigned half = 0; half < 2; ++half)
+        for (int from = 0; from < table_.world; ++from) {
+          uint4* words = place_in(table_.words[table_.rank], kWordBlocks, half, from);
+          for (auto i = threadIdx.x; i < kPlaceBytes / sizeof(uint4); i += blockDim.x)
+            words[i] = uint4{};
+        }
+    meet();
+    ++round_;
+  }
+
   const PeerTable& table_;
   unsigned round_;
+  mutable bool stopped_ = false;
 };
 
-/// The sum over ranks, in order, of the vectors at `i` of this round; `own` is this rank's.
-template <class T>
-__device__ Vec<T> sum_of_ranks(const Exchange& exchange, const PeerTable& table, const Vec<T>& own,
-                               int64_t i) {
+/// The sum over ranks, in order, of vectors: `own` and, of the other ranks r, the bits theirs(r).
+template <class T, class Theirs>
+__device__ Vec<T> sum_over_ranks(int rank, int world, const Vec<T>& own, Theirs&& theirs) {
   float sum[Vec<T>::size];
-  for (int r = 0; r < table.world; ++r) {
-    // Not through the first-level cache, which does not see what peers write.
-    const uint4 bits = r == table.rank ? reinterpret_cast<const uint4&>(own)
-                                       : __ldcg(exchange.place(table.rank, r) + i);
+  for (int r = 0; r < world; ++r) {
+    const uint4 bits = r == rank ? reinterpret_cast<const uint4&>(own) : theirs(r);
     const auto& values = reinterpret_cast<const Vec<T>&>(bits);
 #pragma unroll
     for (int lane = 0; lane < Vec<T>::size; ++lane)
@@ -103,6 +170,15 @@ __device__ Vec<T> sum_of_ranks(const Exchange& exchange, const PeerTable& table,
 #pragma unroll
   for (int lane = 0; lane < Vec<T>::size; ++lane) result.v[lane] = round_to<T>(sum[lane]);
   return result;
+}
+
+/// The same of the vectors at `i` of this round. Not through the first-level cache, which does not
+/// see what peers write.
+template <class T>
+__device__ Vec<T> sum_of_ranks(const Exchange& exchange, const PeerTable& table, const Vec<T>& own,
+                               int64_t i) {
+  return sum_over_ranks<T>(table.rank, table.world, own,
+                           [&](int r) { return __ldcg(exchange.place(table.rank, r) + i); });
 }
 
 }  // namespace nanovllm

@@ -9,9 +9,13 @@
 // tiles' sums of exponentials. choose: one block per row, that puts the warps' results together
 // and, in a filtered row, gathers the few tokens that can survive the filters, sorts them and draws
 // among them. A row where they are not few is cut and drawn from by passes over all of it.
+//
+// Where ranks hold a part of the vocabulary each, each scans its own, and they exchange what the
+// scans found instead of the logits.
 #include "ops/cuda/candidates.cuh"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/noisy_best.cuh"
+#include "ops/cuda/peer_exchange.cuh"
 
 namespace nanovllm {
 namespace {
@@ -27,7 +31,7 @@ struct SampleArguments {
   int* token_ids;
   const float* logits;
   int64_t stride;
-  int vocab;
+  int vocab, first_id;  // tokens here, and the id of the first; a multiple of 4
   const float* temperature;
   const int* top_k;
   const float *top_p, *min_p;
@@ -78,7 +82,7 @@ __global__ void __launch_bounds__(kScanWarps* kWarp, kScanBlocksPerSm)
   const LogitRow row = a.row(index);
   const bool filtered = kFilters && rule.filtered(), noisy = rule.temperature > 0.0f && !filtered,
              weigh = filtered && rule.top_p_alone();
-  NoisyBest winner(rule);
+  NoisyBest winner(rule, a.first_id);
   uint32_t most = 0;
   int likeliest = 0;
   for (int at = warp; at < a.scan.tiles; at += a.scan.warps) {
@@ -97,7 +101,7 @@ __global__ void __launch_bounds__(kScanWarps* kWarp, kScanBlocksPerSm)
   }
   const uint64_t best = noisy ? winner.best() : 0;
   if (threadIdx.x % kWarp != 0) return;
-  a.scan.keys_of(index)[warp][0] = rank_key(most, likeliest);
+  a.scan.keys_of(index)[warp][0] = rank_key(most, a.first_id + likeliest);
   a.scan.keys_of(index)[warp][1] = best;
 }
 
@@ -114,22 +118,65 @@ __device__ Draw draw_of(const RowRule& rule, uint64_t likeliest) {
   return rule.filtered() ? Draw::filtered : Draw::noisy;
 }
 
+/// What the warps have found of a row, in every lane: the best keys without noise and with it.
+struct BestKeys {
+  uint64_t likeliest = 0, noisy = 0;
+
+  __device__ void take(uint64_t other_likeliest, uint64_t other_noisy) {
+    likeliest = max(likeliest, other_likeliest);
+    noisy = max(noisy, other_noisy);
+  }
+  __device__ BestKeys(const RowScan& scan, int index) {
+    for (int i = threadIdx.x % kWarp; i < scan.warps; i += kWarp)
+      take(scan.keys_of(index)[i][0], scan.keys_of(index)[i][1]);
+    likeliest = warp_max_key(likeliest);
+    noisy = warp_max_key(noisy);
+  }
+  __device__ int token(const RowRule& rule) const {
+    const Draw draw = draw_of(rule, likeliest);
+    return draw == Draw::failed ? -1 : id_of(draw == Draw::noisy ? noisy : likeliest);
+  }
+};
+
 /// One warp has one row.
 __global__ void __launch_bounds__(kScanWarps* kWarp) choose_kernel(const SampleArguments a) {
   wait_for_previous();
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) * kScanWarps + threadIdx.x / kWarp;
   if (index >= a.scan.rows) return;
-  uint64_t best[2] = {0, 0};
-  for (int i = threadIdx.x % kWarp; i < a.scan.warps; i += kWarp)
-    for (int j = 0; j < 2; ++j) {
-      const uint64_t key = a.scan.keys_of(index)[i][j];
-      best[j] = key > best[j] ? key : best[j];
+  const BestKeys best(a.scan, index);
+  if (threadIdx.x % kWarp == 0) a.token_ids[index] = best.token(rule_of(a, index));
+}
+
+/// The same where every rank has scanned a part of the row: both keys are exchanged, in words.
+__global__ void __launch_bounds__(kScanWarps* kWarp)
+    choose_among_ranks_kernel(const SampleArguments a, const __grid_constant__ PeerTable table) {
+  wait_for_previous();
+  let_next_start();
+  Exchange exchange(table);
+  exchange.begin_round();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            index = static_cast<int>(blockIdx.x) * kScanWarps + warp;
+  if (index < a.scan.rows) {
+    BestKeys best(a.scan, index);
+    if (threadIdx.x % kWarp == 0) {
+      const auto low = [](uint64_t key) { return static_cast<unsigned>(key); };
+      const auto high = [](uint64_t key) { return static_cast<unsigned>(key >> 32); };
+      const uint4 own{low(best.likeliest), high(best.likeliest), low(best.noisy), high(best.noisy)};
+      for (int r = 0; r < table.world; ++r)
+        if (r != table.rank) exchange.send(exchange.words(r, table.rank) + warp, kScanWarps, own);
+      const auto key = [](unsigned from_low, unsigned from_high) {
+        return static_cast<uint64_t>(from_high) << 32 | from_low;
+      };
+      for (int r = 0; r < table.world; ++r) {
+        if (r == table.rank) continue;
+        const uint4 other = exchange.receive(exchange.words(table.rank, r) + warp, kScanWarps);
+        best.take(key(other.x, other.y), key(other.z, other.w));
+      }
+      a.token_ids[index] = best.token(rule_of(a, index));
     }
-  for (uint64_t& key : best) key = warp_max_key(key);
-  if (threadIdx.x % kWarp != 0) return;
-  const Draw draw = draw_of(rule_of(a, index), best[0]);
-  a.token_ids[index] = draw == Draw::failed ? -1 : id_of(best[draw == Draw::noisy]);
+  }
+  exchange.end();
 }
 
 /// A row that filters cut, in the hands of a block.
@@ -297,13 +344,33 @@ void CudaBackend::mask_logits(Tensor logits, Tensor pairs) {
 }
 
 void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
+  sample_rows(token_ids, logits, params, 0, nullptr);
+}
+
+bool CudaBackend::sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
+                              const SamplingBatch& params) {
+  // All ranks come to the same answer: by what they have in common.
+  constexpr int64_t kMostRows = kWordBlocks * kScanWarps;
+  const int64_t rows = logits.shape[0], n = logits.shape[1], first_id = peers_->rank * n;
+  if ((params.any_filter && !params.all_greedy) || n % 4 != 0 || rows > kMostRows ||
+      (peers_->world - 1) * n >= vocab_size ||
+      plan_scan(rows, n, num_sms_, nullptr, kScanBytes).rows < rows)
+    return false;
+  sample_rows(token_ids, logits.cols(0, std::min(n, vocab_size - first_id)), params, first_id,
+              peers_);
+  return true;
+}
+
+void CudaBackend::sample_rows(Tensor token_ids, Tensor logits, const SamplingBatch& params,
+                              int64_t first_id, const PeerTable* peers) {
   const int64_t rows = logits.shape[0], vocab = logits.shape[1];
   check(logits.rank == 2 && token_ids.numel() == rows &&
-            static_cast<uint64_t>(vocab) <= kMaxVocab && vocab > 0,
+            static_cast<uint64_t>(first_id + vocab) <= kMaxVocab && vocab > 0,
         "sample: {} tokens from logits {}", token_ids.numel(), logits.describe());
   SampleArguments a{};
   a.stride = logits.stride[0];
   a.vocab = static_cast<int>(vocab);
+  a.first_id = static_cast<int>(first_id);
   a.all_greedy = params.all_greedy;
   a.any_filter = params.any_filter && !params.all_greedy;
   a.wide = wide_rows({logits});
@@ -327,9 +394,10 @@ void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& p
                  0, a);
     if (a.any_filter)
       launch_early(choose_filtered_kernel, grid_size(count), kRowThreads, 0, a);
+    else if (const unsigned blocks = grid_size(ceil_div(count, int64_t{kScanWarps})); peers)
+      launch_early(choose_among_ranks_kernel, blocks, kScanWarps * kWarp, 0, a, *peers);
     else
-      launch_early(choose_kernel, grid_size(ceil_div(count, int64_t{kScanWarps})),
-                   kScanWarps * kWarp, 0, a);
+      launch_early(choose_kernel, blocks, kScanWarps * kWarp, 0, a);
   }
 }
 
