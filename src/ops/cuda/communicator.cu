@@ -44,7 +44,9 @@ class PeerCommunicator final : public Communicator {
   }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
-    return backend_.sample_part(token_ids, logits, vocab_size, params);
+    const bool sampled = backend_.sample_part(token_ids, logits, vocab_size, params);
+    if (sampled) await_launches();
+    return sampled;
   }
 
  private:
@@ -53,6 +55,11 @@ class PeerCommunicator final : public Communicator {
   /// Blocks for `bytes`, at least 4 KB each, and what each of them takes at a time, in units of
   /// `unit` bytes.
   std::pair<unsigned, int64_t> cut(int64_t bytes, int64_t unit) const;
+  /// To be called behind a kernel that waits for the other ranks: returns when theirs are launched
+  /// too. Until then this rank must not ask anything of the driver that waits for an idle device,
+  /// such as to load a kernel: it might hold a lock that the others' launches need. Recordings are
+  /// launched as a whole.
+  void await_launches();
   /// Launches a kernel; the table is its last parameter. `early`: it calls wait_for_previous().
   template <class... Parameters, class... Arguments>
   void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, bool early,
@@ -143,6 +150,13 @@ void PeerCommunicator::launch(void (*kernel)(Parameters...), unsigned blocks, un
   config.attrs = &attribute;
   config.numAttrs = early && can_launch_early_ ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)..., table_));
+  await_launches();
+}
+
+void PeerCommunicator::await_launches() {
+  cudaStreamCaptureStatus status{};
+  cuda_check(cudaStreamIsCapturing(stream_, &status));
+  if (status == cudaStreamCaptureStatusNone) meeting_.barrier(table_.rank);
 }
 
 void PeerCommunicator::all_reduce(Tensor x) {
