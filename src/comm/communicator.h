@@ -32,6 +32,9 @@ class Communicator {
   /// Returns when the devices of all ranks have nothing to do. Around what a driver may only do on
   /// an idle device: with kernels that wait for other ranks under way it would never end.
   virtual void settle() {}
+  /// Whether the backend's decoder_layers() sums over the ranks by itself, all but the last layer's
+  /// output: of that it leaves this rank's part in x.
+  virtual bool sums_in_decoder_layers() const { return world_size() == 1; }
   /// Backend::sample() of the ranks' logits side by side, without gathering them: `logits` f32
   /// [rows, n] are this rank's columns, of which those from `vocab_size` on are padding. False, and
   /// nothing is done, where there is no such kernel or it does not take these parameters: the

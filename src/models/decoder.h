@@ -191,13 +191,14 @@ class DecoderForCausalLM final : public Model {
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
     const Batch& batch = step.batch;
     const bool decodes = batch.max_seqlen_q == 1 && batch.num_tokens() == batch.num_seqs();
-    const bool alone = Layer::is_dense && decodes && step.comm.world_size() == 1;
-    const int lanes = alone ? lanes_of(step) : 1;
+    const bool plain = Layer::is_dense && decodes;
+    const int lanes = plain && step.comm.world_size() == 1 ? lanes_of(step) : 1;
     if (lanes > 1)
       run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
         run_layers(part, layers_.size(), x.rows(from, to), residual.rows(from, to));
       });
-    else if (!alone || !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
+    else if (!plain || !step.comm.sums_in_decoder_layers() ||
+             !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
       return run_and_leave_out(step, x, residual);
     norm_.add_forward(step, x, residual);
     return x;

@@ -42,6 +42,7 @@ class PeerCommunicator final : public Communicator {
     backend_.synchronize();
     meeting_.barrier(table_.rank);
   }
+  bool sums_in_decoder_layers() const override { return true; }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
     const bool sampled = backend_.sample_part(token_ids, logits, vocab_size, params);
@@ -70,7 +71,7 @@ class PeerCommunicator final : public Communicator {
   const cudaStream_t stream_;
   bool can_launch_early_ = false;
   PeerTable table_;
-  Buffer inbox_, words_, flags_, rounds_;
+  Buffer inbox_, words_, layers_, flags_, rounds_;
   std::shared_ptr<int> stop_;  // pinned
 };
 
@@ -87,6 +88,7 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   can_launch_early_ = major >= 9;
   inbox_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
   words_ = backend.allocate(PeerTable::words_bytes(table_.world));
+  layers_ = backend.allocate(PeerTable::layers_bytes(table_.world));
   flags_ = backend.allocate(static_cast<size_t>(table_.world) * kExchangeBlocks * sizeof(unsigned));
   rounds_ = backend.allocate(kExchangeBlocks * sizeof(unsigned));
   backend.synchronize();  // they are zeros before anybody writes
@@ -117,14 +119,15 @@ void PeerCommunicator::reach_peers(RankMeeting& meeting) {
 }
 
 void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
-  std::byte* own[] = {inbox_.get(), words_.get(), flags_.get()};
+  std::byte* own[] = {inbox_.get(), words_.get(), layers_.get(), flags_.get()};
   meeting.show(table_.rank, own);
   meeting.barrier(table_.rank);
   for (int r = 0; r < table_.world; ++r) {
     const auto* theirs = static_cast<std::byte* const*>(meeting.shown_by(r));
     table_.inbox[r] = theirs[0];
     table_.words[r] = theirs[1];
-    table_.flags[r] = reinterpret_cast<unsigned*>(theirs[2]);
+    table_.layers[r] = theirs[2];
+    table_.flags[r] = reinterpret_cast<unsigned*>(theirs[3]);
   }
   meeting.barrier(table_.rank);
 }

@@ -114,6 +114,9 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, const MatrixCut&
     const uint32_t pair = pack_bf16(value[0], value[1]);
     if (&cut == &w.a.cuts[kDown] && w.layer + 1 == w.a.layers)
       *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + first) = pair;
+    else if (const int product = static_cast<int>(&cut - w.a.cuts);
+             w.a.world > 1 && (product == kOut || product == kDown))
+      send_to_ranks(w.a, product, (int64_t{row} * cut.columns + first) / 2, pair, w.epoch);
     else
       send(w.a.words + cut.words + (int64_t{row} * cut.columns + first) / 2, tagged(pair, w.epoch));
   }

@@ -3,11 +3,17 @@
 //
 // Exchange. A word of 8 bytes carries 4 bytes of data and a 4-byte epoch, written and read in one
 // piece: who finds the epoch of this layer has the data, and neither fences nor counters are
-// needed. Epochs only grow; buffers are never cleared (but see DecoderExchange::renew()).
+// needed. Epochs only grow; buffers are never cleared (but see renew()).
+//
+// Ranks. Where o and down give one rank's part of a sum, every rank sends its part to all ranks in
+// such words; who needs the sum adds up the parts, in the order of the ranks. Their places
+// alternate from layer to layer: to write a place again a rank needs what all others have made of
+// the layer between, and for that they have read it.
 #pragma once
 
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/peer_exchange.cuh"
 #include "ops/cuda/row_math.cuh"
 #include "ops/cuda/tma.cuh"
 
@@ -67,6 +73,11 @@ struct Arguments {
   int64_t heads_at;                    // the merged output of attention
   int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
   unsigned* epochs;                    // of each block
+  // Of each rank: the parts of o and down, [layer's parity][o, down][rank][row][pair].
+  uint64_t* parts[kMaxPeers];
+  int64_t part_words, total_part_words;  // of one rank's part; of the buffer, used or not
+  const volatile int* stop;              // PeerTable's
+  int rank, world;
   float eps, scale_log2;
   int operand_pitch;  // in elements
   int layers, rows, hidden, heads, kv_heads, group, half_rotary;
@@ -176,6 +187,51 @@ struct Eight {
             static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
   }
 };
+
+// -- The parts of several ranks --
+
+__device__ inline uint64_t* part_at(const Arguments& a, int at, int product, int from,
+                                    uint32_t epoch) {
+  const int64_t place = (static_cast<int64_t>(epoch & 1) * 2 + (product == kDown)) * a.world + from;
+  return a.parts[at] + place * a.part_words;
+}
+
+/// A pair of this rank's part of o or down, to all ranks.
+__device__ inline void send_to_ranks(const Arguments& a, int product, int64_t at, uint32_t pair,
+                                     uint32_t epoch) {
+#pragma unroll 1
+  for (int r = 0; r < a.world; ++r)
+    asm volatile(
+        "st.relaxed.sys.global.u64 [%0], %1;" ::"l"(part_at(a, r, product, a.rank, epoch) + at),
+        "l"(tagged(pair, epoch))
+        : "memory");
+}
+
+/// Eight elements, from pair `at` on, of the output of o or down.
+__device__ __forceinline__ Packed receive_output(const Arguments& a, int product, int64_t at,
+                                                 uint32_t epoch) {
+  if (a.world == 1) return Eight{}.receive(a.words + a.cuts[product].words + at, epoch);
+  float2 sum[4];
+#pragma unroll 1
+  for (int r = 0; r < a.world; ++r) {
+    const uint64_t* from = part_at(a, a.rank, product, r, epoch) + at;
+    Eight part{};
+    for (unsigned looks = 0; !part.there(epoch); ++looks) {
+      if (looks % 1024 == 1023 && *a.stop) break;  // nobody will answer
+      part.read(from);
+    }
+    const Packed values = part.values();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 value = unpack(values.pair[i]);
+      sum[i] = r == 0 ? value : float2{sum[i].x + value.x, sum[i].y + value.y};
+    }
+  }
+  Packed result;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) result.pair[i] = pack_bf16(sum[i].x, sum[i].y);
+  return result;
+}
 
 // -- The ring of stages --
 

@@ -53,9 +53,9 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
       }
       if (product == kQkv || product == kGateUp) {
         const bool first = product == kQkv && w.layer == 0;
-        const int64_t sent = first ? -1 : a.cuts[product == kQkv ? kDown : kOut].words;
+        const int before = first ? -1 : product == kQkv ? kDown : kOut;
         if (follows)
-          add_and_normalise(w, sent, product == kQkv ? w.epoch - 1 : w.epoch,
+          add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
                             w.of_layer(a.norms[product / 2]));
       } else if (has(product)) {
         gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
@@ -73,6 +73,11 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
     for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.total_words;
          i += int64_t{gridDim.x} * blockDim.x)
       a.words[i] = 0;
+    // Before any rank's next step: a step ends with a sum over all ranks.
+    if (a.world > 1)
+      for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.total_part_words;
+           i += int64_t{gridDim.x} * blockDim.x)
+        a.parts[a.rank][i] = 0;
     epoch = 0;
   }
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
@@ -261,6 +266,18 @@ int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context
   return used;
 }
 
+/// Where ranks leave their parts of sums; false where there is not enough room.
+bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
+  a.rank = peers ? peers->rank : 0;
+  a.world = peers ? peers->world : 1;
+  a.part_words = int64_t{a.rows} * a.hidden / 2;
+  if (!peers) return true;
+  for (int r = 0; r < a.world; ++r) a.parts[r] = reinterpret_cast<uint64_t*>(peers->layers[r]);
+  a.stop = peers->stop;
+  a.total_part_words = static_cast<int64_t>(PeerTable::layers_bytes(a.world) / sizeof(uint64_t));
+  return 4 * a.world * a.part_words <= a.total_part_words;
+}
+
 }  // namespace
 
 template <int kHeadDim>
@@ -339,7 +356,7 @@ bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& 
   a.epochs = reinterpret_cast<unsigned*>(exchange_.get());
   a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
   a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
-  if (!describe_weights(a, encode_map_, stack, num_sms_) ||
+  if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
       !describe_caches(a, encode_map_, caches) ||
       place_words(a, d, batch.max_context_len) > a.total_words)
     return false;

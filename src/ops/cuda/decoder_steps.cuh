@@ -90,10 +90,10 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const i
 
 // -- Norms and the gathering of operands --
 
-/// residual += what the blocks sent (`sent` < 0: nothing, it is the embedding's); the operand is
-/// its norm. The threads that share a row, and the order of its sum, are norm.cu's.
+/// residual += the output of o or down (`product` < 0: nothing, it is the embedding's); the operand
+/// is its norm. The threads that share a row, and the order of its sum, are norm.cu's.
 template <int kHeadDim>
-__device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int64_t sent, uint32_t epoch,
+__device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int product, uint32_t epoch,
                                                   const __nv_bfloat16* weights) {
   const Arguments& a = w.a;
   const int own = w.ready_thread(), threads = a.norm_threads, thread = own % threads,
@@ -110,11 +110,10 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int64_t s
     float sum = 0.0f;
     for (int c = thread * 8; c < a.hidden; c += step) {
       Packed values;
-      if (sent < 0) {
+      if (product < 0) {
         values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
       } else {
-        const Packed more =
-            Eight{}.receive(a.words + sent + (int64_t{row} * a.hidden + c) / 2, epoch);
+        const Packed more = receive_output(a, product, (int64_t{row} * a.hidden + c) / 2, epoch);
         values = residual(row, c);
         add(values, more);
       }

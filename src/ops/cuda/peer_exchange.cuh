@@ -32,6 +32,7 @@ struct PeerTable {
   int rank = 0, world = 1;
   std::byte* inbox[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
   std::byte* words[kMaxPeers] = {};    // [2 halves][world senders][kWordBlocks][kPlaceBytes]
+  std::byte* layers[kMaxPeers] = {};   // decoder_layers()'s own
   unsigned* flags[kMaxPeers] = {};     // [world senders][kExchangeBlocks]: the last round sent
   unsigned* rounds = nullptr;          // own: [kExchangeBlocks]
   const volatile int* stop = nullptr;  // on the host: the group has failed, nobody will answer
@@ -42,6 +43,8 @@ struct PeerTable {
   static size_t words_bytes(int world) {
     return size_t{2} * static_cast<size_t>(world) * kWordBlocks * kPlaceBytes;
   }
+  /// For eight rows of 8192 elements, four times over, in words.
+  static size_t layers_bytes(int world) { return static_cast<size_t>(world) << 20; }
 };
 
 __device__ inline void raise_flag(unsigned* flag, unsigned value) {
