@@ -121,7 +121,9 @@ void RankGroup::run_rank(const std::shared_ptr<State>& state, Rank& rank) {
 
 RankGroup::RankGroup(int world_size, const OpenBackend& open, const ModelConfig& model,
                      const EngineConfig& config, const RankLimits& limits)
-    : limits_(limits), state_(std::make_shared<State>(world_size, limits.peer)) {
+    : limits_(limits),
+      state_(std::make_shared<State>(world_size, limits.peer)),
+      turn_([this] { drain(); }) {
   for (const auto& rank : state_->ranks)
     rank->thread = std::thread([state = state_, &rank = *rank] { run_rank(state, rank); });
   try {
@@ -135,6 +137,7 @@ RankGroup::RankGroup(int world_size, const OpenBackend& open, const ModelConfig&
 void RankGroup::start(const OpenBackend& open, const ModelConfig& model,
                       const EngineConfig& config) {
   const int world = state_->group->world_size();
+  const auto turn = turn_.take_all();
   post([open, model, config, group = state_->group, world](Rank& rank) {
     rank.backend = open(rank.number);
     rank.device_name = rank.backend->name();
@@ -162,11 +165,17 @@ void RankGroup::start(const OpenBackend& open, const ModelConfig& model,
   uses_graphs_ = state_->ranks[0]->runner->uses_graphs();
   for (BuiltStep& step : state_->built)
     step.block.resize(BatchBuilder(memory().limits).max_bytes());
+  std::vector<std::string> devices;
+  for (const auto& rank : state_->ranks)
+    if (const Device device = rank->runner->backend().device(); device.kind != Device::cpu)
+      devices.push_back(fmt::format("cuda:{}", device.index));
+  if (!devices.empty()) turn_.join(std::move(devices));
 }
 
 RankGroup::~RankGroup() { stop(); }
 
 void RankGroup::stop() {
+  const auto turn = turn_.take_all();
   std::unique_lock lock(state_->mutex);
   state_->stopping = true;
   state_->changed.notify_all();
@@ -209,6 +218,22 @@ void RankGroup::finish(const Watch& watch) {
   lock.unlock();
   const RankFailure failure = *state_->group->failure();
   throw Error(failure.kind, describe(failure, state_->group->world_size()));
+}
+
+void RankGroup::drain() {
+  post([](Rank& rank) { rank.runner->backend().synchronize(); });
+  std::unique_lock lock(state_->mutex);
+  const auto busy = [&] {
+    return std::find_if(state_->ranks.begin(), state_->ranks.end(),
+                        [&](const auto& rank) { return rank->num_done != num_posted_; });
+  };
+  const auto none = state_->ranks.end();
+  if (state_->changed.wait_for(lock, limits_.peer,
+                               [&] { return state_->failed || busy() == none; }))
+    return;
+  const int missing = (*busy())->number;
+  lock.unlock();
+  fail_hung(missing, "another engine waits for its device");
 }
 
 void RankGroup::fail_hung(int rank, std::string cause) {
@@ -271,6 +296,7 @@ void RankGroup::launch(const Plan& plan) {
       uses_graphs_ ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
   BatchBuilder(memory().limits).build(plan, step.block.data(), step.input, shape);
   build_seconds_ += seconds(Clock::now() - begin);
+  const auto turn = turn_.take();
   post([&step](Rank& rank) { rank.runner->launch(step.input, step.block.data()); });
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/thread_group.h"
+#include "engine/device_turn.h"
 #include "engine/model_runner.h"
 
 namespace nanovllm {
@@ -74,6 +75,8 @@ class RankGroup final : public Runner {
   void fail_hung(int rank, std::string cause);
   void start(const OpenBackend& open, const ModelConfig& model, const EngineConfig& config);
   void stop();
+  /// Returns when the ranks' devices have nothing to do, or the group has failed.
+  void drain();
 
   const RankLimits limits_;
   std::shared_ptr<State> state_;  // shared with the threads
@@ -81,6 +84,7 @@ class RankGroup final : public Runner {
   bool uses_graphs_ = false;
   int64_t num_posted_ = 0, num_built_ = 0;  // jobs, steps
   double build_seconds_ = 0;
+  DeviceTurn turn_;
 };
 
 }  // namespace nanovllm
