@@ -28,10 +28,7 @@ DeviceTurn::~DeviceTurn() {
   std::erase(turns().all, this);
 }
 
-void DeviceTurn::join(std::vector<std::string> devices) {
-  const std::lock_guard lock(turns().mutex);
-  devices_ = std::move(devices);
-}
+void DeviceTurn::join(std::vector<std::string> devices) { devices_ = std::move(devices); }
 
 bool DeviceTurn::shares_with(const DeviceTurn& other) const {
   return std::find_first_of(devices_.begin(), devices_.end(), other.devices_.begin(),

@@ -20,7 +20,7 @@ class DeviceTurn {
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
 
-  /// The group's devices, by name; before, take() waits for nobody.
+  /// The group's devices, by name; before, take() waits for nobody. The caller holds take_all().
   void join(std::vector<std::string> devices);
   /// Now no other group has anything under way on a device of this one's, and none gives it
   /// anything while the caller holds this. What this group gives its devices then is drained in its

@@ -22,6 +22,10 @@ class RmsNorm {
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
     if (step.comm.all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
     step.comm.all_reduce(x);
+    add_sum_forward(step, x, residual);
+  }
+  /// The same where x is the sum.
+  void add_sum_forward(const Step& step, Tensor x, Tensor residual) const {
     step.ops.add_rms_norm(x, residual, x, weight_, eps_);
   }
 

@@ -43,10 +43,14 @@ ReplicatedLinear::ReplicatedLinear(WeightLoader& load, const std::string& prefix
 }
 
 Tensor ReplicatedLinear::forward(const Step& step, Tensor x) const {
-  Tensor y = step.arena.take(x.dtype, {x.shape[0], output_size_});
+  const Tensor y = take_output(step, x.dtype, x.shape[0]);
+  forward(step, y, x);
+  return y;
+}
+
+void ReplicatedLinear::forward(const Step& step, Tensor y, Tensor x) const {
   step.ops.gemm(y, x, weight_);
   if (bias_.defined()) step.ops.add_bias(y, bias_);
-  return y;
 }
 
 ColumnParallelLinear::ColumnParallelLinear(WeightLoader& load, const std::string& prefix,

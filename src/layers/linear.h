@@ -20,6 +20,11 @@ class ReplicatedLinear {
   ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                    int64_t output_size, bool bias = false);
   Tensor forward(const Step& step, Tensor x) const;  // [t, input] -> [t, output], in step.arena
+  void forward(const Step& step, Tensor y, Tensor x) const;
+  /// Room in step.arena for what `rows` rows become.
+  Tensor take_output(const Step& step, DType dtype, int64_t rows) const {
+    return step.arena.take(dtype, {rows, output_size_});
+  }
   Tensor weight() const { return weight_; }
   Tensor bias() const { return bias_; }  // may be undefined
 

@@ -43,14 +43,22 @@ class ProjectedAttention {
     stack.cos_sin = cos_sin_;
   }
 
+  // The parts of forward_with() by themselves; the projections may take some of the rows.
+  const QKVParallelLinear& qkv_proj() const { return qkv_proj_; }
+  const RowParallelLinear& o_proj() const { return o_proj_; }
+  /// qkv -> [t, heads * head_dim], in step.arena.
+  Tensor heads(const Step& step, Tensor qkv, KvCache cache) const {
+    return attn_.forward(step, qkv, cache);
+  }
+
  protected:
   /// x [t, hidden] -> y: all rows, or the batch's logits_rows where those are fewer. y may be x.
-  /// store(q, k, v) rotates query and key, and puts key and value into the cache.
+  /// store(qkv) rotates query and key, and puts key and value into the cache.
   template <class Store>
   void forward_with(const Step& step, Tensor y, Tensor x, KvCache cache, Store&& store) const {
     ArenaScope scope(step.arena);
     const Tensor qkv = qkv_proj_.forward(step, x);
-    store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv));
+    store(qkv);
     if (y.shape[0] == 0) return;
     Tensor heads = attn_.forward(step, qkv, cache);
     if (y.shape[0] < x.shape[0]) {
@@ -60,6 +68,9 @@ class ProjectedAttention {
     }
     o_proj_.forward(step, y, heads);
   }
+  Tensor query(Tensor qkv) const { return attn_.query(qkv); }
+  Tensor key(Tensor qkv) const { return attn_.key(qkv); }
+  Tensor value(Tensor qkv) const { return attn_.value(qkv); }
   Tensor cos_sin() const { return cos_sin_; }
 
  private:
@@ -80,9 +91,11 @@ class RotaryAttention : public ProjectedAttention {
 
   /// x [t, hidden] -> y, as forward_with()
   void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
-    forward_with(step, y, x, cache, [&](Tensor q, Tensor k, Tensor v) {
-      step.ops.rope_store(q, k, v, step.batch, cos_sin(), cache);
-    });
+    forward_with(step, y, x, cache, [&](Tensor qkv) { store(step, qkv, cache); });
+  }
+  /// Rotates query and key, and puts key and value into the cache.
+  void store(const Step& step, Tensor qkv, KvCache cache) const {
+    step.ops.rope_store(query(qkv), key(qkv), value(qkv), step.batch, cos_sin(), cache);
   }
 };
 
@@ -122,6 +135,29 @@ inline bool leaves_rows_out(const Batch& batch) {
   return 2 * batch.logits_rows.shape[0] <= batch.num_tokens();
 }
 
+/// What a layer finds in x: nothing, since the stream is the embedding itself; this rank's part of
+/// the last block's output; or all of it.
+enum class LayerInput { none, part, sum };
+
+/// The rows of a step in two halves. The sums over the ranks of one travel while the other is
+/// multiplied.
+struct Halves {
+  Communicator& comm;
+  int64_t rows;
+
+  /// body(half, from, to) for rows from .. to - 1 of each.
+  template <class Body>
+  void each(const Body& body) const {
+    const int64_t tile = std::clamp<int64_t>(rows / 2, 1, 128),  // of large products
+        middle = (rows / 2 + tile - 1) / tile * tile;
+    body(0, int64_t{0}, middle);
+    body(1, middle, rows);
+  }
+  void finish() const {
+    for (const int half : {0, 1}) comm.finish_all_reduce(half);
+  }
+};
+
 template <class Attention, class MLP>
 class DecoderLayer {
  public:
@@ -133,21 +169,57 @@ class DecoderLayer {
             make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
         mlp_(c, context, prefix + ".mlp", layer) {}
 
-  /// x: the last block's output, this rank's part of a sum. residual: the stream, without x. This
-  /// block's output and its stream are y and y_residual: x and residual themselves, or, in the last
+  /// x: the last block's output. residual: the stream, without x. This block's output, this rank's
+  /// part of a sum, and its stream are y and y_residual: x and residual themselves, or, in the last
   /// layer, only the batch's logits_rows of them, since after its attention a row matters to no
   /// other.
   void forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
-               KvCache cache, bool first) const {
-    if (first)
-      input_layernorm_.forward(step, x, residual);  // the stream is the embedding itself
-    else
+               KvCache cache, LayerInput input) const {
+    if (input == LayerInput::none)
+      input_layernorm_.forward(step, x, residual);
+    else if (input == LayerInput::part)
       input_layernorm_.add_forward(step, x, residual);
+    else
+      input_layernorm_.add_sum_forward(step, x, residual);
     self_attn_.forward(step, y, x, cache);
     if (y.shape[0] == 0) return;
     if (y.shape[0] < x.shape[0]) step.ops.gather_rows(y_residual, residual, step.batch.logits_rows);
     post_attention_layernorm_.add_forward(step, y, y_residual);
     mlp_.forward(step, y);
+  }
+
+  /// The same with y = x, in halves, whose sums have been started before (but for the first layer)
+  /// and are afterwards.
+  void forward_halves(const Step& step, Tensor x, Tensor residual, KvCache cache,
+                      bool first) const {
+    const Halves halves{step.comm, x.shape[0]};
+    {
+      ArenaScope scope(step.arena);
+      const Tensor qkv = self_attn_.qkv_proj().take_output(step, x.dtype, x.shape[0]);
+      halves.each([&](int half, int64_t from, int64_t to) {
+        const Tensor rows = x.rows(from, to);
+        if (first) {
+          input_layernorm_.forward(step, rows, residual.rows(from, to));
+        } else {
+          step.comm.finish_all_reduce(half);
+          input_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
+        }
+        self_attn_.qkv_proj().forward(step, qkv.rows(from, to), rows);
+      });
+      self_attn_.store(step, qkv, cache);
+      const Tensor heads = self_attn_.heads(step, qkv, cache);
+      halves.each([&](int half, int64_t from, int64_t to) {
+        self_attn_.o_proj().forward(step, x.rows(from, to), heads.rows(from, to));
+        step.comm.start_all_reduce(half, x.rows(from, to));
+      });
+    }
+    halves.each([&](int half, int64_t from, int64_t to) {
+      const Tensor rows = x.rows(from, to);
+      step.comm.finish_all_reduce(half);
+      post_attention_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
+      mlp_.forward(step, rows);
+      step.comm.start_all_reduce(half, rows);
+    });
   }
 
   /// Whether a stack of such layers can be described to Backend::decoder_layers().
@@ -209,21 +281,39 @@ class DecoderForCausalLM final : public Model {
  private:
   using Layer = DecoderLayer<Attention, MLP>;
 
+  static LayerInput input_of(size_t layer) {
+    return layer == 0 ? LayerInput::none : LayerInput::part;
+  }
+
   void run_layers(const Step& step, size_t count, Tensor x, Tensor residual) const {
     for (size_t i = 0; i < count; ++i)
-      layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], i == 0);
+      layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], input_of(i));
+  }
+
+  /// The same in halves, if that is worth it.
+  bool run_halves(const Step& step, size_t count, Tensor x, Tensor residual) const {
+    const int64_t least = step.comm.rows_worth_halving();
+    if (least == 0 || x.shape[0] < least || count == 0) return false;
+    for (size_t i = 0; i < count; ++i)
+      layers_[i].forward_halves(step, x, residual, step.kv_cache[i], i == 0);
+    Halves{step.comm, x.shape[0]}.finish();
+    return true;
   }
 
   /// All layers and the norm, the last of them perhaps with the rows alone that need logits.
   Tensor run_and_leave_out(const Step& step, Tensor x, Tensor residual) const {
     const size_t last = layers_.size() - 1;
-    run_layers(step, last, x, residual);
+    LayerInput input = input_of(last);
+    if (run_halves(step, last, x, residual))
+      input = LayerInput::sum;
+    else
+      run_layers(step, last, x, residual);
     Tensor y = x, y_residual = residual;
     if (leaves_rows_out(step.batch)) {
       y = step.arena.take(x.dtype, {step.batch.logits_rows.shape[0], x.shape[1]});
       y_residual = step.arena.take(x.dtype, {y.shape[0], y.shape[1]});
     }
-    layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], last == 0);
+    layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], input);
     if (y.shape[0] > 0) norm_.add_forward(step, y, y_residual);
     return y;
   }

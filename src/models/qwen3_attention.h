@@ -16,10 +16,12 @@ class Qwen3Attention : public ProjectedAttention {
 
   /// x [t, hidden] -> y, as forward_with()
   void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
-    forward_with(step, y, x, cache, [&](Tensor q, Tensor k, Tensor v) {
-      step.ops.qk_norm_rope_store(q, k, v, q_norm_.weight(), k_norm_.weight(), q_norm_.eps(),
-                                  step.batch, cos_sin(), cache);
-    });
+    forward_with(step, y, x, cache, [&](Tensor qkv) { store(step, qkv, cache); });
+  }
+  /// Normalises and rotates query and key, and puts key and value into the cache.
+  void store(const Step& step, Tensor qkv, KvCache cache) const {
+    step.ops.qk_norm_rope_store(query(qkv), key(qkv), value(qkv), q_norm_.weight(),
+                                k_norm_.weight(), q_norm_.eps(), step.batch, cos_sin(), cache);
   }
 
   void describe(DecoderStack& stack) const {

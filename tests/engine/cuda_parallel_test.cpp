@@ -117,6 +117,52 @@ TEST(CudaParallel, AllReduceSumsInRankOrderWhateverTheSize) {
   }
 }
 
+/// Two sums under way at once, of one and of several rounds through the scratch memory.
+template <class T>
+void expect_sums_beside(const std::vector<std::string>& devices, int64_t count) {
+  const auto world = static_cast<int>(devices.size());
+  const auto expected = sum_of<T>(world, count);
+  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+    auto values = values_of<T>(comm.rank(), count);
+    const size_t bytes = (values.size() * sizeof(T) + 255) / 256 * 256;
+    const Buffer memory = backend.allocate(2 * bytes);
+    backend.synchronize();
+    group.barrier(comm.rank());
+    const auto x = [&](int half) {
+      return Tensor(memory.get() + static_cast<size_t>(half) * bytes, dtype_of<T>(), {1, count},
+                    backend.device());
+    };
+    for (int again = 0; again < 3; ++again) {
+      for (const int half : {0, 1})
+        backend.copy(x(half), Tensor(values.data(), dtype_of<T>(), {1, count}));
+      for (const int half : {0, 1}) comm.start_all_reduce(half, x(half));
+      for (const int half : {0, 1}) {
+        comm.finish_all_reduce(half);
+        std::vector<T> got(values.size());
+        backend.copy(Tensor(got.data(), dtype_of<T>(), {1, count}), x(half));
+        backend.synchronize();
+        EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0)
+            << count << " values, half " << half << ", rank " << comm.rank() << " of " << world;
+      }
+    }
+  });
+}
+
+// Here no kernel waits for another: ranks may share a GPU.
+TEST(CudaParallel, SumsBesideProductsAreThoseOfAllReduce) {
+  if (devices_for(1).empty()) GTEST_SKIP() << "no cuda device here";
+  const bool has_two = !devices_for(2).empty();
+  for (const int world : {2, 3, 4, 8}) {
+    std::vector<std::string> devices;
+    for (int rank = 0; rank < world; ++rank)
+      devices.push_back(has_two && rank % 2 == 1 ? "cuda:1" : "cuda:0");
+    for (const int64_t count : {8, 4104, 1 << 20}) expect_sums_beside<bf16>(devices, count);
+    expect_sums_beside<float>(devices, 100000);
+    // More than what goes through the scratch memory (48 MB for the others' parts) at once.
+    if (world == 2) expect_sums_beside<bf16>(devices, (48 << 20) + 4104);
+  }
+}
+
 /// The fused operation against the two that define it, several times over and in a graph.
 template <class T>
 void expect_reduced_and_normalised(const std::vector<std::string>& devices, int64_t rows,

@@ -10,12 +10,19 @@
 
 #include "ops/cuda/collectives.cuh"
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/copied_sums.h"
 
 namespace nanovllm {
 namespace {
 
 constexpr int64_t kOneShotBytes = 256 << 10;  // above, ranks beyond two share the sums
 constexpr int64_t kFusedBytes = 2 << 20;      // above, the norm is faster by itself
+constexpr int64_t kRowsWorthHalving = 2048;
+
+void check_whole_vectors(const Tensor& x) {
+  check(x.contiguous() && x.bytes() % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
+        "all_reduce of {}: contiguous and of whole 16 bytes", x.describe());
+}
 
 /// Every rank's GPU.
 std::vector<int> devices_of(int own, RankMeeting& meeting, int rank) {
@@ -37,6 +44,12 @@ class PeerCommunicator final : public Communicator {
   int world_size() const override { return table_.world; }
   void all_reduce(Tensor x) override;
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
+  int64_t rows_worth_halving() const override { return kRowsWorthHalving; }
+  void start_all_reduce(int half, Tensor x) override {
+    check_whole_vectors(x);
+    if (x.bytes() > 0) copied_sums_.start(half, x);
+  }
+  void finish_all_reduce(int half) override { copied_sums_.finish(half); }
   void all_gather(Tensor out, Tensor parts) override;
   void settle() override {
     backend_.synchronize();
@@ -73,10 +86,14 @@ class PeerCommunicator final : public Communicator {
   PeerTable table_;
   Buffer inbox_, words_, layers_, flags_, rounds_;
   std::shared_ptr<int> stop_;  // pinned
+  CopiedSums copied_sums_;
 };
 
 PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, int rank)
-    : backend_(backend), meeting_(meeting), stream_(stream_of(*backend.make_fence())) {
+    : backend_(backend),
+      meeting_(meeting),
+      stream_(stream_of(*backend.make_fence())),
+      copied_sums_(backend, meeting, rank, stream_) {
   table_.rank = rank;
   table_.world = meeting.world_size();
   check(table_.world <= kMaxPeers, ErrorKind::invalid_argument,
@@ -164,8 +181,7 @@ void PeerCommunicator::await_launches() {
 
 void PeerCommunicator::all_reduce(Tensor x) {
   const auto bytes = static_cast<int64_t>(x.bytes());
-  check(x.contiguous() && bytes % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
-        "all_reduce of {}: contiguous and of whole 16 bytes", x.describe());
+  check_whole_vectors(x);
   if (bytes == 0) return;
   const auto [blocks, chunk] = cut(bytes, 16);
   const bool two_shot = table_.world > 2 && bytes > kOneShotBytes;
