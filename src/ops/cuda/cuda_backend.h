@@ -95,7 +95,7 @@ class CudaBackend final : public Backend {
                       std::span<const KvCache> caches, const Batch& batch) override;
 #endif
 
-  /// The other ranks' GPUs, for sample_part() and decoder_layers(); null: none. It outlives its use.
+  /// The other ranks' GPUs, for sample_part() and decoder_layers(); null: none. Outlives its use.
   void set_peers(const PeerTable* peers) { peers_ = peers; }
   /// Communicator::sample() of a rank with peers.
   bool sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
