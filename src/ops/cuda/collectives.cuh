@@ -59,22 +59,79 @@ __global__ void __launch_bounds__(kExchangeThreads)
   exchange.end();
 }
 
+/// How a warp's vectors, one of 16 bytes in each lane, travel in words of 12: a lane's first 12
+/// bytes are a word, and the last 4 of three lanes are one more, which a lane of the first sends.
+/// All words of the first kind come first.
+class WarpVectors {
+ public:
+  /// Words for so many vectors.
+  static constexpr int64_t words(int64_t vectors) {
+    return vectors + ceil_div(vectors, int64_t{kWarp}) * kShared;
+  }
+  /// The vectors from `first` on, a multiple of kWarp, of `count` in all; for all lanes.
+  __device__ WarpVectors(int64_t first, int64_t count) : lane_(threadIdx.x % kWarp) {
+    const int present = static_cast<int>(min(int64_t{kWarp}, count - first));
+    has_own_ = lane_ < present;
+    has_shared_ = lane_ < (present + 2) / 3;
+    own_ = first + lane_;
+    shared_ = count + first / kWarp * kShared + lane_;
+  }
+  __device__ void send(const Exchange& exchange, const PeerTable& table, uint4 bits) const {
+    const auto last_of = [&](int i) { return __shfl_sync(kFullMask, bits.w, 3 * lane_ + i); };
+    const uint3 shared{last_of(0), last_of(1), last_of(2)};
+#pragma unroll 1
+    for (int r = 0; r < table.world; ++r) {
+      if (r == table.rank) continue;
+      uint4* words = exchange.words(r, table.rank);
+      if (has_own_) exchange.send(words + own_, {bits.x, bits.y, bits.z});
+      if (has_shared_) exchange.send(words + shared_, shared);
+    }
+  }
+  __device__ uint4 receive(const Exchange& exchange, const uint4* words) const {
+    uint4 own{}, shared{};
+    for (unsigned looks = 0;; ++looks) {
+      if (has_own_) own = exchange.look(words + own_);
+      if (has_shared_) shared = exchange.look(words + shared_);
+      const bool there =
+          (!has_own_ || exchange.is_new(own)) && (!has_shared_ || exchange.is_new(shared));
+      if (there || exchange.stopped(looks)) break;
+    }
+    const auto part = [&](unsigned value) { return __shfl_sync(kFullMask, value, lane_ / 3); };
+    const unsigned parts[] = {part(shared.x), part(shared.y), part(shared.z)};
+    const int i = lane_ % 3;
+    return {own.x, own.y, own.z, i == 0 ? parts[0] : i == 1 ? parts[1] : parts[2]};
+  }
+
+ private:
+  static constexpr int kShared = (kWarp + 2) / 3;
+  int lane_;
+  bool has_own_, has_shared_;
+  int64_t own_, shared_;
+};
+
 /// What all_reduce, then add_rms_norm (norm.cu) give, bit for bit: residual += sum of x, x =
 /// norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld vectors each
-/// at most. kWords: how the exchange tells (peer_exchange.cuh).
-template <class T, bool kWords>
-__global__ void __launch_bounds__(512)
+/// at most.
+template <class T, int kHeld>
+__global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's rows are one wave
     all_reduce_norm_kernel(T* x, T* residual, const T* w, int64_t rows, int64_t n, float eps,
                            const __grid_constant__ PeerTable table) {
-  constexpr int kHeld = 2;
   __shared__ float shared[kWarp];
   let_next_start();
   const int64_t vectors = n / Vec<T>::size;
   Vec<T> weights[kHeld];
-  const auto held = [&](auto&& use) {
+  /// use(j, first, i): of the warp's first and of the thread's own vector.
+  const auto held_by_warp = [&](auto&& use) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
-      if (const int64_t i = threadIdx.x + int64_t{j} * blockDim.x; i < vectors) use(j, i);
+    for (int j = 0; j < kHeld; ++j) {
+      const int64_t i = threadIdx.x + int64_t{j} * blockDim.x, first = i - threadIdx.x % kWarp;
+      if (first < vectors) use(j, first, i);
+    }
+  };
+  const auto held = [&](auto&& use) {
+    held_by_warp([&](int j, int64_t, int64_t i) {
+      if (i < vectors) use(j, i);
+    });
   };
   held([&](int j, int64_t i) { weights[j] = reinterpret_cast<const Vec<T>*>(w)[i]; });
   wait_for_previous();
@@ -82,29 +139,19 @@ __global__ void __launch_bounds__(512)
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     auto* own = reinterpret_cast<Vec<T>*>(x + row * n);
     auto* stream = reinterpret_cast<Vec<T>*>(residual + row * n);
-    Vec<T> values[kHeld], before[kHeld];
+    Vec<T> values[kHeld] = {}, before[kHeld];
     exchange.begin_round();
-    held([&](int j, int64_t i) {
-      values[j] = own[i];
-      const auto& bits = reinterpret_cast<const uint4&>(values[j]);
-      for (int r = 0; r < table.world; ++r) {
-        if (r == table.rank) continue;
-        if constexpr (kWords)
-          exchange.send(exchange.words(r, table.rank) + i, vectors, bits);
-        else
-          exchange.place(r, table.rank)[i] = bits;
-      }
-      before[j] = stream[i];
+    held_by_warp([&](int j, int64_t first, int64_t i) {
+      if (i < vectors) values[j] = own[i];
+      WarpVectors(first, vectors).send(exchange, table, reinterpret_cast<const uint4&>(values[j]));
+      if (i < vectors) before[j] = stream[i];
     });
-    if constexpr (!kWords) exchange.meet();
     float squares = 0.0f;
-    held([&](int j, int64_t i) {
+    held_by_warp([&](int j, int64_t first, int64_t i) {
       const Vec<T> sum = sum_over_ranks<T>(table.rank, table.world, values[j], [&](int r) {
-        if constexpr (kWords)
-          return exchange.receive(exchange.words(table.rank, r) + i, vectors);
-        else
-          return __ldcg(exchange.place(table.rank, r) + i);
+        return WarpVectors(first, vectors).receive(exchange, exchange.words(table.rank, r));
       });
+      if (i >= vectors) return;
 #pragma unroll
       for (int k = 0; k < Vec<T>::size; ++k)
         values[j].v[k] = round_to<T>(to_float(before[j].v[k]) + to_float(sum.v[k]));

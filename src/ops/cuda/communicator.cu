@@ -16,7 +16,7 @@ namespace nanovllm {
 namespace {
 
 constexpr int64_t kOneShotBytes = 256 << 10;  // above, ranks beyond two share the sums
-constexpr int64_t kFusedBytes = 2 << 20;      // above, the norm is faster by itself
+constexpr int64_t kFusedBytes = 4 << 20;      // to all others; above, the norm is by itself
 constexpr int64_t kRowsWorthHalving = 2048;
 
 void check_whole_vectors(const Tensor& x) {
@@ -104,7 +104,7 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.device().index));
   can_launch_early_ = major >= 9;
   inbox_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
-  words_ = backend.allocate(PeerTable::words_bytes(table_.world));
+  words_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
   layers_ = backend.allocate(PeerTable::layers_bytes(table_.world));
   flags_ = backend.allocate(static_cast<size_t>(table_.world) * kExchangeBlocks * sizeof(unsigned));
   rounds_ = backend.allocate(kExchangeBlocks * sizeof(unsigned));
@@ -196,19 +196,19 @@ bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor
   const int64_t rows = x.shape[0], n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
   const unsigned threads = row_threads(n);
   if (!x.contiguous() || !residual.contiguous() || row_bytes % 16 != 0 ||
-      row_bytes > std::min<int64_t>(kPlaceBytes, int64_t{threads} * 2 * 16) ||
-      rows * row_bytes > (table_.world > 2 ? kOneShotBytes : kFusedBytes) ||
-      !wide_rows({x, residual, w}))
+      row_bytes > int64_t{threads} * 2 * 16 ||
+      16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes ||
+      rows * row_bytes * (table_.world - 1) > kFusedBytes || !wide_rows({x, residual, w}))
     return false;
   check(residual.shape == x.shape && w.shape[0] == n && residual.dtype == x.dtype &&
             w.dtype == x.dtype,
         "all_reduce_add_rms_norm: {} and {} with {}", x.describe(), residual.describe(),
         w.describe());
   if (rows == 0) return true;
-  const bool words = rows <= kWordBlocks && 2 * row_bytes <= kPlaceBytes;
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(words ? all_reduce_norm_kernel<D, true> : all_reduce_norm_kernel<D, false>,
+    const bool one_each = row_bytes <= int64_t{threads} * 16;
+    launch(one_each ? all_reduce_norm_kernel<D, 1> : all_reduce_norm_kernel<D, 2>,
            static_cast<unsigned>(std::min<int64_t>(rows, kExchangeBlocks)), threads, true,
            device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
   });

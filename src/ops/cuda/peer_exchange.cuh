@@ -9,9 +9,9 @@
 // read that half.
 //
 // There are two ways to tell. A flag, raised behind the data (Exchange::meet): any amount, but the
-// data must have arrived before the flag may leave. Or words of 4 bytes of data and 4 of the
-// round's number: twice the bytes, but no wait and no flag, for little data. Words have an inbox of
-// their own, where nothing else is ever written.
+// data must have arrived before the flag may leave. Or words of 12 bytes of data and 4 of the
+// round's number, written and read in one piece: a third more bytes, but no wait and no flag. Words
+// have an inbox of their own, where nothing else is ever written.
 //
 // Sums run over the ranks in order, in f32, and are rounded once: the same bits on every rank,
 // whatever the size of the message.
@@ -23,7 +23,6 @@ namespace nanovllm {
 
 constexpr int kMaxPeers = 8;
 constexpr int kExchangeBlocks = 256;
-constexpr int kWordBlocks = 64;  // that exchange words
 constexpr int kExchangeThreads = 256;
 constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data, or words, of one round from one rank
 
@@ -31,7 +30,7 @@ constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data, or words, of one
 struct PeerTable {
   int rank = 0, world = 1;
   std::byte* inbox[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
-  std::byte* words[kMaxPeers] = {};    // [2 halves][world senders][kWordBlocks][kPlaceBytes]
+  std::byte* words[kMaxPeers] = {};    // the same
   std::byte* layers[kMaxPeers] = {};   // decoder_layers()'s own
   unsigned* flags[kMaxPeers] = {};     // [world senders][kExchangeBlocks]: the last round sent
   unsigned* rounds = nullptr;          // own: [kExchangeBlocks]
@@ -39,9 +38,6 @@ struct PeerTable {
 
   static size_t inbox_bytes(int world) {
     return size_t{2} * static_cast<size_t>(world) * kExchangeBlocks * kPlaceBytes;
-  }
-  static size_t words_bytes(int world) {
-    return size_t{2} * static_cast<size_t>(world) * kWordBlocks * kPlaceBytes;
   }
   /// For eight rows of 8192 elements, four times over, in words.
   static size_t layers_bytes(int world) { return static_cast<size_t>(world) << 20; }
@@ -69,42 +65,45 @@ class Exchange {
   }
   /// Where rank `from`'s data of this round lie on rank `at`.
   __device__ uint4* place(int at, int from) const {
-    return place_in(table_.inbox[at], kExchangeBlocks, round_ & 1, from);
+    return place_in(table_.inbox[at], round_ & 1, from);
   }
   /// The same for words.
   __device__ uint4* words(int at, int from) const {
-    return place_in(table_.words[at], kWordBlocks, round_ & 1, from);
+    return place_in(table_.words[at], round_ & 1, from);
   }
-  /// Puts 16 bytes where `words` and `words` + distance point.
-  __device__ void send(uint4* words, int64_t distance, uint4 bits) const {
-    const auto put = [&](uint4* to, unsigned first, unsigned second) {
-      const uint64_t tag = static_cast<uint64_t>(round_) << 32;
-      asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(tag | first),
-                   "l"(tag | second)
-                   : "memory");
-    };
-    put(words, bits.x, bits.y);
-    put(words + distance, bits.z, bits.w);
+  /// A word, in one piece.
+  __device__ void send(uint4* to, uint3 data) const {
+    const uint64_t low = static_cast<uint64_t>(data.y) << 32 | data.x,
+                   high = static_cast<uint64_t>(round_) << 32 | data.z;
+    asm volatile(
+        "{ .reg .b128 word; mov.b128 word, {%1, %2};"
+        " st.relaxed.sys.global.b128 [%0], word; }" ::"l"(to),
+        "l"(low), "l"(high)
+        : "memory");
   }
-  /// The 16 bytes that a peer puts there in this round.
-  __device__ uint4 receive(const uint4* words, int64_t distance) const {
-    uint64_t w[4];
-    for (unsigned looks = 0;; ++looks) {
-      const auto get = [&](const uint4* from, uint64_t& first, uint64_t& second) {
-        asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-                     : "=l"(first), "=l"(second)
-                     : "l"(from)
-                     : "memory");
-      };
-      get(words, w[0], w[1]);
-      get(words + distance, w[2], w[3]);
-      bool there = true;
-#pragma unroll
-      for (const uint64_t word : w) there &= static_cast<unsigned>(word >> 32) == round_;
-      if (there || stopped(looks)) break;
-    }
-    return {static_cast<unsigned>(w[0]), static_cast<unsigned>(w[1]), static_cast<unsigned>(w[2]),
-            static_cast<unsigned>(w[3])};
+  /// What lies there now; is_new(): it is of this round.
+  __device__ uint4 look(const uint4* from) const {
+    uint64_t low, high;
+    asm volatile(
+        "{ .reg .b128 word; ld.relaxed.sys.global.b128 word, [%2];"
+        " mov.b128 {%0, %1}, word; }"
+        : "=l"(low), "=l"(high)
+        : "l"(from)
+        : "memory");
+    return {static_cast<unsigned>(low), static_cast<unsigned>(low >> 32),
+            static_cast<unsigned>(high), static_cast<unsigned>(high >> 32)};
+  }
+  __device__ bool is_new(uint4 word) const { return word.w == round_; }
+  /// Whether who waits need not look any more: asked now and then, remembered for good.
+  __device__ bool stopped(unsigned looks) const {
+    if (!stopped_ && looks % 1024 == 1023) stopped_ = *table_.stop != 0;
+    return stopped_;
+  }
+  /// Waits for a word.
+  __device__ uint3 receive(const uint4* from) const {
+    uint4 word = look(from);
+    for (unsigned looks = 0; !is_new(word) && !stopped(looks); ++looks) word = look(from);
+    return {word.x, word.y, word.z};
   }
   /// Tells the others that this block's data are with them, and waits for theirs. For all threads.
   __device__ void meet() const {
@@ -131,24 +130,19 @@ class Exchange {
  private:
   static constexpr unsigned kRenewal = 1 << 20;
 
-  /// Whether this thread need not look any more: asked now and then, remembered for good.
-  __device__ bool stopped(unsigned looks) const {
-    if (!stopped_ && looks % 1024 == 1023) stopped_ = *table_.stop != 0;
-    return stopped_;
-  }
-  __device__ uint4* place_in(std::byte* memory, int blocks, unsigned half, int from) const {
-    const int64_t index = (static_cast<int64_t>(half) * table_.world + from) * blocks + blockIdx.x;
+  __device__ uint4* place_in(std::byte* memory, unsigned half, int from) const {
+    const int64_t index =
+        (static_cast<int64_t>(half) * table_.world + from) * kExchangeBlocks + blockIdx.x;
     return reinterpret_cast<uint4*>(memory + index * kPlaceBytes);
   }
   /// Now and then words are wiped, so that none of 2^32 rounds ago can be taken for a new one.
   __device__ void renew() {
-    if (blockIdx.x < kWordBlocks)
-      for (unsigned half = 0; half < 2; ++half)
-        for (int from = 0; from < table_.world; ++from) {
-          uint4* words = place_in(table_.words[table_.rank], kWordBlocks, half, from);
-          for (auto i = threadIdx.x; i < kPlaceBytes / sizeof(uint4); i += blockDim.x)
-            words[i] = uint4{};
-        }
+    for (unsigned half = 0; half < 2; ++half)
+      for (int from = 0; from < table_.world; ++from) {
+        uint4* words = place_in(table_.words[table_.rank], half, from);
+        for (auto i = threadIdx.x; i < kPlaceBytes / sizeof(uint4); i += blockDim.x)
+          words[i] = uint4{};
+      }
     meet();
     ++round_;
   }

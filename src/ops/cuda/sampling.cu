@@ -160,18 +160,24 @@ __global__ void __launch_bounds__(kScanWarps* kWarp)
   if (index < a.scan.rows) {
     BestKeys best(a.scan, index);
     if (threadIdx.x % kWarp == 0) {
-      const auto low = [](uint64_t key) { return static_cast<unsigned>(key); };
-      const auto high = [](uint64_t key) { return static_cast<unsigned>(key >> 32); };
-      const uint4 own{low(best.likeliest), high(best.likeliest), low(best.noisy), high(best.noisy)};
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) exchange.send(exchange.words(r, table.rank) + warp, kScanWarps, own);
-      const auto key = [](unsigned from_low, unsigned from_high) {
-        return static_cast<uint64_t>(from_high) << 32 | from_low;
+      const auto send = [&](uint4* to, uint64_t key) {
+        exchange.send(to, {static_cast<unsigned>(key), static_cast<unsigned>(key >> 32), 0});
       };
+      const auto receive = [&](const uint4* from) {
+        const uint3 key = exchange.receive(from);
+        return static_cast<uint64_t>(key.y) << 32 | key.x;
+      };
+      const BestKeys own = best;
       for (int r = 0; r < table.world; ++r) {
         if (r == table.rank) continue;
-        const uint4 other = exchange.receive(exchange.words(table.rank, r) + warp, kScanWarps);
-        best.take(key(other.x, other.y), key(other.z, other.w));
+        send(exchange.words(r, table.rank) + 2 * warp, own.likeliest);
+        send(exchange.words(r, table.rank) + 2 * warp + 1, own.noisy);
+      }
+      for (int r = 0; r < table.world; ++r) {
+        if (r == table.rank) continue;
+        const uint4* words = exchange.words(table.rank, r) + 2 * warp;
+        const uint64_t likeliest = receive(words);
+        best.take(likeliest, receive(words + 1));
       }
       a.token_ids[index] = best.token(rule_of(a, index));
     }
@@ -350,7 +356,7 @@ void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& p
 bool CudaBackend::sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
                               const SamplingBatch& params) {
   // All ranks come to the same answer: by what they have in common.
-  constexpr int64_t kMostRows = kWordBlocks * kScanWarps;
+  constexpr int64_t kMostRows = kExchangeBlocks * kScanWarps;
   const int64_t rows = logits.shape[0], n = logits.shape[1], first_id = peers_->rank * n;
   if ((params.any_filter && !params.all_greedy) || n % 4 != 0 || rows > kMostRows ||
       (peers_->world - 1) * n >= vocab_size ||
