@@ -93,6 +93,11 @@ MODELS = {
                                               tie_word_embeddings=True), torch.bfloat16, None),
     "qwen3-moe-parallel": (Qwen3MoeConfig, dict(SMALL, **EXPERTS, num_attention_heads=8, num_key_value_heads=2,
                                                 norm_topk_prob=True), torch.bfloat16, None),
+    # Its biases, unlike those of llama-parallel-biases, are on query, key and value alone.
+    "qwen2-parallel": (Qwen2Config, dict(vocab_size=203, hidden_size=256, intermediate_size=48, num_hidden_layers=1,
+                                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
+                                         initializer_range=0.07),
+                       torch.bfloat16, None),
 }
 
 
