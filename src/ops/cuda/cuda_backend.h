@@ -161,6 +161,9 @@ class CudaBackend final : public Backend {
   CUtensorMap map_experts(const Tensor& w, int halves, int box_rows, int box_slices) const;
   void sample_rows(Tensor token_ids, Tensor logits, const SamplingBatch& params, int64_t first_id,
                    const PeerTable* peers);
+  /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
+  /// gate where y is half as wide. A tile of the plan has at most 128 rows.
+  void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
   /// nothing done, where another way is better.
