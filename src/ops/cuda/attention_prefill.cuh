@@ -272,13 +272,14 @@ struct Consumer {
       rows.mask(score, tile);
       const bool rescale = softmax.add(score, scale_log2);
       // The assembler moves a wait up as far as it can, but not out of a branch: the weights are to
-      // be computed while the tensor cores are busy.
+      // be computed while the tensor cores are busy. All warps of the warpgroup take the same one,
+      // as waiting asks for.
       pin(score);
-      if (!rescale) {
+      if (chunk_begins) {
         finish_output();
       } else {
         finish_output();
-        if (!chunk_begins) rescale_output();
+        if (rescale) rescale_output();
       }
       accumulate = !chunk_begins;
       merge = chunk_begins;
