@@ -50,6 +50,7 @@ AttentionRig::AttentionRig(Backend& device, const AttentionShape& shape, int64_t
   }
   rows_ = batch(row_starts, row_contexts, upload(row_tables, {tokens, each}));
   rows_.max_seqlen_q = 1;
+  rows_.num_decodes = tokens;
 
   q_ = memory(shape.dtype, {tokens, shape.heads, shape.head_dim});
   out_ = memory(shape.dtype, {tokens, shape.heads, shape.head_dim});
@@ -103,6 +104,7 @@ Batch AttentionRig::batch(const std::vector<int32_t>& starts, const std::vector<
   b.block_tables = tables;
   b.max_seqlen_q = shape_.queries;
   b.max_context_len = shape_.context;
+  if (shape_.queries == 1) b.num_decodes = seqs;
   return b;
 }
 

@@ -13,6 +13,9 @@ bool is_masked(const ScheduledSequence& s) {
          s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
 }
 
+/// One row, after keys that are in the cache already.
+bool is_decode(const ScheduledSequence& s) { return s.num_tokens == 1 && !s.is_new; }
+
 /// Where padding costs little: every row that is computed in vain still has its logits sampled.
 int64_t padded_rows(int64_t rows) {
   const auto up_to_multiple = [rows](int64_t of) { return (rows + of - 1) / of * of; };
@@ -28,7 +31,7 @@ std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits
   if (rows == 0 || rows > kMostRows) return std::nullopt;
   size_t blocks = 1;
   for (const ScheduledSequence& s : plan.sequences) {
-    if (s.num_tokens != 1 || !s.samples || s.sequence->params.logprobs || is_masked(s))
+    if (!is_decode(s) || !s.samples || s.sequence->params.logprobs || is_masked(s))
       return std::nullopt;
     blocks = std::max(blocks, s.sequence->block_table.size());
   }
@@ -69,8 +72,9 @@ void BatchBuilder::build_rows(const Plan& plan, const std::optional<StepShape>& 
     batch.max_seqlen_q = std::max(batch.max_seqlen_q, s.num_tokens);
     batch.max_context_len = std::max(batch.max_context_len, s.start + s.num_tokens);
   }
+  batch.num_decodes = std::ranges::find_if_not(plan.sequences, is_decode) - plan.sequences.begin();
   if (shape) {
-    num_seqs = num_tokens = shape->num_seqs;
+    num_seqs = num_tokens = batch.num_decodes = shape->num_seqs;
     max_blocks = shape->max_blocks;
     batch.max_context_len = std::min(limits_.max_model_len, max_blocks * limits_.block_size);
   }

@@ -59,6 +59,7 @@ Batch shape_only_decodes(const StepLimits& limits) {
   const int64_t rows = limits.max_num_batched_tokens;
   Batch batch = shape_only_batch(rows, rows, rows, limits.max_blocks_per_seq());
   batch.max_seqlen_q = 1;
+  batch.num_decodes = rows;
   return batch;
 }
 

@@ -127,7 +127,7 @@ void Scheduler::schedule_running(Plan& plan) {
       if (room == Room::wait) continue;
       s->block_table.push_back(blocks_.allocate());
     }
-    plan_tokens(plan, *s, num_tokens);
+    plan_tokens(plan, *s, num_tokens, false);
   }
 }
 
@@ -136,7 +136,7 @@ void Scheduler::schedule_waiting(Plan& plan) {
     const int64_t budget = config_.max_num_batched_tokens - plan.num_tokens;
     Sequence& s = *waiting_.front();
     if (budget == 0 || !admit(s)) return;
-    plan_tokens(plan, s, std::min(s.num_tokens() - s.num_computed_tokens, budget));
+    plan_tokens(plan, s, std::min(s.num_tokens() - s.num_computed_tokens, budget), true);
   }
 }
 
@@ -205,7 +205,7 @@ bool Scheduler::admit(Sequence& s) {
   return true;
 }
 
-void Scheduler::plan_tokens(Plan& plan, Sequence& s, int64_t num_tokens) {
+void Scheduler::plan_tokens(Plan& plan, Sequence& s, int64_t num_tokens, bool is_new) {
   const int64_t start = s.num_computed_tokens;
   const bool samples = start + num_tokens == s.num_tokens() + s.num_in_flight;
   plan.sequences.push_back({.sequence = &s,
@@ -213,6 +213,7 @@ void Scheduler::plan_tokens(Plan& plan, Sequence& s, int64_t num_tokens) {
                             .num_tokens = num_tokens,
                             .samples = samples,
                             .input_on_device = start >= s.num_tokens(),
+                            .is_new = is_new,
                             .num_preemptions = s.num_preemptions});
   plan.num_tokens += num_tokens;
   const bool decode = num_tokens == 1 && start >= s.num_prompt_tokens;

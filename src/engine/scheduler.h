@@ -61,6 +61,8 @@ struct ScheduledSequence {
   // The (single) input token was sampled by a step in flight. With two plans in flight that is
   // always the step before this one.
   bool input_on_device = false;
+  // The plan admits the sequence: others in the same plan may compute the keys that it shares.
+  bool is_new = false;
   // The sequence's, when this was planned: a preemption since then voids the result.
   int64_t num_preemptions = 0;
 };
@@ -134,7 +136,7 @@ class Scheduler {
   bool is_waiting_for_result(const Sequence& sequence) const;
   Room make_room(Sequence& sequence);
   bool admit(Sequence& sequence);
-  void plan_tokens(Plan& plan, Sequence& sequence, int64_t num_tokens);
+  void plan_tokens(Plan& plan, Sequence& sequence, int64_t num_tokens, bool is_new);
   void preempt(Sequence& sequence);
   void append(Sequence& sequence, int32_t token);
   void end(Sequence& sequence, FinishReason reason, std::string detail);

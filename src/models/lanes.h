@@ -19,6 +19,7 @@ inline Batch decode_rows(const Batch& batch, int64_t from, int64_t to) {
     *t = t->rows(from, to);
   part.cu_seqlens_q = batch.cu_seqlens_q.rows(0, to - from + 1);  // 0, 1, 2, ... from any row on
   part.logits_rows = {};
+  part.num_decodes = to - from;
   return part;
 }
 

@@ -59,7 +59,8 @@ class BatchBuilderTest : public testing::Test {
       plan.sequences.push_back({.sequence = &s,
                                 .start = start,
                                 .num_tokens = tokens,
-                                .samples = start + tokens == length});
+                                .samples = start + tokens == length,
+                                .is_new = pick(0, 9) == 0});
       plan.num_tokens += tokens;
     }
     return plan;
@@ -82,11 +83,15 @@ struct Expected {
   std::vector<int32_t> top_k, sampled_position;
   std::vector<int64_t> seed;
   std::vector<std::tuple<int64_t, int32_t>> masked;  // row among all logits rows, token
-  int64_t longest_query = 0, longest_context = 0, num_logprobs = -1;
+  int64_t longest_query = 0, longest_context = 0, leading_decodes = 0, num_logprobs = -1;
   bool all_greedy = true, any_filter = false;
 
   Expected(const Plan& plan, const StepLimits& limits) {
-    for (const ScheduledSequence& s : plan.sequences) add_rows(s, limits);
+    for (const ScheduledSequence& s : plan.sequences) {
+      if (s.num_tokens == 1 && !s.is_new && leading_decodes == std::ssize(contexts))
+        ++leading_decodes;
+      add_rows(s, limits);
+    }
     for (size_t i = 0; i < plan.sequences.size(); ++i)
       if (plan.sequences[i].samples) add_sample(plan.sequences[i], starts[i + 1] - 1);
     for (size_t i = 0; i < plan.sequences.size(); ++i)
@@ -155,6 +160,7 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     ASSERT_EQ(values<int32_t>(batch.logits_rows), expected.logits_rows);
     ASSERT_EQ(batch.max_seqlen_q, expected.longest_query);
     ASSERT_EQ(batch.max_context_len, expected.longest_context);
+    ASSERT_EQ(batch.num_decodes, expected.leading_decodes);
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
       const auto& table = plan.sequences[i].sequence->block_table;
       const Tensor row = batch.block_tables[static_cast<int64_t>(i)];

@@ -160,6 +160,7 @@ class LanesOfAStep : public testing::Test {
               i32({kRows}), i32({kRows, kBlocks}), i32({kRows})};
     for (int32_t i = 0; i <= kRows; ++i) batch_.cu_seqlens_q.ptr<int32_t>()[i] = i;
     batch_.max_seqlen_q = 1;
+    batch_.num_decodes = kRows;
     const std::vector<KvCache> caches(static_cast<size_t>(config.num_hidden_layers));
     std::vector<std::byte> memory(size_t{1} << 20);
     Arena arena(memory.data(), memory.size(), {});

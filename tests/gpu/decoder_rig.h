@@ -73,6 +73,7 @@ class DecoderRig {
     batch.context_lens = rig.upload(contexts, {rows});
     batch.block_tables = rig.upload(tables, {rows, width});
     batch.max_seqlen_q = 1;
+    batch.num_decodes = rows;
     batch.max_context_len = max_context;
     return batch;
   }

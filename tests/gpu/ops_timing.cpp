@@ -132,6 +132,7 @@ void time_attention(Backend& gpu, const AttentionShape& shape) {
   batch.block_tables = rig.upload(tables, {seqs, blocks_each});
   batch.max_seqlen_q = query;
   batch.max_context_len = context;
+  if (query == 1) batch.num_decodes = seqs;
   const Tensor q = rig.upload(normal_values(tokens * shape.heads * shape.head_dim, 2), DType::bf16,
                               {tokens, shape.heads, shape.head_dim}),
                out = rig.empty(DType::bf16, {tokens, shape.heads, shape.head_dim});

@@ -203,6 +203,7 @@ struct PagedSequences {
       std::copy(list.begin(), list.end(), tables.begin() + static_cast<std::ptrdiff_t>(i * width));
       batch.max_seqlen_q = std::max<int64_t>(batch.max_seqlen_q, p.end - p.begin);
       batch.max_context_len = std::max<int64_t>(batch.max_context_len, p.end);
+      if (p.end - p.begin == 1 && batch.num_decodes == static_cast<int64_t>(i)) ++batch.num_decodes;
     }
     const auto size = [](const auto& v) { return static_cast<int64_t>(v.size()); };
     slots.assign(positions.size(), -1);

@@ -38,8 +38,12 @@ TEST(Scheduler, SequencesOfOneStepShareTheirPrefix) {  // nano-vLLM #219
     prompt.push_back(id);
     add(scheduler, id, prompt);
   }
-  EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 0, 9}, {2, 8, 1}, {3, 8, 1}}));
+  const Plan first = step(scheduler);
+  EXPECT_EQ(shares(first), (Shares{{1, 0, 9}, {2, 8, 1}, {3, 8, 1}}));
+  EXPECT_EQ(std::ranges::count(first.sequences, true, &ScheduledSequence::is_new), 3);
   EXPECT_EQ(scheduler.blocks().num_idle(), 16 - 5);
+  const Plan second = step(scheduler);
+  EXPECT_EQ(std::ranges::count(second.sequences, false, &ScheduledSequence::is_new), 3);
 }
 
 TEST(Scheduler, GeneratedTokensAreCachedToo) {  // the next turn of a chat

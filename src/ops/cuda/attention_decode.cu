@@ -110,9 +110,11 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
         std::max(static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
                      sizeof(DecodeExchange<kHeadDim, kRows>),
                  std::min(kLeastSharedBytes, max_shared_bytes_));
-    // The first kernel after the plan waits for all that went before: the later ones count on it.
+    // The first kernel after the plan waits for all that went before: the later ones count on it,
+    // and on old keys. Where this step makes those, too, every kernel waits.
     launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(num_sms_), kDecodeThreads,
-                shared_bytes, can_launch_early_ && !is_new, arguments, work, maps);
+                shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
+                maps);
     served = true;
   };
   dispatch_head_dim(head_dim, [&]<int kHeadDim>() {

@@ -17,6 +17,19 @@ struct Section {
   }
 };
 
+/// With fewer, this kernel takes their rows, too.
+constexpr int64_t kFewestDecodes = 16;
+
+/// The sequences begin .. end - 1 of a batch; rows count from its first.
+Batch sequences(const Batch& batch, int64_t begin, int64_t end) {
+  Batch part = batch;
+  part.cu_seqlens_q = batch.cu_seqlens_q.rows(begin, end + 1);
+  part.context_lens = batch.context_lens.rows(begin, end);
+  part.block_tables = batch.block_tables.rows(begin, end);
+  part.num_decodes = std::clamp<int64_t>(batch.num_decodes - begin, 0, end - begin);
+  return part;
+}
+
 }  // namespace
 
 bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const Batch& batch,
@@ -24,6 +37,15 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
   if (!is_hopper_ || (q.shape[2] != 64 && q.shape[2] != 128)) return false;
   // A third of the SMs at the speed of this kernel outdo all of them at that of the other.
   if (q.shape[0] * q.shape[1] < num_sms_ / 3 * kItemRows) return false;
+  // Single rows among others read as many keys as they do work: for the kernel that is made for it.
+  const int64_t decodes = batch.num_decodes;
+  if (decodes >= kFewestDecodes && !batch.is_decode()) {
+    Batch first = sequences(batch, 0, decodes);
+    first.max_seqlen_q = 1;
+    if (attention_decode(out.rows(0, decodes), q.rows(0, decodes), cache, first, scale, window))
+      return attention_prefill(out, q, cache, sequences(batch, decodes, batch.num_seqs()), scale,
+                               window);
+  }
   const int64_t kv_heads = cache.k.shape[1];
   const Section section(batch.max_context_len, q.shape[2], kv_heads);
   const PrefillArguments arguments{attention_arguments<bf16>(out, q, cache, batch, scale, window),
