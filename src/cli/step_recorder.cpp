@@ -61,11 +61,18 @@ void StepRecorder::note_small(const char* name, std::initializer_list<Tensor> to
 }
 
 void StepRecorder::note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run) {
-  note(part, std::move(run));
+  run();
+  add_gemm(part, x, w, 0, std::move(run));
+}
+
+void StepRecorder::add_gemm(const char* part, Tensor x, Tensor w, double bytes,
+                            std::function<void()> run) {
+  current_->push_back({.part = part, .name = part, .run = std::move(run)});
   RecordedOp& op = current_->back();
   op.rows = x.shape[0];
   op.n = w.shape[0];
   op.k = w.shape[1];
+  op.bytes = bytes;
 }
 
 void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
@@ -76,6 +83,25 @@ void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
 void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
   next_gemm_ = kDown;
   note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
+}
+bool StepRecorder::gemm_add(Tensor residual, Tensor x, Tensor w) {
+  if (!ops_->gemm_add(residual, x, w)) return false;
+  const char* part = next_gemm_;
+  next_gemm_ = part == kOut ? kGateUp : after_layer();
+  add_gemm(part, x, w, 2.0 * double(residual.numel() * size_of(residual.dtype)),
+           [=, this] { (void)ops_->gemm_add(residual, x, w); });
+  return true;
+}
+bool StepRecorder::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                                           Tensor q_norm, Tensor k_norm, float eps,
+                                           const Batch& batch, Tensor cos_sin, KvCache cache) {
+  const auto run = [=, this] {
+    return ops_->gemm_qk_norm_rope_store(q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
+  };
+  if (!run()) return false;
+  add_gemm(kQkv, x, w, double((q.numel() + 2 * k.numel()) * size_of(q.dtype)),
+           [run] { (void)run(); });
+  return true;
 }
 void StepRecorder::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
   note_small("embedding", {tokens, y, y},

@@ -61,6 +61,10 @@ class StepRecorder final : public Backend {
   void gemm(Tensor y, Tensor x, Tensor w) override;
   GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
+  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
+                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
+                               KvCache cache) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
@@ -100,6 +104,8 @@ class StepRecorder final : public Backend {
                   std::function<void()> run);
   /// The same for the product of x and w.
   void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
+  /// Remembers a product of x and w that has run, and what it reads and writes besides.
+  void add_gemm(const char* part, Tensor x, Tensor w, double bytes, std::function<void()> run);
   /// Which weight is read after that of `down`.
   const char* after_layer() const;
 

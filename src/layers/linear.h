@@ -77,6 +77,12 @@ class RowParallelLinear {
   /// y [t, output] = x [t, input / world] w^T: a sum over the ranks is the result. `y` may not be
   /// `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
+  /// residual += forward(x), where that is the whole sum and one operation. False, and nothing is
+  /// done, elsewhere.
+  bool add_forward(const Step& step, Tensor residual, Tensor x) const {
+    return !bias_.defined() && step.comm.world_size() == 1 &&
+           step.ops.gemm_add(residual, x, weight_);
+  }
   Tensor weight() const { return weight_; }
   Tensor bias() const { return bias_; }
 

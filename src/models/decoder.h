@@ -3,7 +3,8 @@
 //
 // A residual stream runs beside the activations: each norm first adds the last block's output to it
 // (add_forward), so the sum over the ranks, the addition and the norm are one operation. What
-// blocks pass on is one rank's part of that sum.
+// blocks pass on is one rank's part of that sum. Of many rows, a block's last product may add to
+// the stream itself (LayerInput).
 #pragma once
 
 #include "layers/attention.h"
@@ -17,6 +18,21 @@ namespace nanovllm {
 inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
                          const std::string& prefix, int64_t size) {
   return RmsNorm(context.load, prefix, size, static_cast<float>(c.rms_norm_eps));
+}
+
+/// What a norm finds in x beside the stream: nothing, since the stream is the embedding itself or
+/// the last block has added its output to it; this rank's part of that output; or all of it.
+enum class LayerInput { none, part, sum };
+
+/// Adds what `input` says to the stream; x = norm(residual).
+inline void norm_stream(const Step& step, const RmsNorm& norm, Tensor x, Tensor residual,
+                        LayerInput input) {
+  if (input == LayerInput::none)
+    norm.forward(step, x, residual);
+  else if (input == LayerInput::part)
+    norm.add_forward(step, x, residual);
+  else
+    norm.add_sum_forward(step, x, residual);
 }
 
 /// Grouped-query attention between its projections, with the biases that the configuration names.
@@ -52,21 +68,26 @@ class ProjectedAttention {
   }
 
  protected:
-  /// x [t, hidden] -> y: all rows, or the batch's logits_rows where those are fewer. y may be x.
-  /// store(qkv) rotates query and key, and puts key and value into the cache.
-  template <class Store>
-  void forward_with(const Step& step, Tensor y, Tensor x, KvCache cache, Store&& store) const {
+  /// x [t, hidden] -> y: all rows, or the batch's logits_rows where those are fewer. y may be x. Or
+  /// all rows are added to the residual stream, as the result says. project(qkv) makes query, key
+  /// and value of x, rotates query and key, and puts key and value into the cache.
+  template <class Project>
+  LayerInput forward_with(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache,
+                          Project&& project) const {
     ArenaScope scope(step.arena);
-    const Tensor qkv = qkv_proj_.forward(step, x);
-    store(qkv);
-    if (y.shape[0] == 0) return;
+    const Tensor qkv = qkv_proj_.take_output(step, x.dtype, x.shape[0]);
+    project(qkv);
+    if (y.shape[0] == 0) return LayerInput::part;
     Tensor heads = attn_.forward(step, qkv, cache);
     if (y.shape[0] < x.shape[0]) {
       const Tensor all = heads;
       heads = step.arena.take(all.dtype, {y.shape[0], all.shape[1]});
       step.ops.gather_rows(heads, all, step.batch.logits_rows);
+    } else if (o_proj_.add_forward(step, residual, heads)) {
+      return LayerInput::none;
     }
     o_proj_.forward(step, y, heads);
+    return LayerInput::part;
   }
   Tensor query(Tensor qkv) const { return attn_.query(qkv); }
   Tensor key(Tensor qkv) const { return attn_.key(qkv); }
@@ -90,8 +111,11 @@ class RotaryAttention : public ProjectedAttention {
   }
 
   /// x [t, hidden] -> y, as forward_with()
-  void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
-    forward_with(step, y, x, cache, [&](Tensor qkv) { store(step, qkv, cache); });
+  LayerInput forward(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache) const {
+    return forward_with(step, y, residual, x, cache, [&](Tensor qkv) {
+      qkv_proj().forward(step, qkv, x);
+      store(step, qkv, cache);
+    });
   }
   /// Rotates query and key, and puts key and value into the cache.
   void store(const Step& step, Tensor qkv, KvCache cache) const {
@@ -115,6 +139,14 @@ class GatedMLP {
     ArenaScope scope(step.arena);
     down_proj_.forward(step, x, gate_up_proj_.forward_gated(step, x));
   }
+  /// The same, or residual += that, as the result says.
+  LayerInput forward(const Step& step, Tensor x, Tensor residual) const {
+    ArenaScope scope(step.arena);
+    const Tensor gated = gate_up_proj_.forward_gated(step, x);
+    if (down_proj_.add_forward(step, residual, gated)) return LayerInput::none;
+    down_proj_.forward(step, x, gated);
+    return LayerInput::part;
+  }
 
   void describe(DecoderStack& stack) const {
     DecoderWeights& layer = stack.layers.back();
@@ -134,10 +166,6 @@ class GatedMLP {
 inline bool leaves_rows_out(const Batch& batch) {
   return 2 * batch.logits_rows.shape[0] <= batch.num_tokens();
 }
-
-/// What a layer finds in x: nothing, since the stream is the embedding itself; this rank's part of
-/// the last block's output; or all of it.
-enum class LayerInput { none, part, sum };
 
 /// The rows of a step in two halves. The sums over the ranks of one travel while the other is
 /// multiplied.
@@ -172,20 +200,15 @@ class DecoderLayer {
   /// x: the last block's output. residual: the stream, without x. This block's output, this rank's
   /// part of a sum, and its stream are y and y_residual: x and residual themselves, or, in the last
   /// layer, only the batch's logits_rows of them, since after its attention a row matters to no
-  /// other.
-  void forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
-               KvCache cache, LayerInput input) const {
-    if (input == LayerInput::none)
-      input_layernorm_.forward(step, x, residual);
-    else if (input == LayerInput::part)
-      input_layernorm_.add_forward(step, x, residual);
-    else
-      input_layernorm_.add_sum_forward(step, x, residual);
-    self_attn_.forward(step, y, x, cache);
-    if (y.shape[0] == 0) return;
+  /// other. What the next norm is to add of it: the result.
+  LayerInput forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
+                     KvCache cache, LayerInput input) const {
+    norm_stream(step, input_layernorm_, x, residual, input);
+    const LayerInput attended = self_attn_.forward(step, y, residual, x, cache);
+    if (y.shape[0] == 0) return LayerInput::part;
     if (y.shape[0] < x.shape[0]) step.ops.gather_rows(y_residual, residual, step.batch.logits_rows);
-    post_attention_layernorm_.add_forward(step, y, y_residual);
-    mlp_.forward(step, y);
+    norm_stream(step, post_attention_layernorm_, y, y_residual, attended);
+    return mlp_.forward(step, y, y_residual);
   }
 
   /// The same with y = x, in halves, whose sums have been started before (but for the first layer)
@@ -262,15 +285,18 @@ class DecoderForCausalLM final : public Model {
     const Tensor residual = embed_tokens_.forward(step, step.batch.tokens);
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
     const Batch& batch = step.batch;
-    const bool decodes = batch.max_seqlen_q == 1 && batch.num_tokens() == batch.num_seqs();
-    const bool plain = Layer::is_dense && decodes;
+    const bool plain = Layer::is_dense && batch.is_decode();
     const int lanes = plain && step.comm.world_size() == 1 ? lanes_of(step) : 1;
-    if (lanes > 1)
+    if (lanes > 1) {
       run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
-        run_layers(part, layers_.size(), x.rows(from, to), residual.rows(from, to));
+        const Tensor rows = x.rows(from, to), stream = residual.rows(from, to);
+        const LayerInput end = run_layers(part, layers_.size(), rows, stream);
+        norm_stream(part, norm_, rows, stream, end);
       });
-    else if (!plain || !step.comm.sums_in_decoder_layers() ||
-             !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
+      return x;
+    }
+    if (!plain || !step.comm.sums_in_decoder_layers() ||
+        !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
       return run_and_leave_out(step, x, residual);
     norm_.add_forward(step, x, residual);
     return x;
@@ -281,13 +307,12 @@ class DecoderForCausalLM final : public Model {
  private:
   using Layer = DecoderLayer<Attention, MLP>;
 
-  static LayerInput input_of(size_t layer) {
-    return layer == 0 ? LayerInput::none : LayerInput::part;
-  }
-
-  void run_layers(const Step& step, size_t count, Tensor x, Tensor residual) const {
+  /// The first `count` layers, and what the next norm is to add.
+  LayerInput run_layers(const Step& step, size_t count, Tensor x, Tensor residual) const {
+    LayerInput input = LayerInput::none;
     for (size_t i = 0; i < count; ++i)
-      layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], input_of(i));
+      input = layers_[i].forward(step, x, residual, x, residual, step.kv_cache[i], input);
+    return input;
   }
 
   /// The same in halves, if that is worth it.
@@ -303,18 +328,16 @@ class DecoderForCausalLM final : public Model {
   /// All layers and the norm, the last of them perhaps with the rows alone that need logits.
   Tensor run_and_leave_out(const Step& step, Tensor x, Tensor residual) const {
     const size_t last = layers_.size() - 1;
-    LayerInput input = input_of(last);
-    if (run_halves(step, last, x, residual))
-      input = LayerInput::sum;
-    else
-      run_layers(step, last, x, residual);
+    const LayerInput input =
+        run_halves(step, last, x, residual) ? LayerInput::sum : run_layers(step, last, x, residual);
     Tensor y = x, y_residual = residual;
     if (leaves_rows_out(step.batch)) {
       y = step.arena.take(x.dtype, {step.batch.logits_rows.shape[0], x.shape[1]});
       y_residual = step.arena.take(x.dtype, {y.shape[0], y.shape[1]});
     }
-    layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], input);
-    if (y.shape[0] > 0) norm_.add_forward(step, y, y_residual);
+    const LayerInput end =
+        layers_[last].forward(step, y, y_residual, x, residual, step.kv_cache[last], input);
+    if (y.shape[0] > 0) norm_stream(step, norm_, y, y_residual, end);
     return y;
   }
 

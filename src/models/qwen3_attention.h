@@ -15,8 +15,12 @@ class Qwen3Attention : public ProjectedAttention {
         k_norm_(make_norm(c, context, prefix + ".k_norm", c.head_dim)) {}
 
   /// x [t, hidden] -> y, as forward_with()
-  void forward(const Step& step, Tensor y, Tensor x, KvCache cache) const {
-    forward_with(step, y, x, cache, [&](Tensor qkv) { store(step, qkv, cache); });
+  LayerInput forward(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache) const {
+    return forward_with(step, y, residual, x, cache, [&](Tensor qkv) {
+      if (project_and_store(step, qkv, x, cache)) return;
+      qkv_proj().forward(step, qkv, x);
+      store(step, qkv, cache);
+    });
   }
   /// Normalises and rotates query and key, and puts key and value into the cache.
   void store(const Step& step, Tensor qkv, KvCache cache) const {
@@ -31,6 +35,14 @@ class Qwen3Attention : public ProjectedAttention {
   }
 
  private:
+  /// The projection and store() as one operation, where there is one.
+  bool project_and_store(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
+    return !qkv_proj().bias().defined() &&
+           step.ops.gemm_qk_norm_rope_store(query(qkv), key(qkv), value(qkv), x,
+                                            qkv_proj().weight(), q_norm_.weight(), k_norm_.weight(),
+                                            q_norm_.eps(), step.batch, cos_sin(), cache);
+  }
+
   RmsNorm q_norm_, k_norm_;
 };
 

@@ -26,6 +26,13 @@ class Qwen3MoeMLP {
       dense_->forward(step, x);
   }
 
+  /// The same, or residual += that, as the result says.
+  LayerInput forward(const Step& step, Tensor x, Tensor residual) const {
+    if (dense_) return dense_->forward(step, x, residual);
+    experts_->forward(step, x);
+    return LayerInput::part;
+  }
+
  private:
   std::optional<Experts> experts_;  // one of the two
   std::optional<GatedMLP> dense_;

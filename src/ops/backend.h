@@ -263,6 +263,11 @@ class Backend {
     gemm(gate_up, x, w);
     silu_and_mul(y, gate_up);
   }
+  /// residual += x w^T, the product rounded before it is added. False, and nothing is done, where
+  /// the backend would need two steps: the caller then takes gemm() and add_rms_norm().
+  virtual bool gemm_add(Tensor residual, Tensor x, Tensor w) {
+    return (void)residual, (void)x, (void)w, false;
+  }
   /// residual += x; y = rms_norm(residual). y may be x.
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);
@@ -288,6 +293,14 @@ class Backend {
     rms_norm(k, k, k_norm, eps);
     rotary_embedding(q, k, batch.positions, cos_sin);
     store_kv(cache, k, v, batch.slot_mapping);
+  }
+  /// q, k, v, side by side in memory, = x w^T, and qk_norm_rope_store() of them; what is left in k
+  /// and v is unspecified. False, and nothing is done, where the backend would need two steps.
+  virtual bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                                       Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
+                                       Tensor cos_sin, KvCache cache) {
+    return (void)q, (void)k, (void)v, (void)x, (void)w, (void)q_norm, (void)k_norm, (void)eps,
+           (void)batch, (void)cos_sin, (void)cache, false;
   }
   /// All layers of a decode step: batch row i is the one query row of sequence i, its last
   /// (padding: a context of 0). residual [t, hidden]: the embeddings, then the stream without the

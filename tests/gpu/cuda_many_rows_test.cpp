@@ -52,6 +52,28 @@ TEST_F(CudaManyRows, GatedProductsHaveTheBitsOfTheDefinition) {
   }
 }
 
+TEST_F(CudaManyRows, ProductsAreAddedAsTheirSumsWouldBe) {
+  for (const auto& [m, n, k] :
+       {Shape{900, 4000, 1088}, {2048, 2048, 1024}, {3000, 2744, 1600}, {16, 16896, 1024}}) {
+    Rig rig(*gpu_);
+    const auto values = normal_values(m * k, 1);
+    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
+                 odd = rig.padded(values, DType::bf16, m, k, 1),
+                 w = rig.weight(normal_values(n * k, 2, 0.03f), DType::bf16, n, k),
+                 product = rig.empty(DType::bf16, {m, n});
+    const auto before = normal_values((m + 1) * (n + 8), 3);
+    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
+                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
+    gpu_->gemm(product, odd, w);
+    gpu_->add(want.rows(0, m).cols(0, n), product);
+    if (!gpu_->gemm_add(got.rows(0, m).cols(0, n), x, w)) {
+      EXPECT_LT(m, 900) << "no kernel of many rows";
+      continue;
+    }
+    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+  }
+}
+
 constexpr int64_t kRows = 1101, kFew = 100;
 
 TEST_F(CudaManyRows, NormsHaveTheBitsOfFewRows) {
@@ -91,24 +113,24 @@ struct HeadsShape {
 
 /// Queries, keys and values as the projection leaves them, on their way into a cache.
 struct HeadsRig {
-  static constexpr int64_t kBlock = 16, kBlocks = 100;
+  static constexpr int64_t kBlock = 16, kBlocks = 200;
   HeadsShape shape;
   Tensor qkv, q_norm, k_norm, cos_sin, positions, slots;
   KvCache cache;
 
-  HeadsRig(Rig& rig, const HeadsShape& s) : shape(s) {
+  HeadsRig(Rig& rig, const HeadsShape& s, int64_t rows = kRows) : shape(s) {
     const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
-    qkv = rig.upload(normal_values(kRows * width, 6), DType::bf16, {kRows, width});
+    qkv = rig.upload(normal_values(rows * width, 6), DType::bf16, {rows, width});
     q_norm = rig.upload(normal_values(s.head_dim, 7), DType::bf16, {s.head_dim});
     k_norm = rig.upload(normal_values(s.head_dim, 8), DType::bf16, {s.head_dim});
     cos_sin = rig.upload(normal_values(64 * s.rotary_dim, 9), DType::f32, {64, s.rotary_dim});
     std::vector<int32_t> at, to;
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < rows; ++i) {
       at.push_back(static_cast<int32_t>(i * 7 % 64));
       to.push_back(i % 13 == 5 ? -1 : static_cast<int32_t>(i * 11 % (kBlock * kBlocks)));
     }
-    positions = rig.upload(at, {kRows});
-    slots = rig.upload(to, {kRows});
+    positions = rig.upload(at, {rows});
+    slots = rig.upload(to, {rows});
     const std::vector<float> old(static_cast<size_t>(kBlocks * s.kv_heads * kBlock * s.head_dim),
                                  3.0f);
     const auto pages = [&] {
@@ -117,20 +139,36 @@ struct HeadsRig {
     cache.k = pages();
     cache.v = pages();
   }
-  void run(Backend& ops, int64_t begin, int64_t end, bool norm) const {
+  /// `work`(q, k, v, batch) with the rows begin .. end - 1.
+  template <class Work>
+  void with(int64_t begin, int64_t end, Work&& work) const {
     Batch batch;
     batch.positions = positions.rows(begin, end);
     batch.slot_mapping = slots.rows(begin, end);
     const int64_t q_end = shape.heads * shape.head_dim,
                   k_end = q_end + shape.kv_heads * shape.head_dim;
-    const Tensor rows = qkv.rows(begin, end), q = rows.cols(0, q_end).split(shape.head_dim),
-                 k = rows.cols(q_end, k_end).split(shape.head_dim),
-                 v = rows.cols(k_end, rows.shape[1]).split(shape.head_dim);
-    if (norm)
-      ops.qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
-    else
-      ops.rope_store(q, k, v, batch, cos_sin, cache);
+    const Tensor rows = qkv.rows(begin, end);
+    work(rows.cols(0, q_end).split(shape.head_dim), rows.cols(q_end, k_end).split(shape.head_dim),
+         rows.cols(k_end, rows.shape[1]).split(shape.head_dim), batch);
   }
+  void run(Backend& ops, int64_t begin, int64_t end, bool norm) const {
+    with(begin, end, [&](Tensor q, Tensor k, Tensor v, const Batch& batch) {
+      if (norm)
+        ops.qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
+      else
+        ops.rope_store(q, k, v, batch, cos_sin, cache);
+    });
+  }
+  /// The same from the product; false where there is no such kernel.
+  bool run_product(Backend& ops, Tensor x, Tensor w) const {
+    bool done = false;
+    with(0, x.shape[0], [&](Tensor q, Tensor k, Tensor v, const Batch& batch) {
+      done =
+          ops.gemm_qk_norm_rope_store(q, k, v, x, w, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
+    });
+    return done;
+  }
+  Tensor queries() const { return qkv.cols(0, shape.heads * shape.head_dim); }
 };
 
 TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
@@ -146,13 +184,32 @@ TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
       for (int64_t i = 0; i < kRows; i += kFew) few.run(*gpu_, i, std::min(i + kFew, kRows), norm);
       const std::string what = std::to_string(shape.heads) + " heads of " +
                                std::to_string(shape.head_dim) + (norm ? ", normalised" : "");
-      const auto q = [&](const HeadsRig& heads) {
-        return rig.floats(heads.qkv.cols(0, shape.heads * shape.head_dim));
-      };
-      EXPECT_EQ(q(many), q(few)) << what;
+      EXPECT_EQ(rig.floats(many.queries()), rig.floats(few.queries())) << what;
       EXPECT_TRUE(rig.bytes(many.cache.k) == rig.bytes(few.cache.k)) << what;
       EXPECT_TRUE(rig.bytes(many.cache.v) == rig.bytes(few.cache.v)) << what;
     }
+}
+
+TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
+  struct ProductShape {
+    HeadsShape heads;
+    int64_t rows, k;
+  };
+  for (const auto& [shape, rows, k] :
+       {ProductShape{{16, 8, 128, 128}, 2048, 1024}, {{15, 3, 128, 128}, 2999, 1088}}) {
+    Rig rig(*gpu_);
+    const HeadsRig one(rig, shape, rows), two(rig, shape, rows);
+    const Tensor x = rig.upload(normal_values(rows * k, 1), DType::bf16, {rows, k}),
+                 w = rig.weight(normal_values(two.qkv.shape[1] * k, 2, 0.03f), DType::bf16,
+                                two.qkv.shape[1], k);
+    gpu_->gemm(two.qkv, x, w);
+    two.run(*gpu_, 0, rows, true);
+    ASSERT_TRUE(one.run_product(*gpu_, x, w)) << "no kernel of many rows";
+    const std::string what = std::to_string(rows) + " rows";
+    EXPECT_EQ(rig.floats(one.queries()), rig.floats(two.queries())) << what;
+    EXPECT_TRUE(rig.bytes(one.cache.k) == rig.bytes(two.cache.k)) << what;
+    EXPECT_TRUE(rig.bytes(one.cache.v) == rig.bytes(two.cache.v)) << what;
+  }
 }
 
 }  // namespace

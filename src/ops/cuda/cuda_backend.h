@@ -12,6 +12,7 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/gemm_algorithms.h"
+#include "ops/cuda/gemm_large.h"
 #include "ops/cuda/handles.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/staged_load.h"
@@ -64,6 +65,7 @@ class CudaBackend final : public Backend {
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
   GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override;
+  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
@@ -91,6 +93,9 @@ class CudaBackend final : public Backend {
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
 #ifdef NANOVLLM_CUDA_HOPPER
+  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
+                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
+                               KvCache cache) override;
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override;
 #endif
@@ -132,7 +137,8 @@ class CudaBackend final : public Backend {
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same of many rows (gemm_large_sm90a.cu).
-  bool gemm_large(Tensor y, Tensor x, Tensor w, bool gated);
+  template <LargeEnd end>
+  bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});
   /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
   static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
   /// False, and nothing done, where the algorithm does not take this product.

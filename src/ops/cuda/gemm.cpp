@@ -49,7 +49,7 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_skinny(y, x, w, false) || gemm_large(y, x, w, false)) return;
+  if (gemm_skinny(y, x, w, false) || gemm_large<LargeEnd::store>(y, x, w)) return;
 #endif
   use_device();
   // Whoever takes it, the bits are the same.
@@ -68,9 +68,21 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w
         "gemm_silu_and_mul: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_skinny(y, x, w, true) || gemm_large(y, x, w, true)) return;
+  if (gemm_skinny(y, x, w, true) || gemm_large<LargeEnd::gate>(y, x, w)) return;
 #endif
   Backend::gemm_silu_and_mul(y, gate_up, x, w);
+}
+
+bool CudaBackend::gemm_add(Tensor residual, Tensor x, Tensor w) {
+  check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
+            residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&
+            x.dtype == w.dtype && residual.dtype == x.dtype,
+        "gemm_add: {} += {} times {} transposed", residual.describe(), x.describe(), w.describe());
+#ifdef NANOVLLM_CUDA_HOPPER
+  return gemm_large<LargeEnd::add>(residual, x, w);
+#else
+  return false;
+#endif
 }
 
 }  // namespace nanovllm

@@ -1,31 +1,21 @@
-// y = x w^T of many rows on Hopper, or silu_and_mul() of it: blocks stay on their SM and take tiles
+// y = x w^T of many rows on Hopper, or what LargeEnd says: blocks stay on their SM and take tiles
 // of 128 rows by 256 columns. A thread of the first warpgroup copies slices of 64 along k into a
 // ring (TMA); two warpgroups have 64 rows each and multiply by wgmma, k in order, which gives the
 // bits of every other kernel of this product (gemm.cpp). Two blocks form a cluster with tiles side
 // by side: each copies half of their common columns' weights to both.
 //
 // A finished tile's sums are rounded into registers at once, and leave them while the tensor cores
-// work on the next tile: a sixteenth, with its activation, in each of that tile's first steps.
+// work on the next tile: a sixteenth, with what is done to it (gemm_large_ends.cuh), in each of
+// that tile's first steps.
 #pragma once
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/gemm_cluster.cuh"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/gemm_large_heads.cuh"
 
 namespace nanovllm {
 
 constexpr int kLargeRows = 128, kLargeColumns = 256, kLargeDepth = 64, kLargeStages = 4;
 constexpr int kLargeThreads = 384, kLargeBlocks = 2;  // blocks: of a cluster
-constexpr int kLargeParts = 16;                       // in which a tile's results are stored
-
-struct LargeShape {
-  int rows, columns;  // of y
-  int64_t stride;     // of y's rows
-  int steps;          // of 64 along k, kLargeParts at least
-  int pairs, row_pairs,
-      groups;  // tiles of a cluster: all, those above each other, those of a group
-  int up;      // w's row where those of `up` begin, if gated
-};
 
 struct __align__(1024) LargeStage {
   __nv_bfloat16 x[kLargeRows * kLargeDepth], w[kLargeColumns * kLargeDepth];
@@ -80,90 +70,32 @@ __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUte
   }
 }
 
-/// The two bf16 of a register.
-__device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-/// a / b, rounded once as the division is, without its branch: for |a| of 2^-60 to 2^60 and b of 1
-/// to 2^60, where none of these steps leaves the normal numbers.
-__device__ __forceinline__ float quotient(float a, float b) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-  r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
-  float q = __fmul_rn(a, r);
-  q = __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
-  return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+/// What a tile is added to, on its way to the L2 cache: it is read when the tile is finished, and
+/// memory would take longer than a step. By both warpgroups, two lines to a thread.
+__device__ inline void prefetch_tile(const __nv_bfloat16* y, const LargeShape& shape,
+                                     const LargeTile& tile) {
+  constexpr int kLine = 64;  // elements
+  const int thread = static_cast<int>(threadIdx.x) - 128, row = tile.row * kLargeRows + thread / 2;
+  if (row >= shape.rows) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int column = tile.column * kLargeColumns + (thread % 2 * 2 + i) * kLine;
+    if (column < shape.columns)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(y + row * shape.stride + column));
+  }
 }
-
-/// silu_times() of four gates with their ups, two bf16 in each register, into the gates.
-__device__ __forceinline__ void silu_times_pairs(uint32_t& gate0, uint32_t& gate1, uint32_t up0,
-                                                 uint32_t up1) {
-  float g[4] = {low_of(gate0), high_of(gate0), low_of(gate1), high_of(gate1)},
-        u[4] = {low_of(up0), high_of(up0), low_of(up1), high_of(up1)}, y[4];
-  constexpr float kLeast = 0x1p-60f, kMost = 32.0f;  // e^32 < 2^60
-  const float least = fminf(fminf(fabsf(g[0]), fabsf(g[1])), fminf(fabsf(g[2]), fabsf(g[3]))),
-              most = fmaxf(fmaxf(fabsf(g[0]), fabsf(g[1])), fmaxf(fabsf(g[2]), fabsf(g[3])));
-  if (least >= kLeast && most <= kMost) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = quotient(g[i], 1.0f + expf(-g[i])) * u[i];
-  } else {
-    // Rare, and code is to be short: each in turn at the same place.
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const float next = silu_times(g[0], u[0]);
-#pragma unroll
-      for (int k = 0; k < 3; ++k) g[k] = g[k + 1], u[k] = u[k + 1], y[k] = y[k + 1];
-      y[3] = next;
-    }
-  }
-  gate0 = pack_bf16(y[0], y[1]);
-  gate1 = pack_bf16(y[2], y[3]);
-}
-
-/// The rounded sums of a tile that was finished before: pair[2 j + r] is columns 8 j + 2 (lane % 4)
-/// and the next of row lane / 4 + 8 r of the warp's 16.
-template <bool gated>
-struct LargeResult {
-  uint32_t pair[64];
-  __nv_bfloat16* to = nullptr;  // the lane's first vector of its first row; null: nothing is held
-  int rows, columns;            // of y, left from there
-
-  __device__ void take(const float (&sum)[128]) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) pair[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
-  }
-  __device__ void store(const LargeShape& shape, int q, int r) {
-    uint32_t unit[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) unit[i] = pair[2 * (4 * q + i) + r];
-    transpose_quad(unit);
-    if (8 * r < rows && 32 * q < columns)
-      *reinterpret_cast<uint4*>(to + 8 * r * shape.stride + 32 * q) = {unit[0], unit[1], unit[2],
-                                                                       unit[3]};
-  }
-  /// Part `i` of kLargeParts, in order.
-  __device__ void store_part(const LargeShape& shape, int i) {
-    if (!to) return;
-    if constexpr (gated) {
-      const int q = i / 4, r = i / 2 % 2, first = 2 * (4 * q + i % 2 * 2) + r;
-      silu_times_pairs(pair[first], pair[first + 2], pair[first + 32], pair[first + 34]);
-      if (i % 2 == 1) store(shape, q, r);
-    } else {
-      store(shape, i / 2, i % 2);
-    }
-  }
-};
 
 /// Two warpgroups' part: the products of all tiles.
-template <bool gated>
-__device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const LargeShape& shape) {
+template <LargeEnd end>
+__device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const LargeShape& shape,
+                               const LargeInput<end>& input) {
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp - 4;
   constexpr int kTileBytes = 64 * kLargeDepth * sizeof(__nv_bfloat16);
   LargeCursor at;
   int last = 0;
   float sum[128];
-  LargeResult<gated> result;
+  LargeResult<end> result;
   const auto multiply = [&](bool accumulate) {
     wait_barrier(&shared.full[at.stage], at.parity);
     LargeStage& stage = shared.stage[at.stage];
@@ -185,10 +117,11 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
       last = at.stage;
       at.next();
     };
+    if constexpr (end == LargeEnd::add) prefetch_tile(y, shape, LargeTile(shape, i, rank));
 #pragma unroll
     for (int step = 0; step < kLargeParts; ++step) {
       multiply(step > 0);
-      result.store_part(shape, step);
+      result.store_part(shape, input, step);
       end_step(step == 0);
     }
     for (int step = kLargeParts; step < shape.steps; ++step) {
@@ -200,21 +133,20 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
     release(last);
     result.take(sum);
     const LargeTile tile(shape, i, rank);
-    const int row = tile.row * kLargeRows + 16 * warp + lane / 4,
-              column = tile.column * (gated ? kLargeColumns / 2 : kLargeColumns) + lane % 4 * 8;
-    result.to = y + row * shape.stride + column;
-    result.rows = shape.rows - row;
-    result.columns = shape.columns - column;
+    result.place(
+        y, shape, input, tile.row * kLargeRows + 16 * warp + lane / 4,
+        tile.column * (end == LargeEnd::gate ? kLargeColumns / 2 : kLargeColumns) + lane % 4 * 8);
   }
 #pragma unroll
-  for (int step = 0; step < kLargeParts; ++step) result.store_part(shape, step);
+  for (int step = 0; step < kLargeParts; ++step) result.store_part(shape, input, step);
 }
 
 /// `x`, `w`: boxes of 128 rows by 64 columns. The grid is a multiple of kLargeBlocks.
-template <bool gated>
+template <LargeEnd end>
 __global__ void __cluster_dims__(kLargeBlocks, 1, 1) __launch_bounds__(kLargeThreads, 1)
     gemm_large_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap x,
-                      const __grid_constant__ CUtensorMap w, const LargeShape shape) {
+                      const __grid_constant__ CUtensorMap w, const LargeShape shape,
+                      const __grid_constant__ LargeInput<end> input) {
   extern __shared__ __align__(1024) char memory[];
   LargeShared& shared = *reinterpret_cast<LargeShared*>(memory);
   if (threadIdx.x == 0) {
@@ -231,13 +163,13 @@ __global__ void __cluster_dims__(kLargeBlocks, 1, 1) __launch_bounds__(kLargeThr
   if (threadIdx.x < 128) {
     leave_registers<24>();
     if (threadIdx.x == 0) {
-      copy_tiles<gated>(shared, x, w, shape);
+      copy_tiles<end == LargeEnd::gate>(shared, x, w, shape);
       let_next_start();
     }
     __syncwarp();
   } else {
     take_registers<240>();
-    multiply_tiles<gated>(shared, y, shape);
+    multiply_tiles<end>(shared, y, shape, input);
   }
   // The other block still arrives here, and copies to here.
   sync_cluster();

@@ -1,5 +1,6 @@
 // Chooses and launches a kernel of gemm_large.cuh.
 #include <algorithm>
+#include <bit>
 
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_large.cuh"
@@ -28,7 +29,9 @@ bool fills(int64_t pairs, int64_t clusters) {
 
 }  // namespace
 
-bool CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, bool gated) {
+template <LargeEnd end>
+bool CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input) {
+  constexpr bool gated = end == LargeEnd::gate;
   const int64_t k = x.shape[1];
   if (!is_hopper_ || x.shape[0] < kFewestRows || x.dtype != DType::bf16 || y.dtype != DType::bf16 ||
       k % kLargeDepth != 0 || k < kLargeParts * kLargeDepth ||
@@ -47,15 +50,39 @@ bool CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, bool gated) {
                          .row_pairs = static_cast<int>(row_pairs),
                          .groups = kGroupPairs,
                          .up = static_cast<int>(y.shape[1])};
-  const auto go = [&](auto kernel) {
-    launch_early(kernel, grid_size(clusters * kLargeBlocks), kLargeThreads, sizeof(LargeShared),
-                 device_ptr<bf16>(y), map_of(encode_map_, x), map_of(encode_map_, w), shape);
-  };
-  if (gated)
-    go(gemm_large_kernel<true>);
-  else
-    go(gemm_large_kernel<false>);
+  launch_early(gemm_large_kernel<end>, grid_size(clusters * kLargeBlocks), kLargeThreads,
+               sizeof(LargeShared), device_ptr<bf16>(y), map_of(encode_map_, x),
+               map_of(encode_map_, w), shape, input);
   return true;
+}
+
+template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::store>&);
+template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::gate>&);
+template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::add>&);
+
+bool CudaBackend::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                                          Tensor q_norm, Tensor k_norm, float eps,
+                                          const Batch& batch, Tensor cos_sin, KvCache cache) {
+  check_fused("gemm_qk_norm_rope_store", q, k, v, batch, cos_sin, cache);
+  const int64_t heads = q.shape[1] + k.shape[1] + v.shape[1], block_size = cache.k.shape[2];
+  const auto follows = [&](const Tensor& next, const Tensor& t) {
+    return next.data == t.data + t.shape[1] * kLargeHead * size_of(t.dtype) &&
+           next.stride[0] == t.stride[0];
+  };
+  if (q.dtype != DType::bf16 || q.shape[2] != kLargeHead || cos_sin.shape[1] != kLargeHead ||
+      q.stride[1] != kLargeHead || !follows(k, q) || !follows(v, k) ||
+      !std::has_single_bit(static_cast<uint64_t>(block_size)) ||
+      !wide_rows({cache.k, cache.v, cos_sin, q_norm, k_norm}))
+    return false;
+  LargeInput<LargeEnd::heads> input{
+      .heads = fused_arguments<bf16>(q, k, v, batch, cos_sin, cache),
+      .block_shift = std::countr_zero(static_cast<uint64_t>(block_size))};
+  input.heads.q_norm = device_ptr<bf16>(q_norm);
+  input.heads.k_norm = device_ptr<bf16>(k_norm);
+  input.heads.eps = eps;
+  Tensor y(q.data, q.dtype, {q.shape[0], heads * kLargeHead}, q.device);
+  y.stride[0] = q.stride[0];
+  return gemm_large(y, x, w, input);
 }
 
 }  // namespace nanovllm

@@ -192,58 +192,6 @@ dim3 grid_of_lanes(const FusedArguments<T>& a, unsigned lanes) {
   return {grid_size(ceil_div(a.tokens * heads * lanes, kWarpsPerBlock * kWarp))};
 }
 
-void check_heads(const char* op, const Tensor& q, const Tensor& k, int64_t tokens) {
-  check(q.rank == 3 && k.rank == 3 && q.shape[0] == tokens && k.shape[0] == tokens &&
-            q.shape[2] == k.shape[2] && q.dtype == k.dtype && dense_last_axis(q) &&
-            dense_last_axis(k),
-        "{}: {} tokens, {} and {}", op, tokens, q.describe(), k.describe());
-}
-
-void check_stored(const KvCache& cache, const Tensor& k, const Tensor& v) {
-  check_pages(cache);
-  check(v.rank == 3 && k.shape == v.shape && k.shape[1] == cache.k.shape[1] &&
-            k.shape[2] == cache.k.shape[3] && k.dtype == cache.k.dtype && v.dtype == k.dtype &&
-            dense_last_axis(v),
-        "store_kv: {} and {} into pages of {}", k.describe(), v.describe(), cache.k.describe());
-}
-
-void check_fused(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Batch& batch, const Tensor& cos_sin, const KvCache& cache) {
-  const int64_t tokens = batch.positions.numel();
-  check_heads(op, q, k, tokens);
-  check_stored(cache, k, v);
-  check(cos_sin.rank == 2 && cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= q.shape[2] &&
-            batch.slot_mapping.numel() == tokens,
-        "{}: {}, a table of {}, {} slots", op, q.describe(), cos_sin.describe(),
-        batch.slot_mapping.numel());
-}
-
-/// All but the norm.
-template <class T>
-FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, const Tensor& v,
-                                              const Batch& batch, const Tensor& cos_sin,
-                                              const KvCache& cache) {
-  return {.q = heads_of<T>(q),
-          .k = heads_of<T>(k),
-          .v = heads_of<T>(v),
-          .q_norm = nullptr,
-          .k_norm = nullptr,
-          .eps = 0.0f,
-          .positions = batch.positions.ptr<int32_t>(),
-          .slots = batch.slot_mapping.ptr<int32_t>(),
-          .cos_sin = cos_sin.ptr<float>(),
-          .table_stride = cos_sin.stride[0],
-          .k_cache = device_ptr<T>(cache.k),
-          .v_cache = device_ptr<T>(cache.v),
-          .k_pages = Pages(cache.k),
-          .v_pages = Pages(cache.v),
-          .tokens = batch.positions.numel(),
-          .d = static_cast<int>(q.shape[2]),
-          .half = static_cast<int>(cos_sin.shape[1] / 2),
-          .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin}),
-          .is_settled = false};
-}
-
 }  // namespace
 
 void CudaBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {

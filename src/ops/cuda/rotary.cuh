@@ -1,4 +1,5 @@
-// What the kernels of rotary.cu share, and the one of them that steps of many tokens take.
+// What the kernels of rotary.cu share, also with products that end as they do, and the one of them
+// that steps of many tokens take.
 #pragma once
 
 #include "ops/cuda/mma.cuh"
@@ -39,6 +40,58 @@ struct FusedArguments {
   bool wide;
   bool is_settled;  // positions and slots are there before the kernel before this one is done
 };
+
+inline void check_heads(const char* op, const Tensor& q, const Tensor& k, int64_t tokens) {
+  check(q.rank == 3 && k.rank == 3 && q.shape[0] == tokens && k.shape[0] == tokens &&
+            q.shape[2] == k.shape[2] && q.dtype == k.dtype && dense_last_axis(q) &&
+            dense_last_axis(k),
+        "{}: {} tokens, {} and {}", op, tokens, q.describe(), k.describe());
+}
+
+inline void check_stored(const KvCache& cache, const Tensor& k, const Tensor& v) {
+  check_pages(cache);
+  check(v.rank == 3 && k.shape == v.shape && k.shape[1] == cache.k.shape[1] &&
+            k.shape[2] == cache.k.shape[3] && k.dtype == cache.k.dtype && v.dtype == k.dtype &&
+            dense_last_axis(v),
+        "store_kv: {} and {} into pages of {}", k.describe(), v.describe(), cache.k.describe());
+}
+
+inline void check_fused(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Batch& batch, const Tensor& cos_sin, const KvCache& cache) {
+  const int64_t tokens = batch.positions.numel();
+  check_heads(op, q, k, tokens);
+  check_stored(cache, k, v);
+  check(cos_sin.rank == 2 && cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= q.shape[2] &&
+            batch.slot_mapping.numel() == tokens,
+        "{}: {}, a table of {}, {} slots", op, q.describe(), cos_sin.describe(),
+        batch.slot_mapping.numel());
+}
+
+/// All but the norm.
+template <class T>
+FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Batch& batch, const Tensor& cos_sin,
+                                              const KvCache& cache) {
+  return {.q = heads_of<T>(q),
+          .k = heads_of<T>(k),
+          .v = heads_of<T>(v),
+          .q_norm = nullptr,
+          .k_norm = nullptr,
+          .eps = 0.0f,
+          .positions = batch.positions.ptr<int32_t>(),
+          .slots = batch.slot_mapping.ptr<int32_t>(),
+          .cos_sin = cos_sin.ptr<float>(),
+          .table_stride = cos_sin.stride[0],
+          .k_cache = device_ptr<T>(cache.k),
+          .v_cache = device_ptr<T>(cache.v),
+          .k_pages = Pages(cache.k),
+          .v_pages = Pages(cache.v),
+          .tokens = batch.positions.numel(),
+          .d = static_cast<int>(q.shape[2]),
+          .half = static_cast<int>(cos_sin.shape[1] / 2),
+          .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin}),
+          .is_settled = false};
+}
 
 /// Eight bf16, two in a register.
 struct alignas(16) Words {

@@ -1,0 +1,125 @@
+// What becomes of the sums of a large product (gemm_large.cuh).
+#pragma once
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/gemm_large.h"
+#include "ops/cuda/mma.cuh"
+
+namespace nanovllm {
+
+constexpr int kLargeParts = 16;  // in which a tile's results are stored
+
+struct LargeShape {
+  int rows, columns;  // of y
+  int64_t stride;     // of y's rows
+  int steps;          // of 64 along k, kLargeParts at least
+  int pairs, row_pairs,
+      groups;  // tiles of a cluster: all, those above each other, those of a group
+  int up;      // w's row where those of `up` begin, if gated
+};
+
+/// The two bf16 of a register.
+__device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/// a / b, rounded once as the division is, without its branch: for |a| of 2^-60 to 2^60 and b of 1
+/// to 2^60, where none of these steps leaves the normal numbers.
+__device__ __forceinline__ float quotient(float a, float b) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
+  float q = __fmul_rn(a, r);
+  q = __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+  return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+}
+
+/// silu_times() of four gates with their ups, two bf16 in each register, into the gates.
+__device__ __forceinline__ void silu_times_pairs(uint32_t& gate0, uint32_t& gate1, uint32_t up0,
+                                                 uint32_t up1) {
+  float g[4] = {low_of(gate0), high_of(gate0), low_of(gate1), high_of(gate1)},
+        u[4] = {low_of(up0), high_of(up0), low_of(up1), high_of(up1)}, y[4];
+  constexpr float kLeast = 0x1p-60f, kMost = 32.0f;  // e^32 < 2^60
+  const float least = fminf(fminf(fabsf(g[0]), fabsf(g[1])), fminf(fabsf(g[2]), fabsf(g[3]))),
+              most = fmaxf(fmaxf(fabsf(g[0]), fabsf(g[1])), fmaxf(fabsf(g[2]), fabsf(g[3])));
+  if (least >= kLeast && most <= kMost) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = quotient(g[i], 1.0f + expf(-g[i])) * u[i];
+  } else {
+    // Rare, and code is to be short: each in turn at the same place.
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const float next = silu_times(g[0], u[0]);
+#pragma unroll
+      for (int k = 0; k < 3; ++k) g[k] = g[k + 1], u[k] = u[k + 1], y[k] = y[k + 1];
+      y[3] = next;
+    }
+  }
+  gate0 = pack_bf16(y[0], y[1]);
+  gate1 = pack_bf16(y[2], y[3]);
+}
+
+__device__ inline uint32_t add_pairs(uint32_t a, uint32_t b) {
+  return pack_bf16(low_of(a) + low_of(b), high_of(a) + high_of(b));
+}
+
+/// The rounded sums of a tile that was finished before: pair[2 j + r] is columns 8 j + 2 (lane % 4)
+/// and the next of row lane / 4 + 8 r of the warp's 16.
+template <LargeEnd end>
+struct LargeResult {
+  static constexpr bool gated = end == LargeEnd::gate;
+  uint32_t pair[64];
+  uint4 old;                    // what the next part is added to
+  __nv_bfloat16* to = nullptr;  // the lane's first vector of its first row; null: nothing is held
+  int rows, columns;            // of y, left from there
+
+  __device__ void take(const float (&sum)[128]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) pair[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+  }
+  /// Where they go: the lane's first row and, of vectors, its first column.
+  __device__ void place(__nv_bfloat16* y, const LargeShape& shape, const LargeInput<end>&, int row,
+                        int column) {
+    to = y + row * shape.stride + column;
+    rows = shape.rows - row;
+    columns = shape.columns - column;
+    load_old(shape, 0);
+  }
+  /// Where vector q of the lane's row r is; null outside y.
+  __device__ uint4* vector(const LargeShape& shape, int q, int r) const {
+    return to && 8 * r < rows && 32 * q < columns
+               ? reinterpret_cast<uint4*>(to + 8 * r * shape.stride + 32 * q)
+               : nullptr;
+  }
+  /// Reads ahead what part `i` is added to.
+  __device__ void load_old(const LargeShape& shape, int i) {
+    if constexpr (end == LargeEnd::add)
+      if (const uint4* at = vector(shape, i / 2, i % 2)) old = *at;
+  }
+  __device__ void store(const LargeShape& shape, int q, int r) {
+    uint32_t unit[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) unit[i] = pair[2 * (4 * q + i) + r];
+    transpose_quad(unit);
+    if constexpr (end == LargeEnd::add) {
+      unit[0] = add_pairs(old.x, unit[0]);
+      unit[1] = add_pairs(old.y, unit[1]);
+      unit[2] = add_pairs(old.z, unit[2]);
+      unit[3] = add_pairs(old.w, unit[3]);
+    }
+    if (uint4* at = vector(shape, q, r)) *at = {unit[0], unit[1], unit[2], unit[3]};
+  }
+  /// Part `i` of kLargeParts, in order.
+  __device__ void store_part(const LargeShape& shape, const LargeInput<end>&, int i) {
+    if (!to) return;
+    if constexpr (gated) {
+      const int q = i / 4, r = i / 2 % 2, first = 2 * (4 * q + i % 2 * 2) + r;
+      silu_times_pairs(pair[first], pair[first + 2], pair[first + 32], pair[first + 34]);
+      if (i % 2 == 1) store(shape, q, r);
+    } else {
+      store(shape, i / 2, i % 2);
+      if (i + 1 < kLargeParts) load_old(shape, i + 1);
+    }
+  }
+};
+
+}  // namespace nanovllm
