@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/open_ranks.h"
 #include "ops/backend.h"
 
 namespace nanovllm::cli {
@@ -20,14 +21,14 @@ struct RecordedOp {
   std::function<void()> run;  ///< issues it again, on the same memory
 };
 
-class StepRecorder final : public Backend {
+class StepRecorder : public Backend, public BackendProxy {
  public:
   explicit StepRecorder(std::unique_ptr<Backend> ops) : ops_(std::move(ops)) {}
 
   /// The operations of the step that was issued last, in order, be it eagerly or as a graph.
   const std::vector<RecordedOp>& last_step() const { return *current_; }
   /// What they were issued on.
-  Backend& inner() { return *ops_; }
+  Backend& inner() override { return *ops_; }
 
   Device device() const override { return ops_->device(); }
   std::string name() const override { return ops_->name(); }

@@ -45,6 +45,8 @@ std::string device_of_rank(const Backend& first, int rank) {
 std::unique_ptr<Communicator> open_communicator(Backend& backend,
                                                 const std::shared_ptr<ThreadGroup>& group,
                                                 int rank) {
+  if (auto* proxy = dynamic_cast<BackendProxy*>(&backend))
+    return proxy->wrap(open_communicator(proxy->inner(), group, rank));
   if (backend.device().kind == Device::cpu) return make_thread_communicator(group, rank);
   auto* open = find_entry<OpenCommunicatorFunction>(backend, kCommunicatorEntry);
   check(open != nullptr, ErrorKind::device, "{} comes from a module that cannot connect GPUs",

@@ -18,6 +18,17 @@ int threads_per_rank(int num_threads, int ranks_on_host);
 /// for it), and streams do not share queues (a kernel that waits would hold up another engine's).
 void prepare_for_ranks();
 
+/// What a backend that stands between a rank and its device also is.
+class BackendProxy {
+ public:
+  virtual ~BackendProxy() = default;
+  virtual Backend& inner() = 0;  ///< the device, or what is nearer to it
+  /// May stand between the rank and its communicator, too.
+  virtual std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> communicator) {
+    return communicator;
+  }
+};
+
 /// The device of rank `rank` where rank 0 has `first`: the GPUs after it, or the same CPU.
 std::string device_of_rank(const Backend& first, int rank);
 

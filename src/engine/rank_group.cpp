@@ -261,14 +261,24 @@ RankGroup::Watch RankGroup::watch_progress(const LoadProgress& progress) {
   };
 }
 
+std::optional<int> RankGroup::last_of_ranks() const {
+  const std::lock_guard lock(state_->mutex);
+  const auto [least, most] =
+      std::minmax_element(state_->ranks.begin(), state_->ranks.end(),
+                          [](const auto& a, const auto& b) { return a->num_done < b->num_done; });
+  return (*least)->num_done < (*most)->num_done ? std::optional((*least)->number) : std::nullopt;
+}
+
 RankGroup::Watch RankGroup::watch_step() {
-  return [this, begin = Clock::now(), first_done = std::optional<Clock::time_point>()](
-             const std::vector<int>& missing) mutable {
+  return [this, begin = Clock::now(),
+          since = std::optional<Clock::time_point>()](const std::vector<int>& missing) mutable {
     const auto now = Clock::now();
-    if (!first_done && missing.size() < state_->ranks.size()) first_done = now;
-    if (first_done && now > *first_done + limits_.peer)
-      fail_hung(missing.front(), fmt::format("the other ranks have been done for {:.1f} s",
-                                             seconds(now - *first_done)));
+    const std::optional<int> last = last_of_ranks();
+    if (!last) since.reset();
+    if (last && !since) since = now;
+    if (since && now > *since + limits_.peer)
+      fail_hung(*last,
+                fmt::format("the other ranks have been done for {:.1f} s", seconds(now - *since)));
     // Devices that work on their own are waited for in one place, and fast: a step has an end.
     else if (max_steps_in_flight_ > 1 && now > begin + limits_.step)
       fail_hung(missing.front(), fmt::format("its step has taken {:.1f} s", seconds(now - begin)));

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ namespace nanovllm {
 /// What counts as hung.
 struct RankLimits {
   std::chrono::milliseconds peer{8'000};   // one rank keeps the others waiting, in a step
-  std::chrono::milliseconds step{60'000};  // a whole step, on devices that run on their own
+  std::chrono::milliseconds step{9'000};   // a whole step, on devices that run on their own
   std::chrono::milliseconds load{60'000};  // no progress while a device is opened or loaded
   std::chrono::milliseconds leave{2'000};  // for the threads of a group that is destroyed
 };
@@ -72,6 +73,8 @@ class RankGroup final : public Runner {
   void finish(const Watch& watch);
   Watch watch_progress(const LoadProgress& progress);
   Watch watch_step();
+  /// The rank that has done the fewest jobs; none if all have done as many.
+  std::optional<int> last_of_ranks() const;
   void fail_hung(int rank, std::string cause);
   void start(const OpenBackend& open, const ModelConfig& model, const EngineConfig& config);
   void stop();

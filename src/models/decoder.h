@@ -181,6 +181,16 @@ struct Halves {
     body(0, int64_t{0}, middle);
     body(1, middle, rows);
   }
+  /// body(from, to) for the rows of a half, at once or one part after the other: where all of a
+  /// device works on one product, the other half's sums, which need a little of it, go on between
+  /// products alone.
+  template <class Body>
+  static void in_turns(int64_t from, int64_t to, const Body& body) {
+    constexpr int64_t kWorthTwo = 4096;
+    const int64_t middle = to - from < kWorthTwo ? to : from + (to - from) / 2;
+    body(from, middle);
+    if (middle < to) body(middle, to);
+  }
   void finish() const {
     for (const int half : {0, 1}) comm.finish_all_reduce(half);
   }
@@ -227,12 +237,16 @@ class DecoderLayer {
           step.comm.finish_all_reduce(half);
           input_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
         }
-        self_attn_.qkv_proj().forward(step, qkv.rows(from, to), rows);
+        Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {
+          self_attn_.qkv_proj().forward(step, qkv.rows(begin, end), x.rows(begin, end));
+        });
       });
       self_attn_.store(step, qkv, cache);
       const Tensor heads = self_attn_.heads(step, qkv, cache);
       halves.each([&](int half, int64_t from, int64_t to) {
-        self_attn_.o_proj().forward(step, x.rows(from, to), heads.rows(from, to));
+        Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {
+          self_attn_.o_proj().forward(step, x.rows(begin, end), heads.rows(begin, end));
+        });
         step.comm.start_all_reduce(half, x.rows(from, to));
       });
     }
