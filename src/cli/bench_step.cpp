@@ -6,6 +6,7 @@
 // waits.
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -140,9 +141,11 @@ std::vector<Part> parts_of(const std::vector<RecordedOp>& step, bool each) {
   return parts;
 }
 
-double time_part(Backend& device, const std::vector<const RecordedOp*>& ops, int64_t repetitions) {
-  return seconds_of(device, repetitions, [&] {
-    for (const RecordedOp* op : ops) op->run();
+/// The same operations on all ranks; `records`: see seconds_of_ranks().
+double time_part(std::span<Backend* const> devices, const std::vector<Part>& part_of_rank,
+                 int64_t repetitions, bool records) {
+  return seconds_of_ranks(devices, repetitions, records, [&](size_t rank) {
+    for (const RecordedOp* op : part_of_rank[rank].ops) op->run();
   });
 }
 
@@ -194,9 +197,12 @@ class StepBench {
     loaded_ = load_engine(setup_.options().model, setup_.options().engine,
                           [this](std::unique_ptr<Backend> device) {
                             auto recorder = std::make_unique<StepRecorder>(std::move(device));
-                            recorder_ = recorder.get();
+                            const std::lock_guard lock(mutex_);
+                            recorders_.push_back(recorder.get());
                             return recorder;
                           });
+    std::ranges::sort(recorders_, {}, [](const StepRecorder* r) { return r->device().index; });
+    for (StepRecorder* recorder : recorders_) devices_.push_back(&recorder->inner());
   }
 
   int run() {
@@ -215,7 +221,7 @@ class StepBench {
       for (const int64_t batch : options_.batch_sizes) add_rows(report, batch, input_len);
     report.note(
         "Each part alone, all its calls of one step on their own weights and cache; \"device\" is "
-        "all of them in order.");
+        "all of them in order. Of several ranks, all at once; sizes and rates are one rank's.");
     report.note(
         "\"step\" is the engine's, by the clock; \"idle\" is what it takes beyond \"device\".");
     report.write(loaded_.info, setup_.machine(), setup_.config(), peak_memory());
@@ -230,13 +236,14 @@ class StepBench {
   WholeStep run_step(int64_t batch, int64_t input_len) {
     const ModelConfig& c = setup_.config();
     const double tokens = double(batch * input_len), length = double(input_len);
+    const auto ranks = double(recorders_.size());
     WholeStep step;
     if (options_.prefill) {
       const Prefilling run(*loaded_.engine, setup_, batch, input_len, options_.repetitions);
       step.seconds = run.seconds();
       step.host_seconds = run.host_seconds();
       step.attention.flops = 2 * tokens * (length + 1) * double(c.num_hidden_layers) *
-                             double(c.num_attention_heads * c.head_dim);
+                             double(c.num_attention_heads * c.head_dim) / ranks;
       if (const Roofline* roofline = setup_.roofline())
         step.floor = roofline->prefill(std::vector(static_cast<size_t>(batch), input_len));
     } else {
@@ -244,7 +251,7 @@ class StepBench {
       step.seconds = run.seconds();
       step.host_seconds = run.host_seconds();
       if (const Roofline* roofline = setup_.roofline()) {
-        step.attention.bytes = roofline->kv_bytes_per_token() * double(run.context());
+        step.attention.bytes = roofline->kv_bytes_per_token() * double(run.context()) / ranks;
         step.floor = roofline->decode_step(batch, run.context());
       }
     }
@@ -253,7 +260,15 @@ class StepBench {
 
   void add_rows(BenchReport& report, int64_t batch, int64_t input_len) {
     const WholeStep whole = run_step(batch, input_len);
-    const std::vector<RecordedOp>& step = recorder_->last_step();
+    std::vector<std::vector<Part>> parts;  // of each rank
+    std::vector<Part> all;
+    for (const StepRecorder* recorder : recorders_) {
+      parts.push_back(parts_of(recorder->last_step(), options_.prefill));
+      all.push_back({"device", {}});
+      for (const RecordedOp& op : recorder->last_step()) all.back().ops.push_back(&op);
+    }
+    // Sums beside products, of many rows, wait for events across devices.
+    const bool records = recorders_.size() == 1 || !options_.prefill;
     const auto add = [&](const std::string& part, double seconds, Json more) {
       more.update({{"batch_size", batch},
                    {"input_len", input_len},
@@ -263,8 +278,11 @@ class StepBench {
       report.add(std::move(more));
     };
     double sum = 0;
-    for (const Part& part : parts_of(step, options_.prefill)) {
-      const double seconds = time_part(recorder_->inner(), part.ops, options_.repetitions);
+    for (size_t i = 0; i < parts[0].size(); ++i) {
+      const Part& part = parts[0][i];
+      std::vector<Part> of_rank;
+      for (const std::vector<Part>& rank : parts) of_rank.push_back(rank[i]);
+      const double seconds = time_part(devices_, of_rank, options_.repetitions, records);
       const Floor floor =
           floor_of(part, setup_, loaded_.info.dtype == "f32" ? 4 : 2, whole.attention);
       sum += seconds;
@@ -274,12 +292,11 @@ class StepBench {
       if (floor.seconds > 0) more["floor"] = 1e6 * floor.seconds;
       add(part.name, seconds, more);
     }
-    std::vector<const RecordedOp*> all;
-    for (const RecordedOp& op : step) all.push_back(&op);
-    const double device = time_part(recorder_->inner(), all, options_.repetitions);
+    const double device = time_part(devices_, all, options_.repetitions, records);
     const Json floor = whole.floor > 0 ? Json(1e6 * whole.floor) : Json();
-    add("sum of the parts", sum, {{"calls", all.size()}});
-    add("device", device, {{"calls", all.size()}, {"floor", floor}});
+    const size_t calls = all[0].ops.size();
+    add("sum of the parts", sum, {{"calls", calls}});
+    add("device", device, {{"calls", calls}, {"floor", floor}});
     add("idle", std::max(0.0, whole.seconds - device), Json::object());
     add("step", whole.seconds, {{"floor", floor}});
     add("host work, hidden or not", whole.host_seconds, Json::object());
@@ -287,16 +304,13 @@ class StepBench {
 
   const StepOptions& options_;
   BenchSetup setup_;
-  StepRecorder* recorder_ = nullptr;  // the engine's device
+  std::mutex mutex_;
+  std::vector<StepRecorder*> recorders_;  // the engine's devices, in the order of ranks
+  std::vector<Backend*> devices_;         // theirs
   LoadedEngine loaded_;
 };
 
-int bench_step(const StepOptions& options) {
-  check(options.engine.tensor_parallel_size == 1, ErrorKind::invalid_argument,
-        "bench step measures one device: tensor_parallel_size is {}",
-        options.engine.tensor_parallel_size);
-  return StepBench(options).run();
-}
+int bench_step(const StepOptions& options) { return StepBench(options).run(); }
 
 }  // namespace
 

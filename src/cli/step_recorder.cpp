@@ -4,7 +4,8 @@ namespace nanovllm::cli {
 namespace {
 
 constexpr const char *kAttention = "attention", *kExperts = "experts", *kLayers = "all layers",
-                     *kSmall = "small kernels", *kSampling = "sampling";
+                     *kSmall = "small kernels", *kSampling = "sampling",
+                     *kCommunication = "communication";
 constexpr const char *kQkv = "gemm qkv", *kOut = "gemm o", *kGateUp = "gemm gate_up",
                      *kDown = "gemm down", *kHead = "gemm lm_head";
 
@@ -36,6 +37,7 @@ std::unique_ptr<Graph> StepRecorder::capture(const std::function<void()>& body) 
 void StepRecorder::begin_step(const Batch& batch) {
   if (!in_lanes_) current_ = std::make_shared<Ops>();
   next_gemm_ = kQkv;
+  last_weight_ = nullptr;
   is_last_layer_ = false;
   note(kAttention, [=, this] { ops_->begin_step(batch); });  // what it prepares is attention's
 }
@@ -75,8 +77,60 @@ void StepRecorder::add_gemm(const char* part, Tensor x, Tensor w, double bytes,
   op.bytes = bytes;
 }
 
+/// What has no name of its own passes through.
+class StepRecorder::RecordedCommunicator final : public Communicator {
+ public:
+  RecordedCommunicator(StepRecorder& recorder, std::unique_ptr<Communicator> inner)
+      : recorder_(recorder), inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  int64_t rows_worth_halving() const override { return inner_->rows_worth_halving(); }
+  bool sums_in_decoder_layers() const override { return inner_->sums_in_decoder_layers(); }
+  void settle() override { inner_->settle(); }
+
+  void all_reduce(Tensor x) override {
+    note([=, this] { inner_->all_reduce(x); });
+  }
+  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override {
+    return note_if(kCommunication,
+                   [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
+  }
+  void start_all_reduce(int half, Tensor x) override {
+    note([=, this] { inner_->start_all_reduce(half, x); });
+  }
+  void finish_all_reduce(int half) override {
+    note([=, this] { inner_->finish_all_reduce(half); });
+  }
+  void all_gather(Tensor out, Tensor parts) override {
+    note([=, this] { inner_->all_gather(out, parts); });
+  }
+  bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
+              const SamplingBatch& params) override {
+    return note_if(kSampling,
+                   [=, this] { return inner_->sample(token_ids, logits, vocab_size, params); });
+  }
+
+ private:
+  void note(std::function<void()> run) { recorder_.note(kCommunication, std::move(run)); }
+  bool note_if(const char* part, const std::function<bool()>& run) {
+    if (!run()) return false;
+    recorder_.current_->push_back({.part = part, .name = part, .run = [run] { (void)run(); }});
+    return true;
+  }
+
+  StepRecorder& recorder_;
+  std::unique_ptr<Communicator> inner_;
+};
+
+std::unique_ptr<Communicator> StepRecorder::wrap(std::unique_ptr<Communicator> communicator) {
+  return std::make_unique<RecordedCommunicator>(*this, std::move(communicator));
+}
+
 void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
-  const char* part = next_gemm_;
+  const char* part = w.data == last_weight_ ? last_gemm_ : next_gemm_;
+  last_weight_ = w.data;
+  last_gemm_ = part;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
   note_gemm(part, x, w, [=, this] { ops_->gemm(y, x, w); });
 }

@@ -29,6 +29,8 @@ class StepRecorder : public Backend, public BackendProxy {
   const std::vector<RecordedOp>& last_step() const { return *current_; }
   /// What they were issued on.
   Backend& inner() override { return *ops_; }
+  /// Its operations are recorded, too: "communication".
+  std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> communicator) override;
 
   Device device() const override { return ops_->device(); }
   std::string name() const override { return ops_->name(); }
@@ -97,6 +99,7 @@ class StepRecorder : public Backend, public BackendProxy {
  private:
   using Ops = std::vector<RecordedOp>;
   class RecordedGraph;
+  class RecordedCommunicator;
 
   /// Remembers `run` and does it.
   void note(const char* part, std::function<void()> run);
@@ -116,6 +119,8 @@ class StepRecorder : public Backend, public BackendProxy {
   const char* next_gemm_ =
       nullptr;  // which weight the next product reads: told by what came before
   bool is_last_layer_ = false;
+  const std::byte* last_weight_ = nullptr;  // of gemm(): some of its rows may follow
+  const char* last_gemm_ = nullptr;
 };
 
 }  // namespace nanovllm::cli

@@ -132,15 +132,17 @@ class PhaseLog {
 
 /// The first device is open; ranks beside it open theirs at the same time, on their threads.
 std::unique_ptr<RankGroup> make_ranks(std::unique_ptr<Backend> first, const ModelConfig& model,
-                                      const EngineConfig& config) {
+                                      const EngineConfig& config,
+                                      const BackendDecorator& decorate) {
   const int world = config.tensor_parallel_size,
             threads = threads_per_rank(config.num_threads, world);
   std::vector<std::string> devices;
   for (int rank = 0; rank < world; ++rank) devices.push_back(device_of_rank(*first, rank));
   const auto shared = std::make_shared<std::unique_ptr<Backend>>(std::move(first));
   const auto open = [=](int rank) {
-    return rank == 0 ? std::move(*shared)
-                     : make_backend(devices[static_cast<size_t>(rank)], {threads});
+    if (rank == 0) return std::move(*shared);
+    auto own = make_backend(devices[static_cast<size_t>(rank)], {threads});
+    return decorate ? decorate(std::move(own)) : std::move(own);
   };
   return std::make_unique<RankGroup>(world, open, model, config);
 }
@@ -186,7 +188,7 @@ std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGr
 std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
     std::unique_ptr<Backend> device, const ModelConfig& model, const EngineConfig& config,
     const std::shared_ptr<const Checkpoint>& checkpoint, std::unique_ptr<ProcessGroup> processes,
-    PhaseLog& log) {
+    const BackendDecorator& decorate, PhaseLog& log) {
   const LoadProgress progress = [&](int64_t done, int64_t total) {
     if (config.on_progress) config.on_progress("loading weights", done, total);
   };
@@ -200,7 +202,8 @@ std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
     return {std::move(runner), std::move(ranks)};
   }
   if (config.tensor_parallel_size > 1) {
-    auto group = log.run("memory", [&] { return make_ranks(std::move(device), model, config); });
+    auto group =
+        log.run("memory", [&] { return make_ranks(std::move(device), model, config, decorate); });
     log.run("weights", [&] { group->load(checkpoint, config.seed, progress); });
     auto ranks = describe_ranks(*group, config.tensor_parallel_size);
     return {std::move(group), std::move(ranks)};
@@ -266,8 +269,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   // On a CPU, loading takes all cores by itself.
   if (ops->device().kind == Device::cpu) wait_for_tokenizer();
   if (decorate) ops = decorate(std::move(ops));
-  auto [runner, ranks] =
-      load_runner(std::move(ops), loaded.model, config, checkpoint, std::move(processes), log);
+  auto [runner, ranks] = load_runner(std::move(ops), loaded.model, config, checkpoint,
+                                     std::move(processes), decorate, log);
   log.run("close weights", [&] { checkpoint.reset(); });
   wait_for_tokenizer();
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
