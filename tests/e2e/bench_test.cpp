@@ -166,10 +166,16 @@ TEST(Bench, StepOfPromptsNamesEveryKernel) {
   EXPECT_NE(refused.errors.find("do not fit one step"), std::string::npos) << refused.errors;
 }
 
-TEST(Bench, StepIsOfOneDevice) {
-  const auto result = nanovllm_program({"bench", "step", demo_model(), "-tp", "2"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_NE(result.errors.find("tensor_parallel_size is 2"), std::string::npos) << result.errors;
+TEST(Bench, StepOfRanksNamesCommunication) {
+  const Json report = bench({"step", demo_model(), "-tp", "2", "--batch-size", "3", "--input-len",
+                             "12", "--steps", "4", "-r", "1"});
+  std::map<std::string, Json> parts;
+  for (const Json& row : report["rows"]) parts[row["part"]] = row;
+  // A sum behind the embedding and two in each of 6 layers, and the logits.
+  EXPECT_EQ(parts["communication"]["calls"], 1 + 2 * 6 + 1);
+  EXPECT_EQ(parts["gemm qkv"]["calls"], 6);
+  for (const char* part : {"communication", "gemm o", "device", "step"})
+    EXPECT_GT(parts[part]["measured"].get<double>(), 0) << part;
 }
 
 TEST(Bench, AttentionHasARowForEachShape) {
