@@ -35,8 +35,9 @@ class Communicator {
   /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
   /// Both contiguous, one dtype.
   virtual void all_gather(Tensor out, Tensor parts) = 0;
-  /// Returns when the devices of all ranks have nothing to do. Around what a driver may only do on
-  /// an idle device: with kernels that wait for other ranks under way it would never end.
+  /// Returns when all ranks have launched what came before, so that nothing under way waits for what
+  /// nobody has launched yet. Around what a driver may only do on an idle device: without, it might
+  /// never be idle.
   virtual void settle() {}
   /// Whether the backend's decoder_layers() sums over the ranks by itself, all but the last layer's
   /// output: of that it leaves this rank's part in x.

@@ -51,10 +51,7 @@ class PeerCommunicator final : public Communicator {
   }
   void finish_all_reduce(int half) override { copied_sums_.finish(half); }
   void all_gather(Tensor out, Tensor parts) override;
-  void settle() override {
-    backend_.synchronize();
-    meeting_.barrier(table_.rank);
-  }
+  void settle() override { meeting_.barrier(table_.rank); }
   bool sums_in_decoder_layers() const override { return true; }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
