@@ -88,6 +88,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
   int64_t rows_worth_halving() const override { return inner_->rows_worth_halving(); }
   bool sums_in_decoder_layers() const override { return inner_->sums_in_decoder_layers(); }
   void settle() override { inner_->settle(); }
+  void abort() override { inner_->abort(); }
 
   void all_reduce(Tensor x) override {
     note([=, this] { inner_->all_reduce(x); });

@@ -35,10 +35,12 @@ class Communicator {
   /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
   /// Both contiguous, one dtype.
   virtual void all_gather(Tensor out, Tensor parts) = 0;
-  /// Returns when all ranks have launched what came before, so that nothing under way waits for what
-  /// nobody has launched yet. Around what a driver may only do on an idle device: without, it might
-  /// never be idle.
+  /// Returns when all ranks have launched what came before, so that nothing under way waits for
+  /// what nobody has launched yet. Around what a driver may only do on an idle device: without, it
+  /// might never be idle.
   virtual void settle() {}
+  /// Lets what waits for other ranks on this one's device end, for good; from any thread.
+  virtual void abort() {}
   /// Whether the backend's decoder_layers() sums over the ranks by itself, all but the last layer's
   /// output: of that it leaves this rank's part in x.
   virtual bool sums_in_decoder_layers() const { return world_size() == 1; }

@@ -34,7 +34,7 @@ inline constexpr const char* kMpiModuleFile = "libnanovllm-mpi.so";
 inline constexpr const char* kMpiModuleEntry = "nanovllm_open_mpi";
 
 /// Counts up when ProcessGroup or Communicator change.
-inline constexpr int kMpiModuleVersion = 3;
+inline constexpr int kMpiModuleVersion = 4;
 
 /// Joins the processes that mpirun started with this one; collective, once per process. Returns an
 /// object for the caller to `delete`, or null with one sentence in `error`. Never throws.

@@ -41,6 +41,7 @@ class ModelRunner final : public Runner {
   std::string device_name() const override { return backend_->name(); }
   double build_seconds() const override { return build_seconds_; }
   Backend& backend() { return *backend_; }
+  Communicator& communicator() { return *comm_; }
 
  private:
   static constexpr int kSlots = 2;

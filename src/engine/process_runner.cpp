@@ -22,6 +22,8 @@ struct StepHeader {
 };
 static_assert(std::is_trivially_copyable_v<StepHeader>);
 
+constexpr std::chrono::seconds kPatience{8};
+
 }  // namespace
 
 void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
@@ -85,7 +87,10 @@ ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
                              std::unique_ptr<ModelRunner> runner)
     : group_(std::move(group)),
       runner_(std::move(runner)),
-      block_(BatchBuilder(memory().limits).max_bytes()) {}
+      block_(BatchBuilder(memory().limits).max_bytes()) {
+  if (runner_->max_steps_in_flight() > 1)
+    alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
+}
 
 ProcessRunner::~ProcessRunner() {
   if (failed_) return;
@@ -121,7 +126,11 @@ void ProcessRunner::launch(const Plan& plan) {
 }
 
 StepResult ProcessRunner::wait() {
+  if (alarm_) alarm_->set();
   const StepResult result = runner_->wait();
+  check(!alarm_ || !alarm_->stop(),
+        "rank {} of {} has waited {} s for its device to finish a step: another rank hangs",
+        group_->rank(), group_->world_size(), kPatience.count());
   failed_ = --num_in_flight_ > 0;
   return result;
 }

@@ -2,7 +2,8 @@
 // Every process has one rank. Rank 0 schedules and broadcasts each step's batch; the others serve.
 //
 // Faults. A rank that throws ends its process without taking leave, and mpirun then ends the
-// others; a rank that is missing in a collective for 8 seconds has the same effect.
+// others; a rank that is missing in a collective for 8 seconds, or that the others' GPUs wait for,
+// has the same effect.
 #pragma once
 
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "engine/alarm_clock.h"
 #include "engine/model_runner.h"
 
 namespace nanovllm {
@@ -39,7 +41,8 @@ class ProcessRunner final : public Runner {
   std::vector<std::byte> block_, message_;
   StepInput input_;
   int num_in_flight_ = 0;
-  bool failed_ = false;  // then this process's end shall end the others
+  std::unique_ptr<AlarmClock> alarm_;  // while a device is waited for; null: none works on its own
+  bool failed_ = false;                // then this process's end shall end the others
   double build_seconds_ = 0;
 };
 

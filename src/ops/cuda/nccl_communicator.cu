@@ -137,6 +137,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
+  void abort() override { shared_->end(nccl_.abort); }
   void settle() override {
     if (!meeting_) return;  // other processes' drivers have nothing to do with this one's
     backend_.synchronize();

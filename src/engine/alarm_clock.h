@@ -1,0 +1,36 @@
+// AlarmClock: does something if a wait takes too long.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace nanovllm {
+
+class AlarmClock {
+ public:
+  /// `ring` is called on a thread of the clock's own, once at most; it must not throw.
+  AlarmClock(std::chrono::milliseconds patience, std::function<void()> ring);
+  ~AlarmClock();
+  AlarmClock(const AlarmClock&) = delete;
+  AlarmClock& operator=(const AlarmClock&) = delete;
+
+  void set();
+  /// Whether it has rung, now or before.
+  bool stop();
+
+ private:
+  void run();
+
+  const std::chrono::milliseconds patience_;
+  const std::function<void()> ring_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_set_ = false, has_rung_ = false, ends_ = false;
+  std::chrono::steady_clock::time_point time_;  // to ring
+  std::thread thread_;
+};
+
+}  // namespace nanovllm
