@@ -67,6 +67,7 @@ double seconds_of_ranks(std::span<Backend* const> devices, int64_t repetitions, 
   const auto time = [&](const std::function<void(size_t)>& run) {
     const auto begin = std::chrono::steady_clock::now();
     on_all(devices.size(), [&](size_t rank) {
+      devices[rank]->synchronize();  // and is this thread's device from now on
       run(rank);
       devices[rank]->synchronize();
     });
@@ -81,6 +82,7 @@ double seconds_of_ranks(std::span<Backend* const> devices, int64_t repetitions, 
   std::vector<std::unique_ptr<Graph>> graphs(devices.size());
   if (records) {
     on_all(devices.size(), [&](size_t rank) {
+      devices[rank]->synchronize();
       graphs[rank] = devices[rank]->capture([&] { several(rank); });
       devices[rank]->synchronize();
     });
