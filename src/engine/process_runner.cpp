@@ -1,6 +1,8 @@
 #include "engine/process_runner.h"
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -22,7 +24,7 @@ struct StepHeader {
 };
 static_assert(std::is_trivially_copyable_v<StepHeader>);
 
-constexpr std::chrono::seconds kPatience{8};
+constexpr std::chrono::milliseconds kPatience{8000}, kLastPatience{9500};
 
 }  // namespace
 
@@ -88,8 +90,9 @@ ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
     : group_(std::move(group)),
       runner_(std::move(runner)),
       block_(BatchBuilder(memory().limits).max_bytes()) {
-  if (runner_->max_steps_in_flight() > 1)
-    alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
+  if (runner_->max_steps_in_flight() == 1) return;
+  alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
+  last_alarm_ = std::make_unique<AlarmClock>(kLastPatience, [this] { end_process(); });
 }
 
 ProcessRunner::~ProcessRunner() {
@@ -125,12 +128,23 @@ void ProcessRunner::launch(const Plan& plan) {
   runner_->launch(input_, block_.data());
 }
 
+std::string ProcessRunner::describe_wait() const {
+  return fmt::format("rank {} of {} has waited {} s for its device to finish a step: {}",
+                     group_->rank(), group_->world_size(), kPatience.count() / 1000,
+                     "another rank hangs, or the step is too large for the network");
+}
+
+void ProcessRunner::end_process() const {
+  fmt::print(stderr, "error: {}\n", describe_wait());
+  std::_Exit(EXIT_FAILURE);
+}
+
 StepResult ProcessRunner::wait() {
   if (alarm_) alarm_->set();
+  if (last_alarm_) last_alarm_->set();
   const StepResult result = runner_->wait();
-  check(!alarm_ || !alarm_->stop(),
-        "rank {} of {} has waited {} s for its device to finish a step: another rank hangs",
-        group_->rank(), group_->world_size(), kPatience.count());
+  check(!alarm_ || !alarm_->stop(), "{}", describe_wait());  // and the last one stays set
+  if (last_alarm_) last_alarm_->stop();
   failed_ = --num_in_flight_ > 0;
   return result;
 }

@@ -36,13 +36,20 @@ class ProcessRunner final : public Runner {
   double build_seconds() const override { return build_seconds_; }
 
  private:
+  /// Somebody else hangs, and what waits for it here cannot be ended.
+  [[noreturn]] void end_process() const;
+  std::string describe_wait() const;
+
   std::unique_ptr<ProcessGroup> group_;
+  // While a device is waited for; null: none works on its own. The first ends the wait. The last,
+  // which outlives the runner, ends the process where that did not help.
+  std::unique_ptr<AlarmClock> last_alarm_;
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::byte> block_, message_;
   StepInput input_;
   int num_in_flight_ = 0;
-  std::unique_ptr<AlarmClock> alarm_;  // while a device is waited for; null: none works on its own
-  bool failed_ = false;                // then this process's end shall end the others
+  std::unique_ptr<AlarmClock> alarm_;
+  bool failed_ = false;  // then this process's end shall end the others
   double build_seconds_ = 0;
 };
 
