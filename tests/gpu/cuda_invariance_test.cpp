@@ -77,7 +77,7 @@ TEST_F(CudaInvariance, GemmRowsDoNotDependOnTheNumberOfRows) {
 
 /// Few rows take kernels of their own; x at an odd address takes the one that defines the order.
 TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
-  constexpr int64_t kRows = 200;
+  constexpr int64_t kRows = 264;
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{{1, 64},
                                                                                {7, 192},
                                                                                {12, 640},
@@ -85,8 +85,12 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
                                                                                {20, 320},
                                                                                {33, 640},
                                                                                {1003, 1088},
-                                                                               {4100, 1024},
-                                                                               {1024, 3072}})
+                                                                               {1048, 320},
+                                                                               {4096, 1024},
+                                                                               {1024, 2048},
+                                                                               {1024, 3072},
+                                                                               {4104, 4096},
+                                                                               {8200, 192}})
     for (const DType out : {DType::bf16, DType::f32}) {
       Rig rig(*gpu_);
       auto values = normal_values(kRows * k, 5);
@@ -95,14 +99,16 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
                    odd = rig.padded(values, DType::bf16, kRows, k, 1),
                    w = rig.weight(normal_values(n * k, 6), DType::bf16, n, k);
       const int64_t width = (n + 7) / 8 * 8;
-      const Tensor want = rig.empty(out, {kRows, width});
+      const Tensor want = rig.empty(out, {kRows, width}), y = rig.empty(out, {kRows, width}),
+                   zeros = rig.upload(std::vector<float>(static_cast<size_t>(kRows * width)), out,
+                                      {kRows, width});
+      gpu_->copy(want, zeros);
       gpu_->gemm(want.cols(0, n), odd, w);
       const auto definition = rig.bytes(want);
       const size_t row = static_cast<size_t>(width) * size_of(out);
       int wrong = 0;
-      for (int64_t m = 1; m <= kRows; m += m < 72 ? 1 : 31) {
-        const Tensor y = rig.upload(std::vector<float>(static_cast<size_t>(kRows * width)), out,
-                                    {kRows, width});  // zeros, as `want` has behind n and below m
+      for (int64_t m = 1; m <= kRows; m += n > 1000 && out == DType::f32 ? 7 : 1) {
+        gpu_->copy(y, zeros);
         gpu_->gemm(y.rows(0, m).cols(0, n), x.rows(0, m), w);
         auto expected = definition;
         std::fill(expected.begin() + static_cast<std::ptrdiff_t>(row) * m, expected.end(),
@@ -113,12 +119,76 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
     }
 }
 
+/// The activation in the product's own kernel, on gates of every size, zeros among them.
+TEST_F(CudaInvariance, GatedRowsHaveTheBitsOfTheBody) {
+  constexpr int64_t kRows = 264;
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
+           {3072, 1024}, {1048, 320}, {24, 64}, {12296, 704}}) {
+    Rig rig(*gpu_);
+    auto values = normal_values(kRows * k, 5, 0.1f), weights = normal_values(2 * n * k, 6);
+    for (int64_t i = 0; i < kRows; ++i) {
+      const float scale = std::ldexp(1.0f, static_cast<int>(i % 23) * 12 - 132);
+      if (i % 3 == 0)
+        for (int64_t c = 0; c < k; ++c) values[static_cast<size_t>(i * k + c)] *= scale;
+    }
+    std::fill_n(values.begin() + 5 * k, k, 0.0f);
+    std::fill_n(weights.begin() + 9 * k, k, -0.0f);
+    const Tensor x = rig.upload(values, DType::bf16, {kRows, k}),
+                 w = rig.weight(weights, DType::bf16, 2 * n, k),
+                 between = rig.empty(DType::bf16, {kRows, 2 * n}),
+                 want = rig.empty(DType::bf16, {kRows, n}), y = rig.empty(DType::bf16, {kRows, n}),
+                 zeros = rig.upload(std::vector<float>(static_cast<size_t>(kRows * n)), DType::bf16,
+                                    {kRows, n});
+    gpu_->gemm(between, x, w);
+    gpu_->silu_and_mul(want, between);
+    const auto body = rig.bytes(want);
+    const size_t row = static_cast<size_t>(n) * 2;
+    int wrong = 0;
+    for (int64_t m = 1; m <= kRows; ++m) {
+      gpu_->copy(y, zeros);
+      gpu_->gemm_silu_and_mul(y.rows(0, m), between.rows(0, m), x.rows(0, m), w);
+      auto expected = body;
+      std::fill(expected.begin() + static_cast<std::ptrdiff_t>(row) * m, expected.end(),
+                std::byte{});
+      wrong += different_rows(rig.bytes(y), expected, row);
+    }
+    EXPECT_EQ(wrong, 0) << "n " << n << ", k " << k;
+  }
+}
+
+/// Row i's gates are w's, because of x there is but one element that is not zero.
+TEST_F(CudaInvariance, EveryGateIsActivatedAsInTheBody) {
+  constexpr int64_t kGates = 65536, kDepth = 64, kRows = 130;
+  Rig rig(*gpu_);
+  std::vector<float> weights(static_cast<size_t>(2 * kGates * kDepth)), values(kRows * kDepth);
+  for (int64_t i = 0; i < kGates; ++i) {
+    bf16 gate;
+    gate.bits = static_cast<uint16_t>(i);
+    weights[static_cast<size_t>(i * kDepth)] = static_cast<float>(gate);
+    weights[static_cast<size_t>((kGates + i) * kDepth)] = i % 2 == 0 ? 1.0f : -0.37f;
+  }
+  for (int64_t i = 0; i < kRows; ++i) values[static_cast<size_t>(i * kDepth)] = 1.0f;
+  const Tensor x = rig.upload(values, DType::bf16, {kRows, kDepth}),
+               w = rig.weight(weights, DType::bf16, 2 * kGates, kDepth),
+               between = rig.empty(DType::bf16, {kRows, 2 * kGates}),
+               body = rig.empty(DType::bf16, {kRows, kGates}),
+               y = rig.empty(DType::bf16, {kRows, kGates});
+  gpu_->gemm_silu_and_mul(y, between, x, w);
+  gpu_->gemm(between, x, w);
+  gpu_->silu_and_mul(body, between);
+  const auto want = rig.bytes(body), got = rig.bytes(y);
+  int wrong = 0;
+  for (size_t i = 0; i < want.size(); i += 2)
+    wrong += std::memcmp(want.data() + i, got.data() + i, 2) != 0;
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST_F(CudaInvariance, ChainsOfProductsWaitForOneAnother) {
   Rig rig(*gpu_);
   constexpr int64_t kWidth = 1024, kLinks = 60;
   const Tensor w =
       rig.weight(normal_values(kWidth * kWidth, 7, 0.03f), DType::bf16, kWidth, kWidth);
-  for (const int64_t m : {1, 16, 64}) {
+  for (const int64_t m : {1, 16, 64, 65, 128, 256}) {
     const Tensor start = rig.upload(normal_values(m * kWidth, 8), DType::bf16, {m, kWidth}),
                  a = rig.empty(DType::bf16, {m, kWidth}), b = rig.empty(DType::bf16, {m, kWidth});
     const auto chain = [&](bool stop) {

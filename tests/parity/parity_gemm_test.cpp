@@ -61,7 +61,8 @@ TEST_P(GemmParity, MatchesFloat64) {
 }
 
 TEST_P(GemmParity, TakesStridedRowsAndLeavesTheirSurroundings) {
-  for (const Shape s : {Shape{1, 64, 96}, {4, 64, 96}, {7, 24, 40}, {70, 136, 64}}) {
+  for (const Shape s :
+       {Shape{1, 64, 96}, {4, 64, 96}, {7, 24, 40}, {70, 136, 64}, {200, 72, 128}}) {
     expect_right(s, dtype(), {.lead = 16, .trail = 48}, {.lead = 64, .trail = 32});
     expect_right(s, DType::f32, {.lead = 8, .trail = 8}, {.lead = 8, .trail = 24});
   }
@@ -101,7 +102,7 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
       ops().synchronize();
       const std::vector<std::byte> want = all.bits();
       const size_t row = want.size() / static_cast<size_t>(kRows);
-      for (const int64_t m : {1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 128, 256, 512})
+      for (const int64_t m : {1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 100, 128, 136, 193, 256, 512})
         for (const int64_t first : {int64_t{0}, kRows - m}) {
           const Operand some(ops(), y_type, {m, n});
           ops().gemm(some, x.view().rows(first, first + m), w);
@@ -119,7 +120,7 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
 TEST_P(GemmParity, GatedProductIsItsBody) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {8, 64}, {24, 192}, {100, 128}, {7, 33}, {1000, 320}, {1400, 64}})
-    for (const int64_t m : {1, 8, 9, 33, 64, 65})
+    for (const int64_t m : {1, 8, 9, 33, 64, 65, 96, 130, 256})
       for (const Layout layout : {Layout{}, Layout{.lead = 8, .trail = 24}}) {
         const Operand x(ops(), dtype(), {m, k}, random_values(dtype(), m * k, 6), layout);
         const Weight w(ops(), dtype(), 2 * n, k, random_values(dtype(), 2 * n * k, 7, 0.2));

@@ -136,6 +136,8 @@ class CudaBackend final : public Backend {
   /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
+  /// The same for up to 256 rows (gemm_mid_sm90a.cu).
+  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same of many rows (gemm_large_sm90a.cu).
   template <LargeEnd end>
   bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});
@@ -197,6 +199,13 @@ class CudaBackend final : public Backend {
   template <class... Parameters, class... Arguments>
   void launch_with(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
                    bool early, Arguments&&... arguments) {
+    launch_clusters(kernel, grid, 1, block, shared_bytes, early,
+                    std::forward<Arguments>(arguments)...);
+  }
+  /// `early`: as launch_early(). Blocks are clusters of `cluster` neighbours, which divide grid.x.
+  template <class... Parameters, class... Arguments>
+  void launch_clusters(void (*kernel)(Parameters...), dim3 grid, unsigned cluster, unsigned block,
+                       size_t shared_bytes, bool early, Arguments&&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     use_device();
     const void* entry = reinterpret_cast<const void*>(kernel);
@@ -206,11 +215,18 @@ class CudaBackend final : public Backend {
     config.blockDim = dim3(block);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream();
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (early) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {cluster, 1, 1};
+    }
     if (const cudaError_t status =
             cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
         status != cudaSuccess) [[unlikely]]

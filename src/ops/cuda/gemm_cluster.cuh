@@ -1,4 +1,4 @@
-// The large products' part of Hopper beside tma.cuh and wgmma.cuh: clusters of two blocks, and
+// What products of more rows take of Hopper beside gemm_wgmma.cuh: clusters of two blocks, and
 // wgmma of 64 rows by 256 columns with both operands in shared memory.
 #pragma once
 
@@ -54,6 +54,16 @@ __device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensor
       : "memory");
 }
 
+/// The same of a tensor of four dimensions.
+__device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensorMap* map,
+                                   uint64_t* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
+      : "memory");
+}
+
 // -- d (+)= A B; d is replaced if not `accumulate` --
 
 #define NANOVLLM_8(d, i)                                                                \
@@ -89,7 +99,8 @@ __device__ __forceinline__ void product_n256(float (&d)[128], uint64_t a, uint64
 #undef NANOVLLM_8
 
 /// The compiler must move no access to d across this.
-__device__ __forceinline__ void pin(float (&d)[128]) {
+template <int n>
+__device__ __forceinline__ void pin(float (&d)[n]) {
 #pragma unroll
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }

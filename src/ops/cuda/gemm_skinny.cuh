@@ -13,6 +13,7 @@
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/gemm_wgmma.cuh"
+#include "ops/cuda/tensor_map.h"
 
 namespace nanovllm {
 
@@ -41,6 +42,13 @@ constexpr int skinny_shared_bytes(int columns, int block_rows, int depth, int st
   return kSkinnyBarrierBytes + 1024 + stages * skinny_stage_bytes(columns, block_rows, depth) +
          (64 - block_rows) * kSliceRowBytes;
 }
+
+/// How the copy engine sees a matrix: slices of [parts, rows / parts, 64].
+struct MapBox {
+  int parts;                           // of the matrix
+  int rows, parts_of_box = 1, slices;  // of a box; rows: of all its parts together
+};
+CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox box);
 
 struct SkinnyRing {
   unsigned char* data;

@@ -48,15 +48,6 @@ SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
   return best;
 }
 
-/// How the copy engine sees a matrix: slices of [parts, rows / parts, 64], in boxes of `box_rows`
-/// rows by `box_slices`.
-CUtensorMap map_of(EncodeMap encode, const Tensor& t, int parts, int box_rows, int box_slices) {
-  const int64_t rows = t.shape[0] / parts, stride = t.stride[0] * 2;
-  return tensor_map<4>(encode, t, {kSliceWidth, rows, parts, t.shape[1] / kSliceWidth},
-                       {stride, stride * rows, kSliceRowBytes},
-                       {kSliceWidth, box_rows / parts, parts, box_slices});
-}
-
 template <class F>
 void with_columns(int columns, F&& f) {
   switch (columns) {
@@ -80,6 +71,13 @@ void with_columns(int columns, F&& f) {
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 }  // namespace
+
+CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b) {
+  const int64_t rows = t.shape[0] / b.parts, stride = t.stride[0] * 2;
+  return tensor_map<4>(encode, t, {kSliceWidth, rows, b.parts, t.shape[1] / kSliceWidth},
+                       {stride, stride * rows, kSliceRowBytes},
+                       {kSliceWidth, b.rows / b.parts_of_box, b.parts_of_box, b.slices});
+}
 
 bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
   if (!is_hopper_ || x.dtype != DType::bf16 || x.shape[1] % kSliceWidth != 0 ||
@@ -113,9 +111,15 @@ bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
       const auto shared =
           static_cast<size_t>(skinny_shared_bytes(kColumns, plan.block_rows, kDepth, shape.stages));
       const auto go = [&](auto kernel) {
-        launch_early(kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
-                     map_of(encode_map_, w, gated ? 2 : 1, kColumns, kDepth),
-                     map_of(encode_map_, x, 1, plan.block_rows, kDepth), shape);
+        launch_early(
+            kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
+            gemm_map(encode_map_, w,
+                     {.parts = gated ? 2 : 1,
+                      .rows = kColumns,
+                      .parts_of_box = gated ? 2 : 1,
+                      .slices = kDepth}),
+            gemm_map(encode_map_, x, {.parts = 1, .rows = plan.block_rows, .slices = kDepth}),
+            shape);
       };
       if constexpr (kGates) {
         if (gated) return go(gemm_skinny_kernel<kColumns, kDepth, true, DeviceType<Y>>);

@@ -61,6 +61,52 @@ __device__ inline void product_n64(float* d, uint64_t a, uint64_t b) {
       : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24)
       : "l"(a), "l"(b));
 }
+__device__ inline void product_n96(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
+      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+      "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
+      "%45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
+        NANOVLLM_8(d, 40)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n128(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
+      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+      "%62, %63}, %64, %65, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
+        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n144(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
+      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71}, %72, %73, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
+        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56), NANOVLLM_8(d, 64)
+      : "l"(a), "l"(b));
+}
+__device__ inline void product_n192(float* d, uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
+      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, "
+      "%97, 1, 1, 1, 0, 0;"
+      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
+        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56), NANOVLLM_8(d, 64),
+        NANOVLLM_8(d, 72), NANOVLLM_8(d, 80), NANOVLLM_8(d, 88)
+      : "l"(a), "l"(b));
+}
 #undef NANOVLLM_8
 #undef NANOVLLM_4
 
@@ -68,13 +114,18 @@ __device__ inline void product_n64(float* d, uint64_t a, uint64_t b) {
 /// t and + 1, as d[4 j .. 4 j + 3], row by row.
 template <int n>
 __device__ __forceinline__ void product(float* d, uint64_t a, uint64_t b) {
-  static_assert(n == 8 || n == 16 || n == 24 || n == 32 || n == 48 || n == 64);
+  static_assert(n == 8 || n == 16 || n == 24 || n == 32 || n == 48 || n == 64 || n == 96 ||
+                n == 128 || n == 144 || n == 192);
   if constexpr (n == 8) product_n8(d, a, b);
   if constexpr (n == 16) product_n16(d, a, b);
   if constexpr (n == 24) product_n24(d, a, b);
   if constexpr (n == 32) product_n32(d, a, b);
   if constexpr (n == 48) product_n48(d, a, b);
   if constexpr (n == 64) product_n64(d, a, b);
+  if constexpr (n == 96) product_n96(d, a, b);
+  if constexpr (n == 128) product_n128(d, a, b);
+  if constexpr (n == 144) product_n144(d, a, b);
+  if constexpr (n == 192) product_n192(d, a, b);
 }
 
 }  // namespace nanovllm

@@ -64,13 +64,17 @@ __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/// unit[i] of lane t becomes unit[t] of lane i, within four lanes.
-__device__ inline void transpose_quad(uint32_t (&unit)[4]) {
+/// Of n blocks of eight columns, of which lane t of four holds columns 2t and 2t + 1: lane t then
+/// holds block t (n = 4: unit[i] of lane t becomes unit[t] of lane i), or columns t / 2 * 4 and on
+/// of block t % 2 (n = 2).
+template <int n>
+__device__ void transpose_quad(uint32_t (&unit)[n]) {
+  static_assert(n == 2 || n == 4);
 #pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
+  for (int step = 1; step < n; step *= 2) {
     const bool upper = threadIdx.x & step;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < n; ++i) {
       if (i & step) continue;
       const uint32_t got = __shfl_xor_sync(kFullMask, upper ? unit[i] : unit[i + step], step);
       (upper ? unit[i] : unit[i + step]) = got;

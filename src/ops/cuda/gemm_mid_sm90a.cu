@@ -1,0 +1,135 @@
+// Chooses and launches a kernel of gemm_mid.cuh.
+#include <algorithm>
+#include <limits>
+
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_mid.cuh"
+
+namespace nanovllm {
+namespace {
+
+constexpr int64_t kMostRows = 256, kTileRows = 64;
+constexpr int64_t kLargeWeight = int64_t{16} << 20;  // bytes
+
+/// Fewer rows are gemm_skinny.cuh's, whose smaller tiles give more SMs a part of a small weight.
+/// Measured on an H200.
+int64_t fewest_rows(const Tensor& w, DType out) {
+  if (out == DType::f32) return 33;
+  return w.numel() * 2 > kLargeWeight ? 9 : 65;
+}
+
+/// What a ring takes of an SM's shared memory: nearly all, or half where two blocks share an SM,
+/// one of which stores its tile while the other multiplies.
+constexpr int kWholeRing = 222 * 1024, kHalfRing = 104 * 1024;
+
+/// A kernel, and whether two blocks above each other share their weights. Measured on an H200:
+/// copies of less than 8 KB cost more than sharing saves, and so do two groups that wait for two
+/// others.
+struct MidKernel {
+  MidTile tile;
+  bool shares;
+  int ring = kWholeRing;
+  DType out = DType::bf16;
+};
+constexpr MidKernel kKernels[] = {
+    {{32, 1, 1, 2}, false},
+    {{48, 1, 1, 2}, false},
+    {{64, 1, 1, 2}, true},
+    {{96, 1, 1, 2}, true},
+    {{128, 1, 1, 1}, false},
+    {{144, 1, 1, 1}, false},
+    {{64, 2, 1, 1}, false},
+    {{96, 2, 1, 1}, false},
+    {{96, 1, 1, 1}, false, kHalfRing, DType::f32},
+    {{192, 2, 1, 1}, false, kWholeRing, DType::f32},
+    {{192, 3, 1, 1}, false, kWholeRing, DType::f32},
+    {{192, 2, 2, 1}, false, kWholeRing, DType::f32},
+    {{96, 1, 1, 1, true}, true},
+    {{96, 2, 1, 1, true}, true},
+    {{192, 1, 1, 1, true}, false},
+    {{192, 2, 1, 1, true}, false},
+    {{192, 3, 1, 1, true}, false},
+    {{192, 2, 2, 1, true}, false},
+};
+
+/// How a product is cut.
+struct MidPlan {
+  int kernel = -1, row_blocks = 0, tile_rows = 0;
+};
+
+/// The cut that takes the fewest cycles (gemm_mid.cuh).
+MidPlan plan_of(const Tensor& y, const Tensor& w, bool gated, int num_sms) {
+  constexpr int64_t kBlockCycles = 6000,  // that a block takes besides
+      kAgainCycles = 10;                  // for each block that reads a large weight again
+  const int64_t m = y.shape[0], outputs = y.shape[1], steps = w.shape[1] / 16,
+                again = w.numel() * 2 > kLargeWeight ? kAgainCycles : 0;
+  MidPlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < static_cast<int>(std::size(kKernels)); ++i) {
+    const MidTile& t = kKernels[i].tile;
+    if (t.gated != gated || kKernels[i].out != y.dtype) continue;
+    const int64_t tiles = t.groups * t.tiles, row_blocks = ceil_div(m, kTileRows * tiles),
+                  tile_rows = ceil_div(m, row_blocks * tiles * 8) * 8,
+                  waves = ceil_div(row_blocks * ceil_div(outputs, t.outputs()), num_sms),
+                  c = t.columns, taken = c + tiles * tile_rows,
+                  cycles = std::max({taken / 2, (taken + tiles * (c + kTileRows)) / 4,
+                                     tiles * std::max(16 + c / 4, c / 2)}),
+                  all = waves * ((cycles + row_blocks * again) * steps + kBlockCycles);
+    if (all < least)
+      least = all, best = {i, static_cast<int>(row_blocks), static_cast<int>(tile_rows)};
+  }
+  return best;
+}
+
+template <int i = 0, class F>
+void with_kernel(int kernel, F&& f) {
+  if constexpr (i < std::size(kKernels)) {
+    if (kernel == i) return f.template operator()<i>();
+    with_kernel<i + 1>(kernel, f);
+  }
+}
+
+}  // namespace
+
+bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated) {
+  constexpr int64_t kFewestLogits = 8192;  // a result in f32 is logits
+  const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
+  if (!is_hopper_ || x.dtype != DType::bf16 || m < fewest_rows(w, y.dtype) || m > kMostRows ||
+      k % kSliceWidth != 0 || outputs % 8 != 0 || !wide_rows({y, x, w}))
+    return false;
+  // In lanes there is no room on an SM for such blocks beside attention's.
+  if (runs_lanes_ || (y.dtype == DType::f32 && outputs < kFewestLogits)) return false;
+  const MidPlan plan = plan_of(y, w, gated, num_sms_);
+  with_kernel(plan.kernel, [&]<int i>() {
+    using Y = std::conditional_t<kKernels[i].out == DType::f32, float, bf16>;
+    constexpr MidTile tile = kKernels[i].tile;
+    MidShape shape{};
+    shape.rows = static_cast<int>(m);
+    shape.columns = static_cast<int>(outputs);
+    shape.stride = y.stride[0];
+    shape.tile_rows = plan.tile_rows;
+    shape.row_blocks = plan.row_blocks;
+    shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
+    shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
+    shape.stages = std::clamp(kKernels[i].ring / tile.stage_bytes(plan.tile_rows), 2,
+                              std::min(kMostStages, std::max(2, shape.steps)));
+    shape.paired = kKernels[i].shares && plan.row_blocks % kPair == 0;
+    const unsigned cluster = shape.paired ? kPair : 1;
+    const dim3 grid{grid_size(ceil_div(std::max(shape.blocks, num_sms_), cluster) * cluster)};
+    const auto shared = static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.stages));
+    const int parts = gated ? 2 : 1;
+    MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
+    if (shape.paired && tile.depth % kPair == 0)
+      box.slices /= kPair;
+    else if (shape.paired)
+      box.rows /= kPair, box.parts_of_box = 1;
+    const MapBox rows{.parts = 1, .rows = tile.block_rows(plan.tile_rows), .slices = tile.depth};
+    launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
+                                    DeviceType<Y>>,
+                    grid, cluster, tile.threads(), shared, can_launch_early_, device_ptr<Y>(y),
+                    gemm_map(encode_map_, w, box), gemm_map(encode_map_, x, rows), shape);
+  });
+  return plan.kernel >= 0;
+}
+
+}  // namespace nanovllm
