@@ -80,8 +80,14 @@ struct StreamSource {
     if (threadIdx.x % kWarp != 0) return;
     const int length = min(Cut::kDepth * kSliceColumns, product.k - at.k);
     arrive_expecting(ring.full + at.stage, Cut::kWeightBytes + at.tile.rows * length * 2);
-    copy_box(ring.weights + at.stage * Cut::kWeightBytes, map, ring.full + at.stage, 0,
-             at.unit % row_blocks * Cut::kColumns, 0, at.k / kSliceColumns, at.tile.expert);
+    const auto copy = [&](auto... at_box) {
+      unsigned char* to = ring.weights + at.stage * Cut::kWeightBytes;
+      if constexpr (Cut::kNi == 1)  // hardly two tiles have one expert
+        copy_box_once(to, map, ring.full + at.stage, at_box...);
+      else
+        copy_box(to, map, ring.full + at.stage, at_box...);
+    };
+    copy(0, at.unit % row_blocks * Cut::kColumns, 0, at.k / kSliceColumns, at.tile.expert);
   }
   __device__ void copy_tokens(StreamCursor& at) const {
     const int lane = threadIdx.x % kWarp;
@@ -286,8 +292,8 @@ __global__ void __launch_bounds__(SumCut::kThreads)
     const int expert = __ldcg(plan.ids + first_pair + warp + i / steps * Cut::kWarps);
     uint64_t* barrier = &full[warp][i % Cut::kStages];
     arrive_expecting(barrier, Cut::kStageBytes);
-    copy_box(ring + i % Cut::kStages * Cut::kStageBytes, &map, barrier, 0, column, 0,
-             i % steps * Cut::kDepth, expert);
+    copy_box_once(ring + i % Cut::kStages * Cut::kStageBytes, &map, barrier, 0, column, 0,
+                  i % steps * Cut::kDepth, expert);
   };
   if (lane == 0)
     for (int i = 0; i < min(Cut::kStages, total); ++i) fetch(i);

@@ -51,6 +51,17 @@ __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint6
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
       : "memory");
 }
+/// The same of five dimensions.
+__device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint64_t* barrier,
+                                     int c0, int c1, int c2, int c3, int c4) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4),
+      "l"(kEvictFirst)
+      : "memory");
+}
 
 /// `bytes`, a multiple of 16 as both addresses are, from global to shared memory; completes them on
 /// `barrier`. By one thread.
