@@ -1,22 +1,25 @@
 // Attention of the decoder layers' kernel: one unit is the query heads of one KV head of one row
 // over one chunk of 256 keys. The arithmetic is that of attention.cuh's other kernels, spread over
-// sixteen warps: a warp scores 16 keys for all heads of the group, and later makes 8 of the
-// output's columns.
+// four warpgroups: each scores a tile of 64 keys for all heads of the group; later the first ones
+// make 64 of the output's columns each. Keys, and columns of values, are rows of wgmma's A, heads
+// the columns of its B.
 #pragma once
 
-#include "ops/cuda/decoder_layers.cuh"
+#include "ops/cuda/decoder_merge.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace nanovllm::decoder {
 
-/// Key `row` of a tile in shared memory, the 16 bytes from element `column` on: boxes of up to 64
-/// keys, each half (64 elements) of a box by itself, in the copy engine's 128-byte pattern.
-template <int kHeadDim>
-__device__ __nv_bfloat16* key_in_tile(unsigned char* tile, uint32_t box_shift, uint32_t row,
-                                      uint32_t column) {
-  const uint32_t box = row >> box_shift, in_box = row & ((1u << box_shift) - 1);
-  const uint32_t line = (box * (kHeadDim / 64) + column / 64 << box_shift) + in_box;
-  return reinterpret_cast<__nv_bfloat16*>(tile + line * 128 +
-                                          ((column % 64 / 8 ^ (in_box % 8)) * 16));
+/// Key `row` of a tile in shared memory, the 16 bytes from element `column` on: each half (64
+/// elements) of the tile by itself, in the copy engine's 128-byte pattern.
+__device__ inline __nv_bfloat16* key_in_tile(unsigned char* tile, uint32_t row, uint32_t column) {
+  return reinterpret_cast<__nv_bfloat16*>(tile + (column / 64 * kTileKeys + row) * 128 +
+                                          ((column % 64 / 8 ^ (row % 8)) * 16));
+}
+
+/// Names [8 columns][head][8] in shared memory: the next 16 columns are 16 further on.
+__device__ inline uint32_t describe_heads(const void* p) {
+  return 8u << 16 | shared_address(p) >> 4;
 }
 
 template <int kHeadDim>
@@ -24,7 +27,6 @@ struct UnitWorker {
   Worker<kHeadDim>& w;
   const Unit& unit;
   const int thread = this_thread(), lane = thread % kWarp, warp = thread / kWarp;
-  const int box_shift = min(w.a.block_shift, 6);
   const int tiles = unit.tiles(), first_key = unit.first_tile() * kTileKeys;
   const bool has_new_key = unit.position / kChunk == unit.chunk;
 
@@ -38,7 +40,7 @@ struct UnitWorker {
     const MatrixCut& qkv = w.a.cuts[kQkv];
     const int64_t first = qkv.words + (int64_t{unit.row} * qkv.columns + head * kHeadDim) / 2;
     HeadPart values{};
-    if (lane * 8 < kHeadDim) values = Eight{}.receive(w.a.words + first + lane * 4, w.epoch);
+    if (lane * 8 < kHeadDim) values = Eight{}.receive(inbox(w.a, first + lane * 4), w.epoch);
     __syncwarp();
     return values;
   }
@@ -62,12 +64,14 @@ struct UnitWorker {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 mine = unpack(x.pair[i]), partner = unpack(other.pair[i]);
-      const auto turn = [&](float of_mine, float of_partner, int element) {
-        const Pair turned = rotate(is_first ? of_mine : of_partner, is_first ? of_partner : of_mine,
-                                   table[element], table[half + element]);
+      const auto turn = [&](float of_mine, float of_partner, float c, float s) {
+        const Pair turned =
+            rotate(is_first ? of_mine : of_partner, is_first ? of_partner : of_mine, c, s);
         return is_first ? turned.first : turned.second;
       };
-      x.pair[i] = pack_bf16(turn(mine.x, partner.x, 2 * i), turn(mine.y, partner.y, 2 * i + 1));
+      const float2 c = *reinterpret_cast<const float2*>(table + 2 * i),
+                   s = *reinterpret_cast<const float2*>(table + half + 2 * i);
+      x.pair[i] = pack_bf16(turn(mine.x, partner.x, c.x, s.x), turn(mine.y, partner.y, c.y, s.y));
     }
   }
 
@@ -82,8 +86,7 @@ struct UnitWorker {
     }
     w.ring.wait_full(place);
     if (c < kHeadDim)
-      *reinterpret_cast<HeadPart*>(
-          key_in_tile<kHeadDim>(w.ring.at(place), box_shift, unit.position % kTileKeys, c)) = x;
+      *reinterpret_cast<HeadPart*>(key_in_tile(w.ring.at(place), unit.position % kTileKeys, c)) = x;
     fence_shared_for_async();
   }
 
@@ -95,24 +98,25 @@ struct UnitWorker {
       const Ring::Place place = value_place(tile);
       w.ring.wait_full(place);
       for (int i = lane; i < (end - begin) * (kHeadDim / 8); i += kWarp)
-        *reinterpret_cast<uint4*>(key_in_tile<kHeadDim>(
-            w.ring.at(place), box_shift, begin + i / (kHeadDim / 8), i % (kHeadDim / 8) * 8)) =
-            uint4{};
+        *reinterpret_cast<uint4*>(key_in_tile(w.ring.at(place), begin + i / (kHeadDim / 8),
+                                              i % (kHeadDim / 8) * 8)) = uint4{};
     };
     if (has_new_key) clear(tiles - 1, unit.position % kTileKeys + 1, kTileKeys);
     clear(0, 0, unit.low - first_key);
     fence_shared_for_async();
   }
 
-  /// Warps 0 .. group have the query heads, the next two the new key and value.
+  /// The query heads are those warps' that did not multiply before, and go on; the next two have
+  /// the new key and value, and the last one clears.
   __device__ void prepare() const {
     const Arguments& a = w.a;
-    const int role = warp - a.group;  // below 0: a query head; 0: the key; 1: the value
+    const int head = (warp + kWarps - kMultiplying) % kWarps;
+    const int role = head - a.group;  // below 0: a query head; 0: the key; 1: the value
     if (role < 0 || (role < 2 && has_new_key)) {
       const __nv_bfloat16* norm = role < 1 ? w.of_layer(role < 0 ? a.q_norm : a.k_norm) : nullptr;
       HeadPart weight{};
       if (norm && lane * 8 < kHeadDim) weight = load_early(norm + lane * 8);
-      HeadPart x = receive_head(role < 0 ? unit.kv_head * a.group + warp
+      HeadPart x = receive_head(role < 0 ? unit.kv_head * a.group + head
                                          : a.heads + role * a.kv_heads + unit.kv_head);
       if (norm) normalise_head(x, weight);
       if (role < 1) rotate_head(x);
@@ -122,35 +126,36 @@ struct UnitWorker {
                             : a.v_cache + w.layer * a.v_layer_stride,
                   role == 0 ? key_place(tiles - 1) : value_place(tiles - 1));
       else if (lane * 8 < kHeadDim)
-        *reinterpret_cast<HeadPart*>(&w.shared.attention.q[warp][lane * 8]) = x;
-    } else if (warp == kWarps - 1) {
+        w.shared.attention.q[lane][head] = x;
+      fence_shared_for_async();
+    } else if (head == kWarps - 1) {
       clear_values();
     }
   }
 
   /// Of this warp's 16 keys: scores[j][e] of row lane / 4 and key 8j + lane % 4 * 2 + e.
   __device__ void multiply_keys(float (&scores)[2][4]) const {
-    const int group = warp % 4;
-    const Ring::Place place = key_place(warp / 4);
-    // A step of 16 elements further is two units of 16 bytes: those bits of the address change.
-    const unsigned char* first = reinterpret_cast<const unsigned char*>(key_in_tile<kHeadDim>(
-        w.ring.at(place), box_shift, 16 * group + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8));
-    const __nv_bfloat16* q = &w.shared.attention.q[lane % 8][lane / 8 * 8];
+    const uint32_t tile = __shfl_sync(kFullMask, shared_address(w.ring.at(key_place(warp / 4))), 0);
+    const uint64_t k = uint64_t{0x40000040} << 32 | 1u << 16 | tile >> 4;
+    const uint32_t q = anew(describe_heads(&w.shared.attention.q));
+    float c[1][4] = {};
+    wgmma_fence();
 #pragma unroll
-    for (int kk = 0; kk < kHeadDim; kk += 32) {
-      uint32_t of_q[4];
-      load_matrices(of_q, q + kk);
+    for (int step = 0; step < kHeadDim / 16; ++step)
+      wgmma_rows_k16(c, k + step / 4 * (kTileKeys * 128 / 16) + step % 4 * 2, q + 16 * step);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(c);
+    // A lane has key lane / 4 (and 8 further on) of the heads lane % 4 * 2 and the next.
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const int at = kk + 16 * step;
-        const uint32_t a[4] = {of_q[2 * step], 0, of_q[2 * step + 1], 0};
-        uint32_t k[4];
-        const uintptr_t half = reinterpret_cast<uintptr_t>(first) + (at / 64 << box_shift + 7);
-        load_matrices(k, reinterpret_cast<const __nv_bfloat16*>(half ^ at % 64 * 2));
-        mma_m16n8k16(scores[0], a, k[0], k[1]);
-        mma_m16n8k16(scores[1], a, k[2], k[3]);
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int from = (lane % 4 * 2 + e) * 4 + lane / 8;
+        const float even = __shfl_sync(kFullMask, c[0][2 * j], from),
+                    odd = __shfl_sync(kFullMask, c[0][2 * j + 1], from);
+        scores[j][e] = lane / 4 % 2 ? odd : even;
       }
-    }
   }
 
   /// The scores of this warp's keys, masked; leaves their maximum. Tiles that the unit lacks are
@@ -205,79 +210,120 @@ struct UnitWorker {
         weight[j][e] = weight_of(scores[j][e], finite_or_zero(base), w.a.scale_log2);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      *reinterpret_cast<uint32_t*>(
-          &w.shared.attention.p[lane / 4][16 * warp + 8 * j + lane % 4 * 2]) =
+      w.shared.attention.p[2 * warp + j][lane / 4].pair[lane % 4] =
           pack_bf16(weight[j][0], weight[j][1]);
     w.shared.attention.sum[warp][lane] =
         group_sum(weight[0][0], weight[0][1], weight[1][0], weight[1][1]);
   }
 
-  /// This warp's eight columns of the values of each tile, ready to be multiplied: two steps of 16
-  /// keys each in either half.
-  using Values = uint32_t[kChunkTiles][2][4];
-  __device__ void load_values(Values& values) const {
-    if (warp >= kHeadDim / 8) return;
-    unsigned char* const none = nullptr;
-    const int64_t offsets[2] = {
-        reinterpret_cast<int64_t>(key_in_tile<kHeadDim>(none, box_shift, lane, 8 * warp)),
-        reinterpret_cast<int64_t>(key_in_tile<kHeadDim>(none, box_shift, 32 + lane, 8 * warp))};
+  /// The weights of a row: of each of its quad's lanes, tile by tile; then of all.
+  __device__ float sum_weights(const Steps& steps) const {
+    const auto& part = w.shared.attention.sum;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunkTiles; ++i)
+      if (i < tiles)
+        sum = __fmaf_rn(sum, steps.factor[i],
+                        tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
+                                 part[4 * i + 3][lane]));
+    return quad_sum(sum);
+  }
+
+  /// out += a tile of values x its weights. A: the values' transpose.
+  __device__ static void multiply_tile(float (&out)[1][4], uint32_t values, uint32_t weights) {
+    values = anew(values);
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step)
+      wgmma_columns_k16(out, uint64_t{0x40000040} << 32 | 1u << 16 | values + 128 * step,
+                        weights + 16 * step);
+  }
+
+  /// The chunk's output, by the warpgroups that have columns of it: out[2 * h + e] is column
+  /// lane / 4 + 8h of the warp's sixteen, of head lane % 4 * 2 + e.
+  __device__ __forceinline__ void multiply_values(const Steps& steps, float (&out)[1][4]) const {
+    const uint32_t first = __shfl_sync(kFullMask, w.ring.next.stage, 0) + tiles;
+    const uint32_t p = anew(describe_heads(&w.shared.attention.p));
+    uint32_t values[kChunkTiles];
+    bool moves = false;
 #pragma unroll
     for (int i = 0; i < kChunkTiles; ++i) {
-      if (i >= tiles) break;
-      const Ring::Place place = value_place(i);
+      const uint32_t at = first + i, place = at < w.ring.stages ? at : at - w.ring.stages;
+      values[i] = (shared_address(w.ring.data) / 16 + place * (kStageBytes / 16) +
+                   warp / 4 * (kTileKeys * 128 / 16));
+      moves |= i > 0 && i < tiles && steps.factor[i] != 1.0f;
+    }
+    moves = __any_sync(kFullMask, moves && lane / 4 < w.a.group);
+    if (tiles == kChunkTiles && !moves) {
+      wgmma_fence();
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        load_matrices_transposed(values[i][half], reinterpret_cast<const __nv_bfloat16*>(
-                                                      w.ring.at(place) + offsets[half]));
+      for (int i = 0; i < kChunkTiles; ++i) multiply_tile(out, values[i], p + 64 * i);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(out);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChunkTiles; ++i) {
+        if (i == tiles) break;
+        if (i > 0) {  // before the first tile there is nothing to rescale
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float factor = __shfl_sync(kFullMask, steps.factor[i], (lane % 4 * 2 + e) * 4);
+            out[0][e] = __fmul_rn(out[0][e], factor);
+            out[0][2 + e] = __fmul_rn(out[0][2 + e], factor);
+          }
+        }
+        pin(out);
+        wgmma_fence();
+        multiply_tile(out, values[i], p + 64 * i);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(out);
+      }
     }
   }
 
-  /// Eight columns of the chunk's output, by the warps that have some. Where the row has no other
-  /// chunk the output is merged: merging it into nothing would change nothing.
-  __device__ void weigh_values(const Steps& steps, const Values& values) const {
-    if (warp >= kHeadDim / 8) return;
-    uint32_t weights[2][2][4];  // of this tile and the next
-    const __nv_bfloat16* p = &w.shared.attention.p[lane % 8][lane / 8 * 8];
-    const auto load = [&](int i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        load_matrices(weights[i % 2][half], p + i * kTileKeys + 32 * half);
-    };
-    load(0);
-    float out[4] = {}, sum = 0.0f;
-    const auto& part = w.shared.attention.sum;
-#pragma unroll
-    for (int i = 0; i < kChunkTiles; ++i) {
-      if (i >= tiles) break;
-      sum = __fmaf_rn(sum, steps.factor[i],
-                      tile_sum(part[4 * i][lane], part[4 * i + 1][lane], part[4 * i + 2][lane],
-                               part[4 * i + 3][lane]));
-      if (i + 1 < kChunkTiles) load(i + 1);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) out[e] = __fmul_rn(out[e], steps.factor[i]);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const uint32_t(&two)[4] = weights[i % 2][step / 2], (&v)[4] = values[i][step / 2];
-        const uint32_t a[4] = {two[step % 2 * 2], 0, two[step % 2 * 2 + 1], 0};
-        mma_m16n8k16(out, a, v[step % 2 * 2], v[step % 2 * 2 + 1]);
-      }
-    }
-    sum = quad_sum(sum);
-    if (lane / 4 >= w.a.group) return;
-    const int column = 8 * warp + lane % 4 * 2, head = unit.kv_head * w.a.group + lane / 4;
-    if (unit.chunks == 1) {
-      send(w.a.words + w.a.heads_at + ((unit.row * w.a.heads + head) * kHeadDim + column) / 2,
-           tagged(pack_bf16(finish(out[0], sum), finish(out[1], sum)), w.epoch));
-      return;
-    }
-    const int64_t slot =
-        (int64_t{unit.row} * w.a.heads + head) * w.a.max_chunks + unit.chunk - unit.first_chunk;
-    if (column == 0)
-      send(w.a.words + w.a.partial_sum_at + slot * 2,
+  /// Of a head of the group, among the partial results.
+  __device__ int64_t slot_of(int of_group) const {
+    return (int64_t{unit.row} * w.a.heads + unit.kv_head * w.a.group + of_group) * w.a.max_chunks +
+           unit.chunk - unit.first_chunk;
+  }
+
+  /// Sends the bases and sums of the chunk's rows: by a warp without columns of the output.
+  __device__ void send_sums(const Steps& steps) const {
+    const float sum = sum_weights(steps);
+    if (lane % 4 == 0 && lane / 4 < w.a.group)
+      send(w.a.words + w.a.partial_sum_at + slot_of(lane / 4) * 2,
            tagged(__float_as_uint(steps.base[kChunkTiles - 1]), w.epoch),
            tagged(__float_as_uint(sum), w.epoch));
-    send(w.a.words + w.a.partial_at + slot * kHeadDim + column,
-         tagged(__float_as_uint(out[0]), w.epoch), tagged(__float_as_uint(out[1]), w.epoch));
+  }
+
+  /// Sends partial results or, where the row has no other chunk, merged ones: merging them into
+  /// nothing would change nothing.
+  __device__ void send_outputs(const Steps& steps, const float (&out)[1][4]) const {
+    const int column = 16 * warp + lane / 4;
+    const float sum = unit.chunks > 1 ? 0.0f : sum_weights(steps);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int of_group = lane % 4 * 2 + e;
+      if (unit.chunks > 1) {
+        uint64_t* to = w.a.words + w.a.partial_at + slot_of(of_group) * kHeadDim + column;
+        if (of_group >= w.a.group) break;
+        send(to, tagged(__float_as_uint(out[0][e]), w.epoch));
+        send(to + 8, tagged(__float_as_uint(out[0][2 + e]), w.epoch));
+        continue;
+      }
+      const float of_head = __shfl_sync(kFullMask, sum, of_group * 4);
+      const int head = unit.kv_head * w.a.group + of_group;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float mine = finish(out[0][2 * half + e], of_head),
+                    other = __shfl_down_sync(kFullMask, mine, 4);
+        if (of_group < w.a.group && lane / 4 % 2 == 0)
+          w.send_all(w.a.words + w.a.heads_at +
+                         ((unit.row * w.a.heads + head) * kHeadDim + column + 8 * half) / 2,
+                     pack_bf16(mine, other));
+      }
+    }
   }
 
   __device__ __forceinline__ void run() const {
@@ -290,60 +336,20 @@ struct UnitWorker {
     w.together();
     const Steps now = steps();
     weigh(scores, now);
-    Values values = {};
-    load_values(values);
+    fence_shared_for_async();
     w.together();
     if (thread < tiles) w.ring.release(key_place(thread), kWarps);
-    weigh_values(now, values);
+    if (warp < kHeadDim / 16) {
+      float out[1][4] = {};
+      multiply_values(now, out);
+      send_outputs(now, out);
+    } else if (warp == kWarps - 1 && unit.chunks > 1) {
+      send_sums(now);
+    }
     __syncwarp();
     if (lane < tiles) w.ring.release(value_place(lane), 1);
   }
 };
-
-/// Merges the chunks of the heads of one KV head in order: a thread has one element of a head.
-template <int kHeadDim>
-__device__ __forceinline__ void merge_chunks(Worker<kHeadDim>& w, const Unit& unit) {
-  constexpr int kAtOnce = 4;
-  const Arguments& a = w.a;
-  const auto number = [](uint64_t word) { return __uint_as_float(static_cast<uint32_t>(word)); };
-  for (int i = this_thread(); i < a.group * kHeadDim; i += kThreads) {
-    const int head = unit.kv_head * a.group + i / kHeadDim, c = i % kHeadDim;
-    const int64_t slot = (int64_t{unit.row} * a.heads + head) * a.max_chunks;
-    const uint64_t *values = a.words + a.partial_at + slot * kHeadDim + c,
-                   *sums = a.words + a.partial_sum_at + slot * 2;
-    float out = 0.0f, base = kMinusInfinity, sum = 0.0f;
-    for (int first = 0; first < unit.chunks; first += kAtOnce) {
-      // Past the last chunk: one without a visible key, which changes nothing.
-      uint64_t value[kAtOnce] = {};
-      WordPair total[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) total[j] = {__float_as_uint(kMinusInfinity), 0};
-      uint32_t missing = (1u << min(kAtOnce, unit.chunks - first)) - 1;
-      while (missing) {
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j)
-          if (missing >> j & 1) {
-            value[j] = read_word(values + (first + j) * kHeadDim);
-            total[j].read(sums + (first + j) * 2);
-          }
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j)
-          if (has(value[j], w.epoch) && total[j].there(w.epoch)) missing &= ~(1u << j);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const Merge merge(base, sum, number(total[j].first), number(total[j].second), a.scale_log2);
-        out = merge(out, number(value[j]));
-        base = merge.base;
-        sum = merge.sum;
-      }
-    }
-    const float mine = finish(out, sum), other = __shfl_down_sync(kFullMask, mine, 1);
-    if (c % 2 == 0)
-      send(a.words + a.heads_at + ((int64_t{unit.row} * a.heads + head) * kHeadDim + c) / 2,
-           tagged(pack_bf16(mine, other), w.epoch));
-  }
-}
 
 /// The block's units, then the merges of those rows and heads whose first chunk it had: a block
 /// waits for others only after it has given all that it owes.

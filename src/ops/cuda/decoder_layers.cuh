@@ -22,9 +22,10 @@ namespace nanovllm::decoder {
 constexpr int kThreads = 512;  // a warp more brings weights, keys and values
 constexpr int kLaunched = kThreads + kWarp;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMultiplying = 4;  // warps, the first ones: a warpgroup
-constexpr int kMaxRows = 8;      // of a step
-constexpr int kMaxGroup = 8;     // query heads per KV head
+constexpr int kMultiplying = 4;                              // warps, the first ones: a warpgroup
+constexpr int kGathering = kThreads - kMultiplying * kWarp;  // threads of the other warps
+constexpr int kMaxRows = 8;                                  // of a step
+constexpr int kMaxGroup = 8;                                 // query heads per KV head
 constexpr int kStageBytes = 16 * 1024;
 constexpr int kChunkTiles = kChunk / kTileKeys;
 constexpr int kMostStages = 16;
@@ -33,8 +34,8 @@ constexpr int kAtomBytes = 1024;                // 8 rows of 64 elements
 constexpr int kAtomDepth = 64;
 /// Of a tile of so many groups, in a stage.
 constexpr int atoms_of_stage(int groups) { return kStageBytes / kAtomBytes / groups; }
-/// Stages that are multiplied without a pause, at most.
-constexpr int most_run_stages(int groups) { return groups == 6 ? 4 : groups == 4 ? 2 : 1; }
+/// Copies of what every block reads, each for some blocks: the L2 cache serves one line slowly.
+constexpr int kReplicas = 4;
 constexpr int kMaxLayers = 256;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
 
@@ -45,11 +46,12 @@ enum Product { kQkv, kOut, kGateUp, kDown, kProducts };
 /// stage of the ring holds some atoms (64 columns) of a tile; block b has the tiles b, b + grid..
 struct MatrixCut {
   int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
-  int run_stages;                         // that are multiplied without a pause
-  int columns_of_tile, stages;            // outputs (of one half); stages that a tile takes
-  int columns;                            // outputs (of one half)
-  const __nv_bfloat16* bias;              // of the first layer; may be null
-  int64_t words;                          // where the outputs lie in the exchange buffer
+  bool streams;                 // memory is waited for: a product waits for little at once
+  int stage_shift;              // log2 of the atoms that fit into a stage
+  int columns_of_tile, stages;  // outputs (of one half); stages that a tile takes
+  int columns;                  // outputs (of one half)
+  const __nv_bfloat16* bias;    // of the first layer; may be null
+  int64_t words;                // where the outputs lie in the exchange buffer
 };
 
 struct Arguments {
@@ -70,6 +72,7 @@ struct Arguments {
   // The exchange buffer. Activations are [row][pair of elements].
   uint64_t* words;
   int64_t total_words;                 // of the buffer, used or not
+  int64_t replica_words;               // from a replica to the next, of all but partial results
   int64_t heads_at;                    // the merged output of attention
   int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
   unsigned* epochs;                    // of each block
@@ -82,6 +85,7 @@ struct Arguments {
   int operand_pitch;  // in elements
   int layers, rows, hidden, heads, kv_heads, group, half_rotary;
   int block_shift, max_chunks, stages, norm_threads;
+  int most_underway;  // stages of weights whose bytes are on their way
   int window[kMaxLayers];
 };
 
@@ -157,6 +161,10 @@ __device__ inline uint64_t read_word(const uint64_t* from) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
   return word;
 }
+/// What other blocks sent, of this block's replica.
+__device__ inline const uint64_t* inbox(const Arguments& a, int64_t words) {
+  return a.words + blockIdx.x % kReplicas * a.replica_words + words;
+}
 /// Two words, 16-byte aligned; each is read in one piece.
 struct WordPair {
   uint64_t first, second;
@@ -210,7 +218,7 @@ __device__ inline void send_to_ranks(const Arguments& a, int product, int64_t at
 /// Eight elements, from pair `at` on, of the output of o or down.
 __device__ __forceinline__ Packed receive_output(const Arguments& a, int product, int64_t at,
                                                  uint32_t epoch) {
-  if (a.world == 1) return Eight{}.receive(a.words + a.cuts[product].words + at, epoch);
+  if (a.world == 1) return Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch);
   float2 sum[4];
 #pragma unroll 1
   for (int r = 0; r < a.world; ++r) {
@@ -261,6 +269,14 @@ struct Ring {
   __device__ unsigned char* at(Place p) const { return data + p.stage * kStageBytes; }
   __device__ void wait_full(Place p) const { wait_barrier(&full[p.stage], p.parity); }
   __device__ void wait_empty(Place p) const { wait_barrier(&empty[p.stage], p.parity ^ 1); }
+  /// Of the producer, before it asks for the next stage: at most so many are on their way then.
+  /// What else goes through the L2 cache would queue behind them all.
+  __device__ void pace(uint32_t most) const {
+    if (most >= stages) return;
+    const bool around = next.stage < most;
+    wait_barrier(&full[around ? next.stage + stages - most : next.stage - most],
+                 next.parity ^ around);
+  }
   /// The same, from this place on.
   __device__ Ring from(Place p) const { return {data, full, empty, stages, p}; }
   /// A stage is empty after kWarps of these: `times` at once where fewer warps read it.
@@ -321,9 +337,9 @@ struct OwnUnits {
 
 template <int kHeadDim>
 struct AttentionShared {
-  __nv_bfloat16 q[kMaxGroup][kHeadDim + 8];
-  __nv_bfloat16 p[kMaxGroup][kChunk + 8];
-  float maximum[kMaxGroup][kWarps];  // of each 16 keys
+  Packed q[kHeadDim / 8][kMaxGroup];  // [8 elements][head]
+  Packed p[kChunk / 8][kMaxGroup];    // weights: [8 keys][head]
+  float maximum[kMaxGroup][kWarps];   // of each 16 keys
   float sum[kWarps][kWarp];
 };
 
@@ -331,6 +347,7 @@ template <int kHeadDim>
 struct Shared {
   AttentionShared<kHeadDim> attention;
   float4 squares[kMaxRows][kWarps / 4];  // of each warp that has a part in the row; 0 of the others
+  float sums[2][kMaxRows][64];           // of a tile of a product, and of the next one
   float cos_sin[kMaxRows][kHeadDim];
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units;  // of this layer
@@ -346,12 +363,17 @@ template <int kHeadDim>
 struct Worker {
   const Arguments& a;
   Shared<kHeadDim>& shared;
-  unsigned char* operand;   // the rows that are multiplied next, operand_pitch elements apart
+  unsigned char* operand;   // what is multiplied next: [k / 8][row][8]
   __nv_bfloat16* residual;  // [row][hidden]
   Ring ring;
   int layer = 0;
   uint32_t epoch = 0;
 
+  /// To all blocks.
+  __device__ void send_all(uint64_t* words, uint32_t data) const {
+#pragma unroll
+    for (int i = 0; i < kReplicas; ++i) send(words + i * a.replica_words, tagged(data, epoch));
+  }
   __device__ void together() const { sync_threads<1, kThreads>(); }
   /// The warps that multiply have read the operand; the others wait for that.
   __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
@@ -360,11 +382,9 @@ struct Worker {
   __device__ void multiplied() const { sync_threads<3, kMultiplying * kWarp>(); }
   /// The threads in the order in which they should take what comes next: those that multiply come
   /// last, since they have still to send.
-  __device__ int ready_thread() const {
-    return (this_thread() + kThreads - kMultiplying * kWarp) % kThreads;
-  }
+  __device__ int ready_thread() const { return (this_thread() + kGathering) % kThreads; }
   __device__ Packed& operand_at(int row, int column) const {
-    return *reinterpret_cast<Packed*>(operand + (row * a.operand_pitch + column) * 2);
+    return *reinterpret_cast<Packed*>(operand + (column / 8 * a.rows + row) * sizeof(Packed));
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {

@@ -9,7 +9,10 @@
 // they travel through the L2 cache in words that say of which layer they are (decoder_layers.cuh).
 //
 // What a layer costs beside its bytes is latency: the chain of tensor core steps of each product
-// (its order is fixed: docs/contract.md) and six exchanges between blocks.
+// (its order is fixed: docs/contract.md) and six exchanges between blocks. Two things made both far
+// slower than they need be: copies of weights on their way, behind which the exchange's words queue
+// (most_underway()), and code: what a layer runs through should fit into the instruction cache, so
+// all products share one piece of straight code.
 //
 //   norm, qkv      every block has the residual stream and normalises it for itself
 //   attention      units of (row, KV head, chunk): decoder_attention.cuh; then the merge of chunks
@@ -40,6 +43,8 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
   const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
   // A block without a part in the products of the stream need not follow it.
   const bool follows = has(kQkv) || has(kGateUp) || blockIdx.x == 0;
+  // The warps that multiply have no part in the norms of few rows: they prepare the product.
+  const bool idle = this_thread() < kMultiplying * kWarp && a.rows * a.norm_threads <= kGathering;
 #pragma unroll 1
   for (; w.layer < a.layers; ++w.layer, ++w.epoch)
 #pragma unroll 1
@@ -54,14 +59,14 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
       if (product == kQkv || product == kGateUp) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
-        if (follows)
+        if (follows && !(idle && has(product)))
           add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
                             w.of_layer(a.norms[product / 2]));
       } else if (has(product)) {
         gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
                product == kOut);
       }
-      project(w, product);
+      project(w, product, idle && product % 2 == 0 ? 2 : 1);
     }
 }
 
@@ -83,9 +88,9 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-/// Of the operand in shared memory; the stages behind it begin on a boundary.
+/// Of the operand in shared memory, and of what wgmma reads behind it.
 __host__ __device__ int operand_bytes(const Arguments& a) {
-  return (a.rows * a.operand_pitch * 2 + 1023) / 1024 * 1024;
+  return (a.rows * a.operand_pitch * 2 + 128 + 1023) / 1024 * 1024;
 }
 
 template <int kHeadDim>
@@ -93,10 +98,13 @@ __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(memory);
-  unsigned char* operand = memory + kSharedBytes<kHeadDim>;
-  unsigned char* stages = operand + operand_bytes(a);
-  auto* residual = reinterpret_cast<__nv_bfloat16*>(stages + a.stages * kStageBytes);
+  // The stages come first: wgmma reads up to seven groups of rows behind a tile.
+  static_assert(kSharedBytes<kHeadDim> >= 7 * kAtomBytes);
+  unsigned char* stages = memory;
+  unsigned char* behind = memory + a.stages * kStageBytes;
+  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(behind);
+  unsigned char* operand = behind + kSharedBytes<kHeadDim>;
+  auto* residual = reinterpret_cast<__nv_bfloat16*>(operand + operand_bytes(a));
   Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
   const uint32_t epoch = a.epochs[blockIdx.x];
   if (threadIdx.x < a.stages) {
@@ -143,10 +151,10 @@ MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
   const int64_t groups = columns / 8;
   const bool streams = groups * halves * k / 64 * decoder::kAtomBytes > blocks * kRing;
   int64_t best = 1, best_cost = INT64_MAX;
-  for (const int64_t size : {1, 2, 3, 4, 6}) {  // those that project() knows
-    if (size * halves == 3 || size * halves > 6) continue;
+  for (const int64_t size : {1, 2, 3, 4, 6, 8}) {  // those that project() knows
+    if (size * halves == 3 || size * halves > 8) continue;
     const int64_t cost = ceil_div(ceil_div(groups, size), blocks) * size;
-    const bool fills = size * halves < 6 || !streams || best * halves < 4;
+    const bool fills = size * halves != 6 || !streams || best * halves < 4;
     if (cost < best_cost || (cost == best_cost && fills)) best = size, best_cost = cost;
   }
   MatrixCut cut{};
@@ -155,12 +163,22 @@ MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
   cut.atoms = static_cast<int>(k / decoder::kAtomDepth);
   cut.stage_atoms = std::min(cut.atoms, decoder::atoms_of_stage(cut.groups));
   cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
-  // Where memory is waited for, a run should not wait for more than it must.
-  cut.run_stages = streams ? std::min(2, decoder::most_run_stages(cut.groups))
-                           : decoder::most_run_stages(cut.groups);
+  cut.streams = streams;
+  cut.stage_shift = std::countr_zero(static_cast<unsigned>(decoder::atoms_of_stage(cut.groups)));
   cut.columns_of_tile = static_cast<int>(best) * 8;
   cut.columns = static_cast<int>(columns);
   return cut;
+}
+
+/// The stages of weights that a block has on their way at once. One is enough where a layer's come
+/// in the time that a layer takes at least; three, where memory is what is waited for, read as fast
+/// as more. With as many as fit, the words of the exchange would queue behind hundreds of
+/// kilobytes.
+int most_underway(std::span<const MatrixCut> cuts, int blocks) {
+  constexpr int64_t kOfLayer = 18, kMost = 3;
+  int64_t stages = 0;
+  for (const MatrixCut& cut : cuts) stages += ceil_div(cut.tiles, blocks) * cut.stages;
+  return static_cast<int>(std::min(ceil_div(stages, kOfLayer), kMost));
 }
 
 /// The bytes from each tensor to the next layer's: one number for all of them, or -1.
@@ -243,7 +261,7 @@ bool describe_caches(decoder::Arguments& a, EncodeMap encoder, std::span<const K
                encoder, to, cache.data,
                {64, block_size, d / 64, blocks * heads, static_cast<int64_t>(caches.size())},
                {d * 2, 128, block_size * d * 2, std::max<int64_t>(stride, 16)},
-               {64, std::min<int64_t>(block_size, kTileKeys), d / 64, 1, 1}) == CUDA_SUCCESS;
+               {64, std::min<int64_t>(block_size, kTileKeys), 1, 1, 1}) == CUDA_SUCCESS;
   };
   return std::has_single_bit(static_cast<uint64_t>(block_size)) && block_size >= 8 &&
          block_size <= 256 && map(a.k, k, strides[0]) && map(a.v, caches[0].v, strides[1]);
@@ -261,6 +279,8 @@ int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context
   const int64_t slots = int64_t{a.rows} * a.heads * a.max_chunks;
   for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
   a.heads_at = take(a.rows * a.heads * head_dim / 2);
+  a.replica_words = used;
+  used *= decoder::kReplicas;
   a.partial_at = take(slots * head_dim);
   a.partial_sum_at = take(slots * 2);
   return used;
@@ -285,13 +305,10 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const auto kernel = decoder::decoder_layers_kernel<kHeadDim>;
   for (const MatrixCut& cut : a.cuts)
     a.operand_pitch = std::max(a.operand_pitch, cut.atoms * decoder::kAtomDepth);
-  const size_t row_bytes = static_cast<size_t>(a.operand_pitch) * sizeof(bf16),
-               fixed = decoder::kSharedBytes<kHeadDim> +
+  a.most_underway = most_underway(a.cuts, num_sms_);
+  const size_t fixed = decoder::kSharedBytes<kHeadDim> +
                        static_cast<size_t>(decoder::operand_bytes(a)) +
                        static_cast<size_t>(a.rows) * static_cast<size_t>(a.hidden) * sizeof(bf16);
-  // wgmma reads eight rows of the operand, or the first one eight times, and a little beyond.
-  if (a.rows > 1 && decoder::kSharedBytes<kHeadDim> + 8 * row_bytes + 256 > max_shared_bytes_)
-    return false;
   if (fixed + decoder::kFewestStages * decoder::kStageBytes > max_shared_bytes_) return false;
   a.stages = std::min<int>(decoder::kMostStages,
                            static_cast<int>((max_shared_bytes_ - fixed) / decoder::kStageBytes));

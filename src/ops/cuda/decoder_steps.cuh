@@ -11,11 +11,12 @@ namespace nanovllm::decoder {
 // -- The warp that brings weights, keys and values --
 
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
-                                    int layer) {
+                                    int layer, int most_underway) {
   const int rows = cut.columns_of_tile;
   for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
     for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
       const Ring::Place place = ring.next;
+      ring.pace(most_underway);
       ring.advance();
       ring.wait_empty(place);
       arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
@@ -23,26 +24,31 @@ __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const Ma
     }
 }
 
-/// The tiles of keys, then those of values, of a unit. Lanes have a box of up to 64 keys each.
+/// The tiles of keys, then those of values, of a unit. Lanes have a half (64 elements) of a box of
+/// up to 64 keys each.
 template <int kHeadDim>
 __device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit,
-                                           int layer) {
-  const int lane = threadIdx.x % kWarp, shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
+                                           int layer, int most_underway) {
+  constexpr int kHalves = kHeadDim / 64;
+  const int lane = threadIdx.x % kWarp, box = lane / kHalves, half = lane % kHalves;
+  const int shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
   const int tiles = unit.tiles();
   for (int i = 0; i < 2 * tiles; ++i) {
     const CUtensorMap* map = i < tiles ? &a.k : &a.v;
-    const int first = (unit.first_tile() + i % tiles) * kTileKeys, key = first + (lane << shift);
+    const int first = (unit.first_tile() + i % tiles) * kTileKeys, key = first + (box << shift);
     const int present = min(boxes, (unit.position - first >> shift) + 1);
     const Ring::Place place = ring.place();
+    ring.pace(most_underway);
     ring.advance();
     ring.wait_empty(place);
-    const int box_bytes = kHeadDim * 2 << shift;
-    if (lane == 0) arrive_expecting(&ring.full[place.stage], present * box_bytes);
+    const int half_bytes = 128 << shift;
+    if (lane == 0) arrive_expecting(&ring.full[place.stage], present * kHalves * half_bytes);
     __syncwarp();
-    if (lane < present) {
+    if (box < present) {
       const int block = a.block_tables[unit.row * a.table_stride + (key >> a.block_shift)];
-      copy_box(ring.at(place) + lane * box_bytes, map, &ring.full[place.stage], 0,
-               key & ((1 << a.block_shift) - 1), 0, block * a.kv_heads + unit.kv_head, layer);
+      copy_box(ring.at(place) + half * kTileKeys * 128 + box * half_bytes, map,
+               &ring.full[place.stage], 0, key & ((1 << a.block_shift) - 1), half,
+               block * a.kv_heads + unit.kv_head, layer);
     }
     __syncwarp();
   }
@@ -70,18 +76,21 @@ template <int kHeadDim>
 __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
+    Unit unit;
+    // A block that has keys to bring besides is given more of the way.
+    const int most_underway = a.most_underway + unit.find(a, contexts, layer, first_unit());
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
     if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
 #pragma unroll 1
     for (int product = 0; product < kProducts; ++product) {
-      if (threadIdx.x % kWarp == 0) bring_matrix(ring, &a.maps[product], a.cuts[product], layer);
+      if (threadIdx.x % kWarp == 0)
+        bring_matrix(ring, &a.maps[product], a.cuts[product], layer, most_underway);
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
                    __shfl_sync(kFullMask, ring.next.parity, 0)};
       if (product != kQkv) continue;
-      Unit unit;
 #pragma unroll 1
       for (int i = first_unit(); unit.find(a, contexts, layer, i); i += gridDim.x)
-        bring_keys<kHeadDim>(ring, a, unit, layer);
+        bring_keys<kHeadDim>(ring, a, unit, layer, most_underway);
     }
   }
 }
@@ -140,19 +149,52 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
     }
   }
   fence_shared_for_async();
-  w.together();
 }
 
 /// What a block without units of attention does before it asks for attention's output: it would ask
-/// for long, and all such blocks together keep the L2 cache so busy that the others wait for it.
-/// Where the first row's chunks are merged, the first of them comes shortly before the output.
+/// for long, and all such blocks together keep the L2 cache so busy that the others wait for it. So
+/// one thread asks for the first word.
 template <int kHeadDim>
 __device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
   const int position = w.shared.context[0] - 1;
   if (w.shared.units.count > 0 || position < 0) return;
-  if (position / kChunk == first_key(position, w.a.window[w.layer]) / kChunk) return;
-  while (!has(read_word(w.a.words + w.a.partial_sum_at), w.epoch)) continue;
-  __syncwarp();
+  if (this_thread() == 0)
+    while (!has(read_word(inbox(w.a, w.a.heads_at)), w.epoch)) continue;
+  w.together();
+}
+
+/// gather() of few words: each of the warps that did not multiply asks for 512 bytes in a row at a
+/// time. `thread`: in the order of ready_thread().
+template <int kHeadDim>
+__device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, int units, int total,
+                                           bool absent, int thread) {
+  WordPair pair[2] = {};
+  uint32_t missing = 0;
+  uint2* to[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
+    to[j] = reinterpret_cast<uint2*>(&w.operand_at(row, c)) + c / 4 % 2;
+    if (i >= 2 * total) break;
+    if (absent && w.shared.context[row] <= 0)
+      *to[j] = uint2{};
+    else
+      missing |= 1u << j;
+  }
+  const uint32_t wanted = missing;
+  const uint64_t* from = inbox(w.a, sent + thread * 2);
+  while (missing) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      if (missing >> j & 1) pair[j].read(from + j * kGathering * 2);
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      if (pair[j].there(w.epoch)) missing &= ~(1u << j);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+    if (wanted >> j & 1)
+      *to[j] = uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
 }
 
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
@@ -163,15 +205,9 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
   constexpr int kAtOnce = 4;
   if (absent) await_chunks(w);
   const int units = columns / 8, total = w.a.rows * units, thread = w.ready_thread();
-  if (total <= kThreads) {
-    const int row = thread / units;
-    Packed& operand = w.operand_at(row, thread % units * 8);
-    if (thread < total)
-      operand = absent && w.shared.context[row] <= 0
-                    ? Packed{}
-                    : Eight{}.receive(w.a.words + sent + thread * 4, w.epoch);
-  }
-  for (int first = total <= kThreads ? total : thread; first < total; first += kAtOnce * kThreads) {
+  const bool few = total <= kGathering;
+  if (few && thread < kGathering) gather_few(w, sent, units, total, absent, thread);
+  for (int first = few ? total : thread; first < total; first += kAtOnce * kThreads) {
     Eight eight[kAtOnce] = {};
     uint32_t missing = 0;
 #pragma unroll
@@ -182,7 +218,7 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
     while (missing) {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
-        if (missing >> j & 1) eight[j].read(w.a.words + sent + (first + j * kThreads) * 4);
+        if (missing >> j & 1) eight[j].read(inbox(w.a, sent + (first + j * kThreads) * 4));
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
         if (eight[j].there(w.epoch)) missing &= ~(1u << j);
@@ -193,7 +229,6 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
         w.operand_at(i / units, i % units * 8) = eight[j].values();
   }
   fence_shared_for_async();
-  w.together();
 }
 
 }  // namespace nanovllm::decoder

@@ -101,39 +101,21 @@ __device__ void wgmma_k16(float (&c)[16][4], const uint32_t (&a)[4], uint32_t b,
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int{accumulate}), "n"(int{kRows}));
 }
 
-/// c += A B with N = 8 kGroups, kGroups 1, 2, 4 or 6; c may be longer. A and B in shared memory,
-/// named by their descriptors.
-template <int kGroups, int kMost>
-__device__ __forceinline__ void wgmma_rows_k16(float (&c)[kMost][4], uint64_t a, uint64_t b) {
-  if constexpr (kGroups == 1)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
-        : NANOVLLM_C(c, 0)
-        : "l"(a), "l"(b));
-  if constexpr (kGroups == 2)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, 1, 1, 1, 0, 0;"
-        : NANOVLLM_C(c, 0), NANOVLLM_C(c, 1)
-        : "l"(a), "l"(b));
-  if constexpr (kGroups == 4)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-        "%12, %13, %14, %15}, "
-        "%16, %17, 1, 1, 1, 0, 0;"
-        : NANOVLLM_C4(c, 0)
-        : "l"(a), "l"(b));
-  if constexpr (kGroups == 6)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-        "%24, %25, 1, 1, 1, 0, 0;"
-        : NANOVLLM_C4(c, 0), NANOVLLM_C(c, 4), NANOVLLM_C(c, 5)
-        : "l"(a), "l"(b));
+/// c += A B with N = 8. A and B in shared memory, named by their descriptors.
+__device__ __forceinline__ void wgmma_rows_k16(float (&c)[1][4], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+      : NANOVLLM_C(c, 0)
+      : "l"(a), "l"(b));
+}
+/// The same of A's transpose in shared memory: its columns are rows there.
+__device__ __forceinline__ void wgmma_columns_k16(float (&c)[1][4], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
+      : NANOVLLM_C(c, 0)
+      : "l"(a), "l"(b));
 }
 
 #undef NANOVLLM_C4
