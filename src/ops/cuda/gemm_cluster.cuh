@@ -32,19 +32,17 @@ __device__ inline void arrive_at(uint64_t* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-/// One box of a matrix, from global to shared memory, that is read again soon: it leaves the L2
-/// cache last. By one thread.
-__device__ inline void copy_box_to_keep(void* shared, const CUtensorMap* map, uint64_t* barrier,
-                                        int column, int row) {
-  constexpr uint64_t kEvictLast = 0x14F0000000000000;
+/// One box of a matrix, from global to shared memory. By one thread.
+__device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* barrier, int column,
+                                int row) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "l"(kEvictLast)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
       : "memory");
 }
-/// One box without such a wish, into the same place of the cluster's blocks that `blocks` has bits
-/// for, each of which completes it on its own barrier.
+/// The same into the same place of the cluster's blocks that `blocks` has bits for, each of which
+/// completes it on its own barrier.
 __device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensorMap* map,
                                    uint64_t* barrier, int column, int row) {
   asm volatile(

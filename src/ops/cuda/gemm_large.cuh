@@ -63,7 +63,7 @@ __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUte
       LargeStage& stage = shared.stage[at.stage];
       uint64_t* full = &shared.full[at.stage];
       arrive_expecting(full, sizeof(LargeStage));
-      copy_box_to_keep(stage.x, &x, full, step * kLargeDepth, x_row);
+      copy_box(stage.x, &x, full, step * kLargeDepth, x_row);
       copy_box_to((1 << kLargeBlocks) - 1, stage.w + rank * kHalf * kLargeDepth, &w, full,
                   step * kLargeDepth, w_row);
     }

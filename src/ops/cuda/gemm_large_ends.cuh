@@ -22,40 +22,9 @@ struct LargeShape {
 __device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-/// a / b, rounded once as the division is, without its branch: for |a| of 2^-60 to 2^60 and b of 1
-/// to 2^60, where none of these steps leaves the normal numbers.
-__device__ __forceinline__ float quotient(float a, float b) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-  r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
-  float q = __fmul_rn(a, r);
-  q = __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
-  return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
-}
-
-/// silu_times() of four gates with their ups, two bf16 in each register, into the gates.
-__device__ __forceinline__ void silu_times_pairs(uint32_t& gate0, uint32_t& gate1, uint32_t up0,
-                                                 uint32_t up1) {
-  float g[4] = {low_of(gate0), high_of(gate0), low_of(gate1), high_of(gate1)},
-        u[4] = {low_of(up0), high_of(up0), low_of(up1), high_of(up1)}, y[4];
-  constexpr float kLeast = 0x1p-60f, kMost = 32.0f;  // e^32 < 2^60
-  const float least = fminf(fminf(fabsf(g[0]), fabsf(g[1])), fminf(fabsf(g[2]), fabsf(g[3]))),
-              most = fmaxf(fmaxf(fabsf(g[0]), fabsf(g[1])), fmaxf(fabsf(g[2]), fabsf(g[3])));
-  if (least >= kLeast && most <= kMost) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = quotient(g[i], 1.0f + expf(-g[i])) * u[i];
-  } else {
-    // Rare, and code is to be short: each in turn at the same place.
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const float next = silu_times(g[0], u[0]);
-#pragma unroll
-      for (int k = 0; k < 3; ++k) g[k] = g[k + 1], u[k] = u[k + 1], y[k] = y[k + 1];
-      y[3] = next;
-    }
-  }
-  gate0 = pack_bf16(y[0], y[1]);
-  gate1 = pack_bf16(y[2], y[3]);
+/// silu_times() of two gates with their ups, in one register each.
+__device__ inline uint32_t silu_times_pairs(uint32_t gate, uint32_t up) {
+  return pack_bf16(silu_times(low_of(gate), low_of(up)), silu_times(high_of(gate), high_of(up)));
 }
 
 __device__ inline uint32_t add_pairs(uint32_t a, uint32_t b) {
@@ -113,7 +82,8 @@ struct LargeResult {
     if (!to) return;
     if constexpr (gated) {
       const int q = i / 4, r = i / 2 % 2, first = 2 * (4 * q + i % 2 * 2) + r;
-      silu_times_pairs(pair[first], pair[first + 2], pair[first + 32], pair[first + 34]);
+      pair[first] = silu_times_pairs(pair[first], pair[first + 32]);
+      pair[first + 2] = silu_times_pairs(pair[first + 2], pair[first + 34]);
       if (i % 2 == 1) store(shape, q, r);
     } else {
       store(shape, i / 2, i % 2);
