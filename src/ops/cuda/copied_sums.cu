@@ -10,17 +10,6 @@ constexpr size_t kScratchBytes = size_t{48} << 20;  // of each half
 constexpr int64_t kVector = 16;                     // bytes
 constexpr int kThreads = 512;
 
-/// x += the others' parts, each `distance` vectors behind the one before, in the order of ranks.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    sum_share_kernel(Vec<T>* x, const uint4* parts, int64_t count, int64_t distance, int rank,
-                     int world) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads)
-    x[i] = sum_over_ranks<T>(rank, world, x[i],
-                             [&](int r) { return parts[(r - (r > rank)) * distance + i]; });
-}
-
 }  // namespace
 
 CopiedSums::CopiedSums(CudaBackend& backend, RankMeeting& meeting, int rank, cudaStream_t stream)
@@ -85,7 +74,7 @@ void CopiedSums::exchange(int half, std::byte* x, int64_t vectors, DType dtype) 
     dispatch_float(dtype, [&]<class T>() {
       using D = DeviceType<T>;
       constexpr int64_t kMostBlocks = 528;
-      sum_share_kernel<D>
+      sum_parts_kernel<D, kThreads, false>
           <<<static_cast<unsigned>(std::min(kMostBlocks, ceil_div(count, int64_t{kThreads}))),
              kThreads, 0, copies_.get()>>>(reinterpret_cast<Vec<D>*>(x + begin * kVector),
                                            reinterpret_cast<const uint4*>(own_.halves[h].scratch),

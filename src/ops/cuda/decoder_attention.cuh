@@ -6,7 +6,7 @@
 #pragma once
 
 #include "ops/cuda/decoder_merge.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/gemm_wgmma.cuh"
 
 namespace nanovllm::decoder {
 
@@ -136,13 +136,13 @@ struct UnitWorker {
   /// Of this warp's 16 keys: scores[j][e] of row lane / 4 and key 8j + lane % 4 * 2 + e.
   __device__ void multiply_keys(float (&scores)[2][4]) const {
     const uint32_t tile = __shfl_sync(kFullMask, shared_address(w.ring.at(key_place(warp / 4))), 0);
-    const uint64_t k = uint64_t{0x40000040} << 32 | 1u << 16 | tile >> 4;
+    const uint64_t k = tile_at(tile);
     const uint32_t q = anew(describe_heads(&w.shared.attention.q));
     float c[1][4] = {};
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
-      wgmma_rows_k16(c, k + step / 4 * (kTileKeys * 128 / 16) + step % 4 * 2, q + 16 * step);
+      product<8>(c[0], k + step / 4 * (kTileKeys * 128 / 16) + step % 4 * 2, q + 16 * step);
     wgmma_commit();
     wgmma_wait<0>();
     pin(c);

@@ -8,19 +8,13 @@
 #pragma once
 
 #include "ops/cuda/decoder_layers.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/gemm_wgmma.cuh"
 
 namespace nanovllm::decoder {
 
 /// Of a lane: of the outputs 16 warp + lane / 4 and 8 further on, of the rows lane % 4 * 2 and the
 /// next.
 using Sums = float[1][4];
-
-/// Names 64 rows of an atom of weights: those behind the tile's are whatever lies there. The next
-/// 16 elements of k are 2 further on.
-__device__ inline uint64_t describe(uint32_t address) {
-  return uint64_t{0x40000040} << 32 | 1u << 16 | address >> 4;
-}
 
 /// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
 /// lies there. The next 16 elements of k are 2 a.rows further on.
@@ -59,7 +53,7 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
     for (int step = 0; step < 4; ++step, p.x += step_of_x)
-      wgmma_rows_k16(c, describe(atoms[i]) + 2 * step, p.x);
+      product<8>(c[0], tile_at(atoms[i]) + 2 * step, p.x);
   wgmma_commit();
   wgmma_wait<0>();
   const bool ends = in_stage + 1 == 1 << cut.stage_shift || (last && lane == kAtoms - 1);

@@ -102,9 +102,7 @@ __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x))
 struct __align__(16) Packed {
   uint32_t pair[4];
 };
-__device__ inline float2 unpack(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
+__device__ inline float2 unpack(uint32_t pair) { return {low_of(pair), high_of(pair)}; }
 
 // The arithmetic of row_math.cuh, on pairs.
 

@@ -46,9 +46,7 @@ __device__ inline bool are_plain_gates(const uint4& gate) {
 __device__ inline uint4 silu_times_vector(const uint4& gate, const uint4& up, bool needed) {
   const auto pairs = [&](auto f) {
     const auto pair = [&](uint32_t g, uint32_t u) {
-      const auto first = [](uint32_t p) { return __uint_as_float(p << 16); };
-      const auto second = [](uint32_t p) { return __uint_as_float(p & 0xffff0000u); };
-      return pack_bf16(f(first(g), first(u)), f(second(g), second(u)));
+      return pack_bf16(f(low_of(g), low_of(u)), f(high_of(g), high_of(u)));
     };
     return uint4{pair(gate.x, up.x), pair(gate.y, up.y), pair(gate.z, up.z), pair(gate.w, up.w)};
   };

@@ -18,10 +18,6 @@ struct LargeShape {
   int up;      // w's row where those of `up` begin, if gated
 };
 
-/// The two bf16 of a register.
-__device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
 /// silu_times() of two gates with their ups, in one register each.
 __device__ inline uint32_t silu_times_pairs(uint32_t gate, uint32_t up) {
   return pack_bf16(silu_times(low_of(gate), low_of(up)), silu_times(high_of(gate), high_of(up)));

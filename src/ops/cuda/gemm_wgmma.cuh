@@ -6,107 +6,67 @@
 
 namespace nanovllm {
 
-/// Names a tile of rows of 64 bf16 (wgmma.cuh) for either operand. The next 16 elements of k are 2
-/// further on.
-__device__ inline uint64_t tile_of(const void* tile) {
+/// Names a tile of rows of 64 bf16 (wgmma.cuh) for either operand, by its address in shared memory.
+/// The next 16 elements of k are 2 further on.
+__device__ inline uint64_t tile_at(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | shared_address(tile) >> 4;
+  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | address >> 4;
 }
+__device__ inline uint64_t tile_of(const void* tile) { return tile_at(shared_address(tile)); }
 
+// The registers of D: their places in the instruction, and themselves.
 #define NANOVLLM_4(d, i) "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])
 #define NANOVLLM_8(d, i) NANOVLLM_4(d, i), NANOVLLM_4(d, i + 4)
-
-__device__ inline void product_n8(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, "
-      "0, 0;"
-      : NANOVLLM_4(d, 0)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n16(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "%8, %9, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n24(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11}, %12, %13, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_4(d, 8)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n32(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n48(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, "
-      "%25, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n64(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-      "%25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n96(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-      "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
-      "%45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
-        NANOVLLM_8(d, 40)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n128(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-      "%62, %63}, %64, %65, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
-        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n144(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71}, %72, %73, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
-        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56), NANOVLLM_8(d, 64)
-      : "l"(a), "l"(b));
-}
-__device__ inline void product_n192(float* d, uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-      "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, "
-      "%97, 1, 1, 1, 0, 0;"
-      : NANOVLLM_8(d, 0), NANOVLLM_8(d, 8), NANOVLLM_8(d, 16), NANOVLLM_8(d, 24), NANOVLLM_8(d, 32),
-        NANOVLLM_8(d, 40), NANOVLLM_8(d, 48), NANOVLLM_8(d, 56), NANOVLLM_8(d, 64),
-        NANOVLLM_8(d, 72), NANOVLLM_8(d, 80), NANOVLLM_8(d, 88)
-      : "l"(a), "l"(b));
-}
+#define NANOVLLM_16(d, i) NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8)
+#define NANOVLLM_32(d, i) NANOVLLM_16(d, i), NANOVLLM_16(d, i + 16)
+#define NANOVLLM_D4 "%0, %1, %2, %3"
+#define NANOVLLM_D8 NANOVLLM_D4 ", %4, %5, %6, %7"
+#define NANOVLLM_D12 NANOVLLM_D8 ", %8, %9, %10, %11"
+#define NANOVLLM_D16 NANOVLLM_D12 ", %12, %13, %14, %15"
+#define NANOVLLM_D24 NANOVLLM_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NANOVLLM_D32 NANOVLLM_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define NANOVLLM_D48 \
+  NANOVLLM_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NANOVLLM_D64 \
+  NANOVLLM_D48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NANOVLLM_D72 NANOVLLM_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define NANOVLLM_D96                                                                            \
+  NANOVLLM_D72                                                                                  \
+      ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, " \
+      "%89, %90, %91, %92, %93, %94, %95"
+// An instruction for n columns of B, whose `count` registers of D are places 0 .. count - 1; A and
+// B are the two behind them.
+#define NANOVLLM_PRODUCT(n, count, a_place, b_place, ...)                                       \
+  __device__ inline void product_n##n(float* d, uint64_t a, uint64_t b) {                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" NANOVLLM_D##count \
+                 "}, " a_place ", " b_place ", 1, 1, 1, 0, 0;"                                  \
+                 : __VA_ARGS__                                                                  \
+                 : "l"(a), "l"(b));                                                             \
+  }
+NANOVLLM_PRODUCT(8, 4, "%4", "%5", NANOVLLM_4(d, 0))
+NANOVLLM_PRODUCT(16, 8, "%8", "%9", NANOVLLM_8(d, 0))
+NANOVLLM_PRODUCT(24, 12, "%12", "%13", NANOVLLM_8(d, 0), NANOVLLM_4(d, 8))
+NANOVLLM_PRODUCT(32, 16, "%16", "%17", NANOVLLM_16(d, 0))
+NANOVLLM_PRODUCT(48, 24, "%24", "%25", NANOVLLM_16(d, 0), NANOVLLM_8(d, 16))
+NANOVLLM_PRODUCT(64, 32, "%32", "%33", NANOVLLM_32(d, 0))
+NANOVLLM_PRODUCT(96, 48, "%48", "%49", NANOVLLM_32(d, 0), NANOVLLM_16(d, 32))
+NANOVLLM_PRODUCT(128, 64, "%64", "%65", NANOVLLM_32(d, 0), NANOVLLM_32(d, 32))
+NANOVLLM_PRODUCT(144, 72, "%72", "%73", NANOVLLM_32(d, 0), NANOVLLM_32(d, 32), NANOVLLM_8(d, 64))
+NANOVLLM_PRODUCT(192, 96, "%96", "%97", NANOVLLM_32(d, 0), NANOVLLM_32(d, 32), NANOVLLM_32(d, 64))
+#undef NANOVLLM_PRODUCT
+#undef NANOVLLM_D96
+#undef NANOVLLM_D72
+#undef NANOVLLM_D64
+#undef NANOVLLM_D48
+#undef NANOVLLM_D32
+#undef NANOVLLM_D24
+#undef NANOVLLM_D16
+#undef NANOVLLM_D12
+#undef NANOVLLM_D8
+#undef NANOVLLM_D4
+#undef NANOVLLM_32
+#undef NANOVLLM_16
 #undef NANOVLLM_8
 #undef NANOVLLM_4
 

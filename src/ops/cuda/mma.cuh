@@ -47,6 +47,9 @@ __device__ inline uint32_t pack_bf16(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+/// They again.
+__device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 /// 16 bytes from global to shared memory, asynchronously; zeros if not `valid` (then nothing is
 /// read).

@@ -66,17 +66,6 @@ constexpr int kThreads = 256;
 constexpr size_t kScratchBytes = size_t{64} << 20;
 constexpr int64_t kOneShotBytes = 64 << 10;  // above, ranks share the sums
 
-/// x[i] = the sum over ranks; rank r's vectors begin at parts + r * distance, but this rank's are
-/// x.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(Vec<T>* x, const uint4* parts, int64_t count, int64_t distance, int rank,
-                     int world) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads)
-    x[i] = sum_over_ranks<T>(rank, world, x[i], [&](int r) { return parts[r * distance + i]; });
-}
-
 /// out [t, m] from the ranks' parts [world, t, n].
 __global__ void __launch_bounds__(kThreads)
     side_by_side_kernel(float* out, const float* parts, int64_t t, int64_t n, int64_t m) {
@@ -192,7 +181,7 @@ class NcclCommunicator final : public Communicator {
     } else {
       gather(x, scratch_.get(), bytes);
     }
-    sum_parts_kernel<D><<<blocks_for(share / 16), kThreads, 0, stream_>>>(
+    sum_parts_kernel<D, kThreads, true><<<blocks_for(share / 16), kThreads, 0, stream_>>>(
         reinterpret_cast<Vec<D>*>(own), reinterpret_cast<const uint4*>(scratch_.get()), share / 16,
         share / 16, rank_, world_);
     cuda_check(cudaGetLastError());

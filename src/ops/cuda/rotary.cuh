@@ -100,8 +100,8 @@ struct alignas(16) Words {
     const uint4 u = *reinterpret_cast<const uint4*>(p);
     return {{u.x, u.y, u.z, u.w}};
   }
-  __device__ float low(int i) const { return __uint_as_float(pair[i] << 16); }
-  __device__ float high(int i) const { return __uint_as_float(pair[i] & 0xffff0000u); }
+  __device__ float low(int i) const { return low_of(pair[i]); }
+  __device__ float high(int i) const { return high_of(pair[i]); }
 };
 
 /// The same of many tokens: a warp has all heads of its token, kLanes lanes to a head, and reads

@@ -101,15 +101,7 @@ __device__ void wgmma_k16(float (&c)[16][4], const uint32_t (&a)[4], uint32_t b,
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int{accumulate}), "n"(int{kRows}));
 }
 
-/// c += A B with N = 8. A and B in shared memory, named by their descriptors.
-__device__ __forceinline__ void wgmma_rows_k16(float (&c)[1][4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
-      : NANOVLLM_C(c, 0)
-      : "l"(a), "l"(b));
-}
-/// The same of A's transpose in shared memory: its columns are rows there.
+/// c += A B with N = 8, both in shared memory, of A's transpose: its columns are rows there.
 __device__ __forceinline__ void wgmma_columns_k16(float (&c)[1][4], uint64_t a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
