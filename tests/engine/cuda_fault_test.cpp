@@ -2,8 +2,6 @@
 // names the rank and the cause, and the memory of all GPUs is given back. The same on devices that
 // only pretend: rank_group_test.cpp.
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -11,6 +9,7 @@
 #include "cli/step_recorder.h"
 #include "engine/llm_engine.h"
 #include "engine/rank_group.h"
+#include "gate.h"
 
 namespace nanovllm {
 namespace {
@@ -30,19 +29,11 @@ struct Case {
 struct Scene {
   Case now;
   std::atomic<bool> decodes = false;  // all graphs are recorded
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool released = false;  // who hangs goes on
+  Gate released;                      // who hangs goes on
 
-  void release() {
-    const std::lock_guard lock(mutex);
-    released = true;
-    changed.notify_all();
-  }
   void fail() {
     if (now.fault == Fault::error) throw Error(ErrorKind::device, "the device is gone");
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return released; });
+    released.wait();
   }
 };
 
@@ -136,7 +127,7 @@ TEST_P(CudaFault, EndsTheGroupInTimeAndIsNamed) {
         << message;
   }
   EXPECT_LT(Clock::now() - begin, 10s);
-  scene->release();
+  scene->released.open();
   // A rank that hung leaves when it can.
   constexpr size_t kSlack = size_t{64} << 20;
   while (free_bytes() + kSlack < before && Clock::now() - begin < 15s)

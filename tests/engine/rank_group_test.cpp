@@ -4,15 +4,14 @@
 #include "engine/rank_group.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "engine/llm_engine.h"
+#include "gate.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {
@@ -30,22 +29,14 @@ struct Scene {
   int rank = 1;
   std::atomic<int64_t> bytes = 0;  // allocated and not given back
   std::atomic<int> devices = 0;    // open
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool released = false;  // hung devices go on
+  Gate released;                   // hung devices go on
 
-  void release() {
-    const std::lock_guard lock(mutex);
-    released = true;
-    changed.notify_all();
-  }
   void at(Phase now, int who) {
     if (who != rank || now != phase) return;
     if (fault == Fault::error) throw Error(ErrorKind::device, "the device is gone");
     if (fault == Fault::other_exception) throw 42;
     if (fault != Fault::hang) return;
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return released; });
+    released.wait();
   }
 };
 
@@ -201,7 +192,7 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
     EXPECT_NE(message.find(c.cause), std::string::npos) << message;
     EXPECT_EQ(message.find("rank", message.find("rank") + 1), message.find("ranks")) << message;
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
-    scene_->release();
+    scene_->released.open();
     expect_all_gone();
   }
 }
@@ -213,7 +204,7 @@ TEST_F(RankGroupTest, TheMemoryStaysForARankThatHangs) {
   EXPECT_NE(run(2), "");
   EXPECT_EQ(scene_->devices, 2);
   EXPECT_GT(scene_->bytes, 0);
-  scene_->release();
+  scene_->released.open();
   expect_all_gone();
 }
 

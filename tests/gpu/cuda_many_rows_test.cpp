@@ -13,64 +13,70 @@ struct Shape {
   int64_t m, n, k;
 };
 
-/// Edges on all sides of the tiles, and several tiles to a block; x at an odd address takes the
-/// kernel that defines the order of the sums.
+/// What is multiplied: x, the same at an odd address, which takes the kernel that defines the order
+/// of the sums, and weights [columns, k].
+struct Operands {
+  Tensor x, odd, w;
+  Operands(Rig& rig, const Shape& s, int64_t columns, float spread) {
+    const auto values = normal_values(s.m * s.k, 1);
+    x = rig.upload(values, DType::bf16, {s.m, s.k});
+    odd = rig.padded(values, DType::bf16, s.m, s.k, 1);
+    w = rig.weight(normal_values(columns * s.k, 2, spread), DType::bf16, columns, s.k);
+  }
+};
+/// [m, n] within `all`, of which the rest must stay what it was.
+struct Framed {
+  Tensor all, inside;
+  Framed(Rig& rig, const Shape& s, const std::vector<float>& before)
+      : all(rig.upload(before, DType::bf16, {s.m + 1, s.n + 8})),
+        inside(all.rows(0, s.m).cols(0, s.n)) {}
+};
+size_t framed_size(const Shape& s) { return static_cast<size_t>((s.m + 1) * (s.n + 8)); }
+
+/// Edges on all sides of the tiles, and several tiles to a block.
 TEST_F(CudaManyRows, ProductsHaveTheBitsOfTheDefinition) {
-  for (const auto& [m, n, k] :
+  for (const Shape& s :
        {Shape{900, 4000, 1088}, {2048, 2048, 1024}, {3000, 2744, 1600}, {16, 16896, 1024}}) {
     Rig rig(*gpu_);
-    const auto values = normal_values(m * k, 1);
-    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
-                 odd = rig.padded(values, DType::bf16, m, k, 1),
-                 w = rig.weight(normal_values(n * k, 2, 0.03f), DType::bf16, n, k);
-    // What surrounds y stays what it was.
-    const std::vector<float> before(static_cast<size_t>((m + 1) * (n + 8)), 7.0f);
-    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
-                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
-    gpu_->gemm(want.rows(0, m).cols(0, n), odd, w);
-    gpu_->gemm(got.rows(0, m).cols(0, n), x, w);
-    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+    const Operands o(rig, s, s.n, 0.03f);
+    const std::vector<float> before(framed_size(s), 7.0f);
+    const Framed want(rig, s, before), got(rig, s, before);
+    gpu_->gemm(want.inside, o.odd, o.w);
+    gpu_->gemm(got.inside, o.x, o.w);
+    EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << s.m << " x " << s.n << " x " << s.k;
   }
 }
 
 TEST_F(CudaManyRows, GatedProductsHaveTheBitsOfTheDefinition) {
-  for (const auto& [m, n, k] :
+  for (const Shape& s :
        {Shape{900, 2000, 1088}, {2048, 1024, 1024}, {3000, 1400, 1600}, {200, 8448, 1024}}) {
     Rig rig(*gpu_);
-    const auto values = normal_values(m * k, 1);
-    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
-                 odd = rig.padded(values, DType::bf16, m, k, 1),
-                 w = rig.weight(normal_values(2 * n * k, 2, 0.1f), DType::bf16, 2 * n, k),
-                 between = rig.empty(DType::bf16, {m, 2 * n});
-    const std::vector<float> before(static_cast<size_t>((m + 1) * (n + 8)), 7.0f);
-    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
-                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
-    gpu_->gemm(between, odd, w);
-    gpu_->silu_and_mul(want.rows(0, m).cols(0, n), between);
-    gpu_->gemm_silu_and_mul(got.rows(0, m).cols(0, n), between, x, w);
-    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+    const Operands o(rig, s, 2 * s.n, 0.1f);
+    const Tensor between = rig.empty(DType::bf16, {s.m, 2 * s.n});
+    const std::vector<float> before(framed_size(s), 7.0f);
+    const Framed want(rig, s, before), got(rig, s, before);
+    gpu_->gemm(between, o.odd, o.w);
+    gpu_->silu_and_mul(want.inside, between);
+    gpu_->gemm_silu_and_mul(got.inside, between, o.x, o.w);
+    EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << s.m << " x " << s.n << " x " << s.k;
   }
 }
 
 TEST_F(CudaManyRows, ProductsAreAddedAsTheirSumsWouldBe) {
-  for (const auto& [m, n, k] :
+  for (const Shape& s :
        {Shape{900, 4000, 1088}, {2048, 2048, 1024}, {3000, 2744, 1600}, {16, 16896, 1024}}) {
     Rig rig(*gpu_);
-    const auto values = normal_values(m * k, 1);
-    const Tensor x = rig.upload(values, DType::bf16, {m, k}),
-                 odd = rig.padded(values, DType::bf16, m, k, 1),
-                 w = rig.weight(normal_values(n * k, 2, 0.03f), DType::bf16, n, k),
-                 product = rig.empty(DType::bf16, {m, n});
-    const auto before = normal_values((m + 1) * (n + 8), 3);
-    const Tensor want = rig.upload(before, DType::bf16, {m + 1, n + 8}),
-                 got = rig.upload(before, DType::bf16, {m + 1, n + 8});
-    gpu_->gemm(product, odd, w);
-    gpu_->add(want.rows(0, m).cols(0, n), product);
-    if (!gpu_->gemm_add(got.rows(0, m).cols(0, n), x, w)) {
-      EXPECT_LT(m, 900) << "no kernel of many rows";
+    const Operands o(rig, s, s.n, 0.03f);
+    const Tensor product = rig.empty(DType::bf16, {s.m, s.n});
+    const auto before = normal_values((s.m + 1) * (s.n + 8), 3);
+    const Framed want(rig, s, before), got(rig, s, before);
+    gpu_->gemm(product, o.odd, o.w);
+    gpu_->add(want.inside, product);
+    if (!gpu_->gemm_add(got.inside, o.x, o.w)) {
+      EXPECT_LT(s.m, 900) << "no kernel of many rows";
       continue;
     }
-    EXPECT_TRUE(rig.bytes(got) == rig.bytes(want)) << m << " x " << n << " x " << k;
+    EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << s.m << " x " << s.n << " x " << s.k;
   }
 }
 

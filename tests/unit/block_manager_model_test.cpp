@@ -188,14 +188,7 @@ class BlockManagerRun {
 void run_block_manager(uint64_t hash_mask) {
   for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
     BlockManagerRun run(seed, hash_mask);
-    for (int i = 0; i < num_operations_per_seed(); ++i) {
-      try {
-        run.step();
-        run.compare();
-      } catch (const std::exception& error) {
-        FAIL() << "seed " << seed << ", operation " << i << ": " << error.what();
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(run_operations(run, seed));
   }
 }
 

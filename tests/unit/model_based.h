@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdlib>
+#include <exception>
 #include <random>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace nanovllm {
 
@@ -32,5 +35,18 @@ class Random {
  private:
   std::mt19937_64 engine_;
 };
+
+/// Steps of `run`, each followed by the comparison with its model; a fatal failure ends them.
+template <class Run>
+void run_operations(Run& run, uint64_t seed) {
+  for (int i = 0; i < num_operations_per_seed(); ++i) {
+    try {
+      run.step();
+      run.compare();
+    } catch (const std::exception& error) {
+      FAIL() << "seed " << seed << ", operation " << i << ": " << error.what();
+    }
+  }
+}
 
 }  // namespace nanovllm

@@ -265,14 +265,7 @@ void run_scheduler(uint64_t hash_mask) {
   std::map<FinishReason, int64_t> ended;
   for (uint64_t seed = 0; seed < kNumSeeds; ++seed) {
     SchedulerRun run(seed, hash_mask);
-    for (int i = 0; i < num_operations_per_seed(); ++i) {
-      try {
-        run.step();
-        run.compare();
-      } catch (const std::exception& error) {
-        FAIL() << "seed " << seed << ", operation " << i << ": " << error.what();
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(run_operations(run, seed));
     run.drain();
     preemptions += run.num_preemptions();
     cached += run.num_cached_tokens();
