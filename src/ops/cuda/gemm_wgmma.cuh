@@ -31,10 +31,10 @@ __device__ inline uint64_t tile_of(const void* tile) { return tile_at(shared_add
 #define NANOVLLM_D64 \
   NANOVLLM_D48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NANOVLLM_D72 NANOVLLM_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define NANOVLLM_D96                                                                            \
-  NANOVLLM_D72                                                                                  \
-      ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, " \
-      "%89, %90, %91, %92, %93, %94, %95"
+#define NANOVLLM_D96                                                                        \
+  NANOVLLM_D72                                                                              \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, " \
+  "%89, %90, %91, %92, %93, %94, %95"
 // An instruction for n columns of B, whose `count` registers of D are places 0 .. count - 1; A and
 // B are the two behind them.
 #define NANOVLLM_PRODUCT(n, count, a_place, b_place, ...)                                       \
