@@ -16,23 +16,23 @@ struct ItemRows {
   int warp_begin, warp_end;      // keys that all 16 rows see
   int first_tile, end_tile;      // of the warpgroup's rows
 
-  __device__ ItemRows(const PrefillItem& item, int group, int window) {
+  __device__ ItemRows(const PrefillItem& item, const PrefillArguments& a) {
     const int warp = uniform(static_cast<int>(threadIdx.x / kWarp)) - 4,
               first = item.first_row + warp / 4 * kConsumerRows,
               warp_first = item.first_row + warp * 16;
     // A row past the end repeats the last.
     const auto position = [&](int packed) {
-      return item.first_position + min(packed, item.rows - 1) / group;
+      return item.first_position + token_of(min(packed, item.rows - 1), a.group_reciprocal);
     };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       row[r] = warp_first + static_cast<int>(threadIdx.x % kWarp) / 4 + 8 * r;
       end[r] = position(row[r]) + 1;
-      begin[r] = first_key(end[r] - 1, window);
+      begin[r] = first_key(end[r] - 1, a.window);
     }
-    warp_begin = first_key(position(warp_first + 15), window);
+    warp_begin = first_key(position(warp_first + 15), a.window);
     warp_end = position(warp_first) + 1;
-    first_tile = first_key(position(first), window) / kTileKeys;
+    first_tile = first_key(position(first), a.window) / kTileKeys;
     end_tile = position(first + kConsumerRows - 1) / kTileKeys + 1;
     if (first >= item.rows) first_tile = end_tile = item.end_tile;
   }
@@ -299,8 +299,9 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int packed = rows.row[r];
-      const int64_t token = item.first_token + packed / a.group;
-      const int head = item.kv_head * a.group + packed % a.group;
+      const int in_sequence = token_of(packed, a.group_reciprocal);
+      const int64_t token = item.first_token + in_sequence;
+      const int head = (item.kv_head - in_sequence) * a.group + packed;
       __nv_bfloat16* to = a.out + token * a.out_token_stride + head * a.out_head_stride;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; j += 4) {
@@ -325,7 +326,7 @@ __device__ void compute_items(PrefillShared<kHeadDim>& shared, const PrefillArgu
   for (int n = 0;; ++n) {
     const PrefillItem item = take_item(shared, n);
     if (item.sequence < 0) break;
-    const ItemRows rows(item, a.group, a.window);
+    const ItemRows rows(item, a);
     consumer.load_queries(n);
     consumer.skip(rows.first_tile - item.first_tile);
     if (rows.first_tile < rows.end_tile) {

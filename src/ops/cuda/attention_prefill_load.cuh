@@ -180,8 +180,9 @@ __device__ void load_queries_of_items(PrefillShared<kHeadDim>& shared, const Pre
     for (int i = threadIdx.x % kQueryThreads; i < kItemRows * kParts; i += kQueryThreads) {
       const int row = i / kParts, c = i % kParts;
       const int packed = min(item.first_row + row, item.rows - 1);  // those past the end: any
-      const int64_t token = item.first_token + packed / a.group;
-      const int head = item.kv_head * a.group + packed % a.group;
+      const int in_sequence = token_of(packed, a.group_reciprocal);
+      const int64_t token = item.first_token + in_sequence;
+      const int head = (item.kv_head - in_sequence) * a.group + packed;
       copy_async(&shared.q[row][c ^ row % 8],
                  a.q + token * a.q_token_stride + head * a.q_head_stride + c * 8, true);
     }

@@ -27,7 +27,18 @@ struct PrefillArguments : AttentionArguments<__nv_bfloat16> {
   int section_seqs,
       section_heads;  // of a section: at most 32 sequences; more than one only with all heads
   int* counters;      // items begun beyond each block's first; blocks done. Zeros between kernels
+  uint32_t group_reciprocal;  // reciprocal_of_group()
 };
+
+/// For dividing by the group: 2^31 / group, rounded up. A division proper is 30 instructions in a
+/// row, and a warp that runs alone waits for each of them.
+constexpr uint32_t reciprocal_of_group(int group) {
+  return ((1u << 31) + static_cast<uint32_t>(group) - 1) / static_cast<uint32_t>(group);
+}
+/// row / group, of rows below 2^31 / group.
+__device__ inline int token_of(int row, uint32_t group_reciprocal) {
+  return static_cast<int>(static_cast<uint64_t>(row) * group_reciprocal >> 31);
+}
 
 /// A sequence's queries.
 struct QueryRange {

@@ -137,8 +137,7 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
         y, shape, input, tile.row * kLargeRows + 16 * warp + lane / 4,
         tile.column * (end == LargeEnd::gate ? kLargeColumns / 2 : kLargeColumns) + lane % 4 * 8);
   }
-#pragma unroll
-  for (int step = 0; step < kLargeParts; ++step) result.store_part(shape, input, step);
+  result.store_all(shape, input);
 }
 
 /// `x`, `w`: boxes of 128 rows by 64 columns. The grid is a multiple of kLargeBlocks.

@@ -86,6 +86,23 @@ struct LargeResult {
       if (i + 1 < kLargeParts) load_old(shape, i + 1);
     }
   }
+  /// All parts of the last tile: beside nothing, so that all reads are begun before one is awaited.
+  __device__ void store_all(const LargeShape& shape, const LargeInput<end>& input) {
+    if constexpr (end == LargeEnd::add) {
+      uint4 all[kLargeParts];
+#pragma unroll
+      for (int i = 0; i < kLargeParts; ++i)
+        if (const uint4* at = vector(shape, i / 2, i % 2)) all[i] = *at;
+#pragma unroll
+      for (int i = 0; i < kLargeParts; ++i) {
+        old = all[i];
+        store(shape, i / 2, i % 2);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLargeParts; ++i) store_part(shape, input, i);
+    }
+  }
 };
 
 }  // namespace nanovllm

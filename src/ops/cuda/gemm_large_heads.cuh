@@ -20,13 +20,17 @@ struct LargeInput<LargeEnd::heads> {
 /// row a lane has four vectors of eight elements, 32 elements apart.
 template <>
 struct LargeResult<LargeEnd::heads> {
+  /// Of the eight elements of a vector.
+  struct Angles {
+    Vec<float> cosine[2], sine[2];
+  };
   using Input = LargeInput<LargeEnd::heads>;
   uint32_t pair[64];            // as the other ends have them
   __nv_bfloat16* to = nullptr;  // likewise
   int row, column;
   int slot, position;             // of the row whose parts come next
   float reciprocal;               // of that row: the norm's factor
-  Vec<float> cosine[2], sine[2];  // of the next vector's elements
+  Angles angles;                  // of the next vector's elements
 
   __device__ void take(const float (&sum)[128]) {
 #pragma unroll
@@ -50,17 +54,48 @@ struct LargeResult<LargeEnd::heads> {
     switch (i % 4) {
       case 0:
         begin_row(a, first, r, head < turned);
-        load_angles(a, first);
+        angles = load_angles(a, first);
         break;
       case 1:
         if (mine) finish_vectors(shape, input, first, r, head);
-        load_angles(a, first + 1);
+        angles = load_angles(a, first + 1);
         break;
       case 2:
         if (mine) finish_vectors(shape, input, first + 1, r, head);
         break;
       default:
         if (i + 1 < kLargeParts) load_place(shape, a, 1 - r);
+    }
+  }
+  /// All parts of the last tile: beside nothing, so that all reads are begun before one is awaited.
+  __device__ void store_all(const LargeShape& shape, const Input& input) {
+    if (!to) return;
+    const FusedArguments<__nv_bfloat16>& a = input.heads;
+    const int turned = a.q.count + a.k.count;
+    int slots[2];
+    Angles all[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      load_place(shape, a, r);
+      slots[r] = slot;
+#pragma unroll
+      for (int q = 0; q < 2; ++q) all[r][q] = load_angles(a, q);
+    }
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {
+      const int head = column / kLargeHead + first / 4;
+      if (head >= turned + a.v.count) return;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        begin_row(a, first, r, head < turned);
+        slot = slots[r];
+        if (row + 8 * r >= shape.rows) continue;
+#pragma unroll
+        for (int q = 0; q < 2; ++q) {
+          angles = all[r][q];
+          finish_vectors(shape, input, first + q, r, head);
+        }
+      }
     }
   }
 
@@ -71,13 +106,15 @@ struct LargeResult<LargeEnd::heads> {
     slot = a.slots[token];
     position = a.positions[token];
   }
-  __device__ void load_angles(const FusedArguments<__nv_bfloat16>& a, int q) {
+  __device__ Angles load_angles(const FusedArguments<__nv_bfloat16>& a, int q) const {
     const float* table = a.cos_sin + position * a.table_stride + column % kLargeHead + q % 4 * 32;
+    Angles of;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      cosine[i] = load_vec(table + 4 * i, 4, true);
-      sine[i] = load_vec(table + kLargeHead / 2 + 4 * i, 4, true);
+      of.cosine[i] = load_vec(table + 4 * i, 4, true);
+      of.sine[i] = load_vec(table + kLargeHead / 2 + 4 * i, 4, true);
     }
+    return of;
   }
   /// Vectors become whole; with `norm`, the norm's factor.
   __device__ void begin_row(const FusedArguments<__nv_bfloat16>& a, int first, int r, bool norm) {
@@ -139,7 +176,8 @@ struct LargeResult<LargeEnd::heads> {
     for (int i = 0; i < 4; ++i) {
       normalise_pair(x.pair[i], x_weights, i);
       normalise_pair(y.pair[i], y_weights, i);
-      const float *cosines = cosine[i / 2].v + i % 2 * 2, *sines = sine[i / 2].v + i % 2 * 2;
+      const float *cosines = angles.cosine[i / 2].v + i % 2 * 2,
+                  *sines = angles.sine[i / 2].v + i % 2 * 2;
       const Pair low = rotate(x.low(i), y.low(i), cosines[0], sines[0]),
                  high = rotate(x.high(i), y.high(i), cosines[1], sines[1]);
       x.pair[i] = pack_bf16(low.first, high.first);

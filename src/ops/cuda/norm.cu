@@ -134,7 +134,7 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
 constexpr int kRowsPerBlock = 4;
 
 /// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
-/// kRowsPerBlock + its number`, of kVectors vectors for each lane. Vector j is the one that the
+/// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one that the
 /// lane of warp j % kWarps has in the kernels above.
 template <bool kAdd, int kVectors>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
@@ -144,10 +144,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   constexpr int kStep = kWarp * V::size, kWarps = kVectors < 16 ? kVectors : 16, kAtOnce = 8;
   static_assert(kVectors > 2);
   let_next_start();
-  const unsigned row = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
+  const unsigned index = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
   const int first = static_cast<int>(threadIdx.x % kWarp) * V::size;
   wait_for_previous();
-  if (row >= rows) return;
+  if (index >= rows) return;
+  // The last rows first: they are what the kernel before left in the L2 cache, and what this one
+  // writes last is what the next, which begins with the first rows, finds there.
+  const unsigned row = rows - 1 - index;
   const __nv_bfloat16* from = x.row(row, 0) + first;
   __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
   V held[kVectors];
