@@ -28,9 +28,9 @@ struct LargeResult<LargeEnd::heads> {
   uint32_t pair[64];            // as the other ends have them
   __nv_bfloat16* to = nullptr;  // likewise
   int row, column;
-  int slot, position;             // of the row whose parts come next
-  float reciprocal;               // of that row: the norm's factor
-  Angles angles;                  // of the next vector's elements
+  int slot, position;  // of the row whose parts come next
+  float reciprocal;    // of that row: the norm's factor
+  Angles angles;       // of the next vector's elements
 
   __device__ void take(const float (&sum)[128]) {
 #pragma unroll
@@ -43,7 +43,8 @@ struct LargeResult<LargeEnd::heads> {
     column = first_column;
     load_place(shape, input.heads, 0);
   }
-  /// Part `i` of kLargeParts, in order. What it reads was asked for in the part before.
+  /// Part `i` of kLargeParts, in order: four of about the same work for each row of a head, or the
+  /// tensor cores would wait for the longest. What a part reads was asked for in the one before.
   __device__ void store_part(const LargeShape& shape, const Input& input, int i) {
     if (!to) return;
     const FusedArguments<__nv_bfloat16>& a = input.heads;
@@ -54,16 +55,17 @@ struct LargeResult<LargeEnd::heads> {
     switch (i % 4) {
       case 0:
         begin_row(a, first, r, head < turned);
-        angles = load_angles(a, first);
         break;
       case 1:
-        if (mine) finish_vectors(shape, input, first, r, head);
-        angles = load_angles(a, first + 1);
+        if (head < turned) normalise_row(a, first, r, head);
+        angles = load_angles(a, first);
         break;
       case 2:
-        if (mine) finish_vectors(shape, input, first + 1, r, head);
+        if (mine) store_vectors(shape, input, first, r, head);
+        angles = load_angles(a, first + 1);
         break;
       default:
+        if (mine) store_vectors(shape, input, first + 1, r, head);
         if (i + 1 < kLargeParts) load_place(shape, a, 1 - r);
     }
   }
@@ -88,12 +90,13 @@ struct LargeResult<LargeEnd::heads> {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         begin_row(a, first, r, head < turned);
+        if (head < turned) normalise_row(a, first, r, head);
         slot = slots[r];
         if (row + 8 * r >= shape.rows) continue;
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
           angles = all[r][q];
-          finish_vectors(shape, input, first + q, r, head);
+          store_vectors(shape, input, first + q, r, head);
         }
       }
     }
@@ -144,9 +147,29 @@ struct LargeResult<LargeEnd::heads> {
     all = __fadd_rn(all, __shfl_xor_sync(kFullMask, all, 1));
     reciprocal = __frsqrt_rn(__fadd_rn(__fmul_rn(all, 1.0f / kLargeHead), a.eps));
   }
+  /// The vectors of the lane's row r become those of a normalised head.
+  __device__ void normalise_row(const FusedArguments<__nv_bfloat16>& a, int first, int r,
+                                int head) {
+    const __nv_bfloat16* weights = head < a.q.count ? a.q_norm : a.k_norm;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const Words weight = Words::at(weights + column % kLargeHead + q * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t& x = pair[2 * (4 * (first + q) + i) + r];
+        x = times(weight.pair[i], pack_bf16(low_of(x) * reciprocal, high_of(x) * reciprocal));
+      }
+    }
+  }
+  /// Two products, rounded: what those of floats would be, which are exact.
+  __device__ static uint32_t times(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 product = __hmul2_rn(reinterpret_cast<const __nv_bfloat162&>(x),
+                                              reinterpret_cast<const __nv_bfloat162&>(y));
+    return reinterpret_cast<const uint32_t&>(product);
+  }
   /// Vector q of the lane's row r and the one 64 elements behind it, which are turned together.
-  __device__ void finish_vectors(const LargeShape& shape, const Input& input, int q, int r,
-                                 int head) {
+  __device__ void store_vectors(const LargeShape& shape, const Input& input, int q, int r,
+                                int head) {
     const FusedArguments<__nv_bfloat16>& a = input.heads;
     constexpr int kHalf = kLargeHead / 2;
     const int c = column % kLargeHead + q % 4 * 32, key = head - a.q.count, value = key - a.k.count;
@@ -164,18 +187,13 @@ struct LargeResult<LargeEnd::heads> {
       x.pair[i] = pair[2 * (4 * q + i) + r];
       y.pair[i] = pair[2 * (4 * q + 8 + i) + r];
     }
-    if (value < 0) turn(c, key < 0 ? a.q_norm : a.k_norm, x, y);
+    if (value < 0) turn(x, y);
     store_whole(out, reinterpret_cast<const Vec<__nv_bfloat16>&>(x));
     store_whole(out + kHalf, reinterpret_cast<const Vec<__nv_bfloat16>&>(y));
   }
-  /// x: elements c .. c + 7 of a head; y: those 64 behind them.
-  __device__ void turn(int c, const __nv_bfloat16* weights, Words& x, Words& y) const {
-    const Words x_weights = Words::at(weights + c),
-                y_weights = Words::at(weights + kLargeHead / 2 + c);
+  __device__ void turn(Words& x, Words& y) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      normalise_pair(x.pair[i], x_weights, i);
-      normalise_pair(y.pair[i], y_weights, i);
       const float *cosines = angles.cosine[i / 2].v + i % 2 * 2,
                   *sines = angles.sine[i / 2].v + i % 2 * 2;
       const Pair low = rotate(x.low(i), y.low(i), cosines[0], sines[0]),
@@ -183,10 +201,6 @@ struct LargeResult<LargeEnd::heads> {
       x.pair[i] = pack_bf16(low.first, high.first);
       y.pair[i] = pack_bf16(low.second, high.second);
     }
-  }
-  __device__ void normalise_pair(uint32_t& x, const Words& weights, int i) const {
-    x = pack_bf16(low_of(x) * reciprocal, high_of(x) * reciprocal);
-    x = pack_bf16(weights.low(i) * low_of(x), weights.high(i) * high_of(x));
   }
 };
 
