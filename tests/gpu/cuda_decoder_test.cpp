@@ -109,6 +109,16 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   window.block_size = 64;
   window.windows = {300, 0, 77};
   compare(*gpu_, window);
+  // Tiles of 3 and 5 groups of columns, of 7, and of a whole 8 that do not divide the blocks.
+  DecoderShape wide{"wide", 2, 5120, 16, 4, 128, 1088};
+  wide.head_norms = true;
+  compare(*gpu_, wide);
+  DecoderShape wider{"wider", 1, 7168, 8, 2, 128, 832};
+  wider.other_biases = true;
+  compare(*gpu_, wider);
+  DecoderShape tall{"tall", 2, 320, 8, 1, 128, 6400};
+  tall.head_norms = true;
+  compare(*gpu_, tall);
   DecoderShape large{"Qwen3-8B", 1, 4096, 32, 8, 128, 12288};
   large.head_norms = true;
   compare(*gpu_, large);

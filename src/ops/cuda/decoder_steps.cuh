@@ -113,8 +113,8 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
   const auto residual = [&](int row, int c) -> Packed& {
     return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
   };
-  Packed weight{};
-  if (thread * 8 < a.hidden) weight = load_early(weights + thread * 8);
+  Packed first_weight{};
+  if (thread * 8 < a.hidden) first_weight = load_early(weights + thread * 8);
   for (int row = first_row; row < a.rows; row += at_once) {
     float sum = 0.0f;
     for (int c = thread * 8; c < a.hidden; c += step) {
@@ -142,8 +142,8 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
     }
     const float reciprocal = reciprocal_rms(total, a.hidden, a.eps);
     for (int c = thread * 8; c < a.hidden; c += step) {
+      Packed values = residual(row, c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
-      Packed values = residual(row, c);
       normalise(values, reciprocal, weight);
       w.operand_at(row, c) = values;
     }
