@@ -8,6 +8,7 @@
 #pragma once
 
 #include "ops/cuda/decoder_layers.cuh"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_wgmma.cuh"
 
 namespace nanovllm::decoder {
@@ -29,24 +30,30 @@ struct Progress {
   int inside;
 };
 
+/// The stage of an atom, counted as the atom is from a stage's start on.
+__device__ __forceinline__ int stage_of(const MatrixCut& cut, int atom) {
+  return atom * cut.inverse >> kInverseBits;
+}
+
 /// c += weights x operand^T, of some atoms: straight code that waits for nothing. A lane each waits
 /// for an atom before. At its end the chain is waited for, since around a loop whose products are
-/// still under way the compiler waits for each of them. `barriers`: of all warps, between the
-/// operand and now; all that can be is done before.
+/// still under way the compiler waits for each of them. `waits`: for the operand; all that can be
+/// is done before.
 template <int kHeadDim, int kAtoms>
 __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const MatrixCut& cut,
-                                               Progress& p, int lane, int barriers, bool last,
+                                               Progress& p, int lane, bool waits, bool last,
                                                Sums& c) {
-  const int at = p.inside + min(lane, kAtoms - 1), in_stage = at & (1 << cut.stage_shift) - 1;
-  const Ring::Place place = p.ring.place(at >> cut.stage_shift);
+  const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
+            in_stage = at - stage * cut.atoms_that_fit;
+  const Ring::Place place = p.ring.place(stage);
   p.ring.wait_full(place);
   __syncwarp();
   const uint32_t address = shared_address(p.ring.at(place)) + in_stage * cut.groups * kAtomBytes;
   uint32_t atoms[kAtoms];
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
-#pragma unroll 1
-  for (; barriers > 0; --barriers) w.together();
+  if (waits) wait_barrier(&w.shared.ready, w.projected & 1);
+  __syncwarp();
   const uint32_t step_of_x = 2 * w.a.rows;
   wgmma_fence();
 #pragma unroll
@@ -56,29 +63,30 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
       product<8>(c[0], tile_at(atoms[i]) + 2 * step, p.x);
   wgmma_commit();
   wgmma_wait<0>();
-  const bool ends = in_stage + 1 == 1 << cut.stage_shift || (last && lane == kAtoms - 1);
+  const bool ends = in_stage + 1 == cut.atoms_that_fit || (last && lane == kAtoms - 1);
   if (lane < kAtoms && ends) p.ring.release(place, kWarps / kMultiplying);
   p.inside += kAtoms;
-  p.ring.advance(p.inside >> cut.stage_shift);
-  p.inside &= (1 << cut.stage_shift) - 1;
+  const int passed = stage_of(cut, p.inside);
+  p.ring.advance(passed);
+  p.inside -= passed * cut.atoms_that_fit;
 }
 
 /// c = weights x operand^T of a tile, by the first four warps. All products of all tiles share this
 /// code: what is run once a layer is not in the instruction cache.
 template <int kHeadDim>
 __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
-                                         const MatrixCut& cut, int lane, int barriers, Sums& c) {
+                                         const MatrixCut& cut, int lane, bool waits, Sums& c) {
   Progress p{ring, describe_operand(w.a, shared_address(w.operand)), 0};
 #pragma unroll 1
-  for (int left = cut.atoms; left > 0; barriers = 0) {
+  for (int left = cut.atoms; left > 0; waits = false) {
     if (left >= 16 && !cut.streams) {
-      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, barriers, left == 16, c);
+      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, waits, left == 16, c);
       left -= 16;
     } else if (left >= 4) {
-      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, barriers, left == 4, c);
+      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, waits, left == 4, c);
       left -= 4;
     } else {
-      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, barriers, left == 1, c);
+      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, waits, left == 1, c);
       --left;
     }
   }
@@ -91,33 +99,57 @@ __device__ inline float with_bias(float value, const __nv_bfloat16* bias, int co
   return to_float(__float2bfloat16_rn(to_float(rounded) + to_float(bias[column])));
 }
 
-/// Where two outputs of a tile, of one row, come from and go to: found before they are there.
-template <int kHeadDim>
+/// Where two outputs of a tile, of one row, go to: found before they are there.
 struct Outlet {
-  int at, column;  // of the tile, of the row
-  const float* sums;
-  uint64_t* words;
+  int at, column;   // the first one's place in the tile, in the row
+  uint64_t* words;  // of the exchange
   const __nv_bfloat16* bias;
 
-  /// The pair `index` of all the tile's.
-  __device__ void find(const Worker<kHeadDim>& w, const MatrixCut& cut, int tile, int parity,
-                       int index) {
-    const int pairs = cut.columns_of_tile / 2, row = index / pairs;
-    at = index % pairs * 2;
+  /// Columns `at` and `at` + 1 of row `row`.
+  template <int kHeadDim>
+  __device__ void find(const Worker<kHeadDim>& w, const MatrixCut& cut, int tile, int row,
+                       int at_column) {
+    at = at_column;
     column = tile * cut.columns_of_tile + at;
-    sums = &w.shared.sums[parity][row % kMaxRows][at];
     words = w.a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     bias = w.of_layer(cut.bias);
-    asm volatile("" : "+r"(at), "+r"(column), "+l"(sums), "+l"(words), "+l"(bias));
+    asm volatile("" : "+r"(at), "+r"(column), "+l"(words), "+l"(bias));
   }
 };
 
-/// A tile's outputs to the other blocks, or, of the last product, into x. They pass through shared
-/// memory: a thread then has two outputs of a row, and gate and up of them.
+/// Outputs of a tile from registers. A lane has column lane / 4 of its warp's sixteen, and the one
+/// 8 further on; of these two lanes four apart exchange one, so that each has two in a row.
 template <int kHeadDim>
-__device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int thread, int tile,
-                                     int parity, Outlet<kHeadDim>& outlet, const Sums& c) {
+__device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int lane,
+                                     const Outlet& outlet, const Sums& c) {
   const MatrixCut& cut = w.a.cuts[product];
+  const bool odd = lane / 4 % 2,
+             present = outlet.at < cut.columns_of_tile && outlet.column < cut.columns;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (e >= w.a.rows) break;
+    const int row = lane % 4 * 2 + e;
+    const float other = __shfl_xor_sync(kFullMask, odd ? c[0][e] : c[0][2 + e], 4);
+    if (!present || row >= w.a.rows) continue;
+    const uint32_t pair =
+        pack_bf16(with_bias(odd ? other : c[0][e], outlet.bias, outlet.column),
+                  with_bias(odd ? c[0][2 + e] : other, outlet.bias, outlet.column + 1));
+    uint64_t* const words = outlet.words + e * (cut.columns / 2);
+    if (product == kDown && w.layer + 1 == w.a.layers)
+      *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
+    else if (w.a.world > 1 && product != kQkv)
+      send_to_ranks(w.a, product, words - (w.a.words + cut.words), pair, w.epoch);
+    else
+      w.send_all(words, pair);
+  }
+}
+
+/// Of gate and up of a tile, which pass through shared memory: a thread then has both of two
+/// outputs of a row.
+template <int kHeadDim>
+__device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int thread, int tile,
+                                           int parity, Outlet& outlet, const Sums& c) {
+  const MatrixCut& cut = w.a.cuts[kGateUp];
   const int lane = thread % kWarp, warp = thread / kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -128,46 +160,38 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
         w.shared.sums[parity][row][warp * 16 + half * 8 + lane / 4] = c[0][2 * half + e];
     }
   w.multiplied();
-  const int total = w.a.rows * cut.columns_of_tile / 2;
+  const int pairs = cut.columns_of_tile / 2, total = w.a.rows * pairs;
 #pragma unroll 1
   for (int i = thread; i < total; i += kMultiplying * kWarp) {
-    if (i != thread) outlet.find(w, cut, tile, parity, i);
+    if (i != thread) outlet.find(w, cut, tile, i / pairs, i % pairs * 2);
     if (outlet.column >= cut.columns) continue;
+    const float* const gate = &w.shared.sums[parity][i / pairs][outlet.at];
     float value[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      value[e] = with_bias(outlet.sums[e], outlet.bias, outlet.column + e);
-      if (product == kGateUp)  // elementwise.cu's silu_and_mul
-        value[e] = value[e] / (1.0f + expf(-value[e])) *
-                   with_bias(outlet.sums[cut.columns_of_tile + e], outlet.bias,
-                             cut.columns + outlet.column + e);
+      const float up =
+          with_bias(gate[cut.columns_of_tile + e], outlet.bias, cut.columns + outlet.column + e);
+      value[e] = silu_times_straight(with_bias(gate[e], outlet.bias, outlet.column + e), up);
     }
-    const uint32_t pair = pack_bf16(value[0], value[1]);
-    if (product == kDown && w.layer + 1 == w.a.layers) {
-      const int row = i / (cut.columns_of_tile / 2);
-      *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
-    } else if (w.a.world > 1 && (product == kOut || product == kDown)) {
-      send_to_ranks(w.a, product, outlet.words - (w.a.words + cut.words), pair, w.epoch);
-    } else {
-      w.send_all(outlet.words, pair);
-    }
+    w.send_all(outlet.words, pack_bf16(value[0], value[1]));
   }
 }
 
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
 /// warps multiply; the others only keep count, and wait until the operand has been read: they are
-/// ready for the next one while the first still send. `barriers`: of all warps, that the first have
-/// to pass until the operand is there.
+/// ready for the next one while the first still send.
 template <int kHeadDim>
-__device__ __forceinline__ void project(Worker<kHeadDim>& w, int product, int barriers) {
+__device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   const int thread = this_thread();
   // Known to be the same in all lanes: addresses of weights are made once for a warp.
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
-  if (warp >= kMultiplying || blockIdx.x >= tiles) {
-    w.together();
-    if (blockIdx.x >= tiles) return;
-    w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
+  const bool absent = blockIdx.x >= tiles;
+  __syncwarp();
+  if (lane == 0 && !absent) arrive(&w.shared.ready);  // the warp's part of the operand is written
+  if (warp >= kMultiplying || absent) {
+    if (!absent)
+      w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
     w.await_operand();
     return;
   }
@@ -175,15 +199,23 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product, int ba
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
     const MatrixCut& cut = w.a.cuts[product];
-    Outlet<kHeadDim> outlet;
-    outlet.find(w, cut, tile, parity, thread);
+    Outlet outlet;
+    if (product == kGateUp)
+      outlet.find(w, cut, tile, thread / (cut.columns_of_tile / 2),
+                  thread % (cut.columns_of_tile / 2) * 2);
+    else
+      outlet.find(w, cut, tile, lane % 4 * 2, warp * 16 + lane / 4 % 2 * 8 + lane / 8 * 2);
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
     Sums c = {};
-    multiply(w, ring, cut, lane, tile == blockIdx.x ? barriers : 0, c);
+    multiply(w, ring, cut, lane, tile == blockIdx.x, c);
     if (tile + gridDim.x >= tiles) w.leave_operand();
-    emit(w, anew(product), thread, tile, parity, outlet, c);
+    if (product == kGateUp)
+      emit_gated(w, thread, tile, parity, outlet, c);
+    else
+      emit(w, anew(product), lane, outlet, c);
   }
+  w.projected ^= 1;
 }
 
 }  // namespace nanovllm::decoder

@@ -12,9 +12,8 @@
 #pragma once
 
 #include "ops/cuda/attention.cuh"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/decoder_packed.cuh"
 #include "ops/cuda/peer_exchange.cuh"
-#include "ops/cuda/row_math.cuh"
 #include "ops/cuda/tma.cuh"
 
 namespace nanovllm::decoder {
@@ -32,8 +31,13 @@ constexpr int kMostStages = 16;
 constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
 constexpr int kAtomBytes = 1024;                // 8 rows of 64 elements
 constexpr int kAtomDepth = 64;
+constexpr int kMostGroups = 8;  // of a tile: the 64 rows of wgmma's A
 /// Of a tile of so many groups, in a stage.
 constexpr int atoms_of_stage(int groups) { return kStageBytes / kAtomBytes / groups; }
+/// What atom / atoms_of_stage() is found with: a multiplication and a shift by kInverseBits, for
+/// the few atoms that are ever counted from a stage's start.
+constexpr int kInverseBits = 16;
+constexpr int inverse_of(int divisor) { return ((1 << kInverseBits) + divisor - 1) / divisor; }
 /// Copies of what every block reads, each for some blocks: the L2 cache serves one line slowly.
 constexpr int kReplicas = 4;
 constexpr int kMaxLayers = 256;
@@ -47,7 +51,7 @@ enum Product { kQkv, kOut, kGateUp, kDown, kProducts };
 struct MatrixCut {
   int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
   bool streams;                 // memory is waited for: a product waits for little at once
-  int stage_shift;              // log2 of the atoms that fit into a stage
+  int atoms_that_fit, inverse;  // into a stage, and inverse_of() them
   int columns_of_tile, stages;  // outputs (of one half); stages that a tile takes
   int columns;                  // outputs (of one half)
   const __nv_bfloat16* bias;    // of the first layer; may be null
@@ -97,47 +101,6 @@ __device__ inline int anew(int value) {
   return value;
 }
 __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x)); }
-
-/// Eight elements in four registers; one by one, each would take a register.
-struct __align__(16) Packed {
-  uint32_t pair[4];
-};
-__device__ inline float2 unpack(uint32_t pair) { return {low_of(pair), high_of(pair)}; }
-
-// The arithmetic of row_math.cuh, on pairs.
-
-__device__ inline float add_squares(float sum, const Packed& x) {
-#pragma unroll
-  for (const uint32_t pair : x.pair) {
-    const float2 value = unpack(pair);
-    sum = __fmaf_rn(value.y, value.y, __fmaf_rn(value.x, value.x, sum));
-  }
-  return sum;
-}
-__device__ inline void normalise(Packed& x, float reciprocal, const Packed& weight) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 value = unpack(x.pair[i]), scale = unpack(weight.pair[i]);
-    const float2 rounded = unpack(pack_bf16(value.x * reciprocal, value.y * reciprocal));
-    x.pair[i] = pack_bf16(scale.x * rounded.x, scale.y * rounded.y);
-  }
-}
-__device__ inline void add(Packed& x, const Packed& more) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 a = unpack(x.pair[i]), b = unpack(more.pair[i]);
-    x.pair[i] = pack_bf16(a.x + b.x, a.y + b.y);
-  }
-}
-
-/// Eight elements, read here and not where they are first needed: after a wait for other blocks.
-__device__ inline Packed load_early(const __nv_bfloat16* p) {
-  Packed x;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.pair[0]), "=r"(x.pair[1]), "=r"(x.pair[2]), "=r"(x.pair[3])
-               : "l"(p));
-  return x;
-}
 
 // -- Exchange --
 
@@ -217,20 +180,32 @@ __device__ inline void send_to_ranks(const Arguments& a, int product, int64_t at
 __device__ __forceinline__ Packed receive_output(const Arguments& a, int product, int64_t at,
                                                  uint32_t epoch) {
   if (a.world == 1) return Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch);
+  // Asked for together: one after another, each would be waited for.
+  constexpr int kAtOnce = 4;
   float2 sum[4];
 #pragma unroll 1
-  for (int r = 0; r < a.world; ++r) {
-    const uint64_t* from = part_at(a, a.rank, product, r, epoch) + at;
-    Eight part{};
-    for (unsigned looks = 0; !part.there(epoch); ++looks) {
+  for (int first = 0; first < a.world; first += kAtOnce) {
+    Eight part[kAtOnce] = {};
+    const uint32_t wanted = (1u << min(kAtOnce, a.world - first)) - 1;
+    uint32_t missing = wanted;
+    for (unsigned looks = 0; missing; ++looks) {
       if (looks % 1024 == 1023 && *a.stop) break;  // nobody will answer
-      part.read(from);
-    }
-    const Packed values = part.values();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 value = unpack(values.pair[i]);
-      sum[i] = r == 0 ? value : float2{sum[i].x + value.x, sum[i].y + value.y};
+      for (int j = 0; j < kAtOnce; ++j)
+        if (missing >> j & 1) part[j].read(part_at(a, a.rank, product, first + j, epoch) + at);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (part[j].there(epoch)) missing &= ~(1u << j);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (!(wanted >> j & 1)) break;
+      const Packed values = part[j].values();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 value = unpack(values.pair[i]);
+        sum[i] = first + j == 0 ? value : float2{sum[i].x + value.x, sum[i].y + value.y};
+      }
     }
   }
   Packed result;
@@ -350,6 +325,7 @@ struct Shared {
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units;  // of this layer
   uint64_t full[kMostStages], empty[kMostStages];
+  uint64_t ready;  // the operand: all warps have written their parts
 };
 
 /// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.
@@ -364,8 +340,11 @@ struct Worker {
   unsigned char* operand;   // what is multiplied next: [k / 8][row][8]
   __nv_bfloat16* residual;  // [row][hidden]
   Ring ring;
+  /// The warps that multiply have no part in the norms of few rows: they prepare the product.
+  bool norms_apart = false;
   int layer = 0;
   uint32_t epoch = 0;
+  uint32_t projected = 0;  // the parity of `ready` for the next product; of the warps that multiply
 
   /// To all blocks.
   __device__ void send_all(uint64_t* words, uint32_t data) const {
@@ -373,6 +352,12 @@ struct Worker {
     for (int i = 0; i < kReplicas; ++i) send(words + i * a.replica_words, tagged(data, epoch));
   }
   __device__ void together() const { sync_threads<1, kThreads>(); }
+  /// Those of together() that have a part in the norms. One instruction: racecheck takes one under
+  /// a predicate for a barrier that all have passed.
+  __device__ void norm_together() const {
+    const int threads = norms_apart ? kGathering : kThreads;
+    asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory");
+  }
   /// The warps that multiply have read the operand; the others wait for that.
   __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
   __device__ void await_operand() const { sync_threads<2, kThreads>(); }

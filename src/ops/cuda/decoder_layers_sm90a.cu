@@ -43,8 +43,6 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
   const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
   // A block without a part in the products of the stream need not follow it.
   const bool follows = has(kQkv) || has(kGateUp) || blockIdx.x == 0;
-  // The warps that multiply have no part in the norms of few rows: they prepare the product.
-  const bool idle = this_thread() < kMultiplying * kWarp && a.rows * a.norm_threads <= kGathering;
 #pragma unroll 1
   for (; w.layer < a.layers; ++w.layer, ++w.epoch)
 #pragma unroll 1
@@ -59,14 +57,15 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
       if (product == kQkv || product == kGateUp) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
-        if (follows && !(idle && has(product)))
+        w.norms_apart = has(product) && a.rows * a.norm_threads <= kGathering;
+        if (follows && !(w.norms_apart && this_thread() < kMultiplying * kWarp))
           add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
                             w.of_layer(a.norms[product / 2]));
       } else if (has(product)) {
         gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
                product == kOut);
       }
-      project(w, product, idle && product % 2 == 0 ? 2 : 1);
+      project(w, product);
     }
 }
 
@@ -110,6 +109,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x < a.stages) {
     init_barrier(&shared.full[threadIdx.x], 1);
     init_barrier(&shared.empty[threadIdx.x], kWarps);
+    if (threadIdx.x == 0) init_barrier(&shared.ready, kWarps);
     fence_new_barriers();
   }
   if (threadIdx.x < kMaxRows * kWarps / 4)
@@ -144,27 +144,36 @@ namespace {
 
 using decoder::MatrixCut;
 
-/// Tiles as equal as can be among the blocks, and as large. What streams through the ring, being
-/// larger than it, should fill its stages: six groups leave a quarter empty.
+/// A tile of `groups` takes about so many cycles: a chain of k16 steps, which is as long for one
+/// group as for eight; the block's share of what memory brings (17 bytes a cycle), in stages, of
+/// which one that is not full costs as much; and what lies around a chain.
+int64_t cycles_of_tile(int groups, int64_t atoms) {
+  constexpr int64_t kStep = 19, kStage = decoder::kStageBytes / 17, kAround = 1500;
+  return atoms * 4 * kStep + ceil_div(atoms, decoder::atoms_of_stage(groups)) * kStage + kAround;
+}
+
+/// Tiles of the size that gives the busiest block the least to do.
 MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
   constexpr int64_t kRing = decoder::kMostStages * decoder::kStageBytes;
-  const int64_t groups = columns / 8;
-  const bool streams = groups * halves * k / 64 * decoder::kAtomBytes > blocks * kRing;
+  const int64_t groups = columns / 8, atoms = k / decoder::kAtomDepth;
+  // Larger than all rings, so that a product waits for memory.
+  const bool streams = groups * halves * atoms * decoder::kAtomBytes > blocks * kRing;
   int64_t best = 1, best_cost = INT64_MAX;
-  for (const int64_t size : {1, 2, 3, 4, 6, 8}) {  // those that project() knows
-    if (size * halves == 3 || size * halves > 8) continue;
-    const int64_t cost = ceil_div(ceil_div(groups, size), blocks) * size;
-    const bool fills = size * halves != 6 || !streams || best * halves < 4;
-    if (cost < best_cost || (cost == best_cost && fills)) best = size, best_cost = cost;
+  for (int64_t size = 1; size * halves <= decoder::kMostGroups; ++size) {
+    const int64_t tiles = ceil_div(groups, size),
+                  cost = ceil_div(tiles, blocks) *
+                         cycles_of_tile(static_cast<int>(size) * halves, atoms);
+    if (cost < best_cost || (cost == best_cost && !streams)) best = size, best_cost = cost;
   }
   MatrixCut cut{};
   cut.tiles = static_cast<int>(ceil_div(groups, best));
   cut.groups = static_cast<int>(best) * halves;
-  cut.atoms = static_cast<int>(k / decoder::kAtomDepth);
-  cut.stage_atoms = std::min(cut.atoms, decoder::atoms_of_stage(cut.groups));
+  cut.atoms = static_cast<int>(atoms);
+  cut.atoms_that_fit = decoder::atoms_of_stage(cut.groups);
+  cut.inverse = decoder::inverse_of(cut.atoms_that_fit);
+  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
   cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
   cut.streams = streams;
-  cut.stage_shift = std::countr_zero(static_cast<unsigned>(decoder::atoms_of_stage(cut.groups)));
   cut.columns_of_tile = static_cast<int>(best) * 8;
   cut.columns = static_cast<int>(columns);
   return cut;
@@ -227,7 +236,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     cut.bias = vector(bias);
     return encode_map<5>(encoder, a.maps[product], w.data, {64, n, halves, k / 64, layers},
                          {row, n * row, 128, std::max<int64_t>(stride, 16)},
-                         {64, cut.columns_of_tile, halves, cut.stage_atoms, 1}) == CUDA_SUCCESS;
+                         {64, cut.columns_of_tile, halves, cut.stage_atoms, 1},
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
   };
   return matrix(decoder::kQkv, first.qkv, first.qkv_bias) &&
          matrix(decoder::kOut, first.o, first.o_bias) &&

@@ -12,16 +12,20 @@ namespace nanovllm::decoder {
 
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
                                     int layer, int most_underway) {
-  const int rows = cut.columns_of_tile;
-  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
+  const int rows = cut.columns_of_tile, grid = static_cast<int>(gridDim.x);
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += grid) {
+    // In the last round of several some blocks have no tile: they leave room for the others.
+    const int most =
+        most_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
     for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
       const Ring::Place place = ring.next;
-      ring.pace(most_underway);
+      ring.pace(most);
       ring.advance();
       ring.wait_empty(place);
       arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
-      copy_box(ring.at(place), map, &ring.full[place.stage], 0, tile * rows, 0, atom, layer);
+      copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, tile * rows, 0, atom, layer);
     }
+  }
 }
 
 /// The tiles of keys, then those of values, of a unit. Lanes have a half (64 elements) of a box of
@@ -132,7 +136,7 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
     sum = warp_sum(sum);
     if (own % kWarp == 0) reinterpret_cast<float*>(w.shared.squares[row])[thread / kWarp] = sum;
   }
-  w.together();
+  w.norm_together();
   for (int row = first_row; row < a.rows; row += at_once) {
     float total = 0.0f;
 #pragma unroll 1

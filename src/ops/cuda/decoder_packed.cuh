@@ -1,0 +1,51 @@
+// Eight elements of a row in registers, of the decoder layers' kernel, and row_math.cuh's
+// arithmetic on them.
+#pragma once
+
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/row_math.cuh"
+
+namespace nanovllm::decoder {
+
+/// Eight elements in four registers; one by one, each would take a register.
+struct __align__(16) Packed {
+  uint32_t pair[4];
+};
+__device__ inline float2 unpack(uint32_t pair) { return {low_of(pair), high_of(pair)}; }
+
+// The arithmetic of row_math.cuh, on pairs.
+
+__device__ inline float add_squares(float sum, const Packed& x) {
+#pragma unroll
+  for (const uint32_t pair : x.pair) {
+    const float2 value = unpack(pair);
+    sum = __fmaf_rn(value.y, value.y, __fmaf_rn(value.x, value.x, sum));
+  }
+  return sum;
+}
+__device__ inline void normalise(Packed& x, float reciprocal, const Packed& weight) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 value = unpack(x.pair[i]), scale = unpack(weight.pair[i]);
+    const float2 rounded = unpack(pack_bf16(value.x * reciprocal, value.y * reciprocal));
+    x.pair[i] = pack_bf16(scale.x * rounded.x, scale.y * rounded.y);
+  }
+}
+__device__ inline void add(Packed& x, const Packed& more) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 a = unpack(x.pair[i]), b = unpack(more.pair[i]);
+    x.pair[i] = pack_bf16(a.x + b.x, a.y + b.y);
+  }
+}
+
+/// Eight elements, read here and not where they are first needed: after a wait for other blocks.
+__device__ inline Packed load_early(const __nv_bfloat16* p) {
+  Packed x;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.pair[0]), "=r"(x.pair[1]), "=r"(x.pair[2]), "=r"(x.pair[3])
+               : "l"(p));
+  return x;
+}
+
+}  // namespace nanovllm::decoder
