@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -22,8 +23,14 @@ class ProcessGroup {
   /// This rank's communicator over host memory; the group outlives it. A collective in which
   /// another rank is missing for 8 seconds throws Error(engine).
   virtual std::unique_ptr<Communicator> make_communicator() = 0;
-  /// Rank 0's bytes, of a size that all know, to every rank. Waits for as long as it takes.
+  /// Rank 0's bytes, of a size that all know, to every rank. Rank 0 waits for the others, too,
+  /// where they are more than a few kilobytes. A rank that is missing for 8 seconds: throws
+  /// Error(engine).
   virtual void broadcast(std::span<std::byte> bytes) = 0;
+  /// The same, but waits for as long as it takes. `meanwhile`, if any, is called once where that is
+  /// more than an instant.
+  virtual void await_broadcast(std::span<std::byte> bytes,
+                               const std::function<void()>& meanwhile) = 0;
   /// Takes leave of the others, who do the same. Without it, the end of this process ends theirs.
   virtual void leave() = 0;
   /// The smallest of all ranks' values.
@@ -34,7 +41,7 @@ inline constexpr const char* kMpiModuleFile = "libnanovllm-mpi.so";
 inline constexpr const char* kMpiModuleEntry = "nanovllm_open_mpi";
 
 /// Counts up when ProcessGroup or Communicator change.
-inline constexpr int kMpiModuleVersion = 4;
+inline constexpr int kMpiModuleVersion = 5;
 
 /// Joins the processes that mpirun started with this one; collective, once per process. Returns an
 /// object for the caller to `delete`, or null with one sentence in `error`. Never throws.

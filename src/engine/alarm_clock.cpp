@@ -15,10 +15,10 @@ AlarmClock::~AlarmClock() {
 }
 
 // Nobody is woken: the thread looks often enough.
-void AlarmClock::set() {
+void AlarmClock::set(std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
   is_set_ = true;
-  time_ = std::chrono::steady_clock::now() + patience_;
+  time_ = std::chrono::steady_clock::now() + patience;
 }
 
 bool AlarmClock::stop() {

@@ -17,7 +17,9 @@ class AlarmClock {
   AlarmClock(const AlarmClock&) = delete;
   AlarmClock& operator=(const AlarmClock&) = delete;
 
-  void set();
+  void set() { set(patience_); }
+  /// For a wait that may take another time than usual.
+  void set(std::chrono::milliseconds patience);
   /// Whether it has rung, now or before.
   bool stop();
 

@@ -161,6 +161,7 @@ std::unique_ptr<ProcessGroup> join_ranks(const EngineConfig& config) {
   check(processes == config.tensor_parallel_size, ErrorKind::invalid_argument,
         "mpirun started {} processes, but tensor_parallel_size is {}: give both the same number",
         processes, config.tensor_parallel_size);
+  const WaitForProcesses wait("the others to start", kOpenPatience);
   return join_processes();
 }
 

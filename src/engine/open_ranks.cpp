@@ -72,7 +72,7 @@ std::unique_ptr<Communicator> open_communicator(Backend& backend, ProcessGroup& 
   NcclId id{};
   if (group.rank() == 0)
     check(make_id(&id, error.data(), error.size()) == 0, ErrorKind::device, "{}", error.data());
-  group.broadcast(id);
+  group.await_broadcast(id, {});
   std::unique_ptr<Communicator> communicator(open(kCommunicatorVersion, &backend, &id, group.rank(),
                                                   group.world_size(), error.data(), error.size()));
   check(communicator != nullptr, ErrorKind::device, "{}", error.data());

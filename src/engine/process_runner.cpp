@@ -25,8 +25,24 @@ struct StepHeader {
 static_assert(std::is_trivially_copyable_v<StepHeader>);
 
 constexpr std::chrono::milliseconds kPatience{8000}, kLastPatience{9500};
+constexpr std::chrono::milliseconds kLoadPatience{60'000};  // without progress
+
+/// Somebody else hangs, and what waits for it here cannot be ended.
+[[noreturn]] void end_process(const std::string& why) {
+  fmt::print(stderr, "error: {}\n", why);
+  std::_Exit(EXIT_FAILURE);
+}
 
 }  // namespace
+
+WaitForProcesses::WaitForProcesses(std::string what, std::chrono::milliseconds patience)
+    : alarm_(patience, [what = std::move(what)] {
+        const ProcessPlace place = process_place();
+        end_process(fmt::format("rank {} of {} has waited too long for {}: another rank hangs",
+                                place.rank, place.count, what));
+      }) {
+  alarm_.set();
+}
 
 void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
   StepInput at_zero = input;
@@ -75,6 +91,7 @@ std::unique_ptr<ProcessRunner> make_process_runner(std::unique_ptr<ProcessGroup>
                                                    std::unique_ptr<Backend> backend,
                                                    const ModelConfig& model,
                                                    const EngineConfig& config) {
+  const WaitForProcesses wait("the others to open their devices", kOpenPatience);
   auto communicator = open_communicator(*backend, *group);
   MemoryPlan plan = plan_memory(*backend, model, config, compute_dtype(model, config),
                                 {group->rank(), group->world_size()}, group->ranks_on_host());
@@ -92,11 +109,16 @@ ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
       block_(BatchBuilder(memory().limits).max_bytes()) {
   if (runner_->max_steps_in_flight() == 1) return;
   alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
-  last_alarm_ = std::make_unique<AlarmClock>(kLastPatience, [this] { end_process(); });
+  last_alarm_ =
+      std::make_unique<AlarmClock>(kLastPatience, [this] { end_process(describe_wait()); });
 }
 
 ProcessRunner::~ProcessRunner() {
-  if (failed_) return;
+  if (failed_) {  // what waits on the device for others must not keep this process
+    if (last_alarm_) last_alarm_->set();
+    runner_->communicator().abort();
+    return;
+  }
   try {
     int64_t over = 0;
     if (group_->rank() == 0) group_->broadcast(std::as_writable_bytes(std::span(&over, 1)));
@@ -108,8 +130,16 @@ ProcessRunner::~ProcessRunner() {
 void ProcessRunner::load(const Checkpoint* checkpoint, uint64_t seed,
                          const LoadProgress& progress) {
   failed_ = true;  // until it is done
-  runner_->load(checkpoint, seed, progress);
-  group_->smallest(0);  // nobody starts before all have loaded
+  const auto begin = std::chrono::steady_clock::now();
+  WaitForProcesses wait("weights", kLoadPatience);
+  runner_->load(checkpoint, seed, [&](int64_t done, int64_t total) {
+    wait.go_on(kLoadPatience);
+    if (progress) progress(done, total);
+  });
+  // Nobody starts before all have loaded; others' disks may be slower.
+  const auto own = std::chrono::steady_clock::now() - begin;
+  wait.go_on(kLoadPatience + 3 * std::chrono::duration_cast<std::chrono::milliseconds>(own));
+  group_->smallest(0);
   failed_ = false;
 }
 
@@ -125,6 +155,14 @@ void ProcessRunner::launch(const Plan& plan) {
   auto bytes = static_cast<int64_t>(message_.size());
   group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
   group_->broadcast(message_);
+  launch_built();
+}
+
+// A device that waits for others can make its driver wait: to load a kernel, or to record a step.
+void ProcessRunner::launch_built() {
+  const auto stop = [](AlarmClock* alarm) { alarm->stop(); };
+  const std::unique_ptr<AlarmClock, decltype(stop)> alarm(last_alarm_.get(), stop);
+  if (alarm) alarm->set();
   runner_->launch(input_, block_.data());
 }
 
@@ -134,18 +172,19 @@ std::string ProcessRunner::describe_wait() const {
                      "another rank hangs, or the step is too large for the network");
 }
 
-void ProcessRunner::end_process() const {
-  fmt::print(stderr, "error: {}\n", describe_wait());
-  std::_Exit(EXIT_FAILURE);
+StepResult ProcessRunner::wait() {
+  const StepResult result = finish_step();
+  failed_ = num_in_flight_ > 0;
+  return result;
 }
 
-StepResult ProcessRunner::wait() {
+StepResult ProcessRunner::finish_step() {
   if (alarm_) alarm_->set();
   if (last_alarm_) last_alarm_->set();
   const StepResult result = runner_->wait();
   check(!alarm_ || !alarm_->stop(), "{}", describe_wait());  // and the last one stays set
   if (last_alarm_) last_alarm_->stop();
-  failed_ = --num_in_flight_ > 0;
+  --num_in_flight_;
   return result;
 }
 
@@ -153,16 +192,19 @@ void ProcessRunner::serve() {
   failed_ = true;
   for (;;) {
     int64_t bytes = 0;
-    group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
+    // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.
+    group_->await_broadcast(std::as_writable_bytes(std::span(&bytes, 1)), [this] {
+      while (num_in_flight_ > 0) finish_step();
+    });
     if (bytes == 0) break;
     message_.resize(static_cast<size_t>(bytes));
     group_->broadcast(message_);
     unpack_step(message_, input_, block_.data());
-    if (num_in_flight_ == max_steps_in_flight()) wait();
-    runner_->launch(input_, block_.data());
+    if (num_in_flight_ == max_steps_in_flight()) finish_step();
+    launch_built();
     ++num_in_flight_;
   }
-  while (num_in_flight_ > 0) wait();
+  while (num_in_flight_ > 0) finish_step();
   failed_ = false;
 }
 

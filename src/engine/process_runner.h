@@ -3,9 +3,11 @@
 //
 // Faults. A rank that throws ends its process without taking leave, and mpirun then ends the
 // others; a rank that is missing in a collective for 8 seconds, or that the others' GPUs wait for,
-// has the same effect.
+// has the same effect. So has one that is missing for 30 seconds while devices are opened, or long
+// after the others have loaded their weights.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +17,21 @@
 #include "engine/model_runner.h"
 
 namespace nanovllm {
+
+/// How long ranks wait for each other until each has a device.
+inline constexpr std::chrono::milliseconds kOpenPatience{30'000};
+
+/// Whatever waits for other processes while this lives, or calls of drivers that can hang with
+/// them, ends in time, or ends this process: with one line that says what has taken so long.
+class WaitForProcesses {
+ public:
+  explicit WaitForProcesses(std::string what, std::chrono::milliseconds patience);
+  /// Starts afresh.
+  void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
+
+ private:
+  AlarmClock alarm_;
+};
 
 class ProcessRunner final : public Runner {
  public:
@@ -36,13 +53,14 @@ class ProcessRunner final : public Runner {
   double build_seconds() const override { return build_seconds_; }
 
  private:
-  /// Somebody else hangs, and what waits for it here cannot be ended.
-  [[noreturn]] void end_process() const;
   std::string describe_wait() const;
+  void launch_built();
+  StepResult finish_step();
 
   std::unique_ptr<ProcessGroup> group_;
-  // While a device is waited for; null: none works on its own. The first ends the wait. The last,
-  // which outlives the runner, ends the process where that did not help.
+  // While a device is waited for, or given work, by which it may wait, too; null: none works on its
+  // own. The first ends the wait. The last, which outlives the runner, ends the process where that
+  // did not help.
   std::unique_ptr<AlarmClock> last_alarm_;
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::byte> block_, message_;

@@ -1,6 +1,7 @@
 // Ranks that are processes: the built program under mpirun, two of them for real.
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "e2e/process.h"
@@ -74,17 +75,11 @@ TEST(Mpi, TheNumbersOfProcessesAndRanksMustAgree) {
       << result.errors;
 }
 
-// Killed in the middle of long answers; mpirun names the rank.
-TEST(Mpi, ARankThatDiesEndsTheOthers) {
-  if (!is_available()) GTEST_SKIP() << "no MPI here";
-  const TempDirectory directory;
-  const std::string input = (directory.path() / "input.jsonl").string();
-  std::string lines;
-  for (int i = 0; i < 2000; ++i)
-    lines += R"({"prompt": "a", "sampling_params": {"max_tokens": 1900, "ignore_eos": true}})"
-             "\n";
-  write_file(input, lines);
-  const std::vector<std::string> all = {
+// A rank that dies or stops: both programs run `both`, and rank 1 sends itself `signal` after
+// `seconds`; rank 0's standard input comes from `from`.
+ProcessResult run_with_a_signal(const std::vector<std::string>& both, const char* signal,
+                                const char* seconds, const std::string& from = "true") {
+  std::vector<std::string> all = {
       "--oversubscribe",
       "--bind-to",
       "none",
@@ -92,29 +87,80 @@ TEST(Mpi, ARankThatDiesEndsTheOthers) {
       "2",
       "sh",
       "-c",
-      "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 3; kill -9 $$) & fi; exec \"$@\"",
+      fmt::format("if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep {}; kill -{} $$) & exec \"$@\"; "
+                  "else ({}) | \"$@\"; fi",
+                  seconds, signal, from),
       "sh",
-      program().string(),
-      "generate",
-      demo_model(),
-      "--device",
-      "cpu",
-      "--threads",
-      "2",
-      "--tensor-parallel-size",
-      "2",
-      "--input",
-      input};
+      program().string()};
+  all.insert(all.end(), both.begin(), both.end());
   ProcessOptions options;
   options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                          {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                          {"OMP_WAIT_POLICY", "passive"}};
+  options.time_limit = std::chrono::seconds(60);
+  return run_process("/usr/bin/mpirun", all, options);
+}
+
+/// Arguments for long answers to the prompts of `input`, a file of many or standard input.
+std::vector<std::string> long_answers(const std::string& input, const std::string& device) {
+  return {"generate", demo_model(), "--device", device, "--threads", "2", "--tensor-parallel-size",
+          "2",        "--input",    input};
+}
+
+constexpr const char* kLongAnswer =
+    R"({"prompt": "a", "sampling_params": {"max_tokens": 1900, "ignore_eos": true}})";
+
+/// A file of prompts for long answers, more than there is time for.
+struct ManyPrompts {
+  ManyPrompts() {
+    std::string lines;
+    for (int i = 0; i < 20'000; ++i) lines += std::string(kLongAnswer) + "\n";
+    write_file(path(), lines);
+  }
+  std::string path() const { return (directory.path() / "input.jsonl").string(); }
+  const TempDirectory directory;
+};
+
+// In the middle of long answers; mpirun names the rank.
+TEST(Mpi, ARankThatDiesEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const ManyPrompts prompts;
   const auto begin = std::chrono::steady_clock::now();
-  const ProcessResult result = run_process("/usr/bin/mpirun", all, options);
+  const ProcessResult result = run_with_a_signal(long_answers(prompts.path(), "cpu"), "KILL", "3");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   EXPECT_NE(result.exit_code, 0);
   for (const char* part : {"rank 1", "signal 9"})
     EXPECT_NE(result.errors.find(part), std::string::npos) << result.errors;
+}
+
+void expect_end_of_a_stopped_job(const ProcessResult& result) {
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.exit_code, 124) << "it had to be killed: " << result.errors;
+  for (const char* part : {"rank 0", "has waited 8 s"})
+    EXPECT_NE(result.errors.find(part), std::string::npos) << result.errors;
+}
+
+TEST(Mpi, ARankThatIsStoppedEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const ManyPrompts prompts;
+  expect_end_of_a_stopped_job(run_with_a_signal(long_answers(prompts.path(), "cpu"), "STOP", "3"));
+}
+
+// It is rank 0's message, the plan of the first step, that nobody takes: it is too long to be sent
+// without a receiver.
+TEST(Mpi, ARankThatIsStoppedBetweenRequestsEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  expect_end_of_a_stopped_job(run_with_a_signal(long_answers("-", "cpu"), "STOP", "3",
+                                                fmt::format("sleep 5; echo '{}'", kLongAnswer)));
+}
+
+TEST(Mpi, ARankThatIsStoppedEndsTheOthersOnCuda) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const ManyPrompts prompts;
+  const ProcessResult result = run_with_a_signal(long_answers(prompts.path(), "cuda"), "STOP", "6");
+  constexpr int kNoDevice = 4;
+  if (result.exit_code == kNoDevice) GTEST_SKIP() << "fewer than two GPUs here";
+  expect_end_of_a_stopped_job(result);
 }
 
 }  // namespace

@@ -36,9 +36,9 @@ int count_of(size_t bytes) {
   return static_cast<int>(bytes);
 }
 
-/// Waits, first busily, later with sleep. `what` names the operation that must end in time; null:
-/// it need not.
-void finish(MPI_Request request, const char* what, int rank) {
+/// Waits, first busily, later with sleep. `later`, if any, is called again and again from an
+/// instant on.
+void finish(MPI_Request request, const std::function<void(Clock::duration)>& later) {
   const auto begin = Clock::now();
   for (int looks = 0;; ++looks) {
     int done = 0;
@@ -46,10 +46,17 @@ void finish(MPI_Request request, const char* what, int rank) {
     if (done) return;
     if (looks < 10'000) continue;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
-    if (what && Clock::now() > begin + kPatience)
+    if (later) later(Clock::now() - begin);
+  }
+}
+
+/// The same for an operation, `what`, that must end in time.
+void finish(MPI_Request request, const char* what, int rank) {
+  finish(request, [&](Clock::duration waited) {
+    if (waited > kPatience)
       fail(ErrorKind::engine, "rank {} has waited {} s for another rank in {}: it hangs or is gone",
            rank, kPatience.count(), what);
-  }
+  });
 }
 
 class MpiCommunicator final : public Communicator {
@@ -129,10 +136,17 @@ class MpiGroup final : public ProcessGroup {
     return std::make_unique<MpiCommunicator>(rank_, world_size_);
   }
   void broadcast(std::span<std::byte> bytes) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    mpi_check(
-        MPI_Ibcast(bytes.data(), count_of(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD, &request));
-    finish(request, nullptr, rank_);
+    finish(start_broadcast(bytes), "a step's plan", rank_);
+  }
+  void await_broadcast(std::span<std::byte> bytes,
+                       const std::function<void()>& meanwhile) override {
+    constexpr std::chrono::milliseconds kInstant{50};
+    bool called = !meanwhile;
+    finish(start_broadcast(bytes), [&](Clock::duration waited) {
+      if (called || waited < kInstant) return;
+      called = true;
+      meanwhile();
+    });
   }
   void leave() override { mpi_check(MPI_Finalize()); }
   int64_t smallest(int64_t value) override {
@@ -142,6 +156,13 @@ class MpiGroup final : public ProcessGroup {
   }
 
  private:
+  static MPI_Request start_broadcast(std::span<std::byte> bytes) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi_check(
+        MPI_Ibcast(bytes.data(), count_of(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD, &request));
+    return request;
+  }
+
   int rank_ = 0, world_size_ = 1, ranks_on_host_ = 1, rank_on_host_ = 0;
 };
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include <dlfcn.h>
 #include <nccl.h>
@@ -98,7 +99,7 @@ class NcclCommunicator final : public Communicator {
     cuda_check(cudaSetDevice(backend.device().index));
     nccl_.check_status(nccl_.init_rank(&shared_->comm, world_, unique, rank_));
     if (meeting)
-      meeting->on_failure([shared = shared_, abort = nccl_.abort] { shared->end(abort); });
+      meeting->on_failure([shared = shared_, abort = nccl_.abort] { begin_abort(shared, abort); });
   }
   ~NcclCommunicator() override {
     (void)cudaSetDevice(backend_.device().index);
@@ -126,7 +127,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  void abort() override { shared_->end(nccl_.abort); }
+  void abort() override { begin_abort(shared_, nccl_.abort); }
   void settle() override {
     if (!meeting_) return;  // other processes' drivers have nothing to do with this one's
     backend_.synchronize();
@@ -157,6 +158,13 @@ class NcclCommunicator final : public Communicator {
       comm = nullptr;
     }
   };
+
+  /// Kernels end at once, but NCCL's abort returns only when the graphs that hold them are gone:
+  /// whoever destroys those must not wait for it.
+  static void begin_abort(const std::shared_ptr<Shared>& shared,
+                          ncclResult_t (*abort)(ncclComm_t)) {
+    std::thread([shared, abort] { shared->end(abort); }).detach();
+  }
 
   void gather(const std::byte* own, std::byte* all, int64_t bytes) {
     nccl_.check_status(
