@@ -1,19 +1,29 @@
 // Times what ranks on GPUs do together, as a step runs it, in a graph: all_reduce alone, with the
 // residual addition and the norm after it in operations of their own and in one, and the gathering
-// of logits.
+// of logits. Beside ours NCCL's own sums of the same sizes, where its header was there at build
+// time.
 //   all_reduce_timing [ranks, default 2] [hidden size, default 4096] [vocabulary, default 151936]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
+#ifdef NANOVLLM_NCCL
+#include "engine/nccl_timing.h"
+#endif
 #include "engine/open_ranks.h"
 
 namespace nanovllm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kCalls = 20;  // in a graph
+constexpr int64_t kMostRows = 16384;
+
+int rounds_for(int64_t bytes) { return bytes > (1 << 22) ? 3 : 20; }
 
 /// One rank's side: microseconds per call of what all ranks issue.
 class Timer {
@@ -22,8 +32,7 @@ class Timer {
       : backend_(backend), comm_(comm), group_(group) {}
 
   double time(int64_t bytes, const std::function<void()>& body) {
-    constexpr int kCalls = 20;
-    const int rounds = bytes > (1 << 22) ? 3 : 20;
+    const int rounds = rounds_for(bytes);
     body();
     const auto graph = backend_.capture([&] {
       for (int i = 0; i < kCalls; ++i) body();
@@ -46,7 +55,6 @@ class Timer {
 };
 
 void time_reductions(Backend& backend, Communicator& comm, Timer& timer, int64_t hidden) {
-  constexpr int64_t kMostRows = 16384;
   const int64_t most = kMostRows * hidden * 2;
   const Buffer memory = backend.allocate(static_cast<size_t>(2 * most + hidden * 2));
   const auto at = [&](int64_t offset, int64_t rows) {
@@ -73,11 +81,33 @@ void time_reductions(Backend& backend, Communicator& comm, Timer& timer, int64_t
   }
 }
 
+#ifdef NANOVLLM_NCCL
+void time_nccl(const Communicator& comm, ThreadGroup& group, int64_t hidden) {
+  const int rank = comm.rank();
+  const auto meet = [&] { group.barrier(rank); };
+  const auto share = [&](void* bytes, size_t size) {
+    if (rank == 0) group.show(rank, bytes);
+    meet();
+    if (rank != 0) std::memcpy(bytes, group.shown_by(0), size);
+    meet();
+  };
+  NcclTimer timer(rank, comm.world_size(), share, meet, kMostRows * hidden * 2);
+  for (const int64_t rows : {1, 8, 32, 64, 128, 512, 2048, 16384}) {
+    const int64_t bytes = rows * hidden * 2;
+    const double us = timer.time(bytes, kCalls, rounds_for(bytes));
+    if (rank == 0)
+      std::printf("%6lld rows, %9lld bytes: NCCL %8.2f us, %6.1f GB/s\n",
+                  static_cast<long long>(rows), static_cast<long long>(bytes), us,
+                  static_cast<double>(bytes) / us / 1e3);
+  }
+}
+#endif
+
 void time_gathering(Backend& backend, Communicator& comm, Timer& timer, int64_t vocab) {
   const int64_t world = comm.world_size(), n = (vocab + world - 1) / world;
-  constexpr int64_t kMostRows = 256;
-  const Buffer parts = backend.allocate(static_cast<size_t>(world * kMostRows * n) * 4),
-               out = backend.allocate(static_cast<size_t>(kMostRows * vocab) * 4);
+  constexpr int64_t kMostGathered = 256;
+  const Buffer parts = backend.allocate(static_cast<size_t>(world * kMostGathered * n) * 4),
+               out = backend.allocate(static_cast<size_t>(kMostGathered * vocab) * 4);
   for (const int64_t rows : {1, 16, 64, 256}) {
     const Tensor all(parts.get(), DType::f32, {world, rows, n}, backend.device()),
         logits(out.get(), DType::f32, {rows, vocab}, backend.device());
@@ -93,6 +123,9 @@ void run_rank(int rank, const std::shared_ptr<ThreadGroup>& group, int64_t hidde
   const auto comm = open_communicator(*backend, group, rank);
   Timer timer(*backend, *comm, *group);
   time_reductions(*backend, *comm, timer, hidden);
+#ifdef NANOVLLM_NCCL
+  time_nccl(*comm, *group, hidden);
+#endif
   time_gathering(*backend, *comm, timer, vocab);
   backend->synchronize();
   group->barrier(rank);
@@ -103,6 +136,7 @@ void run_rank(int rank, const std::shared_ptr<ThreadGroup>& group, int64_t hidde
 
 int main(int argc, char** argv) {
   using namespace nanovllm;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const int world = argc > 1 ? std::atoi(argv[1]) : 2;
   const int64_t hidden = argc > 2 ? std::atoll(argv[2]) : 4096,
                 vocab = argc > 3 ? std::atoll(argv[3]) : 151936;

@@ -1,0 +1,93 @@
+#include "engine/nccl_timing.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <nccl.h>
+
+namespace nanovllm {
+namespace {
+
+void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+void check_nccl(ncclResult_t status) {
+  if (status != ncclSuccess) throw std::runtime_error("NCCL: " + std::to_string(status));
+}
+
+/// A function of libnccl.so.2. NVLink multicast stays off.
+template <class Function>
+Function* nccl(const char* name) {
+  ::setenv("NCCL_NVLS_ENABLE", "0", 1);
+  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* function = library ? dlsym(library, name) : nullptr;
+  if (!function) throw std::runtime_error(dlerror());
+  return reinterpret_cast<Function*>(function);
+}
+
+}  // namespace
+
+struct NcclTimer::State {
+  int rank;
+  std::function<void()> meet;
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  void* memory = nullptr;
+  decltype(&ncclAllReduce) all_reduce = nccl<decltype(ncclAllReduce)>("ncclAllReduce");
+};
+
+NcclTimer::NcclTimer(int rank, int world_size, const std::function<void(void*, size_t)>& share,
+                     std::function<void()> meet, int64_t most_bytes)
+    : state_(new State{.rank = rank, .meet = std::move(meet)}) {
+  check_cuda(cudaSetDevice(rank));
+  check_cuda(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking));
+  check_cuda(cudaMalloc(&state_->memory, static_cast<size_t>(most_bytes)));
+  check_cuda(cudaMemset(state_->memory, 0, static_cast<size_t>(most_bytes)));
+  ncclUniqueId id{};
+  if (rank == 0) check_nccl(nccl<decltype(ncclGetUniqueId)>("ncclGetUniqueId")(&id));
+  share(&id, sizeof id);
+  check_nccl(
+      nccl<decltype(ncclCommInitRank)>("ncclCommInitRank")(&state_->comm, world_size, id, rank));
+}
+
+NcclTimer::~NcclTimer() {
+  (void)cudaStreamSynchronize(state_->stream);
+  (void)nccl<decltype(ncclCommDestroy)>("ncclCommDestroy")(state_->comm);
+  (void)cudaFree(state_->memory);
+  (void)cudaStreamDestroy(state_->stream);
+}
+
+double NcclTimer::time(int64_t bytes, int calls, int rounds) {
+  using Clock = std::chrono::steady_clock;
+  const auto sum = [&] {
+    check_nccl(state_->all_reduce(state_->memory, state_->memory, static_cast<size_t>(bytes / 2),
+                                  ncclBfloat16, ncclSum, state_->comm, state_->stream));
+  };
+  sum();  // the first of a kind connects the ranks
+  check_cuda(cudaStreamSynchronize(state_->stream));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t instance = nullptr;
+  check_cuda(cudaStreamBeginCapture(state_->stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) sum();
+  check_cuda(cudaStreamEndCapture(state_->stream, &graph));
+  check_cuda(cudaGraphInstantiate(&instance, graph, 0));
+  state_->meet();
+  check_cuda(cudaGraphLaunch(instance, state_->stream));
+  check_cuda(cudaStreamSynchronize(state_->stream));
+  state_->meet();
+  const auto begin = Clock::now();
+  for (int i = 0; i < rounds; ++i) check_cuda(cudaGraphLaunch(instance, state_->stream));
+  check_cuda(cudaStreamSynchronize(state_->stream));
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  state_->meet();
+  check_cuda(cudaGraphExecDestroy(instance));
+  check_cuda(cudaGraphDestroy(graph));
+  return 1e6 * seconds / (calls * rounds);
+}
+
+}  // namespace nanovllm
