@@ -39,6 +39,13 @@ std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits
                                                limits.max_blocks_per_seq())};
 }
 
+std::optional<StepShape> shape_below(const StepShape& shape) {
+  int64_t rows = shape.num_seqs - 1;
+  while (rows > 0 && padded_rows(rows) > rows) --rows;
+  if (rows <= 0) return std::nullopt;
+  return StepShape{rows, shape.max_blocks};
+}
+
 size_t BatchBuilder::max_bytes() const {
   const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
              seqs = static_cast<size_t>(limits_.max_num_seqs);
@@ -75,6 +82,7 @@ void BatchBuilder::build_rows(const Plan& plan, const std::optional<StepShape>& 
   batch.num_decodes = std::ranges::find_if_not(plan.sequences, is_decode) - plan.sequences.begin();
   if (shape) {
     num_seqs = num_tokens = batch.num_decodes = shape->num_seqs;
+    batch.max_seqlen_q = 1;
     max_blocks = shape->max_blocks;
     batch.max_context_len = std::min(limits_.max_model_len, max_blocks * limits_.block_size);
   }

@@ -41,6 +41,9 @@ struct StepShape {
 /// no log probabilities, no tokens that may not be sampled yet. Nothing for other plans, and for
 /// more rows than are worth recording.
 std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits);
+/// What decode steps of `shape` become when enough of their sequences have ended; nothing below one
+/// row.
+std::optional<StepShape> shape_below(const StepShape& shape);
 
 /// A row of logits that only wants the log probability of the next prompt token.
 struct PromptRow {

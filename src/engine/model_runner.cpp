@@ -38,6 +38,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
     slot.output_host = backend_->allocate_host(output_block_bytes(plan_.limits));
     slot.done = backend_->make_fence();
   }
+  if (use_graphs_) below_block_.resize(builder_.max_bytes());
   // One layer's blocks lie together: [layer][k or v][block, kv_head, offset, head_dim].
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, comm_->world_size());
   const size_t half = plan_.kv_cache() / static_cast<size_t>(2 * model.num_hidden_layers);
@@ -93,13 +94,31 @@ void ModelRunner::launch_built(Slot& slot) {
                  Tensor(slot.input_host.get(), DType::i32, {words}));
   move_to(slot.input, slot.input_host.get(), input_device_.get(), backend_->device());
   place_output(slot);
+  const auto body = [this, &slot] { run_step(slot); };
+  bool replayed = false;
   if (slot.input.is_decode)
-    graphs_.run(slot.input, [this, &slot] { run_step(slot); });
+    replayed = graphs_.run(slot.input, body);
   else
-    run_step(slot);
+    body();
   const int64_t out = slot.output_bytes.numel();
   if (out > 0) backend_->copy(Tensor(slot.output_host.get(), DType::i32, {out}), slot.output_bytes);
   if (slot.done) slot.done->record();
+  if (replayed) record_below(slot.input);
+}
+
+// The device is busy with this step and perhaps one before it. That is the time to record the shape
+// that comes when sequences end: at its first occurrences, the device might wait for the host.
+void ModelRunner::record_below(const StepInput& input) {
+  const SamplingBatch& sampling = input.sampler.params;
+  const auto shape = shape_below({input.batch.num_seqs(), input.batch.block_tables.shape[1]});
+  if (!shape || !graphs_.misses(*shape, sampling)) return;
+  StepInput& below = below_.input;
+  builder_.build({}, below_block_.data(), below, shape);
+  below.sampler.params.all_greedy = sampling.all_greedy;
+  below.sampler.params.any_filter = sampling.any_filter;
+  move_to(below, below_block_.data(), input_device_.get(), backend_->device());
+  place_output(below_);
+  graphs_.record(below, [this] { run_step(below_); });
 }
 
 // The sampled tokens come first, at an address that never changes: the next step reads them there.

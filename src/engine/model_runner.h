@@ -57,6 +57,7 @@ class ModelRunner final : public Runner {
 
   Slot& next_slot();
   void launch_built(Slot& slot);
+  void record_below(const StepInput& input);
   void place_output(Slot& slot);
   void run_step(const Slot& slot);
 
@@ -79,6 +80,8 @@ class ModelRunner final : public Runner {
   const int lanes_;
   StepGraphs graphs_;
   std::array<Slot, kSlots> slots_;
+  Slot below_;  // a step that is recorded, but not run
+  std::vector<std::byte> below_block_;
   int64_t num_launched_ = 0, num_waited_ = 0;  // steps
   double build_seconds_ = 0;
 };

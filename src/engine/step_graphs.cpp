@@ -8,20 +8,37 @@ constexpr int64_t kMostGraphs = 256;
 
 }  // namespace
 
-void StepGraphs::run(const StepInput& input, const std::function<void()>& body) {
-  const SamplingBatch& sampling = input.sampler.params;
-  Entry& entry = entries_[{input.batch.num_seqs(), input.batch.block_tables.shape[1],
-                           sampling.all_greedy, sampling.any_filter}];
-  if (entry.graph) return entry.graph->launch();
+bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) {
+  Entry& entry = entries_[key(input)];
+  if (entry.graph) {
+    entry.graph->launch();
+    return true;
+  }
   if (entry.ran && num_recorded_ < kMostGraphs) {  // from the second time on
-    comm_.settle();
-    entry.graph = ops_.capture(body);
-    comm_.settle();
-    ++num_recorded_;
-    return entry.graph->launch();
+    record(entry, body);
+    entry.graph->launch();
+    return false;
   }
   entry.ran = true;
   body();
+  return false;
+}
+
+bool StepGraphs::misses(const StepShape& shape, const SamplingBatch& sampling) const {
+  if (num_recorded_ >= kMostGraphs) return false;
+  const auto entry = entries_.find(key(shape, sampling));
+  return entry == entries_.end() || !entry->second.graph;
+}
+
+void StepGraphs::record(const StepInput& input, const std::function<void()>& body) {
+  record(entries_[key(input)], body);
+}
+
+void StepGraphs::record(Entry& entry, const std::function<void()>& body) {
+  comm_.settle();
+  entry.graph = ops_.capture(body);
+  comm_.settle();
+  ++num_recorded_;
 }
 
 }  // namespace nanovllm

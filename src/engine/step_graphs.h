@@ -19,8 +19,13 @@ class StepGraphs {
   /// Issues a step of `input`, padded to a StepShape, whose operations `body` issues. The first
   /// step of a kind runs eagerly, so that what operations prepare once is done; the second is
   /// recorded, and replayed from then on. `body` must issue the same operations on the same
-  /// addresses whenever the sizes in `input` are the same.
-  void run(const StepInput& input, const std::function<void()>& body);
+  /// addresses whenever the sizes in `input` are the same. True: it was recorded before.
+  bool run(const StepInput& input, const std::function<void()>& body);
+  /// Whether steps of `shape`, sampled as `sampling` says, are not recorded but may be.
+  bool misses(const StepShape& shape, const SamplingBatch& sampling) const;
+  /// Records a step of `input` without running it. Only where others like it have run: what
+  /// operations prepare once should be done.
+  void record(const StepInput& input, const std::function<void()>& body);
 
  private:
   /// Rows, columns of the block tables, and which sampling operations run.
@@ -29,6 +34,14 @@ class StepGraphs {
     bool ran = false;  // eagerly, once
     std::unique_ptr<Graph> graph;
   };
+
+  static Key key(const StepShape& shape, const SamplingBatch& sampling) {
+    return {shape.num_seqs, shape.max_blocks, sampling.all_greedy, sampling.any_filter};
+  }
+  static Key key(const StepInput& input) {
+    return key({input.batch.num_seqs(), input.batch.block_tables.shape[1]}, input.sampler.params);
+  }
+  void record(Entry& entry, const std::function<void()>& body);
 
   Backend& ops_;
   Communicator& comm_;

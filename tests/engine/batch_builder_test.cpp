@@ -216,6 +216,74 @@ TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
   EXPECT_EQ(values<int32_t>(input.sampler.prompt_targets), expected.targets);
 }
 
+// A step that is recorded before there is one: views of the same shapes at the same places as those
+// of a step of that shape, which is what a graph knows of it.
+TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
+  const StepLimits limits{.max_num_batched_tokens = 100,
+                          .max_num_seqs = 100,
+                          .max_model_len = 64,
+                          .max_logits_rows = 4,
+                          .block_size = 8};
+  Plan plan;
+  for (int i = 0; i < 70; ++i) {
+    Sequence& s = add_sequence(limits, 20, 10);
+    s.params.min_tokens = 0;
+    s.params.logprobs.reset();
+    s.params.prompt_logprobs.reset();
+    plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
+    ++plan.num_tokens;
+  }
+  const auto shape = decode_shape(plan, limits);
+  ASSERT_TRUE(shape);
+  const BatchBuilder builder(limits);
+  std::vector<std::byte> one(builder.max_bytes()), two(builder.max_bytes());
+  StepInput real, empty;
+  builder.build(plan, one.data(), real, shape);
+  builder.build({}, two.data(), empty, shape);
+  const auto views = [](StepInput& input, const std::byte* block) {
+    std::vector<std::pair<std::ptrdiff_t, std::string>> list;
+    Batch& b = input.batch;
+    SamplingBatch& s = input.sampler.params;
+    for (const Tensor* t :
+         {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens,
+          &b.block_tables, &b.logits_rows, &input.token_source, &s.temperature, &s.top_k, &s.top_p,
+          &s.min_p, &s.seed, &s.position, &input.sampler.prompt_targets, &input.sampler.masked})
+      list.emplace_back(t->data - block, t->describe());
+    return list;
+  };
+  EXPECT_EQ(views(real, one.data()), views(empty, two.data()));
+  for (const auto member : {&Batch::max_seqlen_q, &Batch::max_context_len, &Batch::num_decodes})
+    EXPECT_EQ(real.batch.*member, empty.batch.*member);
+  EXPECT_EQ(real.sampler.num_logprobs, empty.sampler.num_logprobs);
+  EXPECT_TRUE(empty.is_decode);
+}
+
+TEST_F(BatchBuilderTest, TheShapeBelowIsThatOfTheNextFewerSequences) {
+  const StepLimits limits{.max_num_batched_tokens = 600,
+                          .max_num_seqs = 600,
+                          .max_model_len = 64,
+                          .max_logits_rows = 4,
+                          .block_size = 8};
+  Sequence& s = add_sequence(limits, 20, 10);
+  s.params.min_tokens = 0;
+  s.params.logprobs.reset();
+  Plan plan;
+  std::optional<StepShape> before;
+  for (int rows = 1; rows <= 512; ++rows) {
+    plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
+    const auto shape = decode_shape(plan, limits);
+    ASSERT_TRUE(shape);
+    if (before && shape->num_seqs == before->num_seqs) continue;
+    const auto below = shape_below(*shape);
+    ASSERT_EQ(below.has_value(), before.has_value()) << rows;
+    if (below) {
+      EXPECT_EQ(below->num_seqs, before->num_seqs);
+      EXPECT_EQ(below->max_blocks, before->max_blocks);
+    }
+    before = shape;
+  }
+}
+
 // The worst steps: all sequences as long as they may be, every id masked that a request and a model
 // may name, all rows with logits.
 TEST_F(BatchBuilderTest, AnyStepWithinTheLimitsFits) {
