@@ -88,7 +88,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
-  int parts_for(int64_t rows) const override { return inner_->parts_for(rows); }
+  int64_t rows_worth_halving() const override { return inner_->rows_worth_halving(); }
   bool sums_in_decoder_layers() const override { return inner_->sums_in_decoder_layers(); }
   void settle() override { inner_->settle(); }
   void abort() override { inner_->abort(); }
@@ -100,11 +100,11 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
     return note_if(kCommunication,
                    [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
   }
-  void start_all_reduce(int part, Tensor x) override {
-    note([=, this] { inner_->start_all_reduce(part, x); });
+  void start_all_reduce(int half, Tensor x) override {
+    note([=, this] { inner_->start_all_reduce(half, x); });
   }
-  void finish_all_reduce(int part) override {
-    note([=, this] { inner_->finish_all_reduce(part); });
+  void finish_all_reduce(int half) override {
+    note([=, this] { inner_->finish_all_reduce(half); });
   }
   void all_gather(Tensor out, Tensor parts) override {
     note([=, this] { inner_->all_gather(out, parts); });

@@ -112,13 +112,13 @@ class RotaryAttention : public ProjectedAttention {
 
   /// x [t, hidden] -> y, as forward_with()
   LayerInput forward(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache) const {
-    return forward_with(step, y, residual, x, cache, [&](Tensor qkv) {
-      qkv_proj().forward(step, qkv, x);
-      store(step, qkv, cache);
-    });
+    return forward_with(step, y, residual, x, cache,
+                        [&](Tensor qkv) { project(step, qkv, x, cache); });
   }
-  /// Rotates query and key, and puts key and value into the cache.
-  void store(const Step& step, Tensor qkv, KvCache cache) const {
+  /// Makes query, key and value of x, rotates query and key, and puts key and value into the cache.
+  /// Looks at each token's position and slot alone.
+  void project(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
+    qkv_proj().forward(step, qkv, x);
     step.ops.rope_store(query(qkv), key(qkv), value(qkv), step.batch, cos_sin(), cache);
   }
 };
@@ -186,8 +186,8 @@ struct Halves {
   /// products alone.
   template <class Body>
   static void in_turns(int64_t from, int64_t to, const Body& body) {
-    constexpr int64_t kWorthTwo = 4096;
-    const int64_t middle = to - from < kWorthTwo ? to : from + (to - from) / 2;
+    constexpr int64_t kAtOnce = 4096;
+    const int64_t middle = to - from <= kAtOnce ? to : from + (to - from) / 2;
     body(from, middle);
     if (middle < to) body(middle, to);
   }
@@ -195,6 +195,13 @@ struct Halves {
     for (const int half : {0, 1}) comm.finish_all_reduce(half);
   }
 };
+
+/// The tokens from .. to - 1, for what looks at each token's position and slot alone.
+inline Batch tokens_of(const Batch& batch, int64_t from, int64_t to) {
+  Batch part = batch;
+  for (Tensor* t : {&part.tokens, &part.positions, &part.slot_mapping}) *t = t->rows(from, to);
+  return part;
+}
 
 template <class Attention, class MLP>
 class DecoderLayer {
@@ -238,10 +245,11 @@ class DecoderLayer {
           input_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
         }
         Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {
-          self_attn_.qkv_proj().forward(step, qkv.rows(begin, end), x.rows(begin, end));
+          const Batch batch = tokens_of(step.batch, begin, end);
+          const Step part{step.ops, step.comm, step.arena, batch, step.kv_cache};
+          self_attn_.project(part, qkv.rows(begin, end), x.rows(begin, end), cache);
         });
       });
-      self_attn_.store(step, qkv, cache);
       const Tensor heads = self_attn_.heads(step, qkv, cache);
       halves.each([&](int half, int64_t from, int64_t to) {
         Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {

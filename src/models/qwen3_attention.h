@@ -16,16 +16,21 @@ class Qwen3Attention : public ProjectedAttention {
 
   /// x [t, hidden] -> y, as forward_with()
   LayerInput forward(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache) const {
-    return forward_with(step, y, residual, x, cache, [&](Tensor qkv) {
-      if (project_and_store(step, qkv, x, cache)) return;
-      qkv_proj().forward(step, qkv, x);
-      store(step, qkv, cache);
-    });
+    return forward_with(step, y, residual, x, cache,
+                        [&](Tensor qkv) { project(step, qkv, x, cache); });
   }
-  /// Normalises and rotates query and key, and puts key and value into the cache.
-  void store(const Step& step, Tensor qkv, KvCache cache) const {
-    step.ops.qk_norm_rope_store(query(qkv), key(qkv), value(qkv), q_norm_.weight(),
-                                k_norm_.weight(), q_norm_.eps(), step.batch, cos_sin(), cache);
+  /// RotaryAttention::project(), with query and key normalised before they are rotated. In one
+  /// operation, where there is one.
+  void project(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
+    const Tensor q = query(qkv), k = key(qkv), v = value(qkv), q_norm = q_norm_.weight(),
+                 k_norm = k_norm_.weight();
+    if (!qkv_proj().bias().defined() &&
+        step.ops.gemm_qk_norm_rope_store(q, k, v, x, qkv_proj().weight(), q_norm, k_norm,
+                                         q_norm_.eps(), step.batch, cos_sin(), cache))
+      return;
+    qkv_proj().forward(step, qkv, x);
+    step.ops.qk_norm_rope_store(q, k, v, q_norm, k_norm, q_norm_.eps(), step.batch, cos_sin(),
+                                cache);
   }
 
   void describe(DecoderStack& stack) const {
@@ -35,14 +40,6 @@ class Qwen3Attention : public ProjectedAttention {
   }
 
  private:
-  /// The projection and store() as one operation, where there is one.
-  bool project_and_store(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
-    return !qkv_proj().bias().defined() &&
-           step.ops.gemm_qk_norm_rope_store(query(qkv), key(qkv), value(qkv), x,
-                                            qkv_proj().weight(), q_norm_.weight(), k_norm_.weight(),
-                                            q_norm_.eps(), step.batch, cos_sin(), cache);
-  }
-
   RmsNorm q_norm_, k_norm_;
 };
 

@@ -63,7 +63,7 @@ TEST(CudaCollectives, AllReduceSumsInRankOrderWhateverTheSize) {
   for (const int world : {2, 3, 4, 8}) {
     const auto devices = devices_for(world);
     if (devices.empty()) break;
-    // Parts of a block, whole ones, several rounds; beyond 256 KB and two ranks, two-shot.
+    // Parts of a block, whole ones, several rounds; beyond two ranks in two ways (WarpSum).
     for (const int64_t count : {8, 4096, 4104, 100000, 131080, 1 << 20, (1 << 22) + 8}) {
       expect_sums<bf16>(devices, count);
       if (count <= (1 << 20)) expect_sums<float>(devices, count);
@@ -170,10 +170,15 @@ TEST(CudaCollectives, AllReduceWithTheNormIsTheTwoOneAfterTheOther) {
   for (const int world : {2, 4, 8}) {
     const auto devices = devices_for(world);
     if (devices.empty()) break;
-    // One warp to sixteen, two vectors a thread; words, then flags, then several rows a block.
+    // One warp to sixteen, two vectors a thread; summed by all ranks, then by one for all, where
+    // there are more than two and a row has a warp for each; several rows a block.
     for (const int64_t n : {64, 1024, 4096, 5120, 8192})
       for (const int64_t rows : {1, 7, 64, 65, 256, 700}) {
-        if (rows * n * 2 > (world > 2 ? 256 << 10 : 2 << 20)) continue;
+        const int64_t bytes = rows * n * 2, most = world == 2 ? 4 << 20
+                                                   : n >= 256 * world
+                                                       ? (4 << 20) * world / (2 * (world - 1))
+                                                       : (4 << 20) / (world - 1);
+        if (bytes > most) continue;
         expect_reduced_and_normalised<bf16>(devices, rows, n);
       }
     expect_reduced_and_normalised<float>(devices, 3, 1024);

@@ -7,58 +7,6 @@
 
 namespace nanovllm {
 
-template <class T>
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_reduce_one_shot_kernel(Vec<T>* x, int64_t count, int64_t chunk,
-                               const __grid_constant__ PeerTable table) {
-  Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
-    exchange.begin_round();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-      const uint4 bits = reinterpret_cast<const uint4&>(x[begin + i]);
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) exchange.place(r, table.rank)[i] = bits;
-    }
-    exchange.meet();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x)
-      x[begin + i] = sum_of_ranks<T>(exchange, table, x[begin + i], i);
-  }
-  exchange.end();
-}
-
-template <class T>
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_reduce_two_shot_kernel(Vec<T>* x, int64_t count, int64_t chunk,
-                               const __grid_constant__ PeerTable table) {
-  Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
-    const auto part = [&](int r) { return begin + size * r / table.world; };
-    exchange.begin_round();
-    for (int r = 0; r < table.world; ++r)
-      for (int64_t i = part(r) + threadIdx.x; r != table.rank && i < part(r + 1); i += blockDim.x)
-        exchange.place(r, table.rank)[i - part(r)] = reinterpret_cast<const uint4&>(x[i]);
-    exchange.meet();
-    const Exchange parts = exchange;
-    exchange.begin_round();
-    const int64_t own = part(table.rank), own_size = part(table.rank + 1) - own;
-    for (int64_t i = threadIdx.x; i < own_size; i += blockDim.x) {
-      const Vec<T> sum = sum_of_ranks<T>(parts, table, x[own + i], i);
-      x[own + i] = sum;
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) exchange.place(r, table.rank)[i] = reinterpret_cast<const uint4&>(sum);
-    }
-    exchange.meet();
-    for (int r = 0; r < table.world; ++r)
-      for (int64_t i = part(r) + threadIdx.x; r != table.rank && i < part(r + 1); i += blockDim.x) {
-        const uint4 bits = __ldcg(exchange.place(table.rank, r) + (i - part(r)));
-        x[i] = reinterpret_cast<const Vec<T>&>(bits);
-      }
-  }
-  exchange.end();
-}
-
 /// How a warp's vectors, one of 16 bytes in each lane, travel in words of 12: a lane's first 12
 /// bytes are a word, and the last 4 of three lanes are one more, which a lane of the first sends.
 /// All words of the first kind come first.
@@ -76,11 +24,13 @@ class WarpVectors {
     own_ = first + lane_;
     shared_ = count + first / kWarp * kShared + lane_;
   }
-  __device__ void send(const Exchange& exchange, const PeerTable& table, uint4 bits) const {
+  /// To the ranks from `begin` to `end` - 1, but for this one.
+  __device__ void send(const Exchange& exchange, const PeerTable& table, uint4 bits, int begin,
+                       int end) const {
     const auto last_of = [&](int i) { return __shfl_sync(kFullMask, bits.w, 3 * lane_ + i); };
     const uint3 shared{last_of(0), last_of(1), last_of(2)};
 #pragma unroll 1
-    for (int r = 0; r < table.world; ++r) {
+    for (int r = begin; r < end; ++r) {
       if (r == table.rank) continue;
       uint4* words = exchange.words(r, table.rank);
       if (has_own_) exchange.send(words + own_, {bits.x, bits.y, bits.z});
@@ -109,16 +59,87 @@ class WarpVectors {
   int64_t own_, shared_;
 };
 
+/// The sum over ranks of a warp's vectors: send(), sum() and receive() in this order, with those of
+/// other vectors between them. Every rank gets all and sums for itself; or, where `by` is not -1,
+/// that rank sums for all: 2 / world of the bytes, but twice over the wire.
+template <class T>
+class WarpSum {
+ public:
+  __device__ WarpSum(const Exchange& exchange, const PeerTable& table, int64_t first, int64_t count,
+                     int by)
+      : exchange_(exchange), table_(table), vectors_(first, count), by_(by) {}
+  __device__ void send(const Vec<T>& value) const {
+    vectors_.send(exchange_, table_, bits_of(value), by_ < 0 ? 0 : by_,
+                  by_ < 0 ? table_.world : by_ + 1);
+  }
+  __device__ void sum(Vec<T>& value) const {
+    if (by_ >= 0 && by_ != table_.rank) return;
+    value = sum_over_ranks<T>(table_.rank, table_.world, value, [&](int r) { return from(r); });
+    if (by_ >= 0) vectors_.send(exchange_, table_, bits_of(value), 0, table_.world);
+  }
+  __device__ void receive(Vec<T>& value) const {
+    if (by_ < 0 || by_ == table_.rank) return;
+    const uint4 bits = from(by_);
+    value = reinterpret_cast<const Vec<T>&>(bits);
+  }
+
+ private:
+  static __device__ uint4 bits_of(const Vec<T>& value) {
+    return reinterpret_cast<const uint4&>(value);
+  }
+  __device__ uint4 from(int r) const {
+    return vectors_.receive(exchange_, exchange_.words(table_.rank, r));
+  }
+
+  const Exchange& exchange_;
+  const PeerTable& table_;
+  WarpVectors vectors_;
+  int by_;
+};
+
+constexpr int kSumThreads = 512;
+
+/// x = the sum over ranks, a vector to a thread, in words. `shares`: each of the ranks sums a part
+/// for all, where a block's vectors are enough: then every rank hears every other in every round.
+template <class T>
+__global__ void __launch_bounds__(kSumThreads, 2)
+    all_reduce_kernel(Vec<T>* x, int64_t count, bool shares,
+                      const __grid_constant__ PeerTable table) {
+  Exchange exchange(table);
+  for (int64_t begin = int64_t{blockIdx.x} * kSumThreads; begin < count;
+       begin += int64_t{gridDim.x} * kSumThreads) {
+    const int size = static_cast<int>(min(int64_t{kSumThreads}, count - begin)),
+              first = static_cast<int>(threadIdx.x) / kWarp * kWarp,
+              i = static_cast<int>(threadIdx.x), pieces = (size + kWarp - 1) / kWarp;
+    exchange.begin_round();
+    if (first < size) {
+      const bool by_one = shares && pieces >= table.world;
+      const WarpSum<T> sum(exchange, table, first, size,
+                           by_one ? first / kWarp * table.world / pieces : -1);
+      Vec<T> value{};
+      if (i < size) value = x[begin + i];
+      sum.send(value);
+      sum.sum(value);
+      sum.receive(value);
+      if (i < size) x[begin + i] = value;
+    }
+    __syncthreads();  // before the next round's words overtake this one's
+  }
+  exchange.end();
+}
+
 /// What all_reduce, then add_rms_norm (norm.cu) give, bit for bit: residual += sum of x, x =
 /// norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld vectors each
-/// at most.
-template <class T, int kHeld>
+/// at most. kShares: every rank sums some warps' vectors of each row for all (WarpSum), and hears
+/// every other in every round.
+template <class T, int kHeld, bool kShares>
 __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's rows are one wave
     all_reduce_norm_kernel(T* x, T* residual, const T* w, int64_t rows, int64_t n, float eps,
                            const __grid_constant__ PeerTable table) {
   __shared__ float shared[kWarp];
   let_next_start();
   const int64_t vectors = n / Vec<T>::size;
+  const int pieces = static_cast<int>(ceil_div(vectors, int64_t{kWarp}));
   Vec<T> weights[kHeld];
   /// use(j, first, i): of the warp's first and of the thread's own vector.
   const auto held_by_warp = [&](auto&& use) {
@@ -141,20 +162,22 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's r
     auto* stream = reinterpret_cast<Vec<T>*>(residual + row * n);
     Vec<T> values[kHeld] = {}, before[kHeld];
     exchange.begin_round();
+    const auto sum_of = [&](int64_t first) {
+      return WarpSum<T>(exchange, table, first, vectors,
+                        kShares ? static_cast<int>(first) / kWarp * table.world / pieces : -1);
+    };
     held_by_warp([&](int j, int64_t first, int64_t i) {
       if (i < vectors) values[j] = own[i];
-      WarpVectors(first, vectors).send(exchange, table, reinterpret_cast<const uint4&>(values[j]));
+      sum_of(first).send(values[j]);
       if (i < vectors) before[j] = stream[i];
     });
+    held_by_warp([&](int j, int64_t first, int64_t) { sum_of(first).sum(values[j]); });
+    held_by_warp([&](int j, int64_t first, int64_t) { sum_of(first).receive(values[j]); });
     float squares = 0.0f;
-    held_by_warp([&](int j, int64_t first, int64_t i) {
-      const Vec<T> sum = sum_over_ranks<T>(table.rank, table.world, values[j], [&](int r) {
-        return WarpVectors(first, vectors).receive(exchange, exchange.words(table.rank, r));
-      });
-      if (i >= vectors) return;
+    held([&](int j, int64_t i) {
 #pragma unroll
       for (int k = 0; k < Vec<T>::size; ++k)
-        values[j].v[k] = round_to<T>(to_float(before[j].v[k]) + to_float(sum.v[k]));
+        values[j].v[k] = round_to<T>(to_float(before[j].v[k]) + to_float(values[j].v[k]));
       stream[i] = values[j];
       squares = add_squares(squares, values[j]);
     });

@@ -1,9 +1,9 @@
 // The GPUs' Communicator: collectives over peer memory (peer_exchange.cuh), on the backend's
 // stream.
 //
-// all_reduce. One-shot: everybody pushes all to everybody, and each sums for itself. Two-shot, for
-// large messages between more than two: rank r gets and sums the r-th part of every chunk, and
-// pushes the sum. Both add in the same order and round once: they give the same bits.
+// all_reduce. Everybody pushes all to everybody, and each sums for itself; or, for all but small
+// messages between more than two, a rank gets and sums a part for all. Both add in the same order
+// and round once: they give the same bits.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -15,8 +15,7 @@
 namespace nanovllm {
 namespace {
 
-constexpr int64_t kOneShotBytes = 256 << 10;  // above, ranks beyond two share the sums
-constexpr int64_t kFusedBytes = 4 << 20;      // to all others; above, the norm is by itself
+constexpr int64_t kFusedBytes = 4 << 20;  // sent by a rank; above, the norm is by itself
 constexpr int64_t kRowsWorthHalving = 2048;
 
 void check_whole_vectors(const Tensor& x) {
@@ -62,6 +61,11 @@ class PeerCommunicator final : public Communicator {
 
  private:
   void reach_peers(RankMeeting& meeting);
+  /// Whether ranks sum a part each for all, of so many bytes that go in words.
+  bool shares_sums(int64_t bytes) const {
+    constexpr int64_t kToAll = 512 << 10;  // less is with everybody sooner
+    return table_.world > 2 && bytes * (table_.world - 1) > kToAll;
+  }
   void exchange_addresses(RankMeeting& meeting);
   /// Blocks for `bytes`, at least 4 KB each, and what each of them takes at a time, in units of
   /// `unit` bytes.
@@ -180,12 +184,12 @@ void PeerCommunicator::all_reduce(Tensor x) {
   const auto bytes = static_cast<int64_t>(x.bytes());
   check_whole_vectors(x);
   if (bytes == 0) return;
-  const auto [blocks, chunk] = cut(bytes, 16);
-  const bool two_shot = table_.world > 2 && bytes > kOneShotBytes;
-  dispatch_float(x.dtype, [&, blocks = blocks, chunk = chunk]<class T>() {
+  const int64_t blocks =
+      std::min(ceil_div(bytes, int64_t{16 * kSumThreads}), int64_t{kExchangeBlocks});
+  dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(two_shot ? all_reduce_two_shot_kernel<D> : all_reduce_one_shot_kernel<D>, blocks,
-           kExchangeThreads, false, reinterpret_cast<Vec<D>*>(x.data), bytes / 16, chunk);
+    launch(all_reduce_kernel<D>, static_cast<unsigned>(blocks), kSumThreads, false,
+           reinterpret_cast<Vec<D>*>(x.data), bytes / 16, shares_sums(bytes));
   });
 }
 
@@ -194,9 +198,13 @@ bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor
   const unsigned threads = row_threads(n);
   if (!x.contiguous() || !residual.contiguous() || row_bytes % 16 != 0 ||
       row_bytes > int64_t{threads} * 2 * 16 ||
-      16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes ||
-      rows * row_bytes * (table_.world - 1) > kFusedBytes || !wide_rows({x, residual, w}))
+      16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes || !wide_rows({x, residual, w}))
     return false;
+  // Whether a row has something to sum for each rank.
+  const bool shares =
+      shares_sums(rows * row_bytes) && row_bytes / 16 > (table_.world - 1) * int64_t{kWarp};
+  const int64_t to_all = rows * row_bytes * (table_.world - 1);
+  if ((shares ? 2 * to_all / table_.world : to_all) > kFusedBytes) return false;
   check(residual.shape == x.shape && w.shape[0] == n && residual.dtype == x.dtype &&
             w.dtype == x.dtype,
         "all_reduce_add_rms_norm: {} and {} with {}", x.describe(), residual.describe(),
@@ -205,8 +213,11 @@ bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
     const bool one_each = row_bytes <= int64_t{threads} * 16;
-    launch(one_each ? all_reduce_norm_kernel<D, 1> : all_reduce_norm_kernel<D, 2>,
-           static_cast<unsigned>(std::min<int64_t>(rows, kExchangeBlocks)), threads, true,
+    const auto kernel =
+        shares ? one_each ? all_reduce_norm_kernel<D, 1, true> : all_reduce_norm_kernel<D, 2, true>
+        : one_each ? all_reduce_norm_kernel<D, 1, false>
+                   : all_reduce_norm_kernel<D, 2, false>;
+    launch(kernel, static_cast<unsigned>(std::min<int64_t>(rows, kExchangeBlocks)), threads, true,
            device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
   });
   return true;

@@ -169,15 +169,6 @@ __device__ Vec<T> sum_over_ranks(int rank, int world, const Vec<T>& own, Theirs&
   return result;
 }
 
-/// The same of the vectors at `i` of this round. Not through the first-level cache, which does not
-/// see what peers write.
-template <class T>
-__device__ Vec<T> sum_of_ranks(const Exchange& exchange, const PeerTable& table, const Vec<T>& own,
-                               int64_t i) {
-  return sum_over_ranks<T>(table.rank, table.world, own,
-                           [&](int r) { return __ldcg(exchange.place(table.rank, r) + i); });
-}
-
 /// x[i] = the sum over ranks; this rank's vectors are x, those of the others begin `distance`
 /// behind each other in `parts`, with room for this rank's among them if `kHasOwn`.
 template <class T, int kThreads, bool kHasOwn>
