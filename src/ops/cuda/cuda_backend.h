@@ -138,6 +138,8 @@ class CudaBackend final : public Backend {
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same for up to 256 rows (gemm_mid_sm90a.cu).
   bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated);
+  /// The same of large weights (gemm_wide_sm90a.cu).
+  bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same of many rows (gemm_large_sm90a.cu).
   template <LargeEnd end>
   bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});

@@ -49,7 +49,7 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_mid(y, x, w, false) || gemm_skinny(y, x, w, false) ||
+  if (gemm_wide(y, x, w, false) || gemm_mid(y, x, w, false) || gemm_skinny(y, x, w, false) ||
       gemm_large<LargeEnd::store>(y, x, w))
     return;
 #endif
@@ -70,7 +70,8 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w
         "gemm_silu_and_mul: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
   if (y.numel() == 0) return;
 #ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_mid(y, x, w, true) || gemm_skinny(y, x, w, true) || gemm_large<LargeEnd::gate>(y, x, w))
+  if (gemm_wide(y, x, w, true) || gemm_mid(y, x, w, true) || gemm_skinny(y, x, w, true) ||
+      gemm_large<LargeEnd::gate>(y, x, w))
     return;
 #endif
   Backend::gemm_silu_and_mul(y, gate_up, x, w);
