@@ -48,7 +48,8 @@ struct MapBox {
   int parts;                           // of the matrix
   int rows, parts_of_box = 1, slices;  // of a box; rows: of all its parts together
 };
-CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox box);
+CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox box,
+                     CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 
 struct SkinnyRing {
   unsigned char* data;

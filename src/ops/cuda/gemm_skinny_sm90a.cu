@@ -72,11 +72,12 @@ constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 }  // namespace
 
-CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b) {
+CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b,
+                     CUtensorMapL2promotion promotion) {
   const int64_t rows = t.shape[0] / b.parts, stride = t.stride[0] * 2;
   return tensor_map<4>(encode, t, {kSliceWidth, rows, b.parts, t.shape[1] / kSliceWidth},
                        {stride, stride * rows, kSliceRowBytes},
-                       {kSliceWidth, b.rows / b.parts_of_box, b.parts_of_box, b.slices});
+                       {kSliceWidth, b.rows / b.parts_of_box, b.parts_of_box, b.slices}, promotion);
 }
 
 bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
@@ -110,6 +111,9 @@ bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
       const dim3 grid{grid_size(num_sms_)};
       const auto shared =
           static_cast<size_t>(skinny_shared_bytes(kColumns, plan.block_rows, kDepth, shape.stages));
+      // Measured: weights of so few rows stream up to 2 % faster so.
+      const auto promotion =
+          y.shape[0] <= 8 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
       const auto go = [&](auto kernel) {
         launch_early(
             kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
@@ -117,7 +121,8 @@ bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
                      {.parts = gated ? 2 : 1,
                       .rows = kColumns,
                       .parts_of_box = gated ? 2 : 1,
-                      .slices = kDepth}),
+                      .slices = kDepth},
+                     promotion),
             gemm_map(encode_map_, x, {.parts = 1, .rows = plan.block_rows, .slices = kDepth}),
             shape);
       };
