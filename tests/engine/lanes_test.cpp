@@ -220,10 +220,11 @@ TEST(LanesRule, WeighsTheKeysAgainstASecondReadingOfTheWeights) {
   const double small = 0.88e9, small_token = 28 * 4096, large = 13.9e9, large_token = 36 * 4096;
   EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 1024), 2);
   EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 1024), 2);
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 512), 1);   // few keys for so many rows
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 128, 1024), 1);  // products with tiles for all rows
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 48, 4096), 1);   // few rows
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 512), 1);    // few keys
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 48, 1024), 2);
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 128, 512), 2);
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 32, 4096), 1);  // few rows
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 512), 1);   // few keys
+  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 256), 1);  // few keys for so many rows
   EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 1024), 1);
   EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 8192), 1);  // much to read twice
 }

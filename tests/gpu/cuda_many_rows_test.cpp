@@ -1,5 +1,6 @@
 // Steps of many rows take kernels of their own: large products, a warp for each row of a norm, a
-// warp for each token's heads. Each must give the bytes of the kernels that few rows take.
+// warp for each token's heads. Each must give the bytes of the kernels that few rows take. So must
+// the products of steps in lanes, which have few SMs.
 #include <gtest/gtest.h>
 
 #include "gpu/gpu_test.h"
@@ -78,6 +79,43 @@ TEST_F(CudaManyRows, ProductsAreAddedAsTheirSumsWouldBe) {
     }
     EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << s.m << " x " << s.n << " x " << s.k;
   }
+}
+
+constexpr int64_t kRowsOfLanes[] = {1, 9, 24, 40, 64, 65, 100, 128, 200};
+
+TEST_F(CudaManyRows, ProductsInLanesHaveTheBitsOfTheDefinition) {
+  for (const int64_t m : kRowsOfLanes)
+    for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
+             {4096, 1024}, {1024, 2048}, {1024, 3072}, {1000, 1088}, {24, 64}}) {
+      const Shape s{m, n, k};
+      Rig rig(*gpu_);
+      const Operands o(rig, s, n, 0.03f);
+      const std::vector<float> before(framed_size(s), 7.0f);
+      const Framed want(rig, s, before), one(rig, s, before), two(rig, s, before);
+      gpu_->gemm(want.inside, o.odd, o.w);
+      gpu_->run_lanes(2, [&](int i) { gpu_->gemm((i == 0 ? one : two).inside, o.x, o.w); });
+      for (const Framed* got : {&one, &two})
+        EXPECT_TRUE(rig.bytes(got->all) == rig.bytes(want.all)) << m << " x " << n << " x " << k;
+    }
+}
+
+TEST_F(CudaManyRows, GatedProductsInLanesHaveTheBitsOfTheDefinition) {
+  for (const int64_t m : kRowsOfLanes)
+    for (const auto& [n, k] :
+         std::initializer_list<std::pair<int64_t, int64_t>>{{3072, 1024}, {1000, 1088}, {40, 64}}) {
+      const Shape s{m, n, k};
+      Rig rig(*gpu_);
+      const Operands o(rig, s, 2 * n, 0.1f);
+      const Tensor between = rig.empty(DType::bf16, {m, 2 * n});
+      const std::vector<float> before(framed_size(s), 7.0f);
+      const Framed want(rig, s, before), got(rig, s, before);
+      gpu_->gemm(between, o.odd, o.w);
+      gpu_->silu_and_mul(want.inside, between);
+      gpu_->run_lanes(2, [&](int i) {
+        if (i == 1) gpu_->gemm_silu_and_mul(got.inside, between, o.x, o.w);
+      });
+      EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << m << " x " << n << " x " << k;
+    }
 }
 
 constexpr int64_t kRows = 1101, kFew = 100;
@@ -196,25 +234,41 @@ TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
     }
 }
 
+/// What two steps make of x and w, and one; `product` runs the one.
+template <class Product>
+void compare_heads(Backend& gpu, const HeadsShape& shape, int64_t rows, int64_t k,
+                   Product&& product) {
+  Rig rig(gpu);
+  const HeadsRig one(rig, shape, rows), two(rig, shape, rows);
+  const Tensor x = rig.upload(normal_values(rows * k, 1), DType::bf16, {rows, k}),
+               w = rig.weight(normal_values(two.qkv.shape[1] * k, 2, 0.03f), DType::bf16,
+                              two.qkv.shape[1], k);
+  gpu.gemm(two.qkv, x, w);
+  two.run(gpu, 0, rows, true);
+  product(one, x, w);
+  const std::string what = std::to_string(rows) + " rows";
+  EXPECT_EQ(rig.floats(one.queries()), rig.floats(two.queries())) << what;
+  EXPECT_TRUE(rig.bytes(one.cache.k) == rig.bytes(two.cache.k)) << what;
+  EXPECT_TRUE(rig.bytes(one.cache.v) == rig.bytes(two.cache.v)) << what;
+}
+
 TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
-  struct ProductShape {
-    HeadsShape heads;
-    int64_t rows, k;
+  const auto product = [&](const HeadsRig& rig, Tensor x, Tensor w) {
+    ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel of many rows";
   };
-  for (const auto& [shape, rows, k] :
-       {ProductShape{{16, 8, 128, 128}, 2048, 1024}, {{15, 3, 128, 128}, 2999, 1088}}) {
-    Rig rig(*gpu_);
-    const HeadsRig one(rig, shape, rows), two(rig, shape, rows);
-    const Tensor x = rig.upload(normal_values(rows * k, 1), DType::bf16, {rows, k}),
-                 w = rig.weight(normal_values(two.qkv.shape[1] * k, 2, 0.03f), DType::bf16,
-                                two.qkv.shape[1], k);
-    gpu_->gemm(two.qkv, x, w);
-    two.run(*gpu_, 0, rows, true);
-    ASSERT_TRUE(one.run_product(*gpu_, x, w)) << "no kernel of many rows";
-    const std::string what = std::to_string(rows) + " rows";
-    EXPECT_EQ(rig.floats(one.queries()), rig.floats(two.queries())) << what;
-    EXPECT_TRUE(rig.bytes(one.cache.k) == rig.bytes(two.cache.k)) << what;
-    EXPECT_TRUE(rig.bytes(one.cache.v) == rig.bytes(two.cache.v)) << what;
+  compare_heads(*gpu_, {16, 8, 128, 128}, 2048, 1024, product);
+  compare_heads(*gpu_, {15, 3, 128, 128}, 2999, 1088, product);
+}
+
+TEST_F(CudaManyRows, HeadsOfAProductInLanesHaveTheBitsOfTwoSteps) {
+  const auto product = [&](const HeadsRig& rig, Tensor x, Tensor w) {
+    gpu_->run_lanes(2, [&](int i) {
+      if (i == 1) ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in lanes";
+    });
+  };
+  for (const int64_t rows : kRowsOfLanes) {
+    compare_heads(*gpu_, {16, 8, 128, 128}, rows, 1024, product);
+    compare_heads(*gpu_, {5, 1, 128, 128}, rows, 192, product);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/attention_decode.cuh"
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/lanes.h"
 
 namespace nanovllm {
 namespace {
@@ -19,7 +20,7 @@ struct PlanMemory {
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
 /// the kernel after this one.
 constexpr size_t kRingBytes = size_t{128} << 10;
-/// The same beside another lane's products.
+/// The same where another lane's products have the same SMs.
 constexpr size_t kLaneRingBytes = size_t{96} << 10;
 /// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
 /// as the kernel before this one ends, its SMs do not become free in turn.
@@ -60,7 +61,7 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
                        .num_seqs = static_cast<int>(key.num_seqs),
                        .kv_heads = static_cast<int>(key.kv_heads),
                        .window = static_cast<int>(key.window),
-                       .shares = num_sms_,
+                       .shares = static_cast<int>(key.shares),
                        .max_slots = static_cast<int>(key.max_slots),
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
   return plan;
@@ -85,8 +86,10 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   }
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {
+    const bool has_neighbours = runs_lanes_ && !divides_sms();
     const int stages =
-        stages_in<kHeadDim, kRows>(runs_lanes_ ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
+        stages_in<kHeadDim, kRows>(has_neighbours ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
+    const int64_t sms = num_sms_ - (divides_sms() ? lane_sms_ : 0);
     if (stages == 0) return;
     const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes;
     bool is_new = false;
@@ -95,6 +98,7 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                      .num_seqs = arguments.num_seqs,
                                      .kv_heads = cache.k.shape[1],
                                      .window = arguments.window,
+                                     .shares = sms,
                                      .max_slots = max_slots},
                                     is_new);
     const PlanMemory memory(lane_->plans.get(), num_sms_);
@@ -106,13 +110,13 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
                           .stages = stages,
                           .lets_next_wait = runs_lanes_};
-    const size_t shared_bytes =
-        std::max(static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
-                     sizeof(DecodeExchange<kHeadDim, kRows>),
-                 std::min(kLeastSharedBytes, max_shared_bytes_));
+    const size_t shared_bytes = std::max(
+        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
+            sizeof(DecodeExchange<kHeadDim, kRows>),
+        std::min(divides_sms() ? kLaneAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
     // The first kernel after the plan waits for all that went before: the later ones count on it,
     // and on old keys. Where this step makes those, too, every kernel waits.
-    launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(num_sms_), kDecodeThreads,
+    launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(sms), kDecodeThreads,
                 shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
                 maps);
     served = true;

@@ -2,6 +2,7 @@
 #include "ops/cuda/cuda_backend.h"
 
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/lanes.h"
 
 namespace nanovllm {
 namespace {
@@ -96,6 +97,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
 #ifdef NANOVLLM_CUDA_HOPPER
   is_hopper_ = architecture == 90;
+  lane_sms_ = is_hopper_ && num_sms_ > 2 * kLaneProductSms ? kLaneProductSms : 0;
 #endif
   int cooperative = 0;
   cuda_check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));

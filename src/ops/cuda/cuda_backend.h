@@ -19,6 +19,8 @@
 
 namespace nanovllm {
 
+struct HeadsInput;  // gemm_heads.cuh
+
 struct ExpertPlan;
 struct PeerTable;
 namespace decoder {
@@ -117,7 +119,7 @@ class CudaBackend final : public Backend {
   /// What the division of a decode step depends on.
   struct PlanKey {
     const std::byte *cu_seqlens_q, *context_lens;
-    int64_t num_seqs, kv_heads, window, max_slots;
+    int64_t num_seqs, kv_heads, window, shares, max_slots;
     bool operator==(const PlanKey&) const = default;
   };
 
@@ -131,13 +133,16 @@ class CudaBackend final : public Backend {
   };
   void open_lane(Lane& lane);
   cudaStream_t stream() const { return lane_->stream.get(); }
+  /// Whether the operations issued now share the GPU's SMs with another lane's, each with its own.
+  bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
   /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
-  /// The same for up to 256 rows (gemm_mid_sm90a.cu).
-  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated);
+  /// The same for up to 256 rows (gemm_mid_sm90a.cu). With `heads`, y's columns are heads of
+  /// queries, keys and values, which it finishes.
+  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr);
   /// The same of large weights (gemm_wide_sm90a.cu).
   bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same of many rows (gemm_large_sm90a.cu).
@@ -248,6 +253,7 @@ class CudaBackend final : public Backend {
   std::array<Lane, kMostLanes> lanes_;
   Lane* lane_ = &lanes_[0];  // whose operations are issued
   bool runs_lanes_ = false;  // several of them
+  int lane_sms_ = 0;         // that attention then leaves to another lane's products; 0: none
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; from sm_90 on
   Buffer exchange_, scan_scratch_;

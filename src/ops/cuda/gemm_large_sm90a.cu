@@ -66,23 +66,23 @@ bool CudaBackend::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x
   check_fused("gemm_qk_norm_rope_store", q, k, v, batch, cos_sin, cache);
   const int64_t heads = q.shape[1] + k.shape[1] + v.shape[1], block_size = cache.k.shape[2];
   const auto follows = [&](const Tensor& next, const Tensor& t) {
-    return next.data == t.data + t.shape[1] * kLargeHead * size_of(t.dtype) &&
+    return next.data == t.data + t.shape[1] * kProductHead * size_of(t.dtype) &&
            next.stride[0] == t.stride[0];
   };
-  if (q.dtype != DType::bf16 || q.shape[2] != kLargeHead || cos_sin.shape[1] != kLargeHead ||
-      q.stride[1] != kLargeHead || !follows(k, q) || !follows(v, k) ||
+  if (q.dtype != DType::bf16 || q.shape[2] != kProductHead || cos_sin.shape[1] != kProductHead ||
+      q.stride[1] != kProductHead || !follows(k, q) || !follows(v, k) ||
       !std::has_single_bit(static_cast<uint64_t>(block_size)) ||
       !wide_rows({cache.k, cache.v, cos_sin, q_norm, k_norm}))
     return false;
   LargeInput<LargeEnd::heads> input{
-      .heads = fused_arguments<bf16>(q, k, v, batch, cos_sin, cache),
-      .block_shift = std::countr_zero(static_cast<uint64_t>(block_size))};
+      HeadsInput{.heads = fused_arguments<bf16>(q, k, v, batch, cos_sin, cache),
+                 .block_shift = std::countr_zero(static_cast<uint64_t>(block_size))}};
   input.heads.q_norm = device_ptr<bf16>(q_norm);
   input.heads.k_norm = device_ptr<bf16>(k_norm);
   input.heads.eps = eps;
-  Tensor y(q.data, q.dtype, {q.shape[0], heads * kLargeHead}, q.device);
+  Tensor y(q.data, q.dtype, {q.shape[0], heads * kProductHead}, q.device);
   y.stride[0] = q.stride[0];
-  return gemm_large(y, x, w, input);
+  return gemm_mid(y, x, w, false, &input) || gemm_large(y, x, w, input);
 }
 
 }  // namespace nanovllm

@@ -12,6 +12,7 @@
 
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_cluster.cuh"
+#include "ops/cuda/gemm_heads.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
 #include "ops/cuda/mma.cuh"
 
@@ -224,9 +225,32 @@ __device__ void store_gated(__nv_bfloat16* y, int64_t stride, const float (&sum)
   }
 }
 
+/// What products take that store their sums, as they are or gated.
+struct MidNothing {};
+
+/// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.
+template <MidTile tile>
+__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const SkinnyRing& ring,
+                                   const MidPlace& place, int group, const HeadsInput& input) {
+  static_assert(tile.columns == kProductHead && tile.tiles == 1 && !tile.gated);
+  const int lane = threadIdx.x % kWarp, c = lane % 4 * 8, head = place.column / kProductHead,
+            first = place.row + group * shape.tile_rows,
+            in_tile = threadIdx.x / kWarp % 4 * 16 + lane / 4, row = first + in_tile;
+  HeadWeights weights;
+  weights.load(input.heads, head, c);
+  wait_for_previous();
+  HeadReads reads;
+  reads.load(input.heads, row, shape.rows, c);
+  float sum[1][tile.columns / 2];
+  multiply<tile>(sum, shape, ring, group);
+  HeadPairs<1> pairs;
+  pairs.take(sum[0]);
+  pairs.finish_rows(input, reads, weights, 0, head, c, y + row * shape.stride + place.column + c,
+                    shape.stride, min(shape.tile_rows, shape.rows - first) - in_tile);
+}
 template <MidTile tile, class Y>
 __device__ void multiply_and_store(Y* y, const MidShape& shape, const SkinnyRing& ring,
-                                   const MidPlace& place, int group) {
+                                   const MidPlace& place, int group, MidNothing) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
   multiply<tile>(sum, shape, ring, group);
@@ -245,10 +269,11 @@ __device__ void multiply_and_store(Y* y, const MidShape& shape, const SkinnyRing
 
 /// `w`: boxes of the tile's columns ([2, columns / 2] where gated) by `depth` slices, or half of
 /// that in a pair, as copy_weight() takes them; `x`: of a block's rows by `depth` slices.
-template <int kColumns, int kGroups, int kTiles, int kDepth, bool gated, class Y>
+template <int kColumns, int kGroups, int kTiles, int kDepth, bool gated, class Y, class Input>
 __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.threads(), 1)
     gemm_mid_kernel(Y* y, const __grid_constant__ CUtensorMap w,
-                    const __grid_constant__ CUtensorMap x, const MidShape shape) {
+                    const __grid_constant__ CUtensorMap x, const MidShape shape,
+                    const __grid_constant__ Input input) {
   constexpr MidTile tile{kColumns, kGroups, kTiles, kDepth, gated};
   extern __shared__ __align__(16) unsigned char shared[];
   auto* const full = reinterpret_cast<uint64_t*>(shared);
@@ -289,7 +314,7 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
   } else {
     if constexpr (tile.is_large()) take_registers<240>();
     multiply_and_store<tile>(y, shape, ring, place,
-                             tile.groups == 1 ? 0 : warp / (kGroupThreads / kWarp));
+                             tile.groups == 1 ? 0 : warp / (kGroupThreads / kWarp), input);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_mid.cuh"
+#include "ops/cuda/lanes.h"
 
 namespace nanovllm {
 namespace {
@@ -24,12 +25,13 @@ constexpr int kWholeRing = 222 * 1024, kHalfRing = 104 * 1024;
 
 /// A kernel, and whether two blocks above each other share their weights. Measured on an H200:
 /// copies of less than 8 KB cost more than sharing saves, and so do two groups that wait for two
-/// others.
+/// others. Some are for lanes alone, where a product has fewer SMs.
 struct MidKernel {
   MidTile tile;
   bool shares;
   int ring = kWholeRing;
   DType out = DType::bf16;
+  bool for_lanes = false;
 };
 constexpr MidKernel kKernels[] = {
     {{32, 1, 1, 2}, false},
@@ -50,15 +52,34 @@ constexpr MidKernel kKernels[] = {
     {{192, 2, 1, 1, true}, false},
     {{192, 3, 1, 1, true}, false},
     {{192, 2, 2, 1, true}, false},
+    {{128, 2, 1, 1}, false, kWholeRing, DType::bf16, true},
+    {{32, 2, 1, 2}, false, kWholeRing, DType::bf16, true},
+    {{128, 2, 1, 1, true}, false, kWholeRing, DType::bf16, true},
 };
+
+/// Whether the kernel can end in HeadsInput.
+constexpr bool makes_heads(const MidTile& t) {
+  return t.columns == kProductHead && t.tiles == 1 && !t.gated;
+}
 
 /// How a product is cut.
 struct MidPlan {
   int kernel = -1, row_blocks = 0, tile_rows = 0;
 };
 
+/// What is asked of a plan besides its product.
+struct MidDemand {
+  bool gated, heads, in_lanes;
+  int num_sms;
+};
+
+bool may_serve(const MidKernel& kernel, const MidDemand& demand, DType out) {
+  return kernel.tile.gated == demand.gated && kernel.out == out &&
+         (demand.in_lanes || !kernel.for_lanes) && (!demand.heads || makes_heads(kernel.tile));
+}
+
 /// The cut that takes the fewest cycles (gemm_mid.cuh).
-MidPlan plan_of(const Tensor& y, const Tensor& w, bool gated, int num_sms) {
+MidPlan plan_of(const Tensor& y, const Tensor& w, const MidDemand& demand) {
   constexpr int64_t kBlockCycles = 6000,  // that a block takes besides
       kAgainCycles = 10;                  // for each block that reads a large weight again
   const int64_t m = y.shape[0], outputs = y.shape[1], steps = w.shape[1] / 16,
@@ -67,10 +88,10 @@ MidPlan plan_of(const Tensor& y, const Tensor& w, bool gated, int num_sms) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < static_cast<int>(std::size(kKernels)); ++i) {
     const MidTile& t = kKernels[i].tile;
-    if (t.gated != gated || kKernels[i].out != y.dtype) continue;
+    if (!may_serve(kKernels[i], demand, y.dtype)) continue;
     const int64_t tiles = t.groups * t.tiles, row_blocks = ceil_div(m, kTileRows * tiles),
                   tile_rows = ceil_div(m, row_blocks * tiles * 8) * 8,
-                  waves = ceil_div(row_blocks * ceil_div(outputs, t.outputs()), num_sms),
+                  waves = ceil_div(row_blocks * ceil_div(outputs, t.outputs()), demand.num_sms),
                   c = t.columns, taken = c + tiles * tile_rows,
                   cycles = std::max({taken / 2, (taken + tiles * (c + kTileRows)) / 4,
                                      tiles * std::max(16 + c / 4, c / 2)}),
@@ -91,15 +112,21 @@ void with_kernel(int kernel, F&& f) {
 
 }  // namespace
 
-bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated) {
+bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads) {
   constexpr int64_t kFewestLogits = 8192;  // a result in f32 is logits
   const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
-  if (!is_hopper_ || x.dtype != DType::bf16 || m < fewest_rows(w, y.dtype) || m > kMostRows ||
+  const int64_t fewest = divides_sms() ? 1 : fewest_rows(w, y.dtype);
+  if (!is_hopper_ || x.dtype != DType::bf16 || m < fewest || m > kMostRows ||
       k % kSliceWidth != 0 || outputs % 8 != 0 || !wide_rows({y, x, w}))
     return false;
-  // In lanes there is no room on an SM for such blocks beside attention's.
-  if (runs_lanes_ || (y.dtype == DType::f32 && outputs < kFewestLogits)) return false;
-  const MidPlan plan = plan_of(y, w, gated, num_sms_);
+  // Where lanes have the same SMs, such blocks find no room beside attention's.
+  if (runs_lanes_ != divides_sms() || (heads && !divides_sms()) ||
+      (y.dtype == DType::f32 && outputs < kFewestLogits))
+    return false;
+  const int num_sms = divides_sms() ? lane_sms_ : num_sms_;
+  const MidPlan plan = plan_of(
+      y, w,
+      {.gated = gated, .heads = heads != nullptr, .in_lanes = divides_sms(), .num_sms = num_sms});
   with_kernel(plan.kernel, [&]<int i>() {
     using Y = std::conditional_t<kKernels[i].out == DType::f32, float, bf16>;
     constexpr MidTile tile = kKernels[i].tile;
@@ -111,11 +138,14 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated) {
     shape.row_blocks = plan.row_blocks;
     shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
     shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
-    shape.stages = std::clamp(kKernels[i].ring / tile.stage_bytes(plan.tile_rows), 2,
+    const int most = static_cast<int>(divides_sms() ? kLaneProductBytes : max_shared_bytes_),
+              ring = std::min(kKernels[i].ring, most - tile.shared_bytes(plan.tile_rows, 0));
+    shape.stages = std::clamp(ring / tile.stage_bytes(plan.tile_rows), 2,
                               std::min(kMostStages, std::max(2, shape.steps)));
     shape.paired = kKernels[i].shares && plan.row_blocks % kPair == 0;
     const unsigned cluster = shape.paired ? kPair : 1;
-    const dim3 grid{grid_size(ceil_div(std::max(shape.blocks, num_sms_), cluster) * cluster)};
+    const int64_t blocks = divides_sms() ? shape.blocks : std::max(shape.blocks, num_sms_);
+    const dim3 grid{grid_size(ceil_div(blocks, cluster) * cluster)};
     const auto shared = static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.stages));
     const int parts = gated ? 2 : 1;
     MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
@@ -124,10 +154,15 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated) {
     else if (shape.paired)
       box.rows /= kPair, box.parts_of_box = 1;
     const MapBox rows{.parts = 1, .rows = tile.block_rows(plan.tile_rows), .slices = tile.depth};
-    launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
-                                    DeviceType<Y>>,
-                    grid, cluster, tile.threads(), shared, can_launch_early_, device_ptr<Y>(y),
-                    gemm_map(encode_map_, w, box), gemm_map(encode_map_, x, rows), shape);
+    const auto go = [&]<class Input>(const Input& input) {
+      launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
+                                      DeviceType<Y>, Input>,
+                      grid, cluster, tile.threads(), shared, can_launch_early_, device_ptr<Y>(y),
+                      gemm_map(encode_map_, w, box), gemm_map(encode_map_, x, rows), shape, input);
+    };
+    if constexpr (makes_heads(tile))
+      if (heads) return go(*heads);
+    go(MidNothing{});
   });
   return plan.kernel >= 0;
 }

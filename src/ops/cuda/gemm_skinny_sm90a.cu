@@ -24,10 +24,6 @@ int64_t most_rows(int64_t weight_bytes, bool gated) {
   return weight_bytes <= kLarge || gated ? 64 : 32;
 }
 
-/// The same for a lane of several: a larger tile would be faster alone, but has no room on an SM
-/// beside the attention of another lane.
-constexpr int64_t kLaneRows = 128;
-
 /// The cut that asks least of the busiest SM: rows of w and of x that it reads, and what an item
 /// costs in itself. At most one block on an SM: two would share its tensor cores' time and end
 /// later.
@@ -84,8 +80,7 @@ bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
   if (!is_hopper_ || x.dtype != DType::bf16 || x.shape[1] % kSliceWidth != 0 ||
       !wide_rows({y, x, w}))
     return false;
-  if (x.shape[0] > (runs_lanes_ ? kLaneRows : most_rows(w.shape[0] * x.shape[1] * 2, gated)))
-    return false;
+  if (x.shape[0] > most_rows(w.shape[0] * x.shape[1] * 2, gated)) return false;
   const SkinnyPlan plan = plan_of(x.shape[0], y.shape[1], gated, num_sms_);
   dispatch_float(y.dtype, [&]<class Y>() {
     with_columns(plan.columns, [&]<int kColumns>() {

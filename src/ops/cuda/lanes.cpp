@@ -19,7 +19,9 @@ void CudaBackend::open_lane(Lane& lane) {
   lane.step_plans.reserve(kMaxPlans);
 }
 
-int CudaBackend::lanes_for(const DecodeSize& size) const { return decode_lanes(size); }
+int CudaBackend::lanes_for(const DecodeSize& size) const {
+  return lane_sms_ > 0 ? decode_lanes(size) : 1;
+}
 
 void CudaBackend::run_lanes(int lanes, const std::function<void(int)>& body) {
   check(1 <= lanes && lanes <= kMostLanes && !runs_lanes_, "{} lanes of {}", lanes, kMostLanes);

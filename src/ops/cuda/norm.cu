@@ -1,8 +1,9 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
 // warp, up to 512 elements); it is read once, into registers, and written once. Where there are
-// many rows, a row belongs to one warp, which adds as that block would: no barrier then, and more
-// bytes under way.
+// many rows, and in lanes, a row belongs to one warp, which adds as that block would: no barrier
+// then, and more bytes under way.
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/lanes.h"
 #include "ops/cuda/row_math.cuh"
 
 namespace nanovllm {
@@ -134,9 +135,10 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
 constexpr int kRowsPerBlock = 4;
 
 /// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
-/// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one that the
-/// lane of warp j % kWarps has in the kernels above.
-template <bool kAdd, int kVectors>
+/// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one
+/// that the lane of warp j % kWarps has in the kernels above. kEarly: what other kernels have left
+/// for long is asked for before the one before this is done.
+template <bool kAdd, int kVectors, bool kEarly>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
     many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
                      const __nv_bfloat16* w, unsigned rows, float eps) {
@@ -146,13 +148,21 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   let_next_start();
   const unsigned index = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
   const int first = static_cast<int>(threadIdx.x % kWarp) * V::size;
-  wait_for_previous();
-  if (index >= rows) return;
   // The last rows first: they are what the kernel before left in the L2 cache, and what this one
   // writes last is what the next, which begins with the first rows, finds there.
-  const unsigned row = rows - 1 - index;
-  const __nv_bfloat16* from = x.row(row, 0) + first;
+  const unsigned row = rows - 1 - min(index, rows - 1);
   __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
+  V weights[kEarly ? kVectors : 1];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      weights[j] = load_vec(w + first + j * kStep, V::size, true);
+      if (kAdd) asm volatile("prefetch.global.L2 [%0];" ::"l"(target + j * kStep));
+    }
+  }
+  wait_for_previous();
+  if (index >= rows) return;
+  const __nv_bfloat16* from = x.row(row, 0) + first;
   V held[kVectors];
   float sum[kWarps];
 #pragma unroll
@@ -180,9 +190,11 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   for (int i = 1; i < kWarps; ++i) total += warp_sum(sum[i]);
   const float reciprocal = reciprocal_rms(total, kVectors * kStep, eps);
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j)
-    store_normalised(y.row(row, 0) + first + j * kStep, held[j],
-                     load_vec(w + first + j * kStep, V::size, true), reciprocal, V::size, true);
+  for (int j = 0; j < kVectors; ++j) {
+    if constexpr (!kEarly) weights[0] = load_vec(w + first + j * kStep, V::size, true);
+    store_normalised(y.row(row, 0) + first + j * kStep, held[j], weights[kEarly ? j : 0],
+                     reciprocal, V::size, true);
+  }
 }
 
 /// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
@@ -214,11 +226,15 @@ constexpr int64_t kManyRows = 1024;
 template <bool kAdd>
 bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
   const bool wide = wide_rows({y, x, w}) && (!kAdd || wide_rows({residual}));
-  if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < kManyRows || !wide) return false;
+  const int64_t fewest = divides_sms() ? 1 : kManyRows;
+  if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < fewest || !wide) return false;
   return with_vectors(x.shape[1], [&]<int kVectors>() {
-    launch_early(many_rows_kernel<kAdd, kVectors>, grid_size(ceil_div(x.shape[0], kRowsPerBlock)),
-                 kRowsPerBlock * kWarp, 0, rows_of<bf16>(y), rows_of<bf16>(kAdd ? residual : x),
-                 rows_of<bf16>(x), device_ptr<bf16>(w), grid_size(x.shape[0]), eps);
+    const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true>
+                                      : many_rows_kernel<kAdd, kVectors, false>;
+    launch_early(kernel, grid_size(ceil_div(x.shape[0], kRowsPerBlock)), kRowsPerBlock * kWarp,
+                 divides_sms() ? kLaneNormBytes : 0, rows_of<bf16>(y),
+                 rows_of<bf16>(kAdd ? residual : x), rows_of<bf16>(x), device_ptr<bf16>(w),
+                 grid_size(x.shape[0]), eps);
   });
 }
 
