@@ -260,6 +260,19 @@ struct UnitWorker {
       wgmma_commit();
       wgmma_wait<0>();
       pin(out);
+    } else if (!moves) {
+#pragma unroll 1
+      for (int i = 0; i < tiles; ++i) {
+        const uint32_t at = first + i, place = at < w.ring.stages ? at : at - w.ring.stages;
+        wgmma_fence();
+        multiply_tile(out,
+                      shared_address(w.ring.data) / 16 + place * (kStageBytes / 16) +
+                          warp / 4 * (kTileKeys * 128 / 16),
+                      p + 64 * i);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(out);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kChunkTiles; ++i) {
