@@ -212,7 +212,8 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
   op.k = 1;
   for (const DecoderWeights& layer : stack.layers)
     for (const Tensor& weight : {layer.qkv, layer.o, layer.gate_up, layer.down})
-      op.n += weight.numel();
+      op.n += weight.rank == 2 ? weight.numel()
+                               : weight.numel() / weight.shape[0] * stack.experts_per_token;
   op.run = [=, this] { (void)ops_->decoder_layers(x, residual, stack, kept, batch); };
   current_->push_back(std::move(op));
   return true;

@@ -43,4 +43,13 @@ void Experts::forward(const Step& step, Tensor x) const {
   step.ops.moe_mlp(x, x, weights, ids, gate_up_, down_, work);
 }
 
+void Experts::describe(DecoderStack& stack) const {
+  DecoderWeights& layer = stack.layers.back();
+  layer.router = router_;
+  layer.gate_up = gate_up_;
+  layer.down = down_;
+  stack.experts_per_token = experts_per_token_;
+  stack.normalises_experts = normalise_;
+}
+
 }  // namespace nanovllm

@@ -267,10 +267,6 @@ class DecoderLayer {
     });
   }
 
-  /// Whether a stack of such layers can be described to Backend::decoder_layers().
-  static constexpr bool is_dense = requires(const MLP& mlp, DecoderStack& stack) {
-    mlp.describe(stack);
-  };
   /// Adds this layer to the stack.
   void describe(DecoderStack& stack) const {
     DecoderWeights& layer = stack.layers.emplace_back();
@@ -278,7 +274,7 @@ class DecoderLayer {
     layer.post_norm = post_attention_layernorm_.weight();
     stack.eps = input_layernorm_.eps();
     self_attn_.describe(stack);
-    if constexpr (is_dense) mlp_.describe(stack);
+    mlp_.describe(stack);
   }
 
  private:
@@ -299,16 +295,15 @@ class DecoderForCausalLM final : public Model {
         lm_head_(c.tie_word_embeddings ? ParallelLMHead(context.load, embed_tokens_)
                                        : ParallelLMHead(context.load, "lm_head.weight",
                                                         c.vocab_size, c.hidden_size)) {
-    if constexpr (Layer::is_dense)
-      for (const Layer& layer : layers_) layer.describe(stack_);
+    for (const Layer& layer : layers_) layer.describe(stack_);
   }
 
   Tensor forward(const Step& step) const override {
     const Tensor residual = embed_tokens_.forward(step, step.batch.tokens);
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
     const Batch& batch = step.batch;
-    const bool plain = Layer::is_dense && batch.is_decode();
-    const int lanes = plain && step.comm.world_size() == 1 ? lanes_of(step) : 1;
+    const bool decodes = batch.is_decode();
+    const int lanes = decodes && step.comm.world_size() == 1 ? lanes_of(step) : 1;
     if (lanes > 1) {
       run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
         const Tensor rows = x.rows(from, to), stream = residual.rows(from, to);
@@ -317,7 +312,7 @@ class DecoderForCausalLM final : public Model {
       });
       return x;
     }
-    if (!plain || !step.comm.sums_in_decoder_layers() ||
+    if (!decodes || !step.comm.sums_in_decoder_layers() ||
         !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
       return run_and_leave_out(step, x, residual);
     norm_.add_forward(step, x, residual);
@@ -364,6 +359,7 @@ class DecoderForCausalLM final : public Model {
   }
 
   int lanes_of(const Step& step) const {
+    if (stack_.experts_per_token > 0) return 1;  // not a few large products
     const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step.batch));
     return step.batch.num_seqs() < lanes ? 1 : lanes;
   }

@@ -33,6 +33,13 @@ class Qwen3MoeMLP {
     return LayerInput::part;
   }
 
+  void describe(DecoderStack& stack) const {
+    if (experts_)
+      experts_->describe(stack);
+    else
+      dense_->describe(stack);
+  }
+
  private:
   std::optional<Experts> experts_;  // one of the two
   std::optional<GatedMLP> dense_;

@@ -75,8 +75,9 @@ inline Tensor matrix_of(const Tensor& stack, int64_t i) {
   return t;
 }
 
-/// The weights of one pre-norm decoder layer with rotary grouped-query attention and a gated MLP.
-/// Biases, and the norms of the heads, may be undefined.
+/// The weights of one pre-norm decoder layer with rotary grouped-query attention and a gated MLP
+/// or, where there is a router, a mixture of them. Biases, and the norms of the heads, may be
+/// undefined.
 struct DecoderWeights {
   Tensor input_norm, post_norm;  // [hidden]
   Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v
@@ -84,6 +85,7 @@ struct DecoderWeights {
   Tensor o, o_bias;              // [hidden, heads * head_dim]
   Tensor gate_up, gate_up_bias;  // [2 * intermediate, hidden]: gate, up
   Tensor down, down_bias;        // [hidden, intermediate]
+  Tensor router;                 // [experts, hidden]; gate_up and down are stacks of experts then
   int64_t window = 0;            // of its attention; 0: none
 };
 
@@ -93,6 +95,8 @@ struct DecoderStack {
   Tensor cos_sin;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float eps = 0, scale = 0;
+  int64_t experts_per_token = 0;  // of the layers with a router
+  bool normalises_experts = false;
 };
 
 /// Parts of a decode step that may run at the same time, at most.

@@ -124,6 +124,19 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   compare(*gpu_, large);
 }
 
+TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
+  DecoderShape small{"mixture", 3, 1024, 8, 2, 64, 128};
+  small.head_norms = true;
+  small.experts = 32;
+  small.experts_per_token = 4;
+  compare(*gpu_, small);
+  DecoderShape large{"Qwen3-30B", 1, 2048, 32, 4, 128, 768};
+  large.head_norms = true;
+  large.experts = 32;
+  large.experts_per_token = 8;
+  compare(*gpu_, large);
+}
+
 TEST_F(CudaDecoder, OneRecordingServesOtherLengths) {
   DecoderShape shape{"recorded", 2, 512, 8, 4, 128, 1024};
   shape.head_norms = true;

@@ -13,8 +13,9 @@ struct DecoderShape {
   const char* name;
   int64_t layers, hidden, heads, kv_heads, head_dim, intermediate;
   bool head_norms = false, qkv_bias = false, other_biases = false;
-  int64_t block_size = 16, rotary_dim = 0;  // rotary_dim 0: all of the head
-  std::vector<int64_t> windows = {};        // of each layer; empty: none
+  int64_t block_size = 16, rotary_dim = 0;     // rotary_dim 0: all of the head
+  std::vector<int64_t> windows = {};           // of each layer; empty: none
+  int64_t experts = 0, experts_per_token = 0;  // a mixture of so many, of `intermediate` each
 };
 
 class DecoderRig {
@@ -38,6 +39,8 @@ class DecoderRig {
     stack.kv_heads = shape.kv_heads;
     stack.head_dim = shape.head_dim;
     stack.eps = 1e-6f;
+    stack.experts_per_token = shape.experts_per_token;
+    stack.normalises_experts = true;
     stack.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   }
 
@@ -114,6 +117,10 @@ class DecoderRig {
       ops.attention(attended.split(d), q, caches[i], batch, stack.scale, w.window);
       linear(x, attended, w.o, w.o_bias);
       ops.add_rms_norm(x, residual, x, w.post_norm, stack.eps);
+      if (w.router.defined()) {
+        mixture(x, w);
+        continue;
+      }
       linear(gate_up, x, w.gate_up, w.gate_up_bias);
       ops.silu_and_mul(gated, gate_up);
       linear(x, gated, w.down, w.down_bias);
@@ -125,6 +132,18 @@ class DecoderRig {
   std::vector<KvCache> caches;
 
  private:
+  void mixture(Tensor x, const DecoderWeights& w) {
+    const int64_t rows = x.shape[0], k = shape_.experts_per_token, pairs = rows * k;
+    Backend& ops = rig.backend;
+    const Tensor logits = rig.empty(DType::f32, {rows, shape_.experts}),
+                 weights = rig.empty(DType::f32, {rows, k}), ids = rig.empty(DType::i32, {rows, k});
+    ops.moe_router(weights, ids, logits, x, w.router, stack.normalises_experts);
+    ops.moe_mlp(x, x, weights, ids, w.gate_up, w.down,
+                {rig.empty(x.dtype, {pairs, shape_.intermediate}),
+                 rig.empty(x.dtype, {pairs, shape_.hidden}),
+                 rig.empty(DType::i32, {moe_plan_size(pairs, shape_.experts)})});
+  }
+
   /// Every layer's tensors lie as the first one's do, a constant number of bytes on.
   void make_weights() {
     const int64_t h = shape_.hidden, d = shape_.head_dim, m = shape_.intermediate,
@@ -133,6 +152,7 @@ class DecoderRig {
       Tensor DecoderWeights::*member;
       int64_t n, k;  // k 0: a vector
       bool wanted;
+      int64_t count = 0;  // of a stack; 0: none
     };
     using W = DecoderWeights;
     const Part parts[] = {{&W::input_norm, h, 0, true},
@@ -143,9 +163,10 @@ class DecoderRig {
                           {&W::o, h, q, true},
                           {&W::o_bias, h, 0, shape_.other_biases},
                           {&W::post_norm, h, 0, true},
-                          {&W::gate_up, 2 * m, h, true},
+                          {&W::router, shape_.experts, h, shape_.experts > 0},
+                          {&W::gate_up, 2 * m, h, true, shape_.experts},
                           {&W::gate_up_bias, 2 * m, 0, shape_.other_biases},
-                          {&W::down, h, m, true},
+                          {&W::down, h, m, true, shape_.experts},
                           {&W::down_bias, h, 0, shape_.other_biases}};
     Backend& backend = rig.backend;
     std::vector<std::vector<float>> values;
@@ -159,13 +180,14 @@ class DecoderRig {
         size_t index = 0;
         for (const Part& p : parts) {
           if (!p.wanted) continue;
+          const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
           const size_t bytes =
-              p.k > 0 ? backend.weight_bytes(DType::bf16, p.n, p.k) : static_cast<size_t>(p.n) * 2;
+              p.k > 0 ? backend.weight_bytes(DType::bf16, n, p.k) : static_cast<size_t>(n) * 2;
           if (pass == 1) {
             Tensor& t = layer.*p.member;
-            t = p.k > 0 ? backend.weight_view(base + at, DType::bf16, p.n, p.k)
-                        : Tensor(base + at, DType::bf16, {p.n}, backend.device());
-            const int64_t count = p.n * std::max<int64_t>(p.k, 1);
+            t = p.k > 0 ? backend.weight_view(base + at, DType::bf16, n, p.k)
+                        : Tensor(base + at, DType::bf16, {n}, backend.device());
+            const int64_t count = n * std::max<int64_t>(p.k, 1);
             if (values.size() <= index) values.emplace_back();
             if (i == 0 || !few_values_) {
               const bool is_norm = p.member == &W::input_norm || p.member == &W::post_norm ||
@@ -176,9 +198,10 @@ class DecoderRig {
               if (is_norm)
                 for (float& value : values[index]) value += 1.0f;
             }
-            const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {p.n, p.k})
-                                        : Tensor(values[index].data(), DType::f32, {p.n});
+            const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {n, p.k})
+                                        : Tensor(values[index].data(), DType::f32, {n});
             backend.load(t, std::span(&host, 1));
+            if (p.count > 0) t = t.reshape({p.count, p.n, p.k});
           }
           at += (bytes + 255) / 256 * 256;
           ++index;

@@ -19,14 +19,14 @@ using Sums = float[1][4];
 
 /// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
 /// lies there. The next 16 elements of k are 2 a.rows further on.
-__device__ __forceinline__ uint64_t describe_operand(const Arguments& a, uint32_t address) {
+__device__ __forceinline__ uint32_t describe_operand(const Arguments& a, uint32_t address) {
   return static_cast<uint32_t>(a.rows) << 16 | address >> 4;
 }
 
 /// Where a product is: in its operand, and in the ring (atoms of the stage ring.next).
 struct Progress {
   Ring ring;
-  uint64_t x;
+  uint32_t x;
   int inside;
 };
 
@@ -55,12 +55,14 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   if (waits) wait_barrier(&w.shared.ready, w.projected & 1);
   __syncwarp();
   const uint32_t step_of_x = 2 * w.a.rows;
+  uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
+  p.x += 4 * kAtoms * step_of_x;
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
-    for (int step = 0; step < 4; ++step, p.x += step_of_x)
-      product<8>(c[0], tile_at(atoms[i]) + 2 * step, p.x);
+    for (int step = 0; step < 4; ++step, x += step_of_x)
+      product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
   wgmma_commit();
   wgmma_wait<0>();
   const bool ends = in_stage + 1 == cut.atoms_that_fit || (last && lane == kAtoms - 1);
@@ -177,6 +179,14 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int thread
   }
 }
 
+/// Outputs of a mixture's router: eight logits of one row, as they are.
+template <int kHeadDim>
+__device__ __forceinline__ void send_logits(const Worker<kHeadDim>& w, int tile, int warp, int lane,
+                                            const Sums& c) {
+  if (warp == 0 && lane % 4 == 0)
+    w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(c[0][0]));
+}
+
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
 /// warps multiply; the others only keep count, and wait until the operand has been read: they are
 /// ready for the next one while the first still send.
@@ -192,7 +202,7 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   if (warp >= kMultiplying || absent) {
     if (!absent)
       w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
-    w.await_operand();
+    if (product != kRouter) w.await_operand();  // the router's is gate_up's, too
     return;
   }
   int parity = 0;
@@ -209,6 +219,10 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
     w.ring.advance(cut.stages);
     Sums c = {};
     multiply(w, ring, cut, lane, tile == blockIdx.x, c);
+    if (product == kRouter) {
+      send_logits(w, tile, warp, lane, c);
+      continue;
+    }
     if (tile + gridDim.x >= tiles) w.leave_operand();
     if (product == kGateUp)
       emit_gated(w, thread, tile, parity, outlet, c);

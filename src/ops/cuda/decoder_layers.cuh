@@ -41,10 +41,11 @@ constexpr int inverse_of(int divisor) { return ((1 << kInverseBits) + divisor - 
 /// Copies of what every block reads, each for some blocks: the L2 cache serves one line slowly.
 constexpr int kReplicas = 4;
 constexpr int kMaxLayers = 256;
+constexpr int kMostExperts = 128, kMostChosen = 8;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
 
-/// The products of a layer, in order.
-enum Product { kQkv, kOut, kGateUp, kDown, kProducts };
+/// The products of a layer, in order. A mixture's router comes before gate_up.
+enum Product { kQkv, kOut, kGateUp, kDown, kProducts, kRouter = kProducts };
 
 /// How one weight matrix is cut: a tile is some groups of 8 rows (of both halves, if gated), a
 /// stage of the ring holds some atoms (64 columns) of a tile; block b has the tiles b, b + grid..
@@ -58,9 +59,21 @@ struct MatrixCut {
   int64_t words;                // where the outputs lie in the exchange buffer
 };
 
+/// A mixture of experts in place of the MLP (decoder_mixture.cuh). Its maps' last axis names an
+/// expert of a layer: chosen x steps[0] + layer x steps[1].
+struct Mixture {
+  int experts, per_token;  // 0: there is none
+  bool normalises;
+  int tiles;  // of gate_up, in one expert
+  int gate_up_steps[2], down_steps[2];
+  int most_underway;  // as Arguments's, of the experts' weights
+  int64_t logits_at;  // in the exchange buffer
+};
+
 struct Arguments {
-  CUtensorMap maps[kProducts], k, v;
-  MatrixCut cuts[kProducts];
+  CUtensorMap maps[kProducts + 1], k, v;
+  MatrixCut cuts[kProducts + 1];
+  Mixture mixture;
   // Of the first layer; the next one's lie layer_stride elements further.
   const __nv_bfloat16* norms[2];  // before qkv, before gate_up
   const __nv_bfloat16 *q_norm, *k_norm;
@@ -326,6 +339,11 @@ struct Shared {
   OwnUnits units;  // of this layer
   uint64_t full[kMostStages], empty[kMostStages];
   uint64_t ready;  // the operand: all warps have written their parts
+  // Of a mixture: of this layer, once all its experts have been chosen.
+  uint64_t chosen_all;
+  alignas(16) float logits[kMostExperts];
+  float chosen_weights[kMostChosen];
+  int chosen[kMostChosen];
 };
 
 /// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.

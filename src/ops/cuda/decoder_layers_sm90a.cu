@@ -20,6 +20,8 @@
 //   norm, gate_up  | decoder_gemm.cuh; gate and up of an output are in one thread
 //   down           |
 //
+// Of one token, a mixture of experts may take the MLP's place: decoder_mixture.cuh.
+//
 // No deadlock: the launch is cooperative, so all blocks run at once, and none waits for a result
 // that depends on what it has yet to do.
 #include <bit>
@@ -29,6 +31,7 @@
 
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/decoder_attention.cuh"
+#include "ops/cuda/decoder_cut.cuh"
 #include "ops/cuda/decoder_gemm.cuh"
 #include "ops/cuda/decoder_steps.cuh"
 
@@ -37,7 +40,7 @@ namespace decoder {
 
 // -- The kernel --
 
-template <int kHeadDim>
+template <int kHeadDim, bool kMixture>
 __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
   const Arguments& a = w.a;
   const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
@@ -46,7 +49,9 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
 #pragma unroll 1
   for (; w.layer < a.layers; ++w.layer, ++w.epoch)
 #pragma unroll 1
-    for (int product = 0; product < kProducts; ++product) {
+    for (int step = 0; step < kProducts + kMixture; ++step) {
+      // A mixture's router comes before gate_up, and has its operand.
+      const int product = !kMixture || step < kGateUp ? step : step == kGateUp ? kRouter : step - 1;
       const MatrixCut& cut = a.cuts[product];
       if (product == kOut) attend(w);
       if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1])) {
@@ -54,18 +59,23 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
         if (this_thread() == 0) w.shared.units.find(a, w.shared.context, w.layer);
         w.together();
       }
-      if (product == kQkv || product == kGateUp) {
+      if (product == kQkv || product == (kMixture ? kRouter : kGateUp)) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
         w.norms_apart = has(product) && a.rows * a.norm_threads <= kGathering;
         if (follows && !(w.norms_apart && this_thread() < kMultiplying * kWarp))
           add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
-                            w.of_layer(a.norms[product / 2]));
-      } else if (has(product)) {
+                            w.of_layer(a.norms[product > kQkv]));
+      } else if (kMixture && product == kDown) {
+        if (has(product)) gather_activations(w);
+        project_experts(w);
+        continue;
+      } else if (has(product) && !(kMixture && product == kGateUp)) {
         gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
                product == kOut);
       }
       project(w, product);
+      if (kMixture && product == kRouter) choose(w);
     }
 }
 
@@ -92,7 +102,7 @@ __host__ __device__ int operand_bytes(const Arguments& a) {
   return (a.rows * a.operand_pitch * 2 + 128 + 1023) / 1024 * 1024;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kMixture>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -112,6 +122,10 @@ __global__ void __launch_bounds__(kLaunched, 1)
     if (threadIdx.x == 0) init_barrier(&shared.ready, kWarps);
     fence_new_barriers();
   }
+  if (kMixture && threadIdx.x == 0) {
+    init_barrier(&shared.chosen_all, a.mixture.per_token);
+    fence_new_barriers();
+  }
   if (threadIdx.x < kMaxRows * kWarps / 4)
     shared.squares[threadIdx.x / (kWarps / 4)][threadIdx.x % (kWarps / 4)] = float4{};
   if (threadIdx.x < a.rows) {
@@ -124,11 +138,11 @@ __global__ void __launch_bounds__(kLaunched, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kThreads) {
-    bring_all<kHeadDim>(ring, a, shared.context);
+    bring_all<kHeadDim, kMixture>(ring, a, shared);
   } else {
     Worker<kHeadDim> worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
-    run_layers(worker);
+    run_layers<kHeadDim, kMixture>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
         *reinterpret_cast<uint4*>(a.residual + i / a.hidden * a.residual_stride + i % a.hidden) =
@@ -143,52 +157,6 @@ __global__ void __launch_bounds__(kLaunched, 1)
 namespace {
 
 using decoder::MatrixCut;
-
-/// A tile of `groups` takes about so many cycles: a chain of k16 steps, which is as long for one
-/// group as for eight; the block's share of what memory brings (17 bytes a cycle), in stages, of
-/// which one that is not full costs as much; and what lies around a chain.
-int64_t cycles_of_tile(int groups, int64_t atoms) {
-  constexpr int64_t kStep = 19, kStage = decoder::kStageBytes / 17, kAround = 1500;
-  return atoms * 4 * kStep + ceil_div(atoms, decoder::atoms_of_stage(groups)) * kStage + kAround;
-}
-
-/// Tiles of the size that gives the busiest block the least to do.
-MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
-  constexpr int64_t kRing = decoder::kMostStages * decoder::kStageBytes;
-  const int64_t groups = columns / 8, atoms = k / decoder::kAtomDepth;
-  // Larger than all rings, so that a product waits for memory.
-  const bool streams = groups * halves * atoms * decoder::kAtomBytes > blocks * kRing;
-  int64_t best = 1, best_cost = INT64_MAX;
-  for (int64_t size = 1; size * halves <= decoder::kMostGroups; ++size) {
-    const int64_t tiles = ceil_div(groups, size),
-                  cost = ceil_div(tiles, blocks) *
-                         cycles_of_tile(static_cast<int>(size) * halves, atoms);
-    if (cost < best_cost || (cost == best_cost && !streams)) best = size, best_cost = cost;
-  }
-  MatrixCut cut{};
-  cut.tiles = static_cast<int>(ceil_div(groups, best));
-  cut.groups = static_cast<int>(best) * halves;
-  cut.atoms = static_cast<int>(atoms);
-  cut.atoms_that_fit = decoder::atoms_of_stage(cut.groups);
-  cut.inverse = decoder::inverse_of(cut.atoms_that_fit);
-  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
-  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
-  cut.streams = streams;
-  cut.columns_of_tile = static_cast<int>(best) * 8;
-  cut.columns = static_cast<int>(columns);
-  return cut;
-}
-
-/// The stages of weights that a block has on their way at once. One is enough where a layer's come
-/// in the time that a layer takes at least; three, where memory is what is waited for, read as fast
-/// as more. With as many as fit, the words of the exchange would queue behind hundreds of
-/// kilobytes.
-int most_underway(std::span<const MatrixCut> cuts, int blocks) {
-  constexpr int64_t kOfLayer = 18, kMost = 3;
-  int64_t stages = 0;
-  for (const MatrixCut& cut : cuts) stages += ceil_div(cut.tiles, blocks) * cut.stages;
-  return static_cast<int>(std::min(ceil_div(stages, kOfLayer), kMost));
-}
 
 /// The bytes from each tensor to the next layer's: one number for all of them, or -1.
 int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> of_next) {
@@ -207,8 +175,9 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                       int blocks) {
   const auto list = [](const DecoderWeights& w) {
-    return std::array{w.input_norm, w.post_norm, w.q_norm,  w.k_norm,       w.qkv,  w.qkv_bias,
-                      w.o,          w.o_bias,    w.gate_up, w.gate_up_bias, w.down, w.down_bias};
+    return std::array{w.input_norm, w.post_norm, w.q_norm, w.k_norm,  w.qkv,
+                      w.qkv_bias,   w.o,         w.o_bias, w.gate_up, w.gate_up_bias,
+                      w.down,       w.down_bias, w.router};
   };
   const DecoderWeights& first = stack.layers.front();
   const int64_t layers = static_cast<int64_t>(stack.layers.size());
@@ -226,22 +195,29 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.norms[1] = vector(first.post_norm);
   a.q_norm = vector(first.q_norm);
   a.k_norm = vector(first.k_norm);
-  const auto matrix = [&](decoder::Product product, const Tensor& w, const Tensor& bias) {
-    const int halves = product == decoder::kGateUp ? 2 : 1;
+  const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Tensor& w,
+                              const Tensor& bias) {
     const int64_t n = w.shape[0] / halves, k = w.shape[1],
                   row = k * static_cast<int64_t>(sizeof(bf16));
     if (w.packed || !w.contiguous() || n % 8 != 0 || k % decoder::kAtomDepth != 0) return false;
-    MatrixCut& cut = a.cuts[product];
-    cut = cut_matrix(n, k, halves, blocks);
+    cut = decoder::cut_matrix(n, k, halves, blocks);
     cut.bias = vector(bias);
-    return encode_map<5>(encoder, a.maps[product], w.data, {64, n, halves, k / 64, layers},
+    return encode_map<5>(encoder, map, w.data, {64, n, halves, k / 64, layers},
                          {row, n * row, 128, std::max<int64_t>(stride, 16)},
                          {64, cut.columns_of_tile, halves, cut.stage_atoms, 1},
                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
   };
-  return matrix(decoder::kQkv, first.qkv, first.qkv_bias) &&
-         matrix(decoder::kOut, first.o, first.o_bias) &&
-         matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
+  const auto matrix = [&](decoder::Product product, const Tensor& w, const Tensor& bias) {
+    return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
+                      bias);
+  };
+  if (!matrix(decoder::kQkv, first.qkv, first.qkv_bias) ||
+      !matrix(decoder::kOut, first.o, first.o_bias))
+    return false;
+  if (first.router.defined())
+    return map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
+           decoder::describe_experts(a, encoder, stack, stride);
+  return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
          matrix(decoder::kDown, first.down, first.down_bias);
 }
 
@@ -288,6 +264,7 @@ int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context
   };
   const int64_t slots = int64_t{a.rows} * a.heads * a.max_chunks;
   for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
+  a.mixture.logits_at = take(a.mixture.experts);
   a.heads_at = take(a.rows * a.heads * head_dim / 2);
   a.replica_words = used;
   used *= decoder::kReplicas;
@@ -312,10 +289,15 @@ bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
 
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
-  const auto kernel = decoder::decoder_layers_kernel<kHeadDim>;
+  const auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true>
+                                              : decoder::decoder_layers_kernel<kHeadDim, false>;
   for (const MatrixCut& cut : a.cuts)
     a.operand_pitch = std::max(a.operand_pitch, cut.atoms * decoder::kAtomDepth);
-  a.most_underway = most_underway(a.cuts, num_sms_);
+  // A mixture's down has a row for each chosen expert.
+  if (a.mixture.per_token > 0)
+    a.operand_pitch = std::max(
+        a.operand_pitch, decoder::kMostChosen * a.cuts[decoder::kDown].atoms * decoder::kAtomDepth);
+  a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const size_t fixed = decoder::kSharedBytes<kHeadDim> +
                        static_cast<size_t>(decoder::operand_bytes(a)) +
                        static_cast<size_t>(a.rows) * static_cast<size_t>(a.hidden) * sizeof(bf16);

@@ -2,7 +2,7 @@
 // operands from memory, the norms, and the gathering of what other blocks sent.
 #pragma once
 
-#include "ops/cuda/decoder_layers.cuh"
+#include "ops/cuda/decoder_mixture.cuh"
 
 namespace nanovllm::decoder {
 
@@ -76,8 +76,9 @@ __device__ inline void prefetch_vectors(const Arguments& a, int head_dim, int la
   }
 }
 
-template <int kHeadDim>
-__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const int* contexts) {
+template <int kHeadDim, bool kMixture>
+__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
+  const int* contexts = shared.context;
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
     Unit unit;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const i
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
     if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
 #pragma unroll 1
-    for (int product = 0; product < kProducts; ++product) {
+    for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
       if (threadIdx.x % kWarp == 0)
         bring_matrix(ring, &a.maps[product], a.cuts[product], layer, most_underway);
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
@@ -95,6 +96,14 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, const i
 #pragma unroll 1
       for (int i = first_unit(); unit.find(a, contexts, layer, i); i += gridDim.x)
         bring_keys<kHeadDim>(ring, a, unit, layer, most_underway);
+    }
+    if constexpr (kMixture) {
+      if (threadIdx.x % kWarp == 0) {
+        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer, most_underway);
+        bring_experts(ring, a, shared, layer);
+      }
+      ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
+                   __shfl_sync(kFullMask, ring.next.parity, 0)};
     }
   }
 }
@@ -167,16 +176,19 @@ __device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
   w.together();
 }
 
+/// What a thread of gather_few() asks for: pairs of words.
+constexpr int kPairsGathered = 3;
+
 /// gather() of few words: each of the warps that did not multiply asks for 512 bytes in a row at a
 /// time. `thread`: in the order of ready_thread().
 template <int kHeadDim>
 __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, int units, int total,
                                            bool absent, int thread) {
-  WordPair pair[2] = {};
+  WordPair pair[kPairsGathered] = {};
   uint32_t missing = 0;
-  uint2* to[2];
+  uint2* to[kPairsGathered];
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < kPairsGathered; ++j) {
     const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
     to[j] = reinterpret_cast<uint2*>(&w.operand_at(row, c)) + c / 4 % 2;
     if (i >= 2 * total) break;
@@ -189,14 +201,14 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, in
   const uint64_t* from = inbox(w.a, sent + thread * 2);
   while (missing) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < kPairsGathered; ++j)
       if (missing >> j & 1) pair[j].read(from + j * kGathering * 2);
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < kPairsGathered; ++j)
       if (pair[j].there(w.epoch)) missing &= ~(1u << j);
   }
 #pragma unroll
-  for (int j = 0; j < 2; ++j)
+  for (int j = 0; j < kPairsGathered; ++j)
     if (wanted >> j & 1)
       *to[j] = uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
 }
@@ -209,7 +221,7 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
   constexpr int kAtOnce = 4;
   if (absent) await_chunks(w);
   const int units = columns / 8, total = w.a.rows * units, thread = w.ready_thread();
-  const bool few = total <= kGathering;
+  const bool few = 2 * total <= kPairsGathered * kGathering;
   if (few && thread < kGathering) gather_few(w, sent, units, total, absent, thread);
   for (int first = few ? total : thread; first < total; first += kAtOnce * kThreads) {
     Eight eight[kAtOnce] = {};

@@ -1,0 +1,91 @@
+// How the decoder layers' kernel cuts weights into tiles.
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "ops/cuda/decoder_layers.cuh"
+
+namespace nanovllm::decoder {
+
+/// A tile of `groups` takes about so many cycles: a chain of k16 steps, which is as long for one
+/// group as for eight; the block's share of what memory brings (17 bytes a cycle), in stages, of
+/// which one that is not full costs as much; and what lies around a chain.
+inline int64_t cycles_of_tile(int groups, int64_t atoms) {
+  constexpr int64_t kStep = 19, kStage = kStageBytes / 17, kAround = 1500;
+  return atoms * 4 * kStep + ceil_div(atoms, atoms_of_stage(groups)) * kStage + kAround;
+}
+
+/// Tiles of the size that gives the busiest block the least to do.
+inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
+  constexpr int64_t kRing = kMostStages * kStageBytes;
+  const int64_t groups = columns / 8, atoms = k / kAtomDepth;
+  // Larger than all rings, so that a product waits for memory.
+  const bool streams = groups * halves * atoms * kAtomBytes > blocks * kRing;
+  int64_t best = 1, best_cost = INT64_MAX;
+  for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
+    const int64_t tiles = ceil_div(groups, size),
+                  cost = ceil_div(tiles, blocks) *
+                         cycles_of_tile(static_cast<int>(size) * halves, atoms);
+    if (cost < best_cost || (cost == best_cost && !streams)) best = size, best_cost = cost;
+  }
+  MatrixCut cut{};
+  cut.tiles = static_cast<int>(ceil_div(groups, best));
+  cut.groups = static_cast<int>(best) * halves;
+  cut.atoms = static_cast<int>(atoms);
+  cut.atoms_that_fit = atoms_of_stage(cut.groups);
+  cut.inverse = inverse_of(cut.atoms_that_fit);
+  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
+  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  cut.streams = streams;
+  cut.columns_of_tile = static_cast<int>(best) * 8;
+  cut.columns = static_cast<int>(columns);
+  return cut;
+}
+
+/// The stages of weights that a block has on their way at once. One is enough where a layer's come
+/// in the time that a layer takes at least; three, where memory is what is waited for, read as fast
+/// as more. With as many as fit, the words of the exchange would queue behind hundreds of
+/// kilobytes.
+inline int most_underway(std::span<const MatrixCut> cuts, int blocks) {
+  constexpr int64_t kOfLayer = 18, kMost = 3;
+  int64_t stages = 0;
+  for (const MatrixCut& cut : cuts) stages += ceil_div(cut.tiles, blocks) * cut.stages;
+  return static_cast<int>(std::min(ceil_div(stages, kOfLayer), kMost));
+}
+
+constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up
+constexpr int kExpertsUnderway = 3;                     // stages of weights on their way at once
+constexpr int kExpertColumns = 16, kExpertsAtOnce = 4;  // of a tile of down
+constexpr int kExpertAtoms = 2;                         // of each of its experts, in a stage
+constexpr int kExpertBytes = kExpertColumns / 8 * kExpertAtoms * kAtomBytes;
+static_assert(kExpertsAtOnce * kExpertBytes == kStageBytes);
+
+/// Gate_up of all chosen experts of n outputs, one expert after the other.
+inline MatrixCut cut_gate_up(int64_t per_token, int64_t n, int64_t k) {
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(per_token * n);
+  cut.columns_of_tile = kGateUpColumns;
+  cut.groups = 2 * kGateUpColumns / 8;
+  cut.tiles = cut.columns / kGateUpColumns;
+  cut.atoms = static_cast<int>(k / kAtomDepth);
+  cut.atoms_that_fit = atoms_of_stage(cut.groups);
+  cut.inverse = inverse_of(cut.atoms_that_fit);
+  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
+  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  cut.streams = true;
+  return cut;
+}
+
+/// Down of all chosen experts.
+inline MatrixCut cut_down(int64_t per_token, int64_t columns, int64_t k) {
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(columns);
+  cut.columns_of_tile = kExpertColumns;
+  cut.tiles = cut.columns / kExpertColumns;
+  cut.atoms = static_cast<int>(k / kAtomDepth);
+  cut.stages = static_cast<int>(per_token / kExpertsAtOnce) * cut.atoms / kExpertAtoms;
+  return cut;
+}
+
+}  // namespace nanovllm::decoder
