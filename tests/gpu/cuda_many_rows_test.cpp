@@ -263,7 +263,9 @@ TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
 TEST_F(CudaManyRows, HeadsOfAProductInLanesHaveTheBitsOfTwoSteps) {
   const auto product = [&](const HeadsRig& rig, Tensor x, Tensor w) {
     gpu_->run_lanes(2, [&](int i) {
-      if (i == 1) ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in lanes";
+      if (i == 1) {
+        ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in lanes";
+      }
     });
   };
   for (const int64_t rows : kRowsOfLanes) {
