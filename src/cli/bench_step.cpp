@@ -174,7 +174,9 @@ Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value,
     const double weight = double(op->n) * double(op->k);
     add(weight * bytes_per_value + op->bytes, 2 * double(op->rows) * weight);
   }
-  if (part.name == "attention" || part.name == "all layers") add(attention.bytes, attention.flops);
+  // One operation alone prepares the step: its attention is then within "all layers".
+  if (part.name == "all layers" || (part.name == "attention" && part.ops.size() > 1))
+    add(attention.bytes, attention.flops);
   return floor;
 }
 
