@@ -45,6 +45,14 @@ class BatchBuilderTest : public testing::Test {
     return *sequences_.back();
   }
 
+  static StepLimits small_limits(int64_t tokens, int64_t seqs) {
+    return {.max_num_batched_tokens = tokens,
+            .max_num_seqs = seqs,
+            .max_model_len = 64,
+            .max_logits_rows = 4,
+            .block_size = 8};
+  }
+
   /// Decodes, whole prompts and chunks in one plan, within the limits.
   Plan draw_plan(const StepLimits& limits) {
     Plan plan;
@@ -196,11 +204,7 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
 }
 
 TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
-  const StepLimits limits{.max_num_batched_tokens = 100,
-                          .max_num_seqs = 8,
-                          .max_model_len = 64,
-                          .max_logits_rows = 4,
-                          .block_size = 8};
+  const StepLimits limits = small_limits(100, 8);
   const Plan plan = draw_plan(limits);
   const BatchBuilder builder(limits);
   std::vector<std::byte> from(builder.max_bytes());
@@ -219,11 +223,7 @@ TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
 // A step that is recorded before there is one: views of the same shapes at the same places as those
 // of a step of that shape, which is what a graph knows of it.
 TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
-  const StepLimits limits{.max_num_batched_tokens = 100,
-                          .max_num_seqs = 100,
-                          .max_model_len = 64,
-                          .max_logits_rows = 4,
-                          .block_size = 8};
+  const StepLimits limits = small_limits(100, 100);
   Plan plan;
   for (int i = 0; i < 70; ++i) {
     Sequence& s = add_sequence(limits, 20, 10);
@@ -259,11 +259,7 @@ TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
 }
 
 TEST_F(BatchBuilderTest, TheShapeBelowIsThatOfTheNextFewerSequences) {
-  const StepLimits limits{.max_num_batched_tokens = 600,
-                          .max_num_seqs = 600,
-                          .max_model_len = 64,
-                          .max_logits_rows = 4,
-                          .block_size = 8};
+  const StepLimits limits = small_limits(600, 600);
   Sequence& s = add_sequence(limits, 20, 10);
   s.params.min_tokens = 0;
   s.params.logprobs.reset();
