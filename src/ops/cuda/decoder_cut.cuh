@@ -16,6 +16,21 @@ inline int64_t cycles_of_tile(int groups, int64_t atoms) {
   return atoms * 4 * kStep + ceil_div(atoms, atoms_of_stage(groups)) * kStage + kAround;
 }
 
+/// What follows for a cut from the groups of its tiles, the atoms of k and the columns of all.
+inline MatrixCut cut_of(int64_t columns, int64_t columns_of_tile, int groups, int64_t atoms) {
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(columns);
+  cut.columns_of_tile = static_cast<int>(columns_of_tile);
+  cut.tiles = static_cast<int>(ceil_div(columns, columns_of_tile));
+  cut.groups = groups;
+  cut.atoms = static_cast<int>(atoms);
+  cut.atoms_that_fit = atoms_of_stage(groups);
+  cut.inverse = inverse_of(cut.atoms_that_fit);
+  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
+  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  return cut;
+}
+
 /// Tiles of the size that gives the busiest block the least to do.
 inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
   constexpr int64_t kRing = kMostStages * kStageBytes;
@@ -29,17 +44,8 @@ inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) 
                          cycles_of_tile(static_cast<int>(size) * halves, atoms);
     if (cost < best_cost || (cost == best_cost && !streams)) best = size, best_cost = cost;
   }
-  MatrixCut cut{};
-  cut.tiles = static_cast<int>(ceil_div(groups, best));
-  cut.groups = static_cast<int>(best) * halves;
-  cut.atoms = static_cast<int>(atoms);
-  cut.atoms_that_fit = atoms_of_stage(cut.groups);
-  cut.inverse = inverse_of(cut.atoms_that_fit);
-  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
-  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  MatrixCut cut = cut_of(columns, best * 8, static_cast<int>(best) * halves, atoms);
   cut.streams = streams;
-  cut.columns_of_tile = static_cast<int>(best) * 8;
-  cut.columns = static_cast<int>(columns);
   return cut;
 }
 
@@ -63,16 +69,7 @@ static_assert(kExpertsAtOnce * kExpertBytes == kStageBytes);
 
 /// Gate_up of all chosen experts of n outputs, one expert after the other.
 inline MatrixCut cut_gate_up(int64_t per_token, int64_t n, int64_t k) {
-  MatrixCut cut{};
-  cut.columns = static_cast<int>(per_token * n);
-  cut.columns_of_tile = kGateUpColumns;
-  cut.groups = 2 * kGateUpColumns / 8;
-  cut.tiles = cut.columns / kGateUpColumns;
-  cut.atoms = static_cast<int>(k / kAtomDepth);
-  cut.atoms_that_fit = atoms_of_stage(cut.groups);
-  cut.inverse = inverse_of(cut.atoms_that_fit);
-  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
-  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  MatrixCut cut = cut_of(per_token * n, kGateUpColumns, 2 * kGateUpColumns / 8, k / kAtomDepth);
   cut.streams = true;
   return cut;
 }

@@ -13,6 +13,16 @@
 
 namespace nanovllm::decoder {
 
+/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on.
+__device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const MatrixCut& cut, int row,
+                                  int matrix, uint32_t most_underway) {
+  for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
+    const Ring::Place place = ring.claim(most_underway);
+    arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
+    copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, row, 0, atom, matrix);
+  }
+}
+
 /// Of a lane: of the outputs 16 warp + lane / 4 and 8 further on, of the rows lane % 4 * 2 and the
 /// next.
 using Sums = float[1][4];

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "ops/cuda/attention.cuh"
-#include "ops/cuda/decoder_packed.cuh"
+#include "ops/cuda/decoder_words.cuh"
 #include "ops/cuda/peer_exchange.cuh"
 #include "ops/cuda/tma.cuh"
 
@@ -117,58 +117,10 @@ __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x))
 
 // -- Exchange --
 
-__device__ inline uint64_t tagged(uint32_t data, uint32_t epoch) {
-  return static_cast<uint64_t>(epoch) << 32 | data;
-}
-__device__ inline bool has(uint64_t word, uint32_t epoch) {
-  return static_cast<uint32_t>(word >> 32) == epoch;
-}
-__device__ inline void send(uint64_t* to, uint64_t word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-__device__ inline void send(uint64_t* to, uint64_t first, uint64_t second) {
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second)
-               : "memory");
-}
-__device__ inline uint64_t read_word(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
 /// What other blocks sent, of this block's replica.
 __device__ inline const uint64_t* inbox(const Arguments& a, int64_t words) {
   return a.words + blockIdx.x % kReplicas * a.replica_words + words;
 }
-/// Two words, 16-byte aligned; each is read in one piece.
-struct WordPair {
-  uint64_t first, second;
-  __device__ void read(const uint64_t* from) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(first), "=l"(second)
-                 : "l"(from)
-                 : "memory");
-  }
-  __device__ bool there(uint32_t epoch) const { return has(first, epoch) && has(second, epoch); }
-};
-
-/// Eight elements of an activation: four words.
-struct Eight {
-  WordPair low, high;
-  __device__ void read(const uint64_t* from) {
-    low.read(from);
-    high.read(from + 2);
-  }
-  __device__ bool there(uint32_t epoch) const { return low.there(epoch) && high.there(epoch); }
-  /// Asks for all words again while one is missing: none then waits for another's way.
-  __device__ Packed receive(const uint64_t* from, uint32_t epoch) {
-    while (!there(epoch)) read(from);
-    return values();
-  }
-  __device__ Packed values() const {
-    return {static_cast<uint32_t>(low.first), static_cast<uint32_t>(low.second),
-            static_cast<uint32_t>(high.first), static_cast<uint32_t>(high.second)};
-  }
-};
 
 // -- The parts of several ranks --
 
@@ -262,6 +214,14 @@ struct Ring {
     const bool around = next.stage < most;
     wait_barrier(&full[around ? next.stage + stages - most : next.stage - most],
                  next.parity ^ around);
+  }
+  /// The producer's next place, when it is empty and fewer than `most` are on their way.
+  __device__ Place claim(uint32_t most) {
+    const Place place = next;
+    pace(most);
+    advance();
+    wait_empty(place);
+    return place;
   }
   /// The same, from this place on.
   __device__ Ring from(Place p) const { return {data, full, empty, stages, p}; }

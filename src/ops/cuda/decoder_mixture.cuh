@@ -31,15 +31,7 @@ __device__ inline void bring_gate_up(Ring& ring, const Arguments& a, const int* 
               row = (tile - of_token * a.mixture.tiles) * cut.columns_of_tile,
               matrix = chosen[of_token] * a.mixture.gate_up_steps[0] +
                        layer * a.mixture.gate_up_steps[1];
-    for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
-      const Ring::Place place = ring.next;
-      ring.pace(a.mixture.most_underway);
-      ring.advance();
-      ring.wait_empty(place);
-      arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
-      copy_box_once(ring.at(place), &a.maps[kGateUp], &ring.full[place.stage], 0, row, 0, atom,
-                    matrix);
-    }
+    bring_tile(ring, &a.maps[kGateUp], cut, row, matrix, a.mixture.most_underway);
   }
 }
 
@@ -52,10 +44,7 @@ __device__ inline void bring_down(Ring& ring, const Arguments& a, const int* cho
       for (int i = 0; i < kExpertsAtOnce; ++i)
         matrices[i] = chosen[first + i] * a.mixture.down_steps[0] + layer * a.mixture.down_steps[1];
       for (int atom = 0; atom < cut.atoms; atom += kExpertAtoms) {
-        const Ring::Place place = ring.next;
-        ring.pace(a.mixture.most_underway);
-        ring.advance();
-        ring.wait_empty(place);
+        const Ring::Place place = ring.claim(a.mixture.most_underway);
         arrive_expecting(&ring.full[place.stage], kStageBytes);
 #pragma unroll
         for (int i = 0; i < kExpertsAtOnce; ++i)
@@ -179,20 +168,12 @@ __device__ __forceinline__ void gather_activations(const Worker<kHeadDim>& w) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       if (first + j * kGathering < total) missing |= 1u << j;
-    const uint32_t wanted = missing;
     const uint64_t* from = inbox(w.a, w.a.cuts[kGateUp].words + first * 2);
-    while (missing) {
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (missing >> j & 1) pair[j].read(from + j * kGathering * 2);
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (pair[j].there(w.epoch)) missing &= ~(1u << j);
-    }
+    receive_all(pair, missing, w.epoch, [&](int j) { return from + j * kGathering * 2; });
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int i = first + j * kGathering, row = i / of_row, c = i % of_row * 4;
-      if (wanted >> j & 1)
+      if (missing >> j & 1)
         (&reinterpret_cast<uint2&>(activations_at(w, row, c)))[c / 4 % 2] = {
             static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
     }

@@ -17,14 +17,7 @@ __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const Ma
     // In the last round of several some blocks have no tile: they leave room for the others.
     const int most =
         most_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
-    for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
-      const Ring::Place place = ring.next;
-      ring.pace(most);
-      ring.advance();
-      ring.wait_empty(place);
-      arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
-      copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, tile * rows, 0, atom, layer);
-    }
+    bring_tile(ring, map, cut, tile * rows, layer, most);
   }
 }
 
@@ -197,19 +190,11 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, in
     else
       missing |= 1u << j;
   }
-  const uint32_t wanted = missing;
   const uint64_t* from = inbox(w.a, sent + thread * 2);
-  while (missing) {
-#pragma unroll
-    for (int j = 0; j < kPairsGathered; ++j)
-      if (missing >> j & 1) pair[j].read(from + j * kGathering * 2);
-#pragma unroll
-    for (int j = 0; j < kPairsGathered; ++j)
-      if (pair[j].there(w.epoch)) missing &= ~(1u << j);
-  }
+  receive_all(pair, missing, w.epoch, [&](int j) { return from + j * kGathering * 2; });
 #pragma unroll
   for (int j = 0; j < kPairsGathered; ++j)
-    if (wanted >> j & 1)
+    if (missing >> j & 1)
       *to[j] = uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
 }
 
@@ -231,14 +216,8 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
       if (const int i = first + j * kThreads;
           i < total && (!absent || w.shared.context[i / units] > 0))
         missing |= 1u << j;
-    while (missing) {
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (missing >> j & 1) eight[j].read(inbox(w.a, sent + (first + j * kThreads) * 4));
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (eight[j].there(w.epoch)) missing &= ~(1u << j);
-    }
+    receive_all(eight, missing, w.epoch,
+                [&](int j) { return inbox(w.a, sent + (first + j * kThreads) * 4); });
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       if (const int i = first + j * kThreads; i < total)

@@ -6,6 +6,20 @@
 
 namespace nanovllm {
 
+// -- On the host --
+
+/// Bytes of a weight from which on it is memory that a product of few rows waits for.
+constexpr int64_t kLargeWeight = int64_t{16} << 20;
+
+/// f<index>() of an index into a table of `count` kernels; nothing where it is none.
+template <int count, int i = 0, class F>
+void with_index(int index, F&& f) {
+  if constexpr (i < count) {
+    if (index == i) return f.template operator()<i>();
+    with_index<count, i + 1>(index, f);
+  }
+}
+
 // -- Clusters --
 
 /// This block's place in its cluster.

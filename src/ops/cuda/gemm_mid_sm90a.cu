@@ -10,7 +10,6 @@ namespace nanovllm {
 namespace {
 
 constexpr int64_t kMostRows = 256, kTileRows = 64;
-constexpr int64_t kLargeWeight = int64_t{16} << 20;  // bytes
 
 /// Fewer rows are gemm_skinny.cuh's, whose smaller tiles give more SMs a part of a small weight.
 /// Measured on an H200.
@@ -102,14 +101,6 @@ MidPlan plan_of(const Tensor& y, const Tensor& w, const MidDemand& demand) {
   return best;
 }
 
-template <int i = 0, class F>
-void with_kernel(int kernel, F&& f) {
-  if constexpr (i < std::size(kKernels)) {
-    if (kernel == i) return f.template operator()<i>();
-    with_kernel<i + 1>(kernel, f);
-  }
-}
-
 }  // namespace
 
 bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads) {
@@ -127,7 +118,7 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
   const MidPlan plan = plan_of(
       y, w,
       {.gated = gated, .heads = heads != nullptr, .in_lanes = divides_sms(), .num_sms = num_sms});
-  with_kernel(plan.kernel, [&]<int i>() {
+  with_index<std::size(kKernels)>(plan.kernel, [&]<int i>() {
     using Y = std::conditional_t<kKernels[i].out == DType::f32, float, bf16>;
     constexpr MidTile tile = kKernels[i].tile;
     MidShape shape{};

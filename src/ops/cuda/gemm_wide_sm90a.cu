@@ -9,8 +9,7 @@ namespace nanovllm {
 namespace {
 
 constexpr int64_t kFewestRows = 129, kMostRows = 256;
-constexpr int64_t kLargeWeight = int64_t{16} << 20;  // bytes
-constexpr int kRingBytes = 222 * 1024;               // of an SM's shared memory
+constexpr int kRingBytes = 222 * 1024;  // of an SM's shared memory
 
 /// A kernel, and the stages of rows in its ring; 0: as many as of weights. Measured on an H200.
 struct WideKernel {
@@ -54,14 +53,6 @@ CUtensorMap weight_map(EncodeMap encode, const Tensor& w, int64_t parts, int64_t
                        {kSliceWidth, kWideUnit, parts, units, slices});
 }
 
-template <int i = 0, class F>
-void with_kernel(int kernel, F&& f) {
-  if constexpr (i < std::size(kKernels)) {
-    if (kernel == i) return f.template operator()<i>();
-    with_kernel<i + 1>(kernel, f);
-  }
-}
-
 }  // namespace
 
 bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated) {
@@ -71,7 +62,7 @@ bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated) {
       outputs % kWideUnit != 0 || !wide_rows({y, x, w}))
     return false;
   const WidePlan plan = plan_of(m, outputs, gated, num_sms_);
-  with_kernel(plan.kernel, [&]<int i>() {
+  with_index<std::size(kKernels)>(plan.kernel, [&]<int i>() {
     constexpr WideTile tile = kKernels[i].tile;
     constexpr int kRowStages = kKernels[i].row_stages
                                    ? kKernels[i].row_stages
