@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "cli/load_model.h"
 #include "cli/machine.h"
+#include "comm/process_group.h"
 #include "core/check.h"
 #include "ops/cpu/threads.h"
 #include "ops/gpu_rates.h"
@@ -88,8 +88,16 @@ BenchModel::BenchModel(const BenchOptions& bench_options, int64_t max_len, int64
     : BenchSetup(bench_options, max_len, batch) {
   reset_peak_memory();
   Progress progress(options().quiet);
-  llm_ = std::make_unique<LLM>(
-      load_model(options().model, options().engine, progress, /*quiet=*/true));
+  EngineConfig engine = options().engine;
+  engine.on_progress = [&](const char* what, int64_t done, int64_t total) {
+    progress.loading(what, done, total);
+  };
+  // Ranks of other processes could not be asked for their collectives again.
+  if (engine.tensor_parallel_size > 1 && process_place().count == 1)
+    communication_ = std::make_unique<CommunicationMeter>(recorders_);
+  loaded_ = load_engine(options().model, engine,
+                        communication_ ? recorders_.decorator() : BackendDecorator());
+  progress.clear();
 }
 
 std::vector<std::vector<int32_t>> BenchSetup::fresh_prompts(int64_t count, int64_t length) {
@@ -113,18 +121,18 @@ SamplingParams BenchSetup::sampling_params(int64_t max_tokens) const {
   return params;
 }
 
-BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
+BatchTrace run_batch(LLMEngine& engine, const std::vector<std::vector<int32_t>>& prompts,
                      const SamplingParams& params) {
   BatchTrace trace;
-  const EngineStats before = llm.stats();
+  const EngineStats before = engine.stats();
   const auto start = std::chrono::steady_clock::now();
-  for (const auto& ids : prompts) llm.add_request(ids, params);
+  for (const auto& ids : prompts) engine.add_request(ids, params);
   std::unordered_set<int64_t> started;
   auto last = start;
-  while (!llm.is_finished()) {
+  while (!engine.is_finished()) {
     const bool all_decode = started.size() == prompts.size();
     size_t tokens = 0;
-    for (const RequestOutput& output : llm.step()) {
+    for (const RequestOutput& output : engine.step()) {
       check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
             output.error);
       tokens += output.token_ids.size();
@@ -136,7 +144,7 @@ BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
     if (tokens > 0) last = now;
     if (!all_decode) trace.first_tokens = std::chrono::duration<double>(now - start).count();
   }
-  trace.host_seconds = host_seconds_per_step(before, llm.stats());
+  trace.host_seconds = host_seconds_per_step(before, engine.stats());
   return trace;
 }
 

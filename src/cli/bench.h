@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "nanovllm/llm.h"
-
 #include "cli/command.h"
+#include "cli/communication.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/roofline.h"
@@ -74,10 +73,15 @@ class BenchSetup {
 class BenchModel : public BenchSetup {
  public:
   BenchModel(const BenchOptions& options, int64_t max_len, int64_t batch);
-  LLM& llm() { return *llm_; }
+  LLMEngine& engine() { return *loaded_.engine; }
+  const EngineInfo& info() const { return loaded_.info; }
+  /// Null where there is one rank, or where ranks are processes.
+  CommunicationMeter* communication() { return communication_.get(); }
 
  private:
-  std::unique_ptr<LLM> llm_;
+  StepRecorders recorders_;
+  std::unique_ptr<CommunicationMeter> communication_;
+  LoadedEngine loaded_;
 };
 
 /// How the engine went through one batch.
@@ -87,7 +91,7 @@ struct BatchTrace {
   double host_seconds = 0;    ///< scheduling and batch building, a mean step
 };
 /// Throws Error(invalid_argument) if a request is refused.
-BatchTrace run_batch(LLM& llm, const std::vector<std::vector<int32_t>>& prompts,
+BatchTrace run_batch(LLMEngine& engine, const std::vector<std::vector<int32_t>>& prompts,
                      const SamplingParams& params);
 
 /// Scheduling and batch building of a mean step between two readings.
@@ -109,6 +113,8 @@ class BenchReport {
   };
   BenchReport(std::string benchmark, const BenchOptions& options, std::vector<Column> columns);
 
+  /// A last column.
+  void add_column(Column column) { columns_.push_back(std::move(column)); }
   /// A row of the table; JSON has all its fields, the table those that are columns. A row with
   /// `measured` and `floor` in it (both seconds, or both milliseconds) also gets its "share".
   void add(Json row);

@@ -20,7 +20,8 @@ Json measure(BenchModel& model, int64_t batch, int64_t input_len, int64_t output
   const SamplingParams params = model.sampling_params(output_len);
   std::vector<double> steps, first_tokens, host;
   for (int64_t i = 0; i < model.options().repetitions; ++i) {
-    const BatchTrace trace = run_batch(model.llm(), model.fresh_prompts(batch, input_len), params);
+    const BatchTrace trace =
+        run_batch(model.engine(), model.fresh_prompts(batch, input_len), params);
     steps.insert(steps.end(), trace.steps.begin(), trace.steps.end());
     first_tokens.push_back(trace.first_tokens);
     host.push_back(trace.host_seconds);
@@ -33,16 +34,22 @@ Json measure(BenchModel& model, int64_t batch, int64_t input_len, int64_t output
     const double context = double(batch) * (double(input_len) + double(output_len) / 2);
     floor = 1e3 * roofline->decode_step(batch, static_cast<int64_t>(context));
   }
-  return {{"test", fmt::format("tg{}", output_len)},
-          {"batch_size", batch},
-          {"input_len", input_len},
-          {"output_len", output_len},
-          {"measured", ms},
-          {"p99", 1e3 * quantile(steps, 0.99)},
-          {"tokens_per_second", ms > 0 ? 1e3 * double(batch) / ms : 0.0},
-          {"time_to_first_token_ms", 1e3 * median(first_tokens)},
-          {"floor", floor},
-          {"host_us_per_step", 1e6 * median(host)}};
+  Json row = {{"test", fmt::format("tg{}", output_len)},
+              {"batch_size", batch},
+              {"input_len", input_len},
+              {"output_len", output_len},
+              {"measured", ms},
+              {"p99", 1e3 * quantile(steps, 0.99)},
+              {"tokens_per_second", ms > 0 ? 1e3 * double(batch) / ms : 0.0},
+              {"time_to_first_token_ms", 1e3 * median(first_tokens)},
+              {"floor", floor},
+              {"host_us_per_step", 1e6 * median(host)}};
+  if (model.communication()) {
+    const auto reading = model.communication()->last_step(model.options().repetitions);
+    row["communication_ms"] = 1e3 * reading.seconds;
+    row["collectives"] = reading.calls;
+  }
+  return row;
 }
 
 int bench_latency(const LatencyOptions& options) {
@@ -60,11 +67,15 @@ int bench_latency(const LatencyOptions& options) {
                       {"floor", "floor, ms", 3},
                       {"share", "of the floor"},
                       {"host_us_per_step", "host us/step", 1}});
-  run_batch(model.llm(), model.fresh_prompts(1, 8), model.sampling_params(4));
+  if (model.communication()) {
+    report.add_column({"communication_ms", "communication, ms", 3});
+    report.note(kCommunicationNote);
+  }
+  run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(4));
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes)
       report.add(measure(model, batch_size, input_len, options.output_len));
-  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
+  report.write(model.info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

@@ -16,22 +16,29 @@ struct PrefillOptions : BenchOptions {
 };
 
 Json measure(BenchModel& model, int64_t batch, int64_t input_len) {
+  if (model.communication()) model.communication()->begin();
   std::vector<double> seconds;
   for (int64_t i = 0; i < model.options().repetitions; ++i)
     seconds.push_back(
-        run_batch(model.llm(), model.fresh_prompts(batch, input_len), model.sampling_params(1))
+        run_batch(model.engine(), model.fresh_prompts(batch, input_len), model.sampling_params(1))
             .first_tokens);
   const double typical = median(seconds);
   Json floor;
   if (const Roofline* roofline = model.roofline())
     floor = 1e3 * roofline->prefill(std::vector<int64_t>(static_cast<size_t>(batch), input_len));
-  return {{"test", fmt::format("pp{}", input_len)},
-          {"batch_size", batch},
-          {"input_len", input_len},
-          {"measured", 1e3 * typical},
-          {"best", 1e3 * quantile(seconds, 0)},
-          {"tokens_per_second", double(batch * input_len) / typical},
-          {"floor", floor}};
+  Json row = {{"test", fmt::format("pp{}", input_len)},
+              {"batch_size", batch},
+              {"input_len", input_len},
+              {"measured", 1e3 * typical},
+              {"best", 1e3 * quantile(seconds, 0)},
+              {"tokens_per_second", double(batch * input_len) / typical},
+              {"floor", floor}};
+  if (model.communication()) {
+    const auto reading = model.communication()->all_steps();
+    row["communication_ms"] = 1e3 * reading.seconds / double(seconds.size());
+    row["collectives"] = reading.calls / std::ssize(seconds);
+  }
+  return row;
 }
 
 int bench_prefill(const PrefillOptions& options) {
@@ -46,13 +53,18 @@ int bench_prefill(const PrefillOptions& options) {
                       {"tokens_per_second", "tok/s", 1},
                       {"floor", "floor, ms", 2},
                       {"share", "of the floor"}});
+  if (model.communication()) {
+    report.add_column({"communication_ms", "communication, ms", 2});
+    report.note(kCommunicationNote);
+  }
   // A first run of each shape is not measured: libraries prepare their kernels in it.
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes) {
-      run_batch(model.llm(), model.fresh_prompts(batch_size, input_len), model.sampling_params(1));
+      run_batch(model.engine(), model.fresh_prompts(batch_size, input_len),
+                model.sampling_params(1));
       report.add(measure(model, batch_size, input_len));
     }
-  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
+  report.write(model.info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

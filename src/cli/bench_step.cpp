@@ -6,7 +6,6 @@
 // waits.
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -14,10 +13,8 @@
 #include "cli/bench.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
-#include "cli/step_recorder.h"
 #include "cli/timing.h"
 #include "core/check.h"
-#include "engine/load_engine.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -196,15 +193,8 @@ class StepBench {
                                                         longest(options.input_lens), options.steps),
             longest(options.batch_sizes)) {
     reset_peak_memory();
-    loaded_ = load_engine(setup_.options().model, setup_.options().engine,
-                          [this](std::unique_ptr<Backend> device) {
-                            auto recorder = std::make_unique<StepRecorder>(std::move(device));
-                            const std::lock_guard lock(mutex_);
-                            recorders_.push_back(recorder.get());
-                            return recorder;
-                          });
-    std::ranges::sort(recorders_, {}, [](const StepRecorder* r) { return r->device().index; });
-    for (StepRecorder* recorder : recorders_) devices_.push_back(&recorder->inner());
+    loaded_ = load_engine(setup_.options().model, setup_.options().engine, recorders_.decorator());
+    devices_ = recorders_.devices();
   }
 
   int run() {
@@ -238,7 +228,7 @@ class StepBench {
   WholeStep run_step(int64_t batch, int64_t input_len) {
     const ModelConfig& c = setup_.config();
     const double tokens = double(batch * input_len), length = double(input_len);
-    const auto ranks = double(recorders_.size());
+    const auto ranks = double(devices_.size());
     WholeStep step;
     if (options_.prefill) {
       const Prefilling run(*loaded_.engine, setup_, batch, input_len, options_.repetitions);
@@ -264,13 +254,13 @@ class StepBench {
     const WholeStep whole = run_step(batch, input_len);
     std::vector<std::vector<Part>> parts;  // of each rank
     std::vector<Part> all;
-    for (const StepRecorder* recorder : recorders_) {
+    for (const StepRecorder* recorder : recorders_.all()) {
       parts.push_back(parts_of(recorder->last_step(), options_.prefill));
       all.push_back({"device", {}});
       for (const RecordedOp& op : recorder->last_step()) all.back().ops.push_back(&op);
     }
     // Sums beside products, of many rows, wait for events across devices.
-    const bool records = recorders_.size() == 1 || !options_.prefill;
+    const bool records = devices_.size() == 1 || !options_.prefill;
     const auto add = [&](const std::string& part, double seconds, Json more) {
       more.update({{"batch_size", batch},
                    {"input_len", input_len},
@@ -306,9 +296,8 @@ class StepBench {
 
   const StepOptions& options_;
   BenchSetup setup_;
-  std::mutex mutex_;
-  std::vector<StepRecorder*> recorders_;  // the engine's devices, in the order of ranks
-  std::vector<Backend*> devices_;         // theirs
+  StepRecorders recorders_;
+  std::vector<Backend*> devices_;  // the ranks'
   LoadedEngine loaded_;
 };
 

@@ -44,26 +44,27 @@ struct Pass {
 };
 
 Pass run_pass(BenchModel& model, const Workload& workload, Progress& progress) {
-  LLM& llm = model.llm();
-  const EngineStats before = llm.stats();
+  LLMEngine& engine = model.engine();
+  if (model.communication()) model.communication()->begin();
+  const EngineStats before = engine.stats();
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < workload.prompts.size(); ++i) {
     SamplingParams params = model.sampling_params(workload.max_tokens[i]);
     params.output_kind = OutputKind::final_only;
-    llm.add_request(workload.prompts[i], params);
+    engine.add_request(workload.prompts[i], params);
   }
   int64_t done = 0;
-  while (!llm.is_finished()) {
-    for (const RequestOutput& output : llm.step()) {
+  while (!engine.is_finished()) {
+    for (const RequestOutput& output : engine.step()) {
       check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
             output.error);
       ++done;
     }
-    progress.update(llm.stats(), done, static_cast<int64_t>(workload.prompts.size()));
+    progress.update(engine.stats(), done, static_cast<int64_t>(workload.prompts.size()));
   }
   Pass pass{};
   pass.seconds = seconds_since(start);
-  const EngineStats after = llm.stats();
+  const EngineStats after = engine.stats();
   pass.prompt_tokens = after.prompt_tokens - before.prompt_tokens;
   pass.cached_tokens = after.cached_prompt_tokens - before.cached_prompt_tokens;
   pass.output_tokens = after.generated_tokens - before.generated_tokens;
@@ -101,28 +102,38 @@ int bench_throughput(const ThroughputOptions& options) {
                       {"floor", "floor, s", 2},
                       {"share", "of the floor"},
                       {"host_us_per_step", "host us/step", 1}});
+  if (model.communication()) {
+    report.add_column({"communication", "communication, s", 2});
+    report.note(kCommunicationNote);
+  }
   // One short request first: what happens once in a process does not count.
-  run_batch(model.llm(), model.fresh_prompts(1, 8), model.sampling_params(2));
-  model.llm().reset_prefix_cache();
+  run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(2));
+  model.engine().reset_prefix_cache();
   Progress progress(options.quiet);
   for (int64_t i = 0; i < options.repetitions; ++i) {
     const Pass pass = run_pass(model, workload, progress);
     const bool cached = i > 0 && options.engine.enable_prefix_caching;
-    report.add(
-        {{"test", i == 0 ? "first" : "again"},
-         {"num_prompts", options.num_prompts},
-         {"prompt_tokens", workload.prompt_tokens()},
-         {"cached_tokens", pass.cached_tokens},
-         {"output_tokens", pass.output_tokens},
-         {"measured", pass.seconds},
-         {"tokens_per_second", double(pass.output_tokens) / pass.seconds},
-         {"floor", floor_of(model.roofline(), workload, cached)},
-         {"steps", pass.steps},
-         {"preemptions", pass.preemptions},
-         {"host_us_per_step", 1e6 * pass.host_seconds / double(std::max<int64_t>(1, pass.steps))}});
+    Json row = {
+        {"test", i == 0 ? "first" : "again"},
+        {"num_prompts", options.num_prompts},
+        {"prompt_tokens", workload.prompt_tokens()},
+        {"cached_tokens", pass.cached_tokens},
+        {"output_tokens", pass.output_tokens},
+        {"measured", pass.seconds},
+        {"tokens_per_second", double(pass.output_tokens) / pass.seconds},
+        {"floor", floor_of(model.roofline(), workload, cached)},
+        {"steps", pass.steps},
+        {"preemptions", pass.preemptions},
+        {"host_us_per_step", 1e6 * pass.host_seconds / double(std::max<int64_t>(1, pass.steps))}};
+    if (model.communication()) {
+      const auto reading = model.communication()->all_steps();
+      row["communication"] = reading.seconds;
+      row["collectives"] = reading.calls;
+    }
+    report.add(std::move(row));
   }
   progress.clear();
-  report.write(model.llm().info(), model.machine(), model.config(), peak_memory());
+  report.write(model.info(), model.machine(), model.config(), peak_memory());
   return kExitDone;
 }
 

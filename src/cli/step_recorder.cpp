@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace nanovllm::cli {
 namespace {
 
@@ -16,29 +18,81 @@ constexpr const char *kQkv = "gemm qkv", *kOut = "gemm o", *kGateUp = "gemm gate
 /// A graph that knows its operations: replaying it makes them those of the last step.
 class StepRecorder::RecordedGraph final : public Graph {
  public:
-  RecordedGraph(std::unique_ptr<Graph> graph, std::shared_ptr<Ops> ops,
-                std::shared_ptr<Ops>& current)
-      : graph_(std::move(graph)), ops_(std::move(ops)), current_(current) {}
+  RecordedGraph(std::unique_ptr<Graph> graph, std::shared_ptr<Ops> ops, StepRecorder& recorder)
+      : graph_(std::move(graph)), ops_(std::move(ops)), recorder_(recorder) {
+    if (recorder.communicator_) kind_ = &recorder.kind_of(*ops_);
+  }
   void launch() override {
-    current_ = ops_;
+    recorder_.count_eager();
+    if (kind_) recorder_.count(*kind_);
+    recorder_.current_ = ops_;
     graph_->launch();
   }
 
  private:
   std::unique_ptr<Graph> graph_;
-  std::shared_ptr<Ops> ops_, &current_;
+  std::shared_ptr<Ops> ops_;
+  StepRecorder& recorder_;
+  StepKinds::value_type* kind_ = nullptr;
 };
 
 std::unique_ptr<Graph> StepRecorder::capture(const std::function<void()>& body) {
   auto before = std::exchange(current_, std::make_shared<Ops>());
+  is_capturing_ = true;
   auto graph = ops_->capture(body);
+  is_capturing_ = false;
   if (!graph) return nullptr;
   const auto recorded = std::exchange(current_, std::move(before));  // it has not run yet
-  return std::make_unique<RecordedGraph>(std::move(graph), recorded, current_);
+  return std::make_unique<RecordedGraph>(std::move(graph), recorded, *this);
+}
+
+StepRecorder::StepKinds::value_type& StepRecorder::kind_of(const Ops& ops) {
+  StepKind kind;
+  std::string key;
+  for (const RecordedOp& op : ops) {
+    const bool is_collective = op.part == kCommunication;
+    if (!is_collective && !op.sums) continue;
+    const bool is_end = is_collective && op.rows == 0;  // of one that was started before
+    const int64_t calls = is_collective ? (is_end ? 0 : 1) : op.num_sums;
+    key += fmt::format("{} {} {} {};", calls, op.rows, op.n, op.beside);
+    kind.calls += calls;
+    kind.collectives.push_back(op);
+    if (op.sums) kind.collectives.back().run = op.sums;
+  }
+  return *kinds_.try_emplace(std::move(key), std::move(kind)).first;
+}
+
+void StepRecorder::count(StepKinds::value_type& kind) {
+  ++kind.second.count;
+  last_kind_ = &kind.first;
+}
+
+void StepRecorder::count_eager() {
+  if (const auto ops = std::exchange(eager_, nullptr)) count(kind_of(*ops));
+}
+
+const StepRecorder::StepKinds& StepRecorder::kinds() {
+  count_eager();
+  return kinds_;
+}
+
+const std::string* StepRecorder::last_kind() {
+  count_eager();
+  return last_kind_;
+}
+
+void StepRecorder::forget_steps() {
+  count_eager();
+  last_kind_ = nullptr;
+  for (auto& [key, kind] : kinds_) kind.count = 0;
 }
 
 void StepRecorder::begin_step(const Batch& batch) {
-  if (!in_lanes_) current_ = std::make_shared<Ops>();
+  if (!in_lanes_) {
+    if (!is_capturing_) count_eager();
+    current_ = std::make_shared<Ops>();
+    if (communicator_ && !is_capturing_) eager_ = current_;
+  }
   next_gemm_ = kQkv;
   last_weight_ = nullptr;
   is_last_layer_ = false;
@@ -94,32 +148,42 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
   void abort() override { inner_->abort(); }
 
   void all_reduce(Tensor x) override {
-    note([=, this] { inner_->all_reduce(x); });
+    note(x, [=, this] { inner_->all_reduce(x); });
   }
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override {
-    return note_if(kCommunication,
+    return note_if(kCommunication, x,
                    [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
   }
   void start_all_reduce(int half, Tensor x) override {
-    note([=, this] { inner_->start_all_reduce(half, x); });
+    note(x, [=, this] { inner_->start_all_reduce(half, x); });
+    recorder_.current_->back().beside = true;
   }
   void finish_all_reduce(int half) override {
-    note([=, this] { inner_->finish_all_reduce(half); });
+    recorder_.note(kCommunication, [=, this] { inner_->finish_all_reduce(half); });
+    recorder_.current_->back().beside = true;
   }
   void all_gather(Tensor out, Tensor parts) override {
-    note([=, this] { inner_->all_gather(out, parts); });
+    note(out, [=, this] { inner_->all_gather(out, parts); });
   }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
-    return note_if(kSampling,
+    return note_if(kSampling, logits,
                    [=, this] { return inner_->sample(token_ids, logits, vocab_size, params); });
   }
 
  private:
-  void note(std::function<void()> run) { recorder_.note(kCommunication, std::move(run)); }
-  bool note_if(const char* part, const std::function<bool()>& run) {
+  /// Of [rows, n]; see RecordedOp.
+  void note(Tensor x, std::function<void()> run) {
+    recorder_.note(kCommunication, std::move(run));
+    recorder_.current_->back().rows = x.shape[0];
+    recorder_.current_->back().n = x.shape[1];
+  }
+  bool note_if(const char* part, Tensor x, const std::function<bool()>& run) {
     if (!run()) return false;
-    recorder_.current_->push_back({.part = part, .name = part, .run = [run] { (void)run(); }});
+    recorder_.current_->push_back(
+        {.part = part, .name = part, .rows = x.shape[0], .n = x.shape[1], .run = [run] {
+           (void)run();
+         }});
     return true;
   }
 
@@ -128,6 +192,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
 };
 
 std::unique_ptr<Communicator> StepRecorder::wrap(std::unique_ptr<Communicator> communicator) {
+  communicator_ = communicator.get();
   return std::make_unique<RecordedCommunicator>(*this, std::move(communicator));
 }
 
@@ -219,6 +284,13 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
       op.n += weight.rank == 2 ? weight.numel()
                                : weight.numel() / weight.shape[0] * stack.experts_per_token;
   op.run = [=, this] { (void)ops_->decoder_layers(x, residual, stack, kept, batch); };
+  if (communicator_ && communicator_->world_size() > 1) {
+    const int64_t sums = 2 * std::ssize(stack.layers) - 1;  // the last is the caller's
+    op.num_sums = sums;
+    op.sums = [=, this] {
+      for (int64_t i = 0; i < sums; ++i) communicator_->all_reduce(x);
+    };
+  }
   current_->push_back(std::move(op));
   return true;
 }

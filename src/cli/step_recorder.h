@@ -1,8 +1,10 @@
 // StepRecorder: a backend that does what another does and remembers the operations of the step that
-// ran last, so that each kind of them can be run again alone, and timed.
+// ran last, so that each kind of them can be run again alone, and timed. It also counts the steps
+// by what they say to other ranks.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,19 @@ struct RecordedOp {
   /// Of a gemm: x is [rows, k], the weight [n, k]. Of all layers in one: n of k = 1, all weights.
   int64_t rows = 0, n = 0, k = 0;
   std::function<void()> run;  ///< issues it again, on the same memory
+  /// Of communication: runs beside what follows it, which waits for events of other devices.
+  bool beside = false;
+  /// Of all layers in one, where these sum over ranks: `num_sums` all_reduce() of the same sizes,
+  /// and what issues them.
+  int64_t num_sums = 0;
+  std::function<void()> sums{};
+};
+
+/// Steps that issue the same collectives.
+struct StepKind {
+  std::vector<RecordedOp> collectives;  ///< of one of them, in order
+  int64_t calls = 0;                    ///< collectives of a step
+  int64_t count = 0;                    ///< steps issued
 };
 
 class StepRecorder : public Backend, public BackendProxy {
@@ -27,6 +42,14 @@ class StepRecorder : public Backend, public BackendProxy {
 
   /// The operations of the step that was issued last, in order, be it eagerly or as a graph.
   const std::vector<RecordedOp>& last_step() const { return *current_; }
+  using StepKinds = std::map<std::string, StepKind>;
+  /// Of several ranks: the kinds of steps that were issued, by names that are the same on all
+  /// ranks.
+  const StepKinds& kinds();
+  /// The name of the one that was issued last; null before the first.
+  const std::string* last_kind();
+  /// Of all kinds, none was issued yet.
+  void forget_steps();
   /// What they were issued on.
   Backend& inner() override { return *ops_; }
   /// Its operations are recorded, too: "communication".
@@ -112,8 +135,19 @@ class StepRecorder : public Backend, public BackendProxy {
   void add_gemm(const char* part, Tensor x, Tensor w, double bytes, std::function<void()> run);
   /// Which weight is read after that of `down`.
   const char* after_layer() const;
+  /// Where steps with these operations are counted.
+  StepKinds::value_type& kind_of(const Ops& ops);
+  /// A step was issued.
+  void count(StepKinds::value_type& kind);
+  /// Counts the one whose operations are complete only now that the next one begins.
+  void count_eager();
 
   std::unique_ptr<Backend> ops_;
+  Communicator* communicator_ = nullptr;  // what it is without the recorder, once it is wrapped
+  StepKinds kinds_;
+  const std::string* last_kind_ = nullptr;
+  std::shared_ptr<Ops> eager_;  // the operations of a step to be counted
+  bool is_capturing_ = false;
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
   bool in_lanes_ = false;
   const char* next_gemm_ =

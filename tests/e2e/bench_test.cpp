@@ -166,16 +166,67 @@ TEST(Bench, StepOfPromptsNamesEveryKernel) {
   EXPECT_NE(refused.errors.find("do not fit one step"), std::string::npos) << refused.errors;
 }
 
+// A sum behind the embedding and two in each of 6 layers, and the logits, in every step of the demo
+// model.
+constexpr int64_t kCollectives = 1 + 2 * 6 + 1;
+
 TEST(Bench, StepOfRanksNamesCommunication) {
   const Json report = bench({"step", demo_model(), "-tp", "2", "--batch-size", "3", "--input-len",
                              "12", "--steps", "4", "-r", "1"});
   std::map<std::string, Json> parts;
   for (const Json& row : report["rows"]) parts[row["part"]] = row;
-  // A sum behind the embedding and two in each of 6 layers, and the logits.
-  EXPECT_EQ(parts["communication"]["calls"], 1 + 2 * 6 + 1);
+  EXPECT_EQ(parts["communication"]["calls"], kCollectives);
   EXPECT_EQ(parts["gemm qkv"]["calls"], 6);
   for (const char* part : {"communication", "gemm o", "device", "step"})
     EXPECT_GT(parts[part]["measured"].get<double>(), 0) << part;
+}
+
+TEST(Bench, LatencyOfRanksShowsCommunication) {
+  const Json report = bench({"latency", demo_model(), "-tp", "2", "--batch-size", "1,3",
+                             "--input-len", "12", "--output-len", "4", "-r", "1"});
+  ASSERT_EQ(report["rows"].size(), 2u);
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    EXPECT_EQ(row["collectives"], kCollectives);
+    EXPECT_GT(row["communication_ms"].get<double>(), 0);
+  }
+}
+
+TEST(Bench, ThroughputOfRanksShowsCommunicationOfEveryStep) {
+  const Json report = bench({"throughput", demo_model(), "-tp", "2", "--num-prompts", "5",
+                             "--input-len", "3-6", "--output-len", "2-6"});
+  ASSERT_EQ(report["rows"].size(), 2u);
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    EXPECT_GE(row["steps"].get<int64_t>(), 2);
+    EXPECT_EQ(row["collectives"].get<int64_t>(), kCollectives * row["steps"].get<int64_t>());
+    EXPECT_GT(row["communication"].get<double>(), 0);
+  }
+}
+
+// Long prompts go through all layers but the last in halves, each with sums of its own.
+TEST(Bench, PrefillOfRanksShowsCommunicationOfOneRun) {
+  const Json report = bench({"prefill", demo_model(), "-tp", "2", "--batch-size", "2",
+                             "--input-len", "12,100", "-r", "3"});
+  ASSERT_EQ(report["rows"].size(), 2u);
+  EXPECT_EQ(report["rows"][0]["collectives"], kCollectives);
+  EXPECT_EQ(report["rows"][1]["collectives"], kCollectives + 2 * 5);
+  for (const Json& row : report["rows"]) {
+    expect_figures(row);
+    EXPECT_GT(row["communication_ms"].get<double>(), 0);
+  }
+}
+
+TEST(Bench, OneRankHasNoColumnOfCommunication) {
+  for (const char* size : {"1", "2"}) {
+    const auto result =
+        nanovllm_program({"bench", "latency", demo_model(), "-tp", size, "--output-len", "4", "-r",
+                          "1", "--bandwidth", "10", "--tflops", "0.1"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const bool several = size == std::string("2");
+    for (const char* fragment : {"communication, ms", "issued alone on all ranks"})
+      EXPECT_EQ(result.output.find(fragment) != std::string::npos, several) << result.output;
+  }
 }
 
 TEST(Bench, AttentionHasARowForEachShape) {
