@@ -1,5 +1,7 @@
 #include "engine/alarm_clock.h"
 
+#include <algorithm>
+
 namespace nanovllm {
 
 AlarmClock::AlarmClock(std::chrono::milliseconds patience, std::function<void()> ring)
@@ -18,7 +20,8 @@ AlarmClock::~AlarmClock() {
 void AlarmClock::set(std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
   is_set_ = true;
-  time_ = std::chrono::steady_clock::now() + patience;
+  left_ = patience;
+  last_look_ = Clock::now();
 }
 
 bool AlarmClock::stop() {
@@ -28,14 +31,19 @@ bool AlarmClock::stop() {
 }
 
 void AlarmClock::run() {
-  const auto between_looks = patience_ / 16;
+  const Clock::duration between_looks = patience_ / 16;
   std::unique_lock lock(mutex_);
+  last_look_ = Clock::now();
   while (!changed_.wait_for(lock, between_looks, [&] { return ends_; })) {
-    if (!is_set_ || has_rung_ || std::chrono::steady_clock::now() < time_) continue;
+    const auto now = Clock::now();
+    left_ -= std::min(now - last_look_, 2 * between_looks);  // more: nobody has run here
+    last_look_ = now;
+    if (!is_set_ || has_rung_ || left_ > Clock::duration::zero()) continue;
     has_rung_ = true;
     lock.unlock();
     ring_();
     lock.lock();
+    last_look_ = Clock::now();
   }
 }
 

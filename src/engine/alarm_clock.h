@@ -1,4 +1,5 @@
-// AlarmClock: does something if a wait takes too long.
+// AlarmClock: does something if a wait takes too long. Time in which this process was stopped does
+// not count.
 #pragma once
 
 #include <chrono>
@@ -24,6 +25,8 @@ class AlarmClock {
   bool stop();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void run();
 
   const std::chrono::milliseconds patience_;
@@ -31,7 +34,8 @@ class AlarmClock {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_set_ = false, has_rung_ = false, ends_ = false;
-  std::chrono::steady_clock::time_point time_;  // to ring
+  Clock::duration left_{};  // until it rings
+  Clock::time_point last_look_;
   std::thread thread_;
 };
 

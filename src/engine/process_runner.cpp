@@ -1,11 +1,10 @@
 #include "engine/process_runner.h"
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
+#include "comm/stopped_ranks.h"
 #include "engine/open_ranks.h"
 #include "io/checkpoint.h"
 
@@ -27,22 +26,7 @@ static_assert(std::is_trivially_copyable_v<StepHeader>);
 constexpr std::chrono::milliseconds kPatience{8000}, kLastPatience{9500};
 constexpr std::chrono::milliseconds kLoadPatience{60'000};  // without progress
 
-/// Somebody else hangs, and what waits for it here cannot be ended.
-[[noreturn]] void end_process(const std::string& why) {
-  fmt::print(stderr, "error: {}\n", why);
-  std::_Exit(EXIT_FAILURE);
-}
-
 }  // namespace
-
-WaitForProcesses::WaitForProcesses(std::string what, std::chrono::milliseconds patience)
-    : alarm_(patience, [what = std::move(what)] {
-        const ProcessPlace place = process_place();
-        end_process(fmt::format("rank {} of {} has waited too long for {}: another rank hangs",
-                                place.rank, place.count, what));
-      }) {
-  alarm_.set();
-}
 
 void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
   StepInput at_zero = input;
@@ -167,9 +151,11 @@ void ProcessRunner::launch_built() {
 }
 
 std::string ProcessRunner::describe_wait() const {
+  const std::string why = stopped_ranks().empty()
+                              ? "another rank hangs, or the step is too large for the network"
+                              : describe_missing_ranks();
   return fmt::format("rank {} of {} has waited {} s for its device to finish a step: {}",
-                     group_->rank(), group_->world_size(), kPatience.count() / 1000,
-                     "another rank hangs, or the step is too large for the network");
+                     group_->rank(), group_->world_size(), kPatience.count() / 1000, why);
 }
 
 StepResult ProcessRunner::wait() {

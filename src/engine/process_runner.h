@@ -3,8 +3,8 @@
 //
 // Faults. A rank that throws ends its process without taking leave, and mpirun then ends the
 // others; a rank that is missing in a collective for 8 seconds, or that the others' GPUs wait for,
-// has the same effect. So has one that is missing for 30 seconds while devices are opened, or long
-// after the others have loaded their weights.
+// has the same effect. So has, before the first step, one that is stopped for 7 seconds, or that is
+// missing for 30 while devices are opened, or long after the others have loaded their weights.
 #pragma once
 
 #include <chrono>
@@ -13,25 +13,13 @@
 #include <vector>
 
 #include "comm/process_group.h"
-#include "engine/alarm_clock.h"
 #include "engine/model_runner.h"
+#include "engine/process_wait.h"
 
 namespace nanovllm {
 
 /// How long ranks wait for each other until each has a device.
 inline constexpr std::chrono::milliseconds kOpenPatience{30'000};
-
-/// Whatever waits for other processes while this lives, or calls of drivers that can hang with
-/// them, ends in time, or ends this process: with one line that says what has taken so long.
-class WaitForProcesses {
- public:
-  explicit WaitForProcesses(std::string what, std::chrono::milliseconds patience);
-  /// Starts afresh.
-  void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
-
- private:
-  AlarmClock alarm_;
-};
 
 class ProcessRunner final : public Runner {
  public:

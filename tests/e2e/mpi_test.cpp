@@ -75,30 +75,37 @@ TEST(Mpi, TheNumbersOfProcessesAndRanksMustAgree) {
       << result.errors;
 }
 
-// A rank that dies or stops: both programs run `both`, and rank 1 sends itself `signal` after
-// `seconds`; rank 0's standard input comes from `from`.
-ProcessResult run_with_a_signal(const std::vector<std::string>& both, const char* signal,
-                                const char* seconds, const std::string& from = "true") {
-  std::vector<std::string> all = {
-      "--oversubscribe",
-      "--bind-to",
-      "none",
-      "-np",
-      "2",
-      "sh",
-      "-c",
-      fmt::format("if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep {}; kill -{} $$) & exec \"$@\"; "
-                  "else ({}) | \"$@\"; fi",
-                  seconds, signal, from),
-      "sh",
-      program().string()};
-  all.insert(all.end(), both.begin(), both.end());
+/// `processes` of the program, each started by a shell in which `prepare` runs first; it knows its
+/// rank and its process, whose the program's will be.
+ProcessResult run_prepared(int processes, const std::string& prepare,
+                           const std::vector<std::string>& arguments,
+                           const std::string& run = "exec \"$@\"") {
+  std::vector<std::string> all = {"--oversubscribe",
+                                  "--bind-to",
+                                  "none",
+                                  "-np",
+                                  std::to_string(processes),
+                                  "sh",
+                                  "-c",
+                                  "rank=$OMPI_COMM_WORLD_RANK; " + prepare + "; " + run,
+                                  "sh",
+                                  program().string()};
+  all.insert(all.end(), arguments.begin(), arguments.end());
   ProcessOptions options;
   options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                          {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                          {"OMP_WAIT_POLICY", "passive"}};
   options.time_limit = std::chrono::seconds(60);
   return run_process("/usr/bin/mpirun", all, options);
+}
+
+// A rank that dies or stops: both programs run `both`, and rank 1 sends itself `signal` after
+// `seconds`; rank 0's standard input comes from `from`.
+ProcessResult run_with_a_signal(const std::vector<std::string>& both, const char* signal,
+                                const char* seconds, const std::string& from = "true") {
+  return run_prepared(
+      2, fmt::format("if [ $rank = 1 ]; then (sleep {}; kill -{} $$) & fi", seconds, signal), both,
+      fmt::format("if [ $rank = 1 ]; then exec \"$@\"; else ({}) | \"$@\"; fi", from));
 }
 
 /// Arguments for long answers to the prompts of `input`, a file of many or standard input.
@@ -152,6 +159,70 @@ TEST(Mpi, ARankThatIsStoppedBetweenRequestsEndsTheOthers) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";
   expect_end_of_a_stopped_job(run_with_a_signal(long_answers("-", "cpu"), "STOP", "3",
                                                 fmt::format("sleep 5; echo '{}'", kLongAnswer)));
+}
+
+/// Short answers of so many ranks, by a model in `directory`.
+std::vector<std::string> short_answers(const std::string& directory, int ranks) {
+  std::vector<std::string> arguments = kGenerate;
+  arguments[1] = directory;
+  arguments.insert(arguments.end(), {"--tensor-parallel-size", std::to_string(ranks)});
+  return arguments;
+}
+
+/// One message, soon, and mpirun's own about it.
+void expect_end_of_a_start(const ProcessResult& result, std::chrono::steady_clock::time_point begin,
+                           const std::string& message) {
+  constexpr std::chrono::seconds kLimit{10}, kMpirun{3};  // to start, and to end what is stopped
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLimit + kMpirun);
+  EXPECT_NE(result.exit_code, 0);
+  const size_t at = result.errors.find("error: ");
+  ASSERT_NE(at, std::string::npos) << result.errors;
+  EXPECT_EQ(result.errors.substr(at, result.errors.find('\n', at) - at), "error: " + message);
+  EXPECT_EQ(result.errors.find("error: ", at + 1), std::string::npos) << result.errors;
+}
+
+TEST(Mpi, ARankThatIsStoppedBeforeItStartsEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  struct Case {
+    int processes, stopped;
+    const char* message;
+  };
+  for (const Case& c :
+       {Case{2, 1, "rank 0 of 2 has waited 7 s for the others to start: rank 1 is stopped"},
+        Case{4, 0, "rank 1 of 4 has waited 7 s for the others to start: rank 0 is stopped"}}) {
+    SCOPED_TRACE(c.message);
+    const auto begin = std::chrono::steady_clock::now();
+    expect_end_of_a_start(
+        run_prepared(c.processes, fmt::format("[ $rank != {} ] || kill -STOP $$", c.stopped),
+                     short_answers(demo_model(), c.processes)),
+        begin, c.message);
+  }
+}
+
+TEST(Mpi, ARankThatDiesBeforeItStartsEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const auto begin = std::chrono::steady_clock::now();
+  const ProcessResult result =
+      run_prepared(2, "[ $rank != 1 ] || kill -KILL $$", short_answers(demo_model(), 2));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_NE(result.exit_code, 0);
+  for (const char* part : {"rank 1", "signal 9"})
+    EXPECT_NE(result.errors.find(part), std::string::npos) << result.errors;
+}
+
+// Rank 0 has joined the others when it maps the weights.
+TEST(Mpi, ARankThatIsStoppedAsItLoadsEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const auto begin = std::chrono::steady_clock::now();
+  const ProcessResult result =
+      run_prepared(2,
+                   "if [ $rank = 0 ]; then (until grep -q safetensors /proc/$$/maps; do :; done; "
+                   "kill -STOP $$) & fi",
+                   short_answers(demo_model(), 2));
+  const bool opens = result.errors.find("open their devices") != std::string::npos;
+  expect_end_of_a_start(result, begin,
+                        fmt::format("rank 1 of 2 has waited 7 s for {}: rank 0 is stopped",
+                                    opens ? "the others to open their devices" : "weights"));
 }
 
 TEST(Mpi, ARankThatIsStoppedEndsTheOthersOnCuda) {

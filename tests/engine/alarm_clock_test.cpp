@@ -1,8 +1,11 @@
 #include "engine/alarm_clock.h"
 
 #include <atomic>
+#include <csignal>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace nanovllm {
 namespace {
@@ -31,6 +34,25 @@ TEST(AlarmClock, IsSilentWhereWaitsAreShort) {
   }
   std::this_thread::sleep_for(100ms);
   EXPECT_EQ(rung, 0);
+}
+
+TEST(AlarmClock, TimeInWhichTheProcessIsStoppedDoesNotCount) {
+  const pid_t self = ::getpid(), helper = ::fork();
+  ASSERT_GE(helper, 0);
+  if (helper == 0) {
+    ::sleep(2);
+    ::kill(self, SIGCONT);
+    ::_exit(0);
+  }
+  std::atomic<int> rung = 0;
+  AlarmClock clock(800ms, [&] { ++rung; });
+  clock.set();
+  ::raise(SIGSTOP);
+  std::this_thread::sleep_for(300ms);
+  EXPECT_EQ(rung, 0);
+  std::this_thread::sleep_for(1s);
+  EXPECT_EQ(rung, 1);
+  EXPECT_EQ(::waitpid(helper, nullptr, 0), helper);
 }
 
 }  // namespace

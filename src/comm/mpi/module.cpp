@@ -13,6 +13,7 @@
 #include <mpi.h>
 
 #include "comm/process_group.h"
+#include "comm/stopped_ranks.h"
 #include "comm/sum.h"
 
 namespace nanovllm {
@@ -53,9 +54,9 @@ void finish(MPI_Request request, const std::function<void(Clock::duration)>& lat
 /// The same for an operation, `what`, that must end in time.
 void finish(MPI_Request request, const char* what, int rank) {
   finish(request, [&](Clock::duration waited) {
-    if (waited > kPatience)
-      fail(ErrorKind::engine, "rank {} has waited {} s for another rank in {}: it hangs or is gone",
-           rank, kPatience.count(), what);
+    if (waited > kPatience + lateness(rank))
+      fail(ErrorKind::engine, "rank {} has waited {} s for another rank in {}: {}", rank,
+           kPatience.count(), what, describe_missing_ranks());
   });
 }
 

@@ -1,0 +1,25 @@
+// Which ranks of an MPI job cannot answer: their processes are stopped, by SIGSTOP or SIGTSTP.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace nanovllm {
+
+/// Those on this host, in order, but for this process. None where mpirun did not start it, or where
+/// the system has no /proc.
+std::vector<int> stopped_ranks();
+
+/// Why others do not come, as far as this host knows: "rank 1 is stopped", else "another rank hangs
+/// or is gone".
+std::string describe_missing_ranks();
+
+/// How much later than rank 0 a rank speaks of what all see: one message is enough, and mpirun ends
+/// the others behind it.
+inline std::chrono::milliseconds lateness(int rank) {
+  return std::chrono::milliseconds(250) * std::min(rank, 4);
+}
+
+}  // namespace nanovllm
