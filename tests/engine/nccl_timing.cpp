@@ -1,13 +1,13 @@
 #include "engine/nccl_timing.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 #include <nccl.h>
+
+#include "ops/cuda/nccl_library.h"
 
 namespace nanovllm {
 namespace {
@@ -20,16 +20,6 @@ void check_nccl(ncclResult_t status) {
   if (status != ncclSuccess) throw std::runtime_error("NCCL: " + std::to_string(status));
 }
 
-/// A function of libnccl.so.2. NVLink multicast stays off.
-template <class Function>
-Function* nccl(const char* name) {
-  ::setenv("NCCL_NVLS_ENABLE", "0", 1);
-  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  void* function = library ? dlsym(library, name) : nullptr;
-  if (!function) throw std::runtime_error(dlerror());
-  return reinterpret_cast<Function*>(function);
-}
-
 }  // namespace
 
 struct NcclTimer::State {
@@ -38,7 +28,9 @@ struct NcclTimer::State {
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
   void* memory = nullptr;
-  decltype(&ncclAllReduce) all_reduce = nccl<decltype(ncclAllReduce)>("ncclAllReduce");
+  NcclLibrary nccl{};
+  decltype(&ncclAllReduce) all_reduce = nullptr;
+  decltype(&ncclCommDestroy) destroy = nullptr;
 };
 
 NcclTimer::NcclTimer(int rank, int world_size, const std::function<void(void*, size_t)>& share,
@@ -48,16 +40,21 @@ NcclTimer::NcclTimer(int rank, int world_size, const std::function<void(void*, s
   check_cuda(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking));
   check_cuda(cudaMalloc(&state_->memory, static_cast<size_t>(most_bytes)));
   check_cuda(cudaMemset(state_->memory, 0, static_cast<size_t>(most_bytes)));
+  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&ncclCommInitRank) init_rank = nullptr;
+  state_->nccl.find(get_unique_id, "ncclGetUniqueId");
+  state_->nccl.find(init_rank, "ncclCommInitRank");
+  state_->nccl.find(state_->all_reduce, "ncclAllReduce");
+  state_->nccl.find(state_->destroy, "ncclCommDestroy");
   ncclUniqueId id{};
-  if (rank == 0) check_nccl(nccl<decltype(ncclGetUniqueId)>("ncclGetUniqueId")(&id));
+  if (rank == 0) check_nccl(get_unique_id(&id));
   share(&id, sizeof id);
-  check_nccl(
-      nccl<decltype(ncclCommInitRank)>("ncclCommInitRank")(&state_->comm, world_size, id, rank));
+  check_nccl(init_rank(&state_->comm, world_size, id, rank));
 }
 
 NcclTimer::~NcclTimer() {
   (void)cudaStreamSynchronize(state_->stream);
-  (void)nccl<decltype(ncclCommDestroy)>("ncclCommDestroy")(state_->comm);
+  (void)state_->destroy(state_->comm);
   (void)cudaFree(state_->memory);
   (void)cudaStreamDestroy(state_->stream);
 }

@@ -8,15 +8,14 @@
 //
 // The library is looked for at run time. NVLink multicast stays off.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
 
-#include <dlfcn.h>
 #include <nccl.h>
 
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/nccl_library.h"
 #include "ops/cuda/peer_exchange.cuh"
 
 namespace nanovllm {
@@ -41,25 +40,18 @@ struct Nccl {
 };
 
 Nccl load_nccl() {
-  ::setenv("NCCL_NVLS_ENABLE", "0", 1);
-  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  check(library != nullptr, ErrorKind::device,
-        "GPUs that do not reach each other's memory need NCCL: {}", dlerror());
+  const NcclLibrary library;
   Nccl nccl{};
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    check(function != nullptr, ErrorKind::device, "libnccl.so.2 has no {}", name);
-  };
-  find(nccl.get_unique_id, "ncclGetUniqueId");
-  find(nccl.init_rank, "ncclCommInitRank");
-  find(nccl.destroy, "ncclCommDestroy");
-  find(nccl.abort, "ncclCommAbort");
-  find(nccl.all_gather, "ncclAllGather");
-  find(nccl.send, "ncclSend");
-  find(nccl.recv, "ncclRecv");
-  find(nccl.group_start, "ncclGroupStart");
-  find(nccl.group_end, "ncclGroupEnd");
-  find(nccl.error_string, "ncclGetErrorString");
+  library.find(nccl.get_unique_id, "ncclGetUniqueId");
+  library.find(nccl.init_rank, "ncclCommInitRank");
+  library.find(nccl.destroy, "ncclCommDestroy");
+  library.find(nccl.abort, "ncclCommAbort");
+  library.find(nccl.all_gather, "ncclAllGather");
+  library.find(nccl.send, "ncclSend");
+  library.find(nccl.recv, "ncclRecv");
+  library.find(nccl.group_start, "ncclGroupStart");
+  library.find(nccl.group_end, "ncclGroupEnd");
+  library.find(nccl.error_string, "ncclGetErrorString");
   return nccl;
 }
 
