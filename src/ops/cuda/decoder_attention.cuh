@@ -55,7 +55,7 @@ struct UnitWorker {
   __device__ void rotate_head(HeadPart& x) const {
     const int half = w.a.half_rotary, lanes = half / 8;
     const bool is_first = lane < lanes;
-    const float* table = w.shared.cos_sin[unit.row] + (is_first ? lane : lane - lanes) * 8;
+    const float* table = w.shared.of_row[unit.row].cos_sin + (is_first ? lane : lane - lanes) * 8;
     HeadPart other;
 #pragma unroll
     for (int i = 0; i < 4; ++i)

@@ -169,7 +169,7 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int thread
     for (int e = 0; e < 2; ++e) {
       const int row = lane % 4 * 2 + e;
       if (2 * warp + half < cut.groups && row < w.a.rows)
-        w.shared.sums[parity][row][warp * 16 + half * 8 + lane / 4] = c[0][2 * half + e];
+        w.shared.of_row[row].sums[parity][warp * 16 + half * 8 + lane / 4] = c[0][2 * half + e];
     }
   w.multiplied();
   const int pairs = cut.columns_of_tile / 2, total = w.a.rows * pairs;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int thread
   for (int i = thread; i < total; i += kMultiplying * kWarp) {
     if (i != thread) outlet.find(w, cut, tile, i / pairs, i % pairs * 2);
     if (outlet.column >= cut.columns) continue;
-    const float* const gate = &w.shared.sums[parity][i / pairs][outlet.at];
+    const float* const gate = &w.shared.of_row[i / pairs].sums[parity][outlet.at];
     float value[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {

@@ -289,12 +289,17 @@ struct AttentionShared {
   float sum[kWarps][kWarp];
 };
 
+/// What there is of each row of the step.
+template <int kHeadDim>
+struct RowShared {
+  float4 squares[kWarps / 4];  // of each warp that has a part in the row; 0 of the others
+  float sums[2][64];           // of a tile of a product, and of the next one
+  float cos_sin[kHeadDim];
+};
+
 template <int kHeadDim>
 struct Shared {
-  AttentionShared<kHeadDim> attention;
-  float4 squares[kMaxRows][kWarps / 4];  // of each warp that has a part in the row; 0 of the others
-  float sums[2][kMaxRows][64];           // of a tile of a product, and of the next one
-  float cos_sin[kMaxRows][kHeadDim];
+  AttentionShared<kHeadDim> attention;  // first: it may lie over the operand's end
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units;  // of this layer
   uint64_t full[kMostStages], empty[kMostStages];
@@ -304,11 +309,33 @@ struct Shared {
   alignas(16) float logits[kMostExperts];
   float chosen_weights[kMostChosen];
   int chosen[kMostChosen];
+  RowShared<kHeadDim> of_row[kMaxRows];  // last: only those of the step's rows are there
 };
 
-/// Its size, and where the stages begin: the copy engine's pattern repeats every 1024 bytes.
-template <int kHeadDim>
-constexpr size_t kSharedBytes = (sizeof(Shared<kHeadDim>) + 1023) / 1024 * 1024;
+/// Where things lie behind the stages, in bytes. What is not used at the same time shares its
+/// place, for each stage more lets memory work on while a product waits for its operand.
+struct Layout {
+  int64_t shared, residual, end;
+
+  /// The operand is first. Attention's part of Shared lies over its end: qkv has read its operand
+  /// by then, and o's is before it. Not so with a mixture, which has sums there.
+  template <int kHeadDim>
+  __host__ __device__ static Layout of(const Arguments& a) {
+    const int64_t operand = round_up(int64_t{a.rows} * a.operand_pitch * 2 + 128),
+                  of_out = round_up(int64_t{a.rows} * a.heads * kHeadDim * 2),
+                  attention = sizeof(AttentionShared<kHeadDim>);
+    Layout at{};
+    at.shared = a.mixture.per_token > 0         ? operand
+                : operand - attention > of_out ? operand - attention
+                                                : of_out;
+    at.residual = at.shared + round_up(static_cast<int64_t>(
+                                  sizeof(Shared<kHeadDim>) -
+                                  (kMaxRows - a.rows) * sizeof(RowShared<kHeadDim>)));
+    at.end = at.residual + int64_t{a.rows} * a.hidden * 2;
+    return at;
+  }
+  __host__ __device__ static int64_t round_up(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+};
 
 /// What a consumer thread carries along.
 template <int kHeadDim>

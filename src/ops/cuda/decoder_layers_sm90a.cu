@@ -97,23 +97,18 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-/// Of the operand in shared memory, and of what wgmma reads behind it.
-__host__ __device__ int operand_bytes(const Arguments& a) {
-  return (a.rows * a.operand_pitch * 2 + 128 + 1023) / 1024 * 1024;
-}
-
 template <int kHeadDim, bool kMixture>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) unsigned char memory[];
   // The stages come first: wgmma reads up to seven groups of rows behind a tile.
-  static_assert(kSharedBytes<kHeadDim> >= 7 * kAtomBytes);
+  static_assert(sizeof(Shared<kHeadDim>::attention) >= 7 * kAtomBytes);
   unsigned char* stages = memory;
-  unsigned char* behind = memory + a.stages * kStageBytes;
-  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(behind);
-  unsigned char* operand = behind + kSharedBytes<kHeadDim>;
-  auto* residual = reinterpret_cast<__nv_bfloat16*>(operand + operand_bytes(a));
+  unsigned char* operand = memory + a.stages * kStageBytes;
+  const Layout layout = Layout::of<kHeadDim>(a);
+  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(operand + layout.shared);
+  auto* residual = reinterpret_cast<__nv_bfloat16*>(operand + layout.residual);
   Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
   const uint32_t epoch = a.epochs[blockIdx.x];
   if (threadIdx.x < a.stages) {
@@ -126,15 +121,15 @@ __global__ void __launch_bounds__(kLaunched, 1)
     init_barrier(&shared.chosen_all, a.mixture.per_token);
     fence_new_barriers();
   }
-  if (threadIdx.x < kMaxRows * kWarps / 4)
-    shared.squares[threadIdx.x / (kWarps / 4)][threadIdx.x % (kWarps / 4)] = float4{};
+  if (threadIdx.x < a.rows * kWarps / 4)
+    shared.of_row[threadIdx.x / (kWarps / 4)].squares[threadIdx.x % (kWarps / 4)] = float4{};
   if (threadIdx.x < a.rows) {
     shared.context[threadIdx.x] = a.context_lens[threadIdx.x];
     shared.slot[threadIdx.x] = a.slots[threadIdx.x];
   }
   for (int i = threadIdx.x; i < a.rows * 2 * a.half_rotary; i += blockDim.x) {
     const int row = i / (2 * a.half_rotary), c = i % (2 * a.half_rotary);
-    shared.cos_sin[row][c] = a.cos_sin[a.positions[row] * a.cos_sin_stride + c];
+    shared.of_row[row].cos_sin[c] = a.cos_sin[a.positions[row] * a.cos_sin_stride + c];
   }
   __syncthreads();
   if (threadIdx.x >= kThreads) {
@@ -298,9 +293,7 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
     a.operand_pitch = std::max(
         a.operand_pitch, decoder::kMostChosen * a.cuts[decoder::kDown].atoms * decoder::kAtomDepth);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
-  const size_t fixed = decoder::kSharedBytes<kHeadDim> +
-                       static_cast<size_t>(decoder::operand_bytes(a)) +
-                       static_cast<size_t>(a.rows) * static_cast<size_t>(a.hidden) * sizeof(bf16);
+  const auto fixed = static_cast<size_t>(decoder::Layout::of<kHeadDim>(a).end);
   if (fixed + decoder::kFewestStages * decoder::kStageBytes > max_shared_bytes_) return false;
   a.stages = std::min<int>(decoder::kMostStages,
                            static_cast<int>((max_shared_bytes_ - fixed) / decoder::kStageBytes));

@@ -68,11 +68,22 @@ __device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
 
 __device__ inline float comparable(float logit) { return logit == logit ? logit : kMinusInfinity; }
 
-/// What the choice keeps in shared memory while products have nothing there.
+/// What the choice keeps in shared memory.
 struct Ranking {
   float comparable[kMostExperts];
   int rank[kMostExperts];  // how many experts come before this one
 };
+
+/// What a mixture keeps where attention has its part of shared memory.
+union MixtureShared {
+  Ranking ranking;
+  float sums[2][kMostChosen][64];  // of a tile of down, [expert][column], and of the next one
+};
+template <int kHeadDim>
+__device__ __forceinline__ MixtureShared& of_mixture(const Worker<kHeadDim>& w) {
+  static_assert(sizeof(MixtureShared) <= sizeof w.shared.attention);
+  return reinterpret_cast<MixtureShared&>(w.shared.attention);
+}
 
 /// The logits from the blocks that made them: the warps behind those that multiply.
 template <int kHeadDim>
@@ -125,8 +136,8 @@ template <int kHeadDim>
 __device__ __forceinline__ void choose(Worker<kHeadDim>& w) {
   const Mixture& m = w.a.mixture;
   if (!has_experts(w.a)) return;
-  auto& ranking = *reinterpret_cast<Ranking*>(&w.shared.sums);
-  static_assert(sizeof(Ranking) <= sizeof w.shared.sums && kMostExperts * 4 <= kThreads);
+  Ranking& ranking = of_mixture(w).ranking;
+  static_assert(kMostExperts * 4 <= kThreads);
   gather_logits(w, ranking);
   w.together();
   const int thread = this_thread(), warp = thread / kWarp, groups = m.experts / kWarp;
@@ -277,10 +288,10 @@ __device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
 #pragma unroll 1
     for (int first = 0; first < w.a.mixture.per_token; first += kExpertsAtOnce)
       multiply_experts(w, w.ring, cut.atoms / kExpertAtoms, first, warp, lane,
-                       w.shared.sums[parity]);
+                       of_mixture(w).sums[parity]);
     if (tile + gridDim.x >= tiles) w.leave_operand();
     w.multiplied();
-    emit_sums(w, tile, thread, w.shared.sums[parity]);
+    emit_sums(w, tile, thread, of_mixture(w).sums[parity]);
   }
 }
 

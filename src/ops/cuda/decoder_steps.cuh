@@ -136,14 +136,14 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
       sum = add_squares(sum, values);
     }
     sum = warp_sum(sum);
-    if (own % kWarp == 0) reinterpret_cast<float*>(w.shared.squares[row])[thread / kWarp] = sum;
+    if (own % kWarp == 0) reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
   }
   w.norm_together();
   for (int row = first_row; row < a.rows; row += at_once) {
     float total = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < threads; i += 4 * kWarp) {
-      const float4 part = w.shared.squares[row][i / (4 * kWarp)];
+      const float4 part = w.shared.of_row[row].squares[i / (4 * kWarp)];
       total = total + part.x + part.y + part.z + part.w;
     }
     const float reciprocal = reciprocal_rms(total, a.hidden, a.eps);
