@@ -60,6 +60,31 @@ inline int most_underway(std::span<const MatrixCut> cuts, int blocks) {
   return static_cast<int>(std::min(ceil_div(stages, kOfLayer), kMost));
 }
 
+/// Of the place of operands: the largest.
+inline int64_t operand_bytes(const Arguments& a) {
+  int columns = 0;
+  for (const MatrixCut& cut : a.cuts) columns = std::max(columns, cut.atoms * kAtomDepth);
+  // A mixture's down has a row for each chosen expert.
+  if (a.mixture.per_token > 0)
+    columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);
+  return int64_t{a.rows} * columns * 2;
+}
+
+/// Down's first columns, which gate_up's tiles before a block's last make, are gathered while
+/// gate_up goes on. For that the operand of gate_up, and of qkv, lies behind them, where there is
+/// room: `spare` bytes more.
+inline void place_early(Arguments& a, int blocks, int64_t spare) {
+  if (a.rows > 1 || a.mixture.per_token > 0) return;
+  constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
+  const MatrixCut& cut = a.cuts[kGateUp];
+  const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
+  const int64_t of_input = int64_t{a.hidden} * 2;
+  a.operand_bytes += std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
+  const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
+  a.cuts[kDown].early_atoms = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce;
+  if (a.cuts[kDown].early_atoms > 0) a.cuts[kQkv].operand_at = a.cuts[kGateUp].operand_at = at;
+}
+
 constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up
 constexpr int kExpertsUnderway = 3;                     // stages of weights on their way at once
 constexpr int kExpertColumns = 16, kExpertsAtOnce = 4;  // of a tile of down

@@ -33,6 +33,30 @@ __device__ __forceinline__ uint32_t describe_operand(const Arguments& a, uint32_
   return static_cast<uint32_t>(a.rows) << 16 | address >> 4;
 }
 
+/// Down's first atoms of activations: by the warps that do not multiply, while gate_up goes on. The
+/// first lane of each asks rarely, since memory is busy.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_early(const Worker<kHeadDim>& w) {
+  constexpr int kAsksEvery = 1000;  // ns
+  const MatrixCut& cut = w.a.cuts[kDown];
+  const int total = cut.early_atoms * (kAtomDepth / 4), lane = threadIdx.x % kWarp;
+  if (total == 0 || blockIdx.x >= cut.tiles) return;
+#pragma unroll 1
+  for (int i = this_thread() - kMultiplying * kWarp; i < total; i += kGathering) {
+    const uint64_t* from = inbox(w.a, w.a.cuts[kGateUp].words + i * 2);
+    WordPair pair{};
+    if (lane == 0)
+      for (pair.read(from); !pair.there(w.epoch); pair.read(from)) __nanosleep(kAsksEvery);
+    __syncwarp();
+    while (!pair.there(w.epoch)) pair.read(from);
+    (&reinterpret_cast<uint2&>(w.operand_at(cut, 0, i / 2 * 8)))[i % 2] =
+        uint2{static_cast<uint32_t>(pair.first), static_cast<uint32_t>(pair.second)};
+  }
+  fence_shared_for_async();
+  __syncwarp();
+  if (lane == 0) arrive(&w.shared.early);
+}
+
 /// Where a product is: in its operand, and in the ring (atoms of the stage ring.next).
 struct Progress {
   Ring ring;
@@ -88,17 +112,19 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
 template <int kHeadDim>
 __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
                                          const MatrixCut& cut, int lane, bool waits, Sums& c) {
-  Progress p{ring, describe_operand(w.a, shared_address(w.operand)), 0};
+  Progress p{ring, describe_operand(w.a, shared_address(w.operand) + cut.operand_at), 0};
+  const int waits_at = waits ? cut.atoms - cut.early_atoms : -1;
+  if (waits && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
 #pragma unroll 1
-  for (int left = cut.atoms; left > 0; waits = false) {
+  for (int left = cut.atoms; left > 0;) {
     if (left >= 16 && !cut.streams) {
-      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, waits, left == 16, c);
+      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, left == waits_at, left == 16, c);
       left -= 16;
     } else if (left >= 4) {
-      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, waits, left == 4, c);
+      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, left == waits_at, left == 4, c);
       left -= 4;
     } else {
-      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, waits, left == 1, c);
+      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, left == waits_at, left == 1, c);
       --left;
     }
   }
@@ -212,6 +238,7 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   if (warp >= kMultiplying || absent) {
     if (!absent)
       w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
+    if (product == kGateUp && warp >= kMultiplying) gather_early(w);
     if (product != kRouter) w.await_operand();  // the router's is gate_up's, too
     return;
   }

@@ -57,6 +57,8 @@ struct MatrixCut {
   int columns;                  // outputs (of one half)
   const __nv_bfloat16* bias;    // of the first layer; may be null
   int64_t words;                // where the outputs lie in the exchange buffer
+  int operand_at;               // in shared memory, bytes behind the place of all operands
+  int early_atoms;              // of down's operand: they are gathered while gate_up goes on
 };
 
 /// A mixture of experts in place of the MLP (decoder_mixture.cuh). Its maps' last axis names an
@@ -99,7 +101,7 @@ struct Arguments {
   const volatile int* stop;              // PeerTable's
   int rank, world;
   float eps, scale_log2;
-  int operand_pitch;  // in elements
+  int64_t operand_bytes;  // of the place that all operands share
   int layers, rows, hidden, heads, kv_heads, group, half_rotary;
   int block_shift, max_chunks, stages, norm_threads;
   int most_underway;  // stages of weights whose bytes are on their way
@@ -304,6 +306,7 @@ struct Shared {
   OwnUnits units;  // of this layer
   uint64_t full[kMostStages], empty[kMostStages];
   uint64_t ready;  // the operand: all warps have written their parts
+  uint64_t early;  // down's first atoms: the warps that gather have written them
   // Of a mixture: of this layer, once all its experts have been chosen.
   uint64_t chosen_all;
   alignas(16) float logits[kMostExperts];
@@ -321,7 +324,7 @@ struct Layout {
   /// by then, and o's is before it. Not so with a mixture, which has sums there.
   template <int kHeadDim>
   __host__ __device__ static Layout of(const Arguments& a) {
-    const int64_t operand = round_up(int64_t{a.rows} * a.operand_pitch * 2 + 128),
+    const int64_t operand = round_up(a.operand_bytes + 128),
                   of_out = round_up(int64_t{a.rows} * a.heads * kHeadDim * 2),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
@@ -371,8 +374,9 @@ struct Worker {
   /// The threads in the order in which they should take what comes next: those that multiply come
   /// last, since they have still to send.
   __device__ int ready_thread() const { return (this_thread() + kGathering) % kThreads; }
-  __device__ Packed& operand_at(int row, int column) const {
-    return *reinterpret_cast<Packed*>(operand + (column / 8 * a.rows + row) * sizeof(Packed));
+  __device__ Packed& operand_at(const MatrixCut& cut, int row, int column) const {
+    return *reinterpret_cast<Packed*>(operand + cut.operand_at +
+                                      (column / 8 * a.rows + row) * sizeof(Packed));
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {

@@ -71,8 +71,7 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
         project_experts(w);
         continue;
       } else if (has(product) && !(kMixture && product == kGateUp)) {
-        gather(w, product == kOut ? a.heads_at : a.cuts[kGateUp].words, cut.atoms * kAtomDepth,
-               product == kOut);
+        gather(w, cut, product == kOut ? a.heads_at : a.cuts[kGateUp].words, product == kOut);
       }
       project(w, product);
       if (kMixture && product == kRouter) choose(w);
@@ -114,7 +113,10 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x < a.stages) {
     init_barrier(&shared.full[threadIdx.x], 1);
     init_barrier(&shared.empty[threadIdx.x], kWarps);
-    if (threadIdx.x == 0) init_barrier(&shared.ready, kWarps);
+    if (threadIdx.x == 0) {
+      init_barrier(&shared.ready, kWarps);
+      init_barrier(&shared.early, kGathering / kWarp);
+    }
     fence_new_barriers();
   }
   if (kMixture && threadIdx.x == 0) {
@@ -286,18 +288,16 @@ template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true>
                                               : decoder::decoder_layers_kernel<kHeadDim, false>;
-  for (const MatrixCut& cut : a.cuts)
-    a.operand_pitch = std::max(a.operand_pitch, cut.atoms * decoder::kAtomDepth);
-  // A mixture's down has a row for each chosen expert.
-  if (a.mixture.per_token > 0)
-    a.operand_pitch = std::max(
-        a.operand_pitch, decoder::kMostChosen * a.cuts[decoder::kDown].atoms * decoder::kAtomDepth);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
-  const auto fixed = static_cast<size_t>(decoder::Layout::of<kHeadDim>(a).end);
-  if (fixed + decoder::kFewestStages * decoder::kStageBytes > max_shared_bytes_) return false;
-  a.stages = std::min<int>(decoder::kMostStages,
-                           static_cast<int>((max_shared_bytes_ - fixed) / decoder::kStageBytes));
-  const size_t shared_bytes = fixed + static_cast<size_t>(a.stages) * decoder::kStageBytes;
+  a.operand_bytes = decoder::operand_bytes(a);
+  const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };
+  const auto available = static_cast<int64_t>(max_shared_bytes_);
+  a.stages = static_cast<int>(
+      std::min<int64_t>(decoder::kMostStages, (available - fixed()) / decoder::kStageBytes));
+  if (a.stages < decoder::kFewestStages) return false;
+  const int64_t of_stages = int64_t{a.stages} * decoder::kStageBytes;
+  decoder::place_early(a, num_sms_, (available - fixed() - of_stages) / 128 * 128);
+  const auto shared_bytes = static_cast<size_t>(fixed() + of_stages);
   allow_shared_memory(reinterpret_cast<const void*>(kernel), max_shared_bytes_);
   int resident = 0;
   cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, decoder::kLaunched,

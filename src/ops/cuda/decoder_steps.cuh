@@ -151,7 +151,7 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
       Packed values = residual(row, c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
       normalise(values, reciprocal, weight);
-      w.operand_at(row, c) = values;
+      w.operand_at(a.cuts[kQkv], row, c) = values;
     }
   }
   fence_shared_for_async();
@@ -175,15 +175,16 @@ constexpr int kPairsGathered = 3;
 /// gather() of few words: each of the warps that did not multiply asks for 512 bytes in a row at a
 /// time. `thread`: in the order of ready_thread().
 template <int kHeadDim>
-__device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, int units, int total,
-                                           bool absent, int thread) {
+__device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+                                           int units, int total, bool absent, int thread) {
+  const int first = cut.early_atoms * kAtomDepth;
   WordPair pair[kPairsGathered] = {};
   uint32_t missing = 0;
   uint2* to[kPairsGathered];
 #pragma unroll
   for (int j = 0; j < kPairsGathered; ++j) {
     const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
-    to[j] = reinterpret_cast<uint2*>(&w.operand_at(row, c)) + c / 4 % 2;
+    to[j] = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first + c)) + c / 4 % 2;
     if (i >= 2 * total) break;
     if (absent && w.shared.context[row] <= 0)
       *to[j] = uint2{};
@@ -201,13 +202,15 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, int64_t sent, in
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
 /// zeros.
 template <int kHeadDim>
-__device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int columns,
+__device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
                                        bool absent) {
   constexpr int kAtOnce = 4;
   if (absent) await_chunks(w);
-  const int units = columns / 8, total = w.a.rows * units, thread = w.ready_thread();
+  const int first_column = cut.early_atoms * kAtomDepth;
+  sent += first_column / 2;
+  const int units = cut.atoms * (kAtomDepth / 8) - first_column / 8, total = w.a.rows * units, thread = w.ready_thread();
   const bool few = 2 * total <= kPairsGathered * kGathering;
-  if (few && thread < kGathering) gather_few(w, sent, units, total, absent, thread);
+  if (few && thread < kGathering) gather_few(w, cut, sent, units, total, absent, thread);
   for (int first = few ? total : thread; first < total; first += kAtOnce * kThreads) {
     Eight eight[kAtOnce] = {};
     uint32_t missing = 0;
@@ -221,7 +224,7 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, int64_t sent, int co
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       if (const int i = first + j * kThreads; i < total)
-        w.operand_at(i / units, i % units * 8) = eight[j].values();
+        w.operand_at(cut, i / units, first_column + i % units * 8) = eight[j].values();
   }
   fence_shared_for_async();
 }
