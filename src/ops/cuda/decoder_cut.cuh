@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <span>
 
 #include "ops/cuda/decoder_layers.cuh"
@@ -42,7 +43,8 @@ inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) 
     const int64_t tiles = ceil_div(groups, size),
                   cost = ceil_div(tiles, blocks) *
                          cycles_of_tile(static_cast<int>(size) * halves, atoms);
-    if (cost < best_cost || (cost == best_cost && !streams)) best = size, best_cost = cost;
+    if (cost < best_cost || (cost == best_cost && (!streams || tiles <= blocks)))
+      best = size, best_cost = cost;
   }
   MatrixCut cut = cut_of(columns, best * 8, static_cast<int>(best) * halves, atoms);
   cut.streams = streams;
@@ -83,6 +85,25 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
   const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
   a.cuts[kDown].early_atoms = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce;
   if (a.cuts[kDown].early_atoms > 0) a.cuts[kQkv].operand_at = a.cuts[kGateUp].operand_at = at;
+}
+
+/// How long the ring should be at most. Where one stage is under way, weights are there long before
+/// their operand: what comes still earlier is only in the way of the words.
+inline int most_stages(const Arguments& a) { return a.most_underway > 1 ? kMostStages : 11; }
+
+/// What depends on how long the ring is. The exchange before a product is over when its operand is
+/// there, so when the ring has been filled with its first stages; those behind come as fast as
+/// memory can bring them; not down's, where the exchange is in the middle. And what does not fit
+/// into the ring is only asked for when the first stages are free: soon, if few are waited for at
+/// once.
+inline void pace_products(Arguments& a) {
+  constexpr int kMoreLater = 1;
+  for (MatrixCut& cut : a.cuts) {
+    cut.underway = a.most_underway;
+    cut.underway_later = cut.underway + kMoreLater;
+    cut.calm_stages = cut.early_atoms > 0 ? INT_MAX : a.stages;
+    cut.fine_atoms = std::max(0, cut.stages - a.stages) * cut.stage_atoms;
+  }
 }
 
 constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up

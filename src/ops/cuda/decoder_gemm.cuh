@@ -13,11 +13,12 @@
 
 namespace nanovllm::decoder {
 
-/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on.
+/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on. `calm`:
+/// its stages of which `most` are on their way at once; of the others, `later`.
 __device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const MatrixCut& cut, int row,
-                                  int matrix, uint32_t most_underway) {
-  for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms) {
-    const Ring::Place place = ring.claim(most_underway);
+                                  int matrix, int calm, int most, int later) {
+  for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms, --calm) {
+    const Ring::Place place = ring.claim(calm > 0 ? most : later);
     arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
     copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, row, 0, atom, matrix);
   }
@@ -117,7 +118,7 @@ __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& 
   if (waits && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
 #pragma unroll 1
   for (int left = cut.atoms; left > 0;) {
-    if (left >= 16 && !cut.streams) {
+    if (left >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
       multiply_atoms<kHeadDim, 16>(w, cut, p, lane, left == waits_at, left == 16, c);
       left -= 16;
     } else if (left >= 4) {

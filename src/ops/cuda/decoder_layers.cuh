@@ -51,14 +51,17 @@ enum Product { kQkv, kOut, kGateUp, kDown, kProducts, kRouter = kProducts };
 /// stage of the ring holds some atoms (64 columns) of a tile; block b has the tiles b, b + grid..
 struct MatrixCut {
   int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
-  bool streams;                 // memory is waited for: a product waits for little at once
-  int atoms_that_fit, inverse;  // into a stage, and inverse_of() them
-  int columns_of_tile, stages;  // outputs (of one half); stages that a tile takes
-  int columns;                  // outputs (of one half)
-  const __nv_bfloat16* bias;    // of the first layer; may be null
-  int64_t words;                // where the outputs lie in the exchange buffer
-  int operand_at;               // in shared memory, bytes behind the place of all operands
-  int early_atoms;              // of down's operand: they are gathered while gate_up goes on
+  bool streams;                  // memory is waited for: a product waits for little at once
+  int atoms_that_fit, inverse;   // into a stage, and inverse_of() them
+  int columns_of_tile, stages;   // outputs (of one half); stages that a tile takes
+  int columns;                   // outputs (of one half)
+  const __nv_bfloat16* bias;     // of the first layer; may be null
+  int64_t words;                 // where the outputs lie in the exchange buffer
+  int operand_at;                // in shared memory, bytes behind the place of all operands
+  int early_atoms;               // of down's operand: they are gathered while gate_up goes on
+  int fine_atoms;                // so many first ones are waited for in small runs
+  int calm_stages;               // of a block: those that come while the operand is exchanged
+  int underway, underway_later;  // stages on their way at once: of calm_stages, of the others
 };
 
 /// A mixture of experts in place of the MLP (decoder_mixture.cuh). Its maps' last axis names an
@@ -328,12 +331,12 @@ struct Layout {
                   of_out = round_up(int64_t{a.rows} * a.heads * kHeadDim * 2),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
-    at.shared = a.mixture.per_token > 0         ? operand
+    at.shared = a.mixture.per_token > 0        ? operand
                 : operand - attention > of_out ? operand - attention
-                                                : of_out;
-    at.residual = at.shared + round_up(static_cast<int64_t>(
-                                  sizeof(Shared<kHeadDim>) -
-                                  (kMaxRows - a.rows) * sizeof(RowShared<kHeadDim>)));
+                                               : of_out;
+    at.residual = at.shared +
+                  round_up(static_cast<int64_t>(sizeof(Shared<kHeadDim>) -
+                                                (kMaxRows - a.rows) * sizeof(RowShared<kHeadDim>)));
     at.end = at.residual + int64_t{a.rows} * a.hidden * 2;
     return at;
   }

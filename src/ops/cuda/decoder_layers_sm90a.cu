@@ -9,10 +9,11 @@
 // they travel through the L2 cache in words that say of which layer they are (decoder_layers.cuh).
 //
 // What a layer costs beside its bytes is latency: the chain of tensor core steps of each product
-// (its order is fixed: docs/contract.md) and six exchanges between blocks. Two things made both far
-// slower than they need be: copies of weights on their way, behind which the exchange's words queue
-// (most_underway()), and code: what a layer runs through should fit into the instruction cache, so
-// all products share one piece of straight code.
+// (its order is fixed: docs/contract.md) and six exchanges between blocks. Three things made it far
+// slower than it need be: copies of weights on their way, behind which the exchange's words queue
+// (most_underway(), pace_products()); a ring too short for memory to work on while an exchange
+// lasts (Layout, place_early()); and code: what a layer runs through should fit into the
+// instruction cache, so all products share one piece of straight code.
 //
 //   norm, qkv      every block has the residual stream and normalises it for itself
 //   attention      units of (row, KV head, chunk): decoder_attention.cuh; then the merge of chunks
@@ -288,15 +289,16 @@ template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true>
                                               : decoder::decoder_layers_kernel<kHeadDim, false>;
-  a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   a.operand_bytes = decoder::operand_bytes(a);
+  a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };
   const auto available = static_cast<int64_t>(max_shared_bytes_);
   a.stages = static_cast<int>(
-      std::min<int64_t>(decoder::kMostStages, (available - fixed()) / decoder::kStageBytes));
+      std::min<int64_t>(decoder::most_stages(a), (available - fixed()) / decoder::kStageBytes));
   if (a.stages < decoder::kFewestStages) return false;
   const int64_t of_stages = int64_t{a.stages} * decoder::kStageBytes;
   decoder::place_early(a, num_sms_, (available - fixed() - of_stages) / 128 * 128);
+  decoder::pace_products(a);
   const auto shared_bytes = static_cast<size_t>(fixed() + of_stages);
   allow_shared_memory(reinterpret_cast<const void*>(kernel), max_shared_bytes_);
   int resident = 0;

@@ -31,7 +31,7 @@ __device__ inline void bring_gate_up(Ring& ring, const Arguments& a, const int* 
               row = (tile - of_token * a.mixture.tiles) * cut.columns_of_tile,
               matrix = chosen[of_token] * a.mixture.gate_up_steps[0] +
                        layer * a.mixture.gate_up_steps[1];
-    bring_tile(ring, &a.maps[kGateUp], cut, row, matrix, a.mixture.most_underway);
+    bring_tile(ring, &a.maps[kGateUp], cut, row, matrix, cut.stages, a.mixture.most_underway, 0);
   }
 }
 

@@ -11,13 +11,15 @@ namespace nanovllm::decoder {
 // -- The warp that brings weights, keys and values --
 
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
-                                    int layer, int most_underway) {
+                                    int layer, int more_underway) {
   const int rows = cut.columns_of_tile, grid = static_cast<int>(gridDim.x);
-  for (int tile = blockIdx.x; tile < cut.tiles; tile += grid) {
+  int calm = cut.calm_stages;
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += grid, calm -= cut.stages) {
     // In the last round of several some blocks have no tile: they leave room for the others.
-    const int most =
-        most_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
-    bring_tile(ring, map, cut, tile * rows, layer, most);
+    const int more =
+        more_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
+    bring_tile(ring, map, cut, tile * rows, layer, calm, cut.underway + more,
+               cut.underway_later + more);
   }
 }
 
@@ -75,24 +77,25 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
     Unit unit;
-    // A block that has keys to bring besides is given more of the way.
-    const int most_underway = a.most_underway + unit.find(a, contexts, layer, first_unit());
+    // A block that has keys to bring besides is given more of the way until it has done so.
+    const int more_underway = unit.find(a, contexts, layer, first_unit());
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
     if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
 #pragma unroll 1
     for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
       if (threadIdx.x % kWarp == 0)
-        bring_matrix(ring, &a.maps[product], a.cuts[product], layer, most_underway);
+        bring_matrix(ring, &a.maps[product], a.cuts[product], layer,
+                     product <= kOut ? more_underway : 0);
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
                    __shfl_sync(kFullMask, ring.next.parity, 0)};
       if (product != kQkv) continue;
 #pragma unroll 1
       for (int i = first_unit(); unit.find(a, contexts, layer, i); i += gridDim.x)
-        bring_keys<kHeadDim>(ring, a, unit, layer, most_underway);
+        bring_keys<kHeadDim>(ring, a, unit, layer, a.most_underway + more_underway);
     }
     if constexpr (kMixture) {
       if (threadIdx.x % kWarp == 0) {
-        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer, most_underway);
+        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer, 0);
         bring_experts(ring, a, shared, layer);
       }
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
@@ -136,7 +139,8 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
       sum = add_squares(sum, values);
     }
     sum = warp_sum(sum);
-    if (own % kWarp == 0) reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
+    if (own % kWarp == 0)
+      reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
   }
   w.norm_together();
   for (int row = first_row; row < a.rows; row += at_once) {
@@ -208,7 +212,8 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
-  const int units = cut.atoms * (kAtomDepth / 8) - first_column / 8, total = w.a.rows * units, thread = w.ready_thread();
+  const int units = cut.atoms * (kAtomDepth / 8) - first_column / 8, total = w.a.rows * units,
+            thread = w.ready_thread();
   const bool few = 2 * total <= kPairsGathered * kGathering;
   if (few && thread < kGathering) gather_few(w, cut, sent, units, total, absent, thread);
   for (int first = few ? total : thread; first < total; first += kAtOnce * kThreads) {
