@@ -25,6 +25,7 @@ static_assert(std::is_trivially_copyable_v<StepHeader>);
 
 constexpr std::chrono::milliseconds kPatience{8000}, kLastPatience{9500};
 constexpr std::chrono::milliseconds kLoadPatience{60'000};  // without progress
+constexpr std::chrono::milliseconds kLeavePatience{30'000};
 
 }  // namespace
 
@@ -106,6 +107,7 @@ ProcessRunner::~ProcessRunner() {
   try {
     int64_t over = 0;
     if (group_->rank() == 0) group_->broadcast(std::as_writable_bytes(std::span(&over, 1)));
+    const WaitForProcesses wait("the others to end", kLeavePatience);
     group_->leave();
   } catch (const std::exception&) {  // the others are gone already
   }
@@ -176,6 +178,7 @@ StepResult ProcessRunner::finish_step() {
 
 void ProcessRunner::serve() {
   failed_ = true;
+  const WatchForStoppedRanks watch("the next step");
   for (;;) {
     int64_t bytes = 0;
     // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.

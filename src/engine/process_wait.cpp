@@ -26,14 +26,10 @@ void end_process(const std::string& why) {
   std::_Exit(EXIT_FAILURE);
 }
 
-WaitForProcesses::WaitForProcesses(std::string what, std::chrono::milliseconds patience)
-    : what_(std::move(what)),
-      alarm_(patience, [this] { end_wait(what_, "too long"); }),
-      looks_([this] { look_for_stopped_ranks(); }) {
-  alarm_.set();
-}
+WatchForStoppedRanks::WatchForStoppedRanks(std::string what)
+    : what_(std::move(what)), looks_([this] { look(); }) {}
 
-WaitForProcesses::~WaitForProcesses() {
+WatchForStoppedRanks::~WatchForStoppedRanks() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
@@ -42,23 +38,27 @@ WaitForProcesses::~WaitForProcesses() {
   looks_.join();
 }
 
-bool WaitForProcesses::ends_within(std::chrono::milliseconds duration) {
+bool WatchForStoppedRanks::ends_within(std::chrono::milliseconds duration) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, duration, [&] { return ends_; });
 }
 
 // Looks are counted, not seconds: where all ranks are stopped and go on together, none has been
 // missing.
-void WaitForProcesses::look_for_stopped_ranks() {
+void WatchForStoppedRanks::look() {
   const auto patience = kStopped + lateness(process_place().rank);
   std::vector<int> before;
   for (std::chrono::milliseconds stopped{0}; !ends_within(kLook);) {
     const std::vector<int> now = stopped_ranks();
     stopped = !now.empty() && now == before ? stopped + kLook : std::chrono::milliseconds(0);
     before = now;
-    if (stopped < patience) continue;
-    end_wait(what_, "7 s");
+    if (stopped >= patience) end_wait(what_, "7 s");
   }
+}
+
+WaitForProcesses::WaitForProcesses(const std::string& what, std::chrono::milliseconds patience)
+    : stopped_(what), alarm_(patience, [what] { end_wait(what, "too long"); }) {
+  alarm_.set();
 }
 
 }  // namespace nanovllm

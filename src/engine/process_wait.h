@@ -14,21 +14,17 @@ namespace nanovllm {
 /// it here cannot be ended. mpirun then ends the others.
 [[noreturn]] void end_process(const std::string& why);
 
-/// Whatever waits for other processes while this lives, or calls of drivers that can hang with
-/// them, ends in time, or ends this process: when it has taken longer than `patience`, which has to
-/// do for slow disks and devices, or when another rank has been stopped for 7 seconds.
-class WaitForProcesses {
+/// While this lives, another rank that is stopped for 7 seconds ends this process.
+class WatchForStoppedRanks {
  public:
-  /// `what` is waited for: "the others to start".
-  WaitForProcesses(std::string what, std::chrono::milliseconds patience);
-  ~WaitForProcesses();
-  WaitForProcesses(const WaitForProcesses&) = delete;
-  WaitForProcesses& operator=(const WaitForProcesses&) = delete;
-  /// Starts afresh.
-  void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
+  /// `what` is waited for: "the next step".
+  explicit WatchForStoppedRanks(std::string what);
+  ~WatchForStoppedRanks();
+  WatchForStoppedRanks(const WatchForStoppedRanks&) = delete;
+  WatchForStoppedRanks& operator=(const WatchForStoppedRanks&) = delete;
 
  private:
-  void look_for_stopped_ranks();
+  void look();
   /// Whether it took less than `duration` until this is destroyed.
   bool ends_within(std::chrono::milliseconds duration);
 
@@ -36,8 +32,21 @@ class WaitForProcesses {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;
-  AlarmClock alarm_;
   std::thread looks_;
+};
+
+/// Whatever waits for other processes while this lives, or calls of drivers that can hang with
+/// them, ends in time, or ends this process: when another rank is stopped, or when it has taken
+/// longer than `patience`, which has to do for slow disks and devices.
+class WaitForProcesses {
+ public:
+  WaitForProcesses(const std::string& what, std::chrono::milliseconds patience);
+  /// Starts afresh.
+  void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
+
+ private:
+  WatchForStoppedRanks stopped_;
+  AlarmClock alarm_;
 };
 
 }  // namespace nanovllm

@@ -169,9 +169,9 @@ std::vector<std::string> short_answers(const std::string& directory, int ranks) 
   return arguments;
 }
 
-/// One message, soon, and mpirun's own about it.
-void expect_end_of_a_start(const ProcessResult& result, std::chrono::steady_clock::time_point begin,
-                           const std::string& message) {
+/// One message, soon after `begin`, and mpirun's own about it.
+void expect_one_message(const ProcessResult& result, std::chrono::steady_clock::time_point begin,
+                        const std::string& message) {
   constexpr std::chrono::seconds kLimit{10}, kMpirun{3};  // to start, and to end what is stopped
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kLimit + kMpirun);
   EXPECT_NE(result.exit_code, 0);
@@ -192,7 +192,7 @@ TEST(Mpi, ARankThatIsStoppedBeforeItStartsEndsTheOthers) {
         Case{4, 0, "rank 1 of 4 has waited 7 s for the others to start: rank 0 is stopped"}}) {
     SCOPED_TRACE(c.message);
     const auto begin = std::chrono::steady_clock::now();
-    expect_end_of_a_start(
+    expect_one_message(
         run_prepared(c.processes, fmt::format("[ $rank != {} ] || kill -STOP $$", c.stopped),
                      short_answers(demo_model(), c.processes)),
         begin, c.message);
@@ -220,9 +220,34 @@ TEST(Mpi, ARankThatIsStoppedAsItLoadsEndsTheOthers) {
                    "kill -STOP $$) & fi",
                    short_answers(demo_model(), 2));
   const bool opens = result.errors.find("open their devices") != std::string::npos;
-  expect_end_of_a_start(result, begin,
-                        fmt::format("rank 1 of 2 has waited 7 s for {}: rank 0 is stopped",
-                                    opens ? "the others to open their devices" : "weights"));
+  expect_one_message(result, begin,
+                     fmt::format("rank 1 of 2 has waited 7 s for {}: rank 0 is stopped",
+                                 opens ? "the others to open their devices" : "weights"));
+}
+
+TEST(Mpi, ARankThatIsStoppedWhileThereIsNothingToDoEndsTheOthers) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  struct Case {
+    int stopped;
+    const char *input_seconds, *message;
+  };
+  // Standard input is empty, and ends after a while or not in time.
+  for (const Case& c :
+       {Case{1, "4", "rank 0 of 2 has waited 7 s for the others to end: rank 1 is stopped"},
+        Case{0, "25", "rank 1 of 2 has waited 7 s for the next step: rank 0 is stopped"}}) {
+    SCOPED_TRACE(c.message);
+    const TempDirectory directory;
+    const std::string pipe = (directory.path() / "input").string();
+    const auto stops = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+    expect_one_message(
+        run_prepared(
+            2, fmt::format("if [ $rank = {} ]; then (sleep 3; kill -STOP $$) & fi", c.stopped),
+            long_answers("-", "cpu"),
+            fmt::format("if [ $rank = 0 ]; then mkfifo {0}; sleep {1} > {0} 2> /dev/null & exec "
+                        "\"$@\" < {0}; else exec \"$@\"; fi",
+                        pipe, c.input_seconds)),
+        stops, c.message);
+  }
 }
 
 TEST(Mpi, ARankThatIsStoppedEndsTheOthersOnCuda) {
