@@ -247,6 +247,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   LoadedEngine loaded;
   loaded.model = log.run("config.json", [&] { return read_model_config(directory); });
   check_parallel_size(loaded.model, config.tensor_parallel_size);
+  const WatchForStoppedRanks watch("the others to start");
   auto processes = join_ranks(config);
   if (config.tensor_parallel_size > 1) prepare_for_ranks();
   std::future<std::unique_ptr<Backend>> device = std::async(std::launch::async, [&] {
@@ -290,11 +291,15 @@ void serve(const std::string& directory, const EngineConfig& config) {
   check_parallel_size(model, config.tensor_parallel_size);
   std::unique_ptr<const Checkpoint> checkpoint;
   if (config.load_format != "dummy") checkpoint = std::make_unique<const Checkpoint>(directory);
-  auto group = join_ranks(config);
-  prepare_for_ranks();
-  auto device = open_device(config, group.get(), nullptr);
-  const auto runner = make_process_runner(std::move(group), std::move(device), model, config);
-  runner->load(checkpoint.get(), config.seed, {});
+  std::unique_ptr<ProcessRunner> runner;
+  {
+    const WatchForStoppedRanks watch("the others to start");
+    auto group = join_ranks(config);
+    prepare_for_ranks();
+    auto device = open_device(config, group.get(), nullptr);
+    runner = make_process_runner(std::move(group), std::move(device), model, config);
+    runner->load(checkpoint.get(), config.seed, {});
+  }
   runner->serve();
 }
 

@@ -107,6 +107,7 @@ ProcessRunner::~ProcessRunner() {
   try {
     int64_t over = 0;
     if (group_->rank() == 0) group_->broadcast(std::as_writable_bytes(std::span(&over, 1)));
+    const WatchForStoppedRanks watch("the others to end");
     const WaitForProcesses wait("the others to end", kLeavePatience);
     group_->leave();
   } catch (const std::exception&) {  // the others are gone already
@@ -178,7 +179,8 @@ StepResult ProcessRunner::finish_step() {
 
 void ProcessRunner::serve() {
   failed_ = true;
-  const WatchForStoppedRanks watch("the next step");
+  // Others are missed by rank 0, which can tell its requests.
+  const WatchForStoppedRanks watch("the next step", 0);
   for (;;) {
     int64_t bytes = 0;
     // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.

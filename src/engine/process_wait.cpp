@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -26,8 +27,10 @@ void end_process(const std::string& why) {
   std::_Exit(EXIT_FAILURE);
 }
 
-WatchForStoppedRanks::WatchForStoppedRanks(std::string what)
-    : what_(std::move(what)), looks_([this] { look(); }) {}
+WatchForStoppedRanks::WatchForStoppedRanks(std::string what, std::optional<int> only)
+    : what_(std::move(what)) {
+  if (process_place().count > 1) looks_ = std::thread([this, only] { look(only); });
+}
 
 WatchForStoppedRanks::~WatchForStoppedRanks() {
   {
@@ -35,7 +38,7 @@ WatchForStoppedRanks::~WatchForStoppedRanks() {
     ends_ = true;
   }
   changed_.notify_all();
-  looks_.join();
+  if (looks_.joinable()) looks_.join();
 }
 
 bool WatchForStoppedRanks::ends_within(std::chrono::milliseconds duration) {
@@ -45,19 +48,20 @@ bool WatchForStoppedRanks::ends_within(std::chrono::milliseconds duration) {
 
 // Looks are counted, not seconds: where all ranks are stopped and go on together, none has been
 // missing.
-void WatchForStoppedRanks::look() {
+void WatchForStoppedRanks::look(std::optional<int> only) {
   const auto patience = kStopped + lateness(process_place().rank);
   std::vector<int> before;
   for (std::chrono::milliseconds stopped{0}; !ends_within(kLook);) {
-    const std::vector<int> now = stopped_ranks();
+    std::vector<int> now = stopped_ranks();
+    if (only) std::erase_if(now, [&](int rank) { return rank != *only; });
     stopped = !now.empty() && now == before ? stopped + kLook : std::chrono::milliseconds(0);
-    before = now;
+    before = std::move(now);
     if (stopped >= patience) end_wait(what_, "7 s");
   }
 }
 
 WaitForProcesses::WaitForProcesses(const std::string& what, std::chrono::milliseconds patience)
-    : stopped_(what), alarm_(patience, [what] { end_wait(what, "too long"); }) {
+    : alarm_(patience, [what] { end_wait(what, "too long"); }) {
   alarm_.set();
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -14,17 +17,18 @@ namespace nanovllm {
 /// it here cannot be ended. mpirun then ends the others.
 [[noreturn]] void end_process(const std::string& why);
 
-/// While this lives, another rank that is stopped for 7 seconds ends this process.
+/// While this lives, another rank of this host that is stopped for 7 seconds ends this process.
+/// Where mpirun did not start it, nothing is done.
 class WatchForStoppedRanks {
  public:
-  /// `what` is waited for: "the next step".
-  explicit WatchForStoppedRanks(std::string what);
+  /// `what` is waited for: "the next step". `only`: the one rank that matters, if not all do.
+  explicit WatchForStoppedRanks(std::string what, std::optional<int> only = {});
   ~WatchForStoppedRanks();
   WatchForStoppedRanks(const WatchForStoppedRanks&) = delete;
   WatchForStoppedRanks& operator=(const WatchForStoppedRanks&) = delete;
 
  private:
-  void look();
+  void look(std::optional<int> only);
   /// Whether it took less than `duration` until this is destroyed.
   bool ends_within(std::chrono::milliseconds duration);
 
@@ -36,8 +40,8 @@ class WatchForStoppedRanks {
 };
 
 /// Whatever waits for other processes while this lives, or calls of drivers that can hang with
-/// them, ends in time, or ends this process: when another rank is stopped, or when it has taken
-/// longer than `patience`, which has to do for slow disks and devices.
+/// them, ends in time, or ends this process: when it has taken longer than `patience`, which has to
+/// do for slow disks and devices.
 class WaitForProcesses {
  public:
   WaitForProcesses(const std::string& what, std::chrono::milliseconds patience);
@@ -45,7 +49,6 @@ class WaitForProcesses {
   void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
 
  private:
-  WatchForStoppedRanks stopped_;
   AlarmClock alarm_;
 };
 

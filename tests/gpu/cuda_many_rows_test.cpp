@@ -36,8 +36,11 @@ size_t framed_size(const Shape& s) { return static_cast<size_t>((s.m + 1) * (s.n
 
 /// Edges on all sides of the tiles, and several tiles to a block.
 TEST_F(CudaManyRows, ProductsHaveTheBitsOfTheDefinition) {
-  for (const Shape& s :
-       {Shape{900, 4000, 1088}, {2048, 2048, 1024}, {3000, 2744, 1600}, {16, 16896, 1024}}) {
+  for (const Shape& s : {Shape{900, 4000, 1088},
+                         {2048, 2048, 1024},
+                         {3000, 2744, 1600},
+                         {16, 16896, 1024},
+                         {200, 16896, 1024}}) {
     Rig rig(*gpu_);
     const Operands o(rig, s, s.n, 0.03f);
     const std::vector<float> before(framed_size(s), 7.0f);
