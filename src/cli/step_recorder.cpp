@@ -22,6 +22,8 @@ class StepRecorder::RecordedGraph final : public Graph {
       : graph_(std::move(graph)), ops_(std::move(ops)), recorder_(recorder) {
     if (recorder.communicator_) kind_ = &recorder.kind_of(*ops_);
   }
+  bool is_ready() override { return graph_->is_ready(); }
+  void wait_until_ready() override { graph_->wait_until_ready(); }
   void launch() override {
     recorder_.count_eager();
     if (kind_) recorder_.count(*kind_);

@@ -10,15 +10,12 @@ constexpr int64_t kMostGraphs = 256;
 
 bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) {
   Entry& entry = entries_[key(input)];
-  if (entry.graph) {
+  if (entry.graph && entry.graph->is_ready()) {
     entry.graph->launch();
     return true;
   }
-  if (entry.ran && num_recorded_ < kMostGraphs) {  // from the second time on
+  if (!entry.graph && entry.ran && num_recorded_ < kMostGraphs)  // from the second time on
     record(entry, body);
-    entry.graph->launch();
-    return false;
-  }
   entry.ran = true;
   body();
   return false;
@@ -37,6 +34,8 @@ void StepGraphs::record(const StepInput& input, const std::function<void()>& bod
 void StepGraphs::record(Entry& entry, const std::function<void()>& body) {
   comm_.settle();
   entry.graph = ops_.capture(body);
+  // Ranks must issue the same, and none may wait for its device while others wait for it.
+  if (comm_.world_size() > 1) entry.graph->wait_until_ready();
   comm_.settle();
   ++num_recorded_;
 }

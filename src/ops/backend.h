@@ -26,9 +26,13 @@
 
 namespace nanovllm {
 
-/// A recorded sequence of operations (a CUDA graph).
+/// A recorded sequence of operations (a CUDA graph). It may still be prepared, beside whatever the
+/// caller does.
 struct Graph {
   virtual ~Graph() = default;
+  /// Whether launch() need not wait for that.
+  virtual bool is_ready() { return true; }
+  virtual void wait_until_ready() {}
   virtual void launch() = 0;
 };
 

@@ -1,6 +1,9 @@
 // The device itself: memory, copies, graphs.
 #include "ops/cuda/cuda_backend.h"
 
+#include <chrono>
+#include <future>
+
 #include "ops/cuda/communicator.h"
 #include "ops/cuda/lanes.h"
 
@@ -9,12 +12,42 @@ namespace {
 
 constexpr double kMegabyte = 1e6;
 
+/// Makes a graph of several hundred kernels executable: that takes some milliseconds.
+GraphExec instantiate(int device, const RawGraph& graph) {
+  cuda_check(cudaSetDevice(device));
+  cudaGraphExec_t instance = nullptr;
+  cuda_check(cudaGraphInstantiate(&instance, graph.get(), 0));
+  GraphExec exec(instance);
+  cudaStream_t stream = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const Stream owner(stream);
+  cuda_check(cudaGraphUpload(instance, stream));
+  cuda_check(cudaStreamSynchronize(stream));
+  return exec;
+}
+
+/// A thread of its own prepares it.
 class CudaGraph final : public Graph {
  public:
-  CudaGraph(GraphExec exec, cudaStream_t stream) : exec_(std::move(exec)), stream_(stream) {}
-  void launch() override { cuda_check(cudaGraphLaunch(exec_.get(), stream_)); }
+  CudaGraph(int device, RawGraph graph, cudaStream_t stream)
+      : pending_(
+            std::async(std::launch::async,
+                       [device, owner = std::move(graph)] { return instantiate(device, owner); })),
+        stream_(stream) {}
+  bool is_ready() override {
+    return !pending_.valid() ||
+           pending_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+  void wait_until_ready() override {
+    if (pending_.valid()) exec_ = pending_.get();
+  }
+  void launch() override {
+    wait_until_ready();
+    cuda_check(cudaGraphLaunch(exec_.get(), stream_));
+  }
 
  private:
+  std::future<GraphExec> pending_;
   GraphExec exec_;
   cudaStream_t stream_;  // the backend's, which outlives its graphs
 };
@@ -179,17 +212,13 @@ std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
   cudaGraph_t graph = nullptr;
   const cudaError_t ended =
       cudaStreamEndCapture(stream(), &graph);  // on every path: the stream must leave capture
-  const RawGraph owner(graph);
+  RawGraph owner(graph);
   if (failure) {
     (void)cudaGetLastError();
     std::rethrow_exception(failure);
   }
   cuda_check(ended);
-  cudaGraphExec_t instance = nullptr;
-  cuda_check(cudaGraphInstantiate(&instance, graph, 0));
-  GraphExec exec(instance);
-  cuda_check(cudaGraphUpload(instance, stream()));
-  return std::make_unique<CudaGraph>(std::move(exec), stream());
+  return std::make_unique<CudaGraph>(index_, std::move(owner), stream());
 }
 
 void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {
