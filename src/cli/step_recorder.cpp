@@ -217,6 +217,12 @@ bool StepRecorder::gemm_add(Tensor residual, Tensor x, Tensor w) {
            [=, this] { (void)ops_->gemm_add(residual, x, w); });
   return true;
 }
+bool StepRecorder::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
+  const auto run = [=, this] { return ops_->gemm_sample(token_ids, x, w, params); };
+  if (!run()) return false;
+  add_gemm(kHead, x, w, 0.0, [run] { (void)run(); });
+  return true;
+}
 bool StepRecorder::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
                                            Tensor q_norm, Tensor k_norm, float eps,
                                            const Batch& batch, Tensor cos_sin, KvCache cache) {

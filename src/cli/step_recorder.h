@@ -88,6 +88,7 @@ class StepRecorder : public Backend, public BackendProxy {
   GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
   bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
   bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
                                Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
                                KvCache cache) override;

@@ -32,6 +32,12 @@ class ParallelLMHead {
                  int64_t hidden_size);
   /// logits f32 [rows, vocab] of the hidden rows [rows, hidden]; gathered, on every rank.
   void forward(const Step& step, Tensor logits, Tensor hidden) const;
+  /// token_ids = a sample of what forward() gives, in one operation. False, and nothing is done,
+  /// where there is none.
+  bool sample(const Step& step, Tensor token_ids, Tensor hidden,
+              const SamplingBatch& params) const {
+    return step.comm.world_size() == 1 && step.ops.gemm_sample(token_ids, hidden, weight_, params);
+  }
   /// The two halves of forward(), where there are several ranks. This rank's columns of the logits,
   /// in step.arena: parts[rank] of the result f32 [world, rows, ceil(vocab / world)] ...
   Tensor multiply(const Step& step, Tensor hidden) const;

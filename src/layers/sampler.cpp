@@ -25,8 +25,10 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
     const int64_t samples_end =
         std::clamp(num_samples, begin, end);  // rows begin .. samples_end sample
     ArenaScope scope(step.arena);
-    Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size}), x;
-    if (hidden.shape[0] < step.batch.num_tokens()) {
+    Tensor x;
+    // All rows, where none is a prompt's, are in their order.
+    const bool in_order = num_rows == step.batch.num_tokens() && input.num_logprobs < 0;
+    if (in_order || hidden.shape[0] < step.batch.num_tokens()) {
       x = hidden.rows(begin, end);
     } else {
       x = step.arena.take(hidden.dtype, {end - begin, hidden.shape[1]});
@@ -35,7 +37,12 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
     const auto c = static_cast<size_t>(chunk);
     const bool masked =
         !input.mask_starts.empty() && input.mask_starts[c] < input.mask_starts[c + 1];
-    if (step.comm.world_size() > 1 && !masked && input.num_logprobs < 0 && samples_end == end) {
+    const bool only_samples = !masked && input.num_logprobs < 0 && samples_end == end;
+    if (only_samples && lm_head.sample(step, output.token_ids.rows(begin, end), x,
+                                       rows_of(input.params, begin, end)))
+      continue;
+    const Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
+    if (step.comm.world_size() > 1 && only_samples) {
       const Tensor parts = lm_head.multiply(step, x);
       if (step.comm.sample(output.token_ids.rows(begin, end), parts[step.comm.rank()], vocab_size,
                            rows_of(input.params, begin, end)))

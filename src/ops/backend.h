@@ -281,6 +281,11 @@ class Backend {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
+  /// sample() of the logits x w^T, which stay unknown. False, and nothing is done, where the backend
+  /// would need two steps: the caller then takes gemm() and sample().
+  virtual bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
+    return (void)token_ids, (void)x, (void)w, (void)params, false;
+  }
   /// logits f32 [t, experts] = x w^T, and moe_route() of them.
   virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
                           bool normalise) {

@@ -20,6 +20,8 @@
 namespace nanovllm {
 
 struct HeadsInput;  // gemm_heads.cuh
+struct RowRules;    // noisy_best.cuh
+struct RowScan;     // row_scan.cuh
 
 struct ExpertPlan;
 struct PeerTable;
@@ -95,6 +97,7 @@ class CudaBackend final : public Backend {
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
 #ifdef NANOVLLM_CUDA_HOPPER
+  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
   bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
                                Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
                                KvCache cache) override;
@@ -145,6 +148,9 @@ class CudaBackend final : public Backend {
   bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr);
   /// The same of large weights (gemm_wide_sm90a.cu).
   bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated);
+  /// Finds of each row of x w^T what a scan for sampling would, without storing them
+  /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
+  bool gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan);
   /// The same of many rows (gemm_large_sm90a.cu).
   template <LargeEnd end>
   bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});

@@ -23,10 +23,34 @@ struct RowRule {
   __device__ bool top_p_alone() const { return top_k == 0 && top_p < 1.0f; }
 };
 
+/// How each row is sampled that nothing filters. Where all_greedy, there is nothing to read.
+struct RowRules {
+  const float* temperature = nullptr;
+  const int64_t* seed = nullptr;
+  const int* position = nullptr;
+  bool all_greedy = false;
+
+  __device__ RowRule of(int row) const {
+    RowRule rule;
+    if (all_greedy) return rule;
+    rule.temperature = temperature[row];
+    rule.seed = static_cast<uint64_t>(seed[row]);
+    rule.position = static_cast<uint32_t>(position[row]);
+    return rule;
+  }
+};
+
 /// The random bits of one token, from those of its group of four.
 __device__ inline uint32_t bits_of(const Philox4& bits, int id) {
   const int lane = id % 4;
   return lane == 0 ? bits.x[0] : lane == 1 ? bits.x[1] : lane == 2 ? bits.x[2] : bits.x[3];
+}
+__device__ inline uint32_t largest(const Philox4& bits) {
+  return max(max(bits.x[0], bits.x[1]), max(bits.x[2], bits.x[3]));
+}
+/// The same of four values, where an index would need memory.
+__device__ inline float value_of(const Vec<float>& x, int at) {
+  return at == 0 ? x.v[0] : at == 1 ? x.v[1] : at == 2 ? x.v[2] : x.v[3];
 }
 __device__ inline float gumbel_of(uint32_t bits) { return -logf(-logf(noise_uniform(bits))); }
 __device__ inline uint64_t noisy_key(float logit, int id, uint32_t bits, float temperature) {
@@ -42,10 +66,15 @@ struct Bar {
   __device__ explicit Bar(float temperature) : scale(kLog2E / temperature) {
     if (!isfinite(scale)) scale = __int_as_float(0x7fffffff);
   }
+  /// With an offset found before.
+  __device__ Bar(float scale, float offset) : scale(scale), offset(offset) {}
   __device__ void raise(float other) {
     score = fmaxf(score, other);
-    offset = kLog2E * (0.01f + 1e-6f * fabsf(score) - score);
+    offset = offset_of(score);
     if (!isfinite(offset)) scale = __int_as_float(0x7fffffff);
+  }
+  static __device__ float offset_of(float score) {
+    return kLog2E * (0.01f + 1e-6f * fabsf(score) - score);
   }
   /// Bounds of a token's score, times log2(e): -log(1 - u) >= -log(-log(u)) > log(u / (1 - u)).
   __device__ float upper(float logit, uint32_t bits) const {
@@ -118,14 +147,11 @@ class NoisyBest {
       const int at = __ffs(static_cast<int>(left)) - 1;
       const bool in_a = at < 4;
       settle();
-      held_logit_ = in_a ? logit_of(a, at) : logit_of(b, at - 4);
+      held_logit_ = in_a ? value_of(a, at) : value_of(b, at - 4);
       held_id_ = in_a ? id_a + at : id_b + at - 4;
       held_bits_ = in_a ? bits_of(bits_a, at) : bits_of(bits_b, at - 4);
     }
     __syncwarp();
-  }
-  static __device__ float logit_of(const Vec<float>& x, int at) {
-    return at == 0 ? x.v[0] : at == 1 ? x.v[1] : at == 2 ? x.v[2] : x.v[3];
   }
   /// Computes the score of the held token, if it may still be the best.
   __device__ void settle() {
@@ -135,10 +161,6 @@ class NoisyBest {
     }
     held_id_ = -1;
   }
-  static __device__ uint32_t largest(const Philox4& bits) {
-    return max(max(bits.x[0], bits.x[1]), max(bits.x[2], bits.x[3]));
-  }
-
   const RowRule& rule_;
   Bar bar_;
   int first_id_;

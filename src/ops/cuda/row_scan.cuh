@@ -18,6 +18,14 @@ constexpr int kScanWarps = 8;  // warps of a block
 constexpr int kScanBlocksPerSm = 4;
 constexpr uint32_t kMinusInfinityOrder = 0x007fffffu;  // order_of(-inf)
 
+/// What all blocks know of a row of logits while they scan it, as order_of(): the largest logit and a
+/// score that a token has; zeros before.
+struct alignas(8) KnownRow {
+  uint32_t most, score;
+};
+constexpr int64_t kMostKnownRows = 512;
+constexpr size_t kKnownBytes = kMostKnownRows * sizeof(KnownRow);  // the end of a scan's memory
+
 /// A scan's division and what it leaves, per row.
 struct RowScan {
   int rows, tiles, warps;     // tiles and warps of one row
@@ -37,6 +45,7 @@ inline RowScan plan_scan(int64_t rows, int64_t vocab, int num_sms, std::byte* me
                          size_t bytes) {
   constexpr int64_t kWarpsPerSm = kScanBlocksPerSm * kScanWarps;
   const int64_t tiles = ceil_div(vocab, int64_t{kTile});
+  bytes -= kKnownBytes;
   const int64_t row_bytes =
       tiles * static_cast<int64_t>(sizeof(uint64_t[2]) + (kChunksPerTile + 1) * sizeof(float));
   rows = std::min(rows, static_cast<int64_t>(bytes) / row_bytes);

@@ -25,23 +25,18 @@ struct SampleArguments {
   const float* logits;
   int64_t stride;
   int vocab, first_id;  // tokens here, and the id of the first; a multiple of 4
-  const float* temperature;
+  RowRules rules;
   const int* top_k;
   const float *top_p, *min_p;
-  const int64_t* seed;
-  const int* position;
-  bool all_greedy, any_filter, wide;
+  bool any_filter, wide;
   RowScan scan;
+  KnownRow* known;  // of gemm_sample(), to be cleared; else null
 
   __device__ LogitRow row(int index) const { return {logits + index * stride, vocab, wide}; }
 };
 
 __device__ RowRule rule_of(const SampleArguments& a, int index) {
-  RowRule rule;
-  if (a.all_greedy) return rule;
-  rule.temperature = a.temperature[index];
-  rule.seed = static_cast<uint64_t>(a.seed[index]);
-  rule.position = static_cast<uint32_t>(a.position[index]);
+  RowRule rule = a.rules.of(index);
   if (!a.any_filter) return rule;
   if (const int k = a.top_k[index]; k > 0 && k < a.vocab) rule.top_k = k;
   rule.top_p = a.top_p[index];
@@ -138,7 +133,9 @@ __global__ void __launch_bounds__(kScanWarps* kWarp) choose_kernel(const SampleA
   const int index = static_cast<int>(blockIdx.x) * kScanWarps + threadIdx.x / kWarp;
   if (index >= a.scan.rows) return;
   const BestKeys best(a.scan, index);
-  if (threadIdx.x % kWarp == 0) a.token_ids[index] = best.token(rule_of(a, index));
+  if (threadIdx.x % kWarp != 0) return;
+  a.token_ids[index] = best.token(rule_of(a, index));
+  if (a.known) a.known[index] = {};
 }
 
 /// The same where every rank has scanned a part of the row: both keys are exchanged, in words.
@@ -200,7 +197,34 @@ __global__ void __launch_bounds__(kRowThreads, 2) choose_filtered_kernel(const S
   if (threadIdx.x == 0) a.token_ids[index] = token;
 }
 
+/// Of the rows from `begin` on.
+RowRules rules_of(const SamplingBatch& params, int64_t begin) {
+  if (params.all_greedy) return {.all_greedy = true};
+  return {.temperature = params.temperature.ptr<float>() + begin,
+          .seed = params.seed.ptr<int64_t>() + begin,
+          .position = params.position.ptr<int32_t>() + begin};
+}
+
 }  // namespace
+
+#ifdef NANOVLLM_CUDA_HOPPER
+bool CudaBackend::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
+  const int64_t rows = x.shape[0], vocab = w.shape[0];
+  check(x.rank == 2 && w.rank == 2 && x.shape[1] == w.shape[1] && x.dtype == w.dtype &&
+            token_ids.numel() == rows && static_cast<uint64_t>(vocab) <= kMaxVocab,
+        "gemm_sample: {} tokens from {} times {} transposed", token_ids.numel(), x.describe(),
+        w.describe());
+  if (params.any_filter && !params.all_greedy) return false;
+  SampleArguments a{};
+  a.rules = rules_of(params, 0);
+  a.token_ids = token_ids.ptr<int32_t>();
+  a.known = reinterpret_cast<KnownRow*>(scan_scratch_.get() + kScanBytes - kKnownBytes);
+  if (!gemm_scan(x, w, a.rules, a.scan)) return false;
+  launch_early(choose_kernel, grid_size(ceil_div(rows, int64_t{kScanWarps})), kScanWarps * kWarp, 0,
+               a);
+  return true;
+}
+#endif
 
 void CudaBackend::mask_logits(Tensor logits, Tensor pairs) {
   check(logits.rank == 2 && pairs.rank == 2 && pairs.shape[1] == 2, "mask_logits: pairs {} of {}",
@@ -239,18 +263,13 @@ void CudaBackend::sample_rows(Tensor token_ids, Tensor logits, const SamplingBat
   a.stride = logits.stride[0];
   a.vocab = static_cast<int>(vocab);
   a.first_id = static_cast<int>(first_id);
-  a.all_greedy = params.all_greedy;
   a.any_filter = params.any_filter && !params.all_greedy;
   a.wide = wide_rows({logits});
   for (int64_t begin = 0; begin < rows; begin += a.scan.rows) {
     a.scan = plan_scan(rows - begin, vocab, num_sms_, scan_scratch_.get(), kScanBytes);
     a.token_ids = token_ids.ptr<int32_t>() + begin;
     a.logits = logits.ptr<float>() + begin * a.stride;
-    if (!a.all_greedy) {
-      a.temperature = params.temperature.ptr<float>() + begin;
-      a.seed = params.seed.ptr<int64_t>() + begin;
-      a.position = params.position.ptr<int32_t>() + begin;
-    }
+    a.rules = rules_of(params, begin);
     if (a.any_filter) {
       a.top_k = params.top_k.ptr<int32_t>() + begin;
       a.top_p = params.top_p.ptr<float>() + begin;

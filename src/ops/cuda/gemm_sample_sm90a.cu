@@ -1,0 +1,51 @@
+// Launches gemm_sample.cuh.
+#include <algorithm>
+
+#include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_sample.cuh"
+
+namespace nanovllm {
+namespace {
+
+constexpr int64_t kMostRows = 256, kTileRows = 64;
+static_assert(kMostRows <= kMostKnownRows);
+
+}  // namespace
+
+bool CudaBackend::gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan) {
+  const int64_t m = x.shape[0], vocab = w.shape[0];
+  if (!is_hopper_ || x.dtype != DType::bf16 || m == 0 || m > kMostRows ||
+      x.shape[1] % kSliceWidth != 0 || vocab % 4 != 0 || !wide_rows({x, w}))
+    return false;
+  const auto run = [&]<int kGroups>() {
+    HeadShape shape{};
+    shape.rows = static_cast<int>(m);
+    shape.vocab = static_cast<int>(vocab);
+    shape.row_blocks = static_cast<int>(ceil_div(m, kGroups * kTileRows));
+    shape.tile_rows = static_cast<int>(ceil_div(m, int64_t{shape.row_blocks} * kGroups * 8) * 8);
+    shape.tiles = static_cast<int>(ceil_div(vocab, int64_t{kHeadColumns}));
+    shape.slices = std::min(shape.tiles, num_sms_ / shape.row_blocks);
+    shape.steps = static_cast<int>(x.shape[1] / kSliceWidth);
+    const HeadLayout layout{kGroups, shape.tile_rows};
+    const int bytes = static_cast<int>(max_shared_bytes_) - layout.fixed_bytes();
+    shape.stages = std::clamp(bytes / layout.stage_bytes(), 2, kMostStages);
+    scan = {};
+    scan.rows = shape.rows;
+    scan.warps = shape.slices;
+    scan.keys = reinterpret_cast<uint64_t(*)[2]>(scan_scratch_.get());
+    launch_early(gemm_sample_kernel<kGroups>, grid_size(int64_t{shape.row_blocks} * shape.slices),
+                 static_cast<unsigned>(layout.threads()),
+                 static_cast<size_t>(layout.fixed_bytes() + shape.stages * layout.stage_bytes()),
+                 gemm_map(encode_map_, w, {.parts = 1, .rows = kHeadColumns, .slices = 1}),
+                 gemm_map(encode_map_, x, {.parts = 1, .rows = layout.rows(), .slices = 1}), shape,
+                 rules, scan,
+                 reinterpret_cast<KnownRow*>(scan_scratch_.get() + kScanBytes - kKnownBytes));
+  };
+  if (m <= kTileRows)
+    run.operator()<1>();
+  else
+    run.operator()<2>();
+  return true;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,98 @@
+// Sampling that never writes its logits: the tokens must be those of the product and the sampling
+// one after the other.
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "gpu/gpu_test.h"
+
+namespace nanovllm {
+namespace {
+
+class CudaSampling : public GpuTest {};
+
+/// Parameters of rows, all sorts of them: greedy, cold, hot, seeded in 64 bits.
+struct Rules {
+  SamplingBatch batch;
+  Rules(Rig& rig, int64_t rows, bool greedy) {
+    constexpr float kTemperatures[] = {0.6f, 1.0f, 0.0f, 2.5f, 0.05f, 1e-30f, 0.6f};
+    std::vector<float> temperature, ones(static_cast<size_t>(rows), 1.0f),
+        zeros(static_cast<size_t>(rows));
+    std::vector<int32_t> top_k(static_cast<size_t>(rows)), position;
+    std::vector<int64_t> seed;
+    for (int64_t i = 0; i < rows; ++i) {
+      temperature.push_back(
+          greedy ? 0.0f : kTemperatures[static_cast<size_t>(i) % std::size(kTemperatures)]);
+      seed.push_back((i * 7919 + 1) << (i % 40));
+      position.push_back(static_cast<int32_t>(i * i));
+    }
+    batch = {rig.upload(temperature, DType::f32, {rows}),
+             rig.upload(std::span<const int32_t>(top_k), {rows}),
+             rig.upload(ones, DType::f32, {rows}),
+             rig.upload(zeros, DType::f32, {rows}),
+             rig.upload(std::span<const int64_t>(seed), {rows}),
+             rig.upload(std::span<const int32_t>(position), {rows})};
+    batch.all_greedy = greedy;
+    batch.any_filter = false;
+  }
+};
+
+struct HeadSize {
+  int64_t vocab, k;
+  float spread;  // of the weights: of the logits, times the root of k
+};
+
+/// The tokens of a product and of a sampling, and of both at once.
+void compare(Backend& gpu, const HeadSize& size, Tensor w, int64_t rows, bool greedy,
+             bool broken = false) {
+  Rig rig(gpu);
+  std::vector<float> values = normal_values(rows * size.k, static_cast<uint32_t>(rows));
+  if (broken) {
+    values[0] = NAN;
+    values[static_cast<size_t>(rows / 2 * size.k)] = INFINITY;
+  }
+  const Tensor x = rig.upload(values, DType::bf16, {rows, size.k}),
+               logits = rig.empty(DType::f32, {rows, size.vocab}),
+               want = rig.empty(DType::i32, {rows}), got = rig.empty(DType::i32, {rows});
+  const Rules rules(rig, rows, greedy);
+  gpu.gemm(logits, x, w);
+  gpu.sample(want, logits, rules.batch);
+  ASSERT_TRUE(gpu.gemm_sample(got, x, w, rules.batch)) << "no kernel";
+  EXPECT_TRUE(rig.bytes(got) == rig.bytes(want))
+      << rows << " rows, " << size.vocab << " tokens, k " << size.k << (greedy ? ", greedy" : "")
+      << (broken ? ", broken" : "");
+}
+
+TEST_F(CudaSampling, WithoutLogitsGivesTheTokensOfLogits) {
+  for (const HeadSize& size : {HeadSize{33024, 1024, 0.02f},
+                               {151936, 64, 0.4f},
+                               {4112, 192, 0.0f},
+                               {1008, 128, 0.2f},
+                               {16, 64, 0.1f}}) {
+    Rig rig(*gpu_);
+    const Tensor w = rig.weight(normal_values(size.vocab * size.k, 2, size.spread), DType::bf16,
+                                size.vocab, size.k);
+    for (const int64_t rows : {1, 7, 16, 33, 64, 65, 100, 112, 128, 129, 160, 200, 256})
+      compare(*gpu_, size, w, rows, false);
+    for (const int64_t rows : {5, 150}) {
+      compare(*gpu_, size, w, rows, true);
+      compare(*gpu_, size, w, rows, false, true);
+      compare(*gpu_, size, w, rows, true, true);
+    }
+  }
+}
+
+/// Logits that grow from token to token, so that every one is better than all before it.
+TEST_F(CudaSampling, WithoutLogitsFindsALaterTokenThatIsBetter) {
+  constexpr int64_t kVocab = 8192, kDepth = 64;
+  Rig rig(*gpu_);
+  std::vector<float> values(static_cast<size_t>(kVocab * kDepth));
+  for (int64_t i = 0; i < kVocab; ++i)
+    for (int64_t j = 0; j < kDepth; ++j)
+      values[static_cast<size_t>(i * kDepth + j)] = static_cast<float>(i >> (j % 2 * 8)) * 1e-3f;
+  const Tensor w = rig.weight(values, DType::bf16, kVocab, kDepth);
+  for (const int64_t rows : {3, 90, 256}) compare(*gpu_, {kVocab, kDepth, 0}, w, rows, false);
+}
+
+}  // namespace
+}  // namespace nanovllm
