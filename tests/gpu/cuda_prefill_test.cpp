@@ -17,15 +17,16 @@ struct Shape {
 
 class CudaPrefill : public GpuTest {
  protected:
-  /// The rows of `parts` at once, and in pieces of at most `piece` rows.
+  /// The rows of `parts` at once, and in pieces of at most `piece` rows; elements of queries are
+  /// about as large as `spread`.
   void compare(const Shape& shape, std::vector<int> lengths, const std::vector<Part>& parts,
-               int piece, uint32_t seed) {
+               int piece, uint32_t seed, float spread = 4.0f) {
     Rig rig(*gpu_);
     const PagedSequences paged(rig, DType::bf16, shape.block, shape.kv_heads, shape.head_dim,
                                std::move(lengths), seed);
     int64_t tokens = 0;
     for (const Part& part : parts) tokens += part.end - part.begin;
-    const auto values = normal_values(tokens * shape.heads * shape.head_dim, seed + 500, 4.0f);
+    const auto values = normal_values(tokens * shape.heads * shape.head_dim, seed + 500, spread);
     const Tensor q = rig.upload(values, DType::bf16, {tokens, shape.heads, shape.head_dim}),
                  whole = rig.empty(DType::bf16, {tokens, shape.heads, shape.head_dim}),
                  pieces = rig.empty(DType::bf16, {tokens, shape.heads, shape.head_dim});
@@ -47,7 +48,8 @@ class CudaPrefill : public GpuTest {
       different += std::memcmp(a.data() + at, b.data() + at, head) != 0;
     EXPECT_EQ(different, 0) << "of " << a.size() / head << " rows: heads " << shape.heads << "/"
                             << shape.kv_heads << ", head_dim " << shape.head_dim << ", block "
-                            << shape.block << ", window " << shape.window << ", seed " << seed;
+                            << shape.block << ", window " << shape.window << ", seed " << seed
+                            << ", spread " << spread;
   }
 };
 
@@ -72,6 +74,13 @@ TEST_F(CudaPrefill, HasTheBitsOfTheOtherKernels) {
     }
     compare(shape, lengths, parts, 61, seed++);
   }
+}
+
+// Where no score moves its row's base, where most do, and where a base is so large that rounding
+// decides.
+TEST_F(CudaPrefill, HasTheBitsOfTheOtherKernelsForScoresOfAnySize) {
+  for (const float spread : {0.25f, 16.0f, 1e5f, 1e7f})
+    compare({16, 8, 128, 64, 0}, {1500, 700}, {{0, 0, 1500}, {1, 0, 700}}, 61, 77, spread);
 }
 
 TEST_F(CudaPrefill, TakesManyShortSequencesAndOneLong) {

@@ -7,98 +7,9 @@
 #pragma once
 
 #include "ops/cuda/attention_prefill_load.cuh"
+#include "ops/cuda/attention_prefill_rows.cuh"
 
 namespace nanovllm {
-
-/// A lane's part of two rows (lane / 4 and 8 below it) of its warp's 16.
-struct ItemRows {
-  int row[2], begin[2], end[2];  // rows count from the sequence's first; keys begin .. end - 1
-  int warp_begin, warp_end;      // keys that all 16 rows see
-  int first_tile, end_tile;      // of the warpgroup's rows
-
-  __device__ ItemRows(const PrefillItem& item, const PrefillArguments& a) {
-    const int warp = uniform(static_cast<int>(threadIdx.x / kWarp)) - 4,
-              first = item.first_row + warp / 4 * kConsumerRows,
-              warp_first = item.first_row + warp * 16;
-    // A row past the end repeats the last.
-    const auto position = [&](int packed) {
-      return item.first_position + token_of(min(packed, item.rows - 1), a.group_reciprocal);
-    };
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row[r] = warp_first + static_cast<int>(threadIdx.x % kWarp) / 4 + 8 * r;
-      end[r] = position(row[r]) + 1;
-      begin[r] = first_key(end[r] - 1, a.window);
-    }
-    warp_begin = first_key(position(warp_first + 15), a.window);
-    warp_end = position(warp_first) + 1;
-    first_tile = first_key(position(first), a.window) / kTileKeys;
-    end_tile = position(first + kConsumerRows - 1) / kTileKeys + 1;
-    if (first >= item.rows) first_tile = end_tile = item.end_tile;
-  }
-  /// Masks the keys of tile `tile` that a row does not see.
-  __device__ void mask(float (&score)[kTileKeys / 8][4], int tile) const {
-    const int first = tile * kTileKeys;
-    if (first >= warp_begin && first + kTileKeys <= warp_end) return;
-#pragma unroll
-    for (int j = 0; j < kTileKeys / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = first + 8 * j + static_cast<int>(threadIdx.x % 4) * 2 + e % 2;
-        if (key < begin[e / 2] || key >= end[e / 2]) score[j][e] = kMinusInfinity;
-      }
-  }
-};
-
-/// The running softmax of a lane's two rows within a chunk.
-struct ChunkSoftmax {
-  float base[2], sum[2], factor[2];
-
-  __device__ void start() {
-    base[0] = base[1] = kMinusInfinity;
-    sum[0] = sum[1] = 0.0f;
-  }
-  /// Scores become weights. Whether a row's results so far must be multiplied with `factor`.
-  __device__ bool add(float (&score)[kTileKeys / 8][4], float scale_log2) {
-    float maximum[2];  // of the lane's part of the rows
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float even = score[0][2 * r], odd = score[0][2 * r + 1];
-#pragma unroll
-      for (int j = 1; j < kTileKeys / 8; ++j) {
-        even = fmaxf(even, score[j][2 * r]);
-        odd = fmaxf(odd, score[j][2 * r + 1]);
-      }
-      maximum[r] = fmaxf(even, odd);
-    }
-    // Rounding is monotone: a row's maximum moves the base if and only if a lane's does. So most
-    // tiles need no exchange of maxima.
-    const auto rise = [&](int r) { return __fmul_rn(__fsub_rn(maximum[r], base[r]), scale_log2); };
-    const bool any = __any_sync(kFullMask, fmaxf(rise(0), rise(1)) > kBaseSlack);
-    factor[0] = factor[1] = 1.0f;
-    if (any)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        base[r] = next_base(base[r], quad_max(maximum[r]), scale_log2, factor[r]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float common = finite_or_zero(base[r]);
-      float group[4];
-#pragma unroll
-      for (int g = 0; g < 4; ++g) {
-        float(&low)[4] = score[2 * g], (&high)[4] = score[2 * g + 1];
-#pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          low[e] = weight_of(low[e], common, scale_log2);
-          high[e] = weight_of(high[e], common, scale_log2);
-        }
-        group[g] = group_sum(low[2 * r], low[2 * r + 1], high[2 * r], high[2 * r + 1]);
-      }
-      sum[r] = __fmaf_rn(sum[r], factor[r], tile_sum(group[0], group[1], group[2], group[3]));
-    }
-    return any;
-  }
-};
 
 /// What a warpgroup keeps of an item: its queries, the output of the chunk it is in, and the result
 /// of the chunks before (the values in shared memory).
@@ -109,7 +20,7 @@ struct Consumer {
   const PrefillArguments& a;
   unsigned at = 0;  // tiles met so far, of all items: the place in the ring
   uint32_t query[kHeadDim / 16][4], weight[kTileKeys / 16][4];
-  float score[kTileKeys / 8][4], out[kHeadDim / 8][4];
+  float score[kTileKeys / 8][4], weighed[kTileKeys / 8][4], out[kHeadDim / 8][4];
   ChunkSoftmax softmax;
   float merged_base[2], merged_sum[2], old_factor[2], new_factor[2];
   bool merged_any;  // there is a chunk before this one
@@ -189,7 +100,7 @@ struct Consumer {
   __device__ void pack_weights() {
 #pragma unroll
     for (int g = 0; g < kTileKeys / 16; ++g) {
-      const float(&low)[4] = score[2 * g], (&high)[4] = score[2 * g + 1];
+      const float(&low)[4] = weighed[2 * g], (&high)[4] = weighed[2 * g + 1];
       weight[g][0] = pack_bf16(low[0], low[1]);
       weight[g][1] = pack_bf16(low[2], low[3]);
       weight[g][2] = pack_bf16(high[0], high[1]);
@@ -254,27 +165,32 @@ struct Consumer {
     pin(score);
     release(&shared.k_empty[stage(at)]);
     rows.mask(score, rows.first_tile);
-    softmax.add(score, scale_log2);
+    softmax.add(score, weighed, scale_log2, true);
     pack_weights();
     bool accumulate = false;  // the chunk has an output
     bool merge = false;       // there is an output of the chunk before, which is complete
     for (int tile = rows.first_tile + 1; tile < rows.end_tile; ++tile, ++at) {
       begin_turn();
       begin_scores(at + 1);
-      if (merge) merge_output<false>();
-      begin_output(at, accumulate);
-      end_turn();
+      if (merge) {
+        end_turn();  // merging takes long
+        merge_output<false>();
+        begin_output(at, accumulate);
+      } else {
+        begin_output(at, accumulate);
+        end_turn();
+      }
       const bool chunk_begins = tile % (kChunk / kTileKeys) == 0;
       if (chunk_begins) end_chunk();
       wgmma_wait<1>();
       pin(score);
       release(&shared.k_empty[stage(at + 1)]);
       rows.mask(score, tile);
-      const bool rescale = softmax.add(score, scale_log2);
+      const bool rescale = softmax.add(score, weighed, scale_log2, chunk_begins);
       // The assembler moves a wait up as far as it can, but not out of a branch: the weights are to
       // be computed while the tensor cores are busy. All warps of the warpgroup take the same one,
       // as waiting asks for.
-      pin(score);
+      pin(weighed);
       if (chunk_begins) {
         finish_output();
       } else {
