@@ -121,7 +121,7 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
 TEST_F(CudaInvariance, GatedRowsHaveTheBitsOfTheBody) {
   constexpr int64_t kRows = 264;
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
-           {3072, 1024}, {1048, 320}, {24, 64}, {12296, 704}}) {
+           {3072, 1024}, {1048, 320}, {24, 64}, {12296, 704}, {6152, 1408}}) {
     Rig rig(*gpu_);
     auto values = normal_values(kRows * k, 5, 0.1f), weights = normal_values(2 * n * k, 6);
     for (int64_t i = 0; i < kRows; ++i) {

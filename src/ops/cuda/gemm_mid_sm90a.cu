@@ -14,8 +14,10 @@ constexpr int64_t kMostRows = 256, kTileRows = 64;
 /// Fewer rows are gemm_skinny.cuh's, whose smaller tiles give more SMs a part of a small weight.
 /// Measured on an H200.
 int64_t fewest_rows(const Tensor& w, DType out) {
+  constexpr int64_t kLongChain = 2048;  // where skinny tiles wait for long
   if (out == DType::f32) return 33;
-  return w.numel() * 2 > kLargeWeight ? 9 : 65;
+  const int64_t bytes = w.numel() * 2;
+  return bytes > kLargeWeight || (w.shape[1] >= kLongChain && 2 * bytes > kLargeWeight) ? 9 : 65;
 }
 
 /// What a ring takes of an SM's shared memory: nearly all, or half where two blocks share an SM,

@@ -18,6 +18,7 @@ struct WideKernel {
 };
 constexpr WideKernel kKernels[] = {
     {{80, 1, 2}, 4},     {{96, 1, 2}, 4},     {{112, 1, 2}, 4},    {{128, 1, 2}, 4},
+    {{80, 3, 1, true}},  {{96, 3, 1, true}},  {{112, 3, 1, true}}, {{128, 3, 1, true}},
     {{144, 3, 1, true}}, {{160, 3, 1, true}}, {{176, 3, 1, true}}, {{192, 3, 1, true}},
     {{208, 3, 1, true}}, {{224, 3, 1, true}}, {{240, 3, 1, true}}, {{256, 3, 1, true}},
 };
@@ -28,7 +29,7 @@ struct WidePlan {
 };
 
 /// The cut with the fewest rows in vain whose tiles are all under way at once, and keep nine of ten
-/// SMs busy.
+/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much.
 WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
   WidePlan best;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -37,6 +38,7 @@ WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
     const int64_t row_blocks = ceil_div(rows, int64_t{t.rows}),
                   blocks = row_blocks * ceil_div(outputs, int64_t{t.outputs()});
     if (t.gated != gated || blocks > num_sms || 10 * blocks < 9 * num_sms) continue;
+    if (gated && row_blocks > 2) continue;
     if (row_blocks * t.rows < least)
       least = row_blocks * t.rows, best = {i, static_cast<int>(row_blocks)};
   }
