@@ -116,11 +116,11 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   DecoderShape wider{"wider", 1, 7168, 8, 2, 128, 832};
   wider.other_biases = true;
   compare(*gpu_, wider);
-  // Several rounds of gate_up's tiles: down's first columns come while gate_up goes on.
   DecoderShape tall{"tall", 3, 320, 8, 1, 128, 6400};
   tall.head_norms = true;
   compare(*gpu_, tall);
-  DecoderShape large{"Qwen3-8B", 1, 4096, 32, 8, 128, 12288};
+  // Down is long: its first columns come while gate_up goes on.
+  DecoderShape large{"Qwen3-8B", 2, 4096, 32, 8, 128, 12288};
   large.head_norms = true;
   compare(*gpu_, large);
 }

@@ -43,7 +43,7 @@ inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) 
     const int64_t tiles = ceil_div(groups, size),
                   cost = ceil_div(tiles, blocks) *
                          cycles_of_tile(static_cast<int>(size) * halves, atoms);
-    if (cost < best_cost || (cost == best_cost && (!streams || tiles <= blocks)))
+    if (cost < best_cost || (cost == best_cost && (!streams || (halves == 1 && tiles <= blocks))))
       best = size, best_cost = cost;
   }
   MatrixCut cut = cut_of(columns, best * 8, static_cast<int>(best) * halves, atoms);
@@ -76,7 +76,8 @@ inline int64_t operand_bytes(const Arguments& a) {
 /// gate_up goes on. For that the operand of gate_up, and of qkv, lies behind them, where there is
 /// room: `spare` bytes more.
 inline void place_early(Arguments& a, int blocks, int64_t spare) {
-  if (a.rows > 1 || a.mixture.per_token > 0) return;
+  // It pays where down is several rings long.
+  if (a.rows > 1 || a.mixture.per_token > 0 || a.cuts[kDown].stages < 3 * a.stages) return;
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
   const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
