@@ -4,7 +4,7 @@
 // Faults. A rank that throws ends its process without taking leave, and mpirun then ends the
 // others; a rank that is missing in a collective for 8 seconds, or that the others' GPUs wait for,
 // has the same effect. So has one that is missing for 30 seconds while devices are opened, or long
-// after the others have loaded their weights; and one of this host that is stopped for 7 seconds,
+// after the others have loaded their weights; and one of this host that is stopped for 6 seconds,
 // be it at the start, between steps or at the end.
 #pragma once
 

@@ -12,7 +12,7 @@
 namespace nanovllm {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{500}, kStopped{7'000};
+constexpr std::chrono::milliseconds kLook{500}, kStopped{6'000};
 
 [[noreturn]] void end_wait(const std::string& what, const char* how) {
   const ProcessPlace place = process_place();
@@ -56,7 +56,7 @@ void WatchForStoppedRanks::look(std::optional<int> only) {
     if (only) std::erase_if(now, [&](int rank) { return rank != *only; });
     stopped = !now.empty() && now == before ? stopped + kLook : std::chrono::milliseconds(0);
     before = std::move(now);
-    if (stopped >= patience) end_wait(what_, "7 s");
+    if (stopped >= patience) end_wait(what_, "6 s");
   }
 }
 

@@ -17,7 +17,7 @@ namespace nanovllm {
 /// it here cannot be ended. mpirun then ends the others.
 [[noreturn]] void end_process(const std::string& why);
 
-/// While this lives, another rank of this host that is stopped for 7 seconds ends this process.
+/// While this lives, another rank of this host that is stopped for 6 seconds ends this process.
 /// Where mpirun did not start it, nothing is done.
 class WatchForStoppedRanks {
  public:

@@ -186,7 +186,7 @@ TEST(Mpi, ARankThatIsStoppedBeforeItStartsEndsTheOthers) {
   const auto begin = std::chrono::steady_clock::now();
   expect_one_message(
       run_prepared(2, "[ $rank != 1 ] || kill -STOP $$", short_answers(demo_model(), 2)), begin,
-      "rank 0 of 2 has waited 7 s for the others to start: rank 1 is stopped");
+      "rank 0 of 2 has waited 6 s for the others to start: rank 1 is stopped");
 }
 
 TEST(Mpi, ARankOfFourThatIsStoppedIsNamed) {
@@ -194,7 +194,7 @@ TEST(Mpi, ARankOfFourThatIsStoppedIsNamed) {
   const ProcessResult result =
       run_prepared(4, "[ $rank != 0 ] || kill -STOP $$", short_answers(demo_model(), 4));
   EXPECT_NE(result.exit_code, 124) << "it had to be killed";
-  EXPECT_NE(result.errors.find("of 4 has waited 7 s for the others to start: rank 0 is stopped\n"),
+  EXPECT_NE(result.errors.find("of 4 has waited 6 s for the others to start: rank 0 is stopped\n"),
             std::string::npos)
       << result.errors;
 }
@@ -219,7 +219,7 @@ TEST(Mpi, ARankThatIsStoppedAsItLoadsEndsTheOthers) {
                    "kill -STOP $$) & fi",
                    short_answers(demo_model(), 2));
   expect_one_message(result, begin,
-                     "rank 1 of 2 has waited 7 s for the others to start: rank 0 is stopped");
+                     "rank 1 of 2 has waited 6 s for the others to start: rank 0 is stopped");
 }
 
 TEST(Mpi, ARankThatIsStoppedWhileThereIsNothingToDoEndsTheOthers) {
@@ -230,8 +230,8 @@ TEST(Mpi, ARankThatIsStoppedWhileThereIsNothingToDoEndsTheOthers) {
   };
   // Standard input is empty, and ends after a while or not in time.
   for (const Case& c :
-       {Case{1, "4", "rank 0 of 2 has waited 7 s for the others to end: rank 1 is stopped"},
-        Case{0, "25", "rank 1 of 2 has waited 7 s for the next step: rank 0 is stopped"}}) {
+       {Case{1, "4", "rank 0 of 2 has waited 6 s for the others to end: rank 1 is stopped"},
+        Case{0, "25", "rank 1 of 2 has waited 6 s for the next step: rank 0 is stopped"}}) {
     SCOPED_TRACE(c.message);
     const TempDirectory directory;
     const std::string pipe = (directory.path() / "input").string();
