@@ -20,6 +20,15 @@ void with_index(int index, F&& f) {
   }
 }
 
+/// Where a ring of stages is.
+struct RingCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void next(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
 // -- Clusters --
 
 /// This block's place in its cluster.
@@ -32,6 +41,14 @@ __device__ inline uint32_t cluster_rank() {
 __device__ inline void sync_cluster() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/// The same where the threads have written nothing but new barriers, after fence_new_barriers(): it
+/// waits for no memory.
+__device__ inline void sync_new_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }

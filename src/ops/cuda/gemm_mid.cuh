@@ -23,11 +23,16 @@ struct MidShape {
   int64_t stride;     // of y's rows
   int tile_rows;      // of a tensor core tile that are used: a multiple of 8, at most 64
   int row_blocks;     // that cover all rows: even, if paired
-  int blocks;         // that have a tile
+  int blocks;         // that have a tile, or would have, did none stay for several
   int steps;          // stages that cover k
   int stages;         // of the ring
   bool paired;
 };
+
+/// Products in f32 are logits, which are many tiles to each SM: blocks stay, and copy for the next
+/// tile while they store one.
+template <class Y>
+constexpr bool kStays = std::is_same_v<Y, float>;
 
 constexpr int kPair = 2;            // blocks of a cluster
 constexpr int kGroupThreads = 128;  // of a group of four warps
@@ -79,6 +84,39 @@ __device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const S
               kSlices ? slice + rank * (tile.depth / kPair) : slice);
 }
 
+/// f(place) for each tile of a block that stays.
+template <MidTile tile, class F>
+__device__ void for_tiles(const MidShape& shape, F&& f) {
+  for (int i = static_cast<int>(blockIdx.x); i < shape.blocks; i += static_cast<int>(gridDim.x))
+    f(MidPlace{i % shape.row_blocks * tile.block_rows(shape.tile_rows),
+               i / shape.row_blocks * tile.outputs()});
+}
+
+/// The two threads' parts where blocks stay.
+template <MidTile tile>
+__device__ void copy_all_weights(const CUtensorMap& w, const MidShape& shape,
+                                 const SkinnyRing& ring) {
+  RingCursor at;
+  for_tiles<tile>(shape, [&](const MidPlace& place) {
+    for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
+      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+      copy_weight<tile>(w, shape, ring, place, step, at.stage);
+    }
+  });
+  let_next_start();
+}
+template <MidTile tile>
+__device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape, const SkinnyRing& ring) {
+  wait_for_previous();
+  RingCursor at;
+  for_tiles<tile>(shape, [&](const MidPlace& place) {
+    for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
+      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+      copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, place.row, 0, step * tile.depth);
+    }
+  });
+}
+
 /// One thread's part.
 template <MidTile tile>
 __device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const SkinnyRing& ring,
@@ -109,10 +147,10 @@ __device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const Ski
 
 // -- Products --
 
-/// A group's sums over all of k.
-template <MidTile tile>
+/// A group's sums over all of k. `stays`: the block has more tiles, and begins at `at`.
+template <MidTile tile, bool stays = false>
 __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidShape& shape,
-                         const SkinnyRing& ring, int group) {
+                         const SkinnyRing& ring, int group, RingCursor& at) {
   const int lane = threadIdx.x % kWarp, blocks = shape.paired ? kPair : 1;
   const int tile_bytes = shape.tile_rows * kSliceRowBytes;
   const uint64_t next_tile = static_cast<uint64_t>(tile_bytes >> 4),
@@ -122,11 +160,10 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
 #pragma unroll
     for (float& s : sum[t]) s = 0.0f;
   int last = 0;
-  uint32_t parity = 0;
-  for (int step = 0, stage = 0; step < shape.steps; ++step) {
-    wait_barrier(ring.full + stage, parity);
-    const uint64_t w = tile_of(ring.weight(stage)),
-                   x = tile_of(ring.rows(stage) + group * tile.tiles * tile_bytes);
+  for (int step = 0; step < shape.steps; ++step) {
+    wait_barrier(ring.full + at.stage, at.parity);
+    const uint64_t w = tile_of(ring.weight(at.stage)),
+                   x = tile_of(ring.rows(at.stage) + group * tile.tiles * tile_bytes);
     wgmma_fence();
 #pragma unroll
     for (int slice = 0; slice < tile.depth; ++slice)
@@ -140,12 +177,13 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
     wgmma_wait<1>();  // all but these
     // The stage before this one is free. Nobody arrives that nobody waits for: the other block
     // might be gone.
-    if (step > 0 && step - 1 + shape.stages < shape.steps && lane < blocks)
+    if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks)
       arrive_at(ring.empty + last, static_cast<uint32_t>(lane));
-    last = stage;
-    if (++stage == shape.stages) stage = 0, parity ^= 1;
+    last = at.stage;
+    at.next(shape.stages);
   }
   wgmma_wait<0>();
+  if (stays && lane == 0) arrive(ring.empty + last);
 #pragma unroll
   for (int t = 0; t < tile.tiles; ++t) pin(sum[t]);
 }
@@ -242,18 +280,37 @@ __device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, cons
   HeadReads reads;
   reads.load(input.heads, row, shape.rows, c);
   float sum[1][tile.columns / 2];
-  multiply<tile>(sum, shape, ring, group);
+  RingCursor at;
+  multiply<tile>(sum, shape, ring, group, at);
   HeadPairs<1> pairs;
   pairs.take(sum[0]);
   pairs.finish_rows(input, reads, weights, 0, head, c, y + row * shape.stride + place.column + c,
                     shape.stride, min(shape.tile_rows, shape.rows - first) - in_tile);
+}
+/// All tiles of a block that stays.
+template <MidTile tile>
+__device__ void multiply_and_store_all(float* y, const MidShape& shape, const SkinnyRing& ring,
+                                       int group) {
+  RingCursor at;
+  wait_for_previous();
+  for_tiles<tile>(shape, [&](const MidPlace& place) {
+    float sum[tile.tiles][tile.columns / 2];
+    multiply<tile, true>(sum, shape, ring, group, at);
+#pragma unroll
+    for (int t = 0; t < tile.tiles; ++t) {
+      const int row = place.row + (group * tile.tiles + t) * shape.tile_rows;
+      store_rows<tile>(y + row * shape.stride + place.column, shape.stride, sum[t],
+                       min(shape.tile_rows, shape.rows - row), shape.columns - place.column);
+    }
+  });
 }
 template <MidTile tile, class Y>
 __device__ void multiply_and_store(Y* y, const MidShape& shape, const SkinnyRing& ring,
                                    const MidPlace& place, int group, MidNothing) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
-  multiply<tile>(sum, shape, ring, group);
+  RingCursor at;
+  multiply<tile>(sum, shape, ring, group, at);
   if constexpr (tile.gated) sync_threads<1, tile.consumers()>();  // nobody reads the ring any more
 #pragma unroll
   for (int t = 0; t < tile.tiles; ++t) {
@@ -302,19 +359,30 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     fence_new_barriers();
   }
   if (shape.paired)
-    sync_cluster();
+    sync_new_cluster();
   else
     __syncthreads();
   if (warp >= kConsumers / kWarp) {
     if constexpr (tile.is_large()) leave_registers<24>();
-    if (warp == kConsumers / kWarp && threadIdx.x % kWarp == 0)
-      copy_weights<tile>(w, shape, ring, place);
-    if (warp == kConsumers / kWarp + 1 && threadIdx.x % kWarp == 0)
-      copy_rows<tile>(x, shape, ring, place);
+    if (warp == kConsumers / kWarp && threadIdx.x % kWarp == 0) {
+      if constexpr (kStays<Y>)
+        copy_all_weights<tile>(w, shape, ring);
+      else
+        copy_weights<tile>(w, shape, ring, place);
+    }
+    if (warp == kConsumers / kWarp + 1 && threadIdx.x % kWarp == 0) {
+      if constexpr (kStays<Y>)
+        copy_all_rows<tile>(x, shape, ring);
+      else
+        copy_rows<tile>(x, shape, ring, place);
+    }
   } else {
     if constexpr (tile.is_large()) take_registers<240>();
-    multiply_and_store<tile>(y, shape, ring, place,
-                             tile.groups == 1 ? 0 : warp / (kGroupThreads / kWarp), input);
+    const int group = tile.groups == 1 ? 0 : warp / (kGroupThreads / kWarp);
+    if constexpr (kStays<Y>)
+      multiply_and_store_all<tile>(y, shape, ring, group);
+    else
+      multiply_and_store<tile>(y, shape, ring, place, group, input);
   }
 }
 

@@ -137,7 +137,10 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
                               std::min(kMostStages, std::max(2, shape.steps)));
     shape.paired = kKernels[i].shares && plan.row_blocks % kPair == 0;
     const unsigned cluster = shape.paired ? kPair : 1;
-    const int64_t blocks = divides_sms() ? shape.blocks : std::max(shape.blocks, num_sms_);
+    constexpr int kBlocksPerSm = kKernels[i].ring == kHalfRing ? 2 : 1;
+    const int64_t blocks = kStays<Y>       ? std::min(shape.blocks, num_sms_ * kBlocksPerSm)
+                           : divides_sms() ? shape.blocks
+                                           : std::max(shape.blocks, num_sms_);
     const dim3 grid{grid_size(ceil_div(blocks, cluster) * cluster)};
     const auto shared = static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.stages));
     const int parts = gated ? 2 : 1;

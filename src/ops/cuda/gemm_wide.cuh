@@ -1,4 +1,4 @@
-// y[m, n] = x[m, k] w[n, k]^T for 129 to 256 rows, on sm_90: gemm_mid.cuh with the operands
+// y[m, n] = x[m, k] w[n, k]^T for 65 to 256 rows, on sm_90: gemm_mid.cuh with the operands
 // exchanged. The weight's rows are wgmma's A, 64 to a group of four warps, and x is B, so that one
 // instruction takes all rows of a block, whatever their number, and x is read from shared memory
 // once for 64 columns of y.
@@ -35,14 +35,6 @@ struct WideRing {
   int bytes;
   uint64_t *full, *empty;
   __device__ unsigned char* at(int stage) const { return data + stage * bytes; }
-};
-/// Where a ring is.
-struct WideCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void next(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
 };
 
 /// A kernel's tile: 64 rows of w for each of `groups` of four warps, by `rows` rows of x; `depth`
@@ -91,7 +83,7 @@ __device__ void wide_copy_x(const CUtensorMap& x, const WideRing& ring, const Wi
 template <WideTile tile>
 __device__ void wide_copy_weights(const CUtensorMap& w, const WideShape& shape,
                                   const WideRing& ring, const WidePlace& place) {
-  WideCursor at;
+  RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
     if (step == shape.stages) let_next_start();
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
@@ -105,7 +97,7 @@ template <WideTile tile>
 __device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
                                const WidePlace& place) {
   wait_for_previous();
-  WideCursor at;
+  RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
     wide_copy_x<tile>(x, ring, place, step, at.stage);
@@ -128,8 +120,8 @@ __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, cons
 template <WideTile tile>
 __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const WideShape& shape,
                                const WideRing& weights, const WideRing& rows,
-                               const WidePlace& place, int step, const WideCursor& w_at,
-                               const WideCursor& x_at) {
+                               const WidePlace& place, int step, const RingCursor& w_at,
+                               const RingCursor& x_at) {
   if (step + shape.stages < shape.steps) {
     wait_barrier(weights.empty + w_at.stage, w_at.parity);
     wide_copy_weight<tile>(w, weights, place, step + shape.stages, w_at.stage);
@@ -149,7 +141,7 @@ __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int i = 0; i < tile.rows / 2; ++i) sum[i] = 0.0f;
-  WideCursor w_at, x_at, w_last, x_last;
+  RingCursor w_at, x_at, w_last, x_last;
 #pragma unroll 1
   for (int step = 0; step < shape.steps; ++step) {
     wait_barrier(rows.full + x_at.stage, x_at.parity);
