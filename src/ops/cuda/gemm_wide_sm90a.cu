@@ -8,8 +8,12 @@
 namespace nanovllm {
 namespace {
 
+/// Other numbers of rows are gemm_mid.cuh's. Measured on an H200.
 constexpr int64_t kFewestRows = 129, kMostRows = 256;
-constexpr int kRingBytes = 222 * 1024;  // of an SM's shared memory
+constexpr bool takes_rows(int64_t rows, bool gated) {
+  return (kFewestRows <= rows && rows <= kMostRows) || (gated && 65 <= rows && rows <= 112);
+}
+constexpr int kRingBytes = 224 * 1024;  // of an SM's shared memory
 
 /// A kernel, and the stages of rows in its ring; 0: as many as of weights. Measured on an H200.
 struct WideKernel {
@@ -29,7 +33,8 @@ struct WidePlan {
 };
 
 /// The cut with the fewest rows in vain whose tiles are all under way at once, and keep nine of ten
-/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much.
+/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much, and of
+/// few rows one.
 WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
   WidePlan best;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -38,7 +43,7 @@ WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
     const int64_t row_blocks = ceil_div(rows, int64_t{t.rows}),
                   blocks = row_blocks * ceil_div(outputs, int64_t{t.outputs()});
     if (t.gated != gated || blocks > num_sms || 10 * blocks < 9 * num_sms) continue;
-    if (gated && row_blocks > 2) continue;
+    if (gated && row_blocks > (rows < kFewestRows ? 1 : 2)) continue;
     if (row_blocks * t.rows < least)
       least = row_blocks * t.rows, best = {i, static_cast<int>(row_blocks)};
   }
@@ -60,7 +65,7 @@ CUtensorMap weight_map(EncodeMap encode, const Tensor& w, int64_t parts, int64_t
 bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated) {
   const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
   if (!is_hopper_ || runs_lanes_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 ||
-      m < kFewestRows || m > kMostRows || w.numel() * 2 <= kLargeWeight || k % kSliceWidth != 0 ||
+      !takes_rows(m, gated) || w.numel() * 2 <= kLargeWeight || k % kSliceWidth != 0 ||
       outputs % kWideUnit != 0 || !wide_rows({y, x, w}))
     return false;
   const WidePlan plan = plan_of(m, outputs, gated, num_sms_);
