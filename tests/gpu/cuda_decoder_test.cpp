@@ -47,6 +47,7 @@ const std::vector<int32_t> kContexts[] = {{1},
                                           {256},
                                           {1025},
                                           {2048},
+                                          {2500},
                                           {64, 65},
                                           {300, 0, 1},
                                           {255, 256, 257, 1500},
@@ -56,7 +57,7 @@ void compare(Backend& gpu, const DecoderShape& shape) {
   DecoderRig decoder(gpu, shape);
   int compared = 0, refused = 0;
   for (const auto& contexts : kContexts) {
-    constexpr int64_t kMaxContext = 2048;
+    constexpr int64_t kMaxContext = 2560;
     const auto seed =
         static_cast<uint32_t>(contexts.size() * 10 + static_cast<size_t>(contexts[0]));
     bool served = false;

@@ -104,6 +104,8 @@ inline void pace_products(Arguments& a) {
     cut.underway_later = cut.underway + kMoreLater;
     cut.calm_stages = cut.early_atoms > 0 ? INT_MAX : a.stages;
     cut.fine_atoms = std::max(0, cut.stages - a.stages) * cut.stage_atoms;
+    cut.held = !cut.streams && cut.atoms % kRun == 0 && cut.atoms <= kMostHeld &&
+               cut.fine_atoms == 0 && cut.early_atoms == 0;
   }
 }
 

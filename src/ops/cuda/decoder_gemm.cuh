@@ -57,7 +57,6 @@ __device__ __forceinline__ void gather_early(const Worker<kHeadDim>& w) {
   __syncwarp();
   if (lane == 0) arrive(&w.shared.early);
 }
-
 /// Where a product is: in its operand, and in the ring (atoms of the stage ring.next).
 struct Progress {
   Ring ring;
@@ -87,8 +86,7 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   uint32_t atoms[kAtoms];
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
-  if (waits) wait_barrier(&w.shared.ready, w.projected & 1);
-  __syncwarp();
+  if (waits) w.take_operand();
   const uint32_t step_of_x = 2 * w.a.rows;
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * step_of_x;
@@ -108,11 +106,55 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   p.inside -= passed * cut.atoms_that_fit;
 }
 
+/// multiply() of a tile whose stages are all in the ring at once, as they are by the time that the
+/// operand is: a lane waits for its atoms before, and between the runs of a chain there is little.
+template <int kHeadDim>
+__device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const Ring& ring,
+                                              const MatrixCut& cut, int lane, bool waits, Sums& c) {
+  uint32_t address[kMostHeld / kWarp];
+#pragma unroll
+  for (int i = 0; i < kMostHeld / kWarp; ++i) {
+    const int at = min(lane + i * kWarp, cut.atoms - 1), stage = stage_of(cut, at);
+    const Ring::Place place = ring.place(stage);
+    ring.wait_full(place);
+    address[i] = shared_address(ring.at(place)) +
+                 (at - stage * cut.atoms_that_fit) * cut.groups * kAtomBytes;
+  }
+  const Ring::Place own = ring.place(min(lane, cut.stages - 1));
+  uint32_t at_x = describe_operand(w.a, shared_address(w.operand) + cut.operand_at);
+  __syncwarp();
+#pragma unroll 1
+  for (int run = 0; run < cut.atoms; run += kRun, waits = false) {
+    uint32_t atoms[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) atoms[i] = __shfl_sync(kFullMask, address[0], i);
+    if (waits) w.take_operand();
+    const uint32_t step_of_x = 2 * w.a.rows;
+    uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
+    at_x += 4 * kRun * step_of_x;
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+#pragma unroll
+      for (int step = 0; step < 4; ++step, x += step_of_x)
+        product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
+    wgmma_commit();
+    // The next run's come to the first lanes: a constant lane's value is known to be all lanes'.
+    const uint32_t later = __shfl_sync(kFullMask, address[0], lane + kRun & kWarp - 1);
+    address[1] = __shfl_sync(kFullMask, address[1], lane + kRun & kWarp - 1);
+    address[0] = lane < kWarp - kRun ? later : address[1];
+    wgmma_wait<0>();
+  }
+  pin(c);
+  if (lane < cut.stages) ring.release(own, kWarps / kMultiplying);
+}
+
 /// c = weights x operand^T of a tile, by the first four warps. All products of all tiles share this
 /// code: what is run once a layer is not in the instruction cache.
 template <int kHeadDim>
 __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
                                          const MatrixCut& cut, int lane, bool waits, Sums& c) {
+  if (cut.held) return multiply_held(w, ring, cut, lane, waits, c);
   Progress p{ring, describe_operand(w.a, shared_address(w.operand) + cut.operand_at), 0};
   const int waits_at = waits ? cut.atoms - cut.early_atoms : -1;
   if (waits && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
@@ -132,87 +174,111 @@ __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& 
   pin(c);
 }
 
-__device__ inline float with_bias(float value, const __nv_bfloat16* bias, int column) {
-  const __nv_bfloat16 rounded = __float2bfloat16_rn(value);
-  if (!bias) return to_float(rounded);
-  return to_float(__float2bfloat16_rn(to_float(rounded) + to_float(bias[column])));
-}
-
-/// Where two outputs of a tile, of one row, go to: found before they are there.
+/// Where two outputs of a tile go to, those of one row and those of the next: found before they are
+/// there.
 struct Outlet {
-  int at, column;   // the first one's place in the tile, in the row
-  uint64_t* words;  // of the exchange
-  const __nv_bfloat16* bias;
+  int column;       // the first one's
+  uint64_t* words;  // of the exchange, for the first row
+  uint32_t biases;  // of both
+  /// Bits: whether the first row's are needed; the next row's; whether there are biases; whether
+  /// the words go to all blocks, and not elsewhere.
+  uint32_t is;
+  static constexpr uint32_t kBiased = 4, kPlain = 8;
 
-  /// Columns `at` and `at` + 1 of row `row`.
+  /// Of a lane: columns 16 warp + lane / 4 and the next, or those 8 further on, of two rows.
   template <int kHeadDim>
-  __device__ void find(const Worker<kHeadDim>& w, const MatrixCut& cut, int tile, int row,
-                       int at_column) {
-    at = at_column;
+  __device__ void find(const Worker<kHeadDim>& w, int product, int tile, int warp, int lane) {
+    const Arguments& a = w.a;
+    const MatrixCut& cut = a.cuts[product];
+    const int at = warp * 16 + lane / 4 % 2 * 8 + lane / 8 * 2, row = lane % 4 * 2;
     column = tile * cut.columns_of_tile + at;
-    words = w.a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
-    bias = w.of_layer(cut.bias);
-    asm volatile("" : "+r"(at), "+r"(column), "+l"(words), "+l"(bias));
+    words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
+    const bool present = at < cut.columns_of_tile && column < cut.columns,
+               ends = product == kDown && w.layer + 1 == a.layers,
+               sums = a.world > 1 && (product == kOut || product == kDown);
+    is = present ? (row < a.rows ? 1 : 0) | (row + 1 < a.rows ? 2 : 0) : 0;
+    if (!ends && !sums) is |= kPlain;
+    biases = 0;
+    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); bias && product != kGateUp) {
+      is |= kBiased;
+      if (present) biases = *reinterpret_cast<const uint32_t*>(bias + column);
+    }
+    find_now(column);
+    find_now(words);
+    find_now(biases);
+    find_now(is);
   }
 };
+
+/// A pair of outputs of a row to where they go, if that is not to all blocks.
+template <int kHeadDim>
+__device__ __forceinline__ void send_elsewhere(const Worker<kHeadDim>& w, int product, int row,
+                                               const Outlet& outlet, uint64_t* words,
+                                               uint32_t pair) {
+  if (product == kDown && w.layer + 1 == w.a.layers)
+    *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
+  else
+    send_to_ranks(w.a, product, words - (w.a.words + w.a.cuts[product].words), pair, w.epoch);
+}
 
 /// Outputs of a tile from registers. A lane has column lane / 4 of its warp's sixteen, and the one
 /// 8 further on; of these two lanes four apart exchange one, so that each has two in a row.
 template <int kHeadDim>
 __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int lane,
                                      const Outlet& outlet, const Sums& c) {
-  const MatrixCut& cut = w.a.cuts[product];
-  const bool odd = lane / 4 % 2,
-             present = outlet.at < cut.columns_of_tile && outlet.column < cut.columns;
+  const bool odd = lane / 4 % 2;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (e >= w.a.rows) break;
-    const int row = lane % 4 * 2 + e;
     const float other = __shfl_xor_sync(kFullMask, odd ? c[0][e] : c[0][2 + e], 4);
-    if (!present || row >= w.a.rows) continue;
-    const uint32_t pair =
-        pack_bf16(with_bias(odd ? other : c[0][e], outlet.bias, outlet.column),
-                  with_bias(odd ? c[0][2 + e] : other, outlet.bias, outlet.column + 1));
-    uint64_t* const words = outlet.words + e * (cut.columns / 2);
-    if (product == kDown && w.layer + 1 == w.a.layers)
-      *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
-    else if (w.a.world > 1 && product != kQkv)
-      send_to_ranks(w.a, product, words - (w.a.words + cut.words), pair, w.epoch);
-    else
+    uint32_t pair = pack_bf16(odd ? other : c[0][e], odd ? c[0][2 + e] : other);
+    if (outlet.is & Outlet::kBiased) {
+      const float2 values = unpack(pair), biases = unpack(outlet.biases);
+      pair = pack_bf16(values.x + biases.x, values.y + biases.y);
+    }
+    if (!(outlet.is >> e & 1)) continue;
+    uint64_t* const words = e == 0 ? outlet.words : outlet.words + w.a.cuts[product].columns / 2;
+    if (outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
+    else
+      send_elsewhere(w, product, lane % 4 * 2 + e, outlet, words, pair);
   }
 }
 
-/// Of gate and up of a tile, which pass through shared memory: a thread then has both of two
-/// outputs of a row.
+/// Gate and up of a tile become one: up passes through shared memory to where its gate is.
 template <int kHeadDim>
-__device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int thread, int tile,
-                                           int parity, Outlet& outlet, const Sums& c) {
+__device__ __forceinline__ void close_gates(const Worker<kHeadDim>& w, int tile, int parity,
+                                            int warp, int lane, Sums& c) {
   const MatrixCut& cut = w.a.cuts[kGateUp];
-  const int lane = thread % kWarp, warp = thread / kWarp;
+  const int ups = cut.columns_of_tile, at = warp * 16 + lane / 4, row = lane % 4 * 2;
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = lane % 4 * 2 + e;
-      if (2 * warp + half < cut.groups && row < w.a.rows)
-        w.shared.of_row[row].sums[parity][warp * 16 + half * 8 + lane / 4] = c[0][2 * half + e];
+  for (int half = 0; half < 2; ++half) {
+    const float2 rounded = unpack(pack_bf16(c[0][2 * half], c[0][2 * half + 1]));
+    c[0][2 * half] = rounded.x;
+    c[0][2 * half + 1] = rounded.y;
+    if (const __nv_bfloat16* bias = w.of_layer(cut.bias)) {
+      const int of_tile = at + 8 * half, gate = of_tile < ups ? of_tile : of_tile - ups,
+                column = min(tile * ups + gate, cut.columns - 1);
+      const float more = to_float(bias[of_tile < ups ? column : cut.columns + column]);
+      const float2 sum = unpack(pack_bf16(rounded.x + more, rounded.y + more));
+      c[0][2 * half] = sum.x;
+      c[0][2 * half + 1] = sum.y;
     }
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (row + e < w.a.rows)
+        w.shared.of_row[row + e].sums[parity][at + 8 * half] = c[0][2 * half + e];
+  }
   w.multiplied();
-  const int pairs = cut.columns_of_tile / 2, total = w.a.rows * pairs;
-#pragma unroll 1
-  for (int i = thread; i < total; i += kMultiplying * kWarp) {
-    if (i != thread) outlet.find(w, cut, tile, i / pairs, i % pairs * 2);
-    if (outlet.column >= cut.columns) continue;
-    const float* const gate = &w.shared.of_row[i / pairs].sums[parity][outlet.at];
-    float value[2];
+  if (warp * 16 >= ups) return;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float up =
-          with_bias(gate[cut.columns_of_tile + e], outlet.bias, cut.columns + outlet.column + e);
-      value[e] = silu_times_straight(with_bias(gate[e], outlet.bias, outlet.column + e), up);
-    }
-    w.send_all(outlet.words, pack_bf16(value[0], value[1]));
+  for (int e = 0; e < 2; ++e) {
+    if (e >= w.a.rows) break;
+    const float* const up =
+        &w.shared.of_row[min(row + e, w.a.rows - 1)].sums[parity][(at + ups) % 64];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      c[0][2 * half + e] = silu_times_straight(c[0][2 * half + e], up[8 * half]);
   }
 }
 
@@ -234,13 +300,14 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
   const bool absent = blockIdx.x >= tiles;
-  __syncwarp();
-  if (lane == 0 && !absent) arrive(&w.shared.ready);  // the warp's part of the operand is written
   if (warp >= kMultiplying || absent) {
-    if (!absent)
+    if (!absent) {
+      w.give_operand();
       w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
+    }
     if (product == kGateUp && warp >= kMultiplying) gather_early(w);
-    if (product != kRouter) w.await_operand();  // the router's is gate_up's, too
+    // The router's is gate_up's, too; qkv's is left alone until after attention.
+    if (product != kRouter && (product != kQkv || absent)) w.await_operand();
     return;
   }
   int parity = 0;
@@ -248,11 +315,7 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
     const MatrixCut& cut = w.a.cuts[product];
     Outlet outlet;
-    if (product == kGateUp)
-      outlet.find(w, cut, tile, thread / (cut.columns_of_tile / 2),
-                  thread % (cut.columns_of_tile / 2) * 2);
-    else
-      outlet.find(w, cut, tile, lane % 4 * 2, warp * 16 + lane / 4 % 2 * 8 + lane / 8 * 2);
+    outlet.find(w, product, tile, warp, lane);
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
     Sums c = {};
@@ -262,12 +325,9 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
       continue;
     }
     if (tile + gridDim.x >= tiles) w.leave_operand();
-    if (product == kGateUp)
-      emit_gated(w, thread, tile, parity, outlet, c);
-    else
-      emit(w, anew(product), lane, outlet, c);
+    if (product == kGateUp) close_gates(w, tile, parity, warp, lane, c);
+    emit(w, product, lane, outlet, c);
   }
-  w.projected ^= 1;
 }
 
 }  // namespace nanovllm::decoder

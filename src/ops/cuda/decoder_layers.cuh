@@ -12,9 +12,9 @@
 #pragma once
 
 #include "ops/cuda/attention.cuh"
+#include "ops/cuda/decoder_ring.cuh"
 #include "ops/cuda/decoder_words.cuh"
 #include "ops/cuda/peer_exchange.cuh"
-#include "ops/cuda/tma.cuh"
 
 namespace nanovllm::decoder {
 
@@ -25,7 +25,6 @@ constexpr int kMultiplying = 4;                              // warps, the first
 constexpr int kGathering = kThreads - kMultiplying * kWarp;  // threads of the other warps
 constexpr int kMaxRows = 8;                                  // of a step
 constexpr int kMaxGroup = 8;                                 // query heads per KV head
-constexpr int kStageBytes = 16 * 1024;
 constexpr int kChunkTiles = kChunk / kTileKeys;
 constexpr int kMostStages = 16;
 constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
@@ -40,6 +39,13 @@ constexpr int kInverseBits = 16;
 constexpr int inverse_of(int divisor) { return ((1 << kInverseBits) + divisor - 1) / divisor; }
 /// Copies of what every block reads, each for some blocks: the L2 cache serves one line slowly.
 constexpr int kReplicas = 4;
+/// From one to the next, of all but partial results: a constant costs no instructions. More than
+/// the rows that fit into shared memory can have, and no power of two, which would put a word's
+/// copies side by side in the L2 cache.
+constexpr int64_t kReplicaWords = 62480;
+constexpr int kRun = 16;       // atoms of a product's straight piece of code
+constexpr int kMostHeld = 64;  // atoms of multiply_held()
+static_assert(kMostHeld == 2 * kWarp);
 constexpr int kMaxLayers = 256;
 constexpr int kMostExperts = 128, kMostChosen = 8;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
@@ -52,6 +58,7 @@ enum Product { kQkv, kOut, kGateUp, kDown, kProducts, kRouter = kProducts };
 struct MatrixCut {
   int tiles, groups, atoms, stage_atoms;  // groups of a tile, both halves counted
   bool streams;                  // memory is waited for: a product waits for little at once
+  bool held;                     // a product waits for a whole tile at once: multiply_held()
   int atoms_that_fit, inverse;   // into a stage, and inverse_of() them
   int columns_of_tile, stages;   // outputs (of one half); stages that a tile takes
   int columns;                   // outputs (of one half)
@@ -94,7 +101,6 @@ struct Arguments {
   // The exchange buffer. Activations are [row][pair of elements].
   uint64_t* words;
   int64_t total_words;                 // of the buffer, used or not
-  int64_t replica_words;               // from a replica to the next, of all but partial results
   int64_t heads_at;                    // the merged output of attention
   int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
   unsigned* epochs;                    // of each block
@@ -104,7 +110,9 @@ struct Arguments {
   const volatile int* stop;              // PeerTable's
   int rank, world;
   float eps, scale_log2;
+  float inverse_hidden;   // where that is exact: multiplying is dividing then; 0 elsewhere
   int64_t operand_bytes;  // of the place that all operands share
+  int operand_place, shared_place, residual_place;  // in shared memory, in bytes: a Layout's
   int layers, rows, hidden, heads, kv_heads, group, half_rotary;
   int block_shift, max_chunks, stages, norm_threads;
   int most_underway;  // stages of weights whose bytes are on their way
@@ -118,13 +126,21 @@ __device__ inline int anew(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+/// A value that is found here, and not where it is needed: between one product and the next each
+/// instruction is waited for, before the words are there none is.
+__device__ inline void find_now(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ inline void find_now(int& value) { asm volatile("" : "+r"(value)); }
+template <class T>
+__device__ void find_now(T*& value) {
+  asm volatile("" : "+l"(value));
+}
 __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x)); }
 
 // -- Exchange --
 
 /// What other blocks sent, of this block's replica.
 __device__ inline const uint64_t* inbox(const Arguments& a, int64_t words) {
-  return a.words + blockIdx.x % kReplicas * a.replica_words + words;
+  return a.words + blockIdx.x % kReplicas * kReplicaWords + words;
 }
 
 // -- The parts of several ranks --
@@ -183,56 +199,6 @@ __device__ __forceinline__ Packed receive_output(const Arguments& a, int product
   for (int i = 0; i < 4; ++i) result.pair[i] = pack_bf16(sum[i].x, sum[i].y);
   return result;
 }
-
-// -- The ring of stages --
-
-/// One side's view of the ring: the stage that is next, and the parity of its barriers' phase.
-struct Ring {
-  struct Place {
-    uint32_t stage, parity;
-  };
-  unsigned char* data;
-  uint64_t *full, *empty;
-  uint32_t stages;
-  Place next = {0, 0};
-
-  /// The place `ahead` (at most a whole round) after the next.
-  __device__ Place place(uint32_t ahead = 0) const {
-    const uint32_t at = next.stage + ahead;
-    return at < stages ? Place{at, next.parity} : Place{at - stages, next.parity ^ 1};
-  }
-  __device__ void advance() {
-    const bool around = ++next.stage == stages;
-    next.stage = around ? 0 : next.stage;
-    next.parity ^= around;
-  }
-  __device__ void advance(uint32_t count) {
-    for (next.stage += count; next.stage >= stages; next.parity ^= 1) next.stage -= stages;
-  }
-  __device__ unsigned char* at(Place p) const { return data + p.stage * kStageBytes; }
-  __device__ void wait_full(Place p) const { wait_barrier(&full[p.stage], p.parity); }
-  __device__ void wait_empty(Place p) const { wait_barrier(&empty[p.stage], p.parity ^ 1); }
-  /// Of the producer, before it asks for the next stage: at most so many are on their way then.
-  /// What else goes through the L2 cache would queue behind them all.
-  __device__ void pace(uint32_t most) const {
-    if (most >= stages) return;
-    const bool around = next.stage < most;
-    wait_barrier(&full[around ? next.stage + stages - most : next.stage - most],
-                 next.parity ^ around);
-  }
-  /// The producer's next place, when it is empty and fewer than `most` are on their way.
-  __device__ Place claim(uint32_t most) {
-    const Place place = next;
-    pace(most);
-    advance();
-    wait_empty(place);
-    return place;
-  }
-  /// The same, from this place on.
-  __device__ Ring from(Place p) const { return {data, full, empty, stages, p}; }
-  /// A stage is empty after kWarps of these: `times` at once where fewer warps read it.
-  __device__ void release(Place p, uint32_t times) const { arrive(&empty[p.stage], times); }
-};
 
 // -- The units of attention: (row, KV head, chunk of keys) --
 
@@ -308,7 +274,6 @@ struct Shared {
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units;  // of this layer
   uint64_t full[kMostStages], empty[kMostStages];
-  uint64_t ready;  // the operand: all warps have written their parts
   uint64_t early;  // down's first atoms: the warps that gather have written them
   // Of a mixture: of this layer, once all its experts have been chosen.
   uint64_t chosen_all;
@@ -355,12 +320,11 @@ struct Worker {
   bool norms_apart = false;
   int layer = 0;
   uint32_t epoch = 0;
-  uint32_t projected = 0;  // the parity of `ready` for the next product; of the warps that multiply
 
   /// To all blocks.
   __device__ void send_all(uint64_t* words, uint32_t data) const {
 #pragma unroll
-    for (int i = 0; i < kReplicas; ++i) send(words + i * a.replica_words, tagged(data, epoch));
+    for (int i = 0; i < kReplicas; ++i) send(words + i * kReplicaWords, tagged(data, epoch));
   }
   __device__ void together() const { sync_threads<1, kThreads>(); }
   /// Those of together() that have a part in the norms. One instruction: racecheck takes one under
@@ -369,6 +333,9 @@ struct Worker {
     const int threads = norms_apart ? kGathering : kThreads;
     asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory");
   }
+  /// The others have written the operand; the warps that multiply wait for that.
+  __device__ void give_operand() const { arrive_at<5, kThreads>(); }
+  __device__ void take_operand() const { sync_threads<5, kThreads>(); }
   /// The warps that multiply have read the operand; the others wait for that.
   __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
   __device__ void await_operand() const { sync_threads<2, kThreads>(); }

@@ -31,7 +31,7 @@
 #include <cooperative_groups.h>
 
 #include "ops/cuda/cuda_backend.h"
-#include "ops/cuda/decoder_attention.cuh"
+#include "ops/cuda/decoder_attend.cuh"
 #include "ops/cuda/decoder_cut.cuh"
 #include "ops/cuda/decoder_gemm.cuh"
 #include "ops/cuda/decoder_steps.cuh"
@@ -105,19 +105,15 @@ __global__ void __launch_bounds__(kLaunched, 1)
   // The stages come first: wgmma reads up to seven groups of rows behind a tile.
   static_assert(sizeof(Shared<kHeadDim>::attention) >= 7 * kAtomBytes);
   unsigned char* stages = memory;
-  unsigned char* operand = memory + a.stages * kStageBytes;
-  const Layout layout = Layout::of<kHeadDim>(a);
-  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(operand + layout.shared);
-  auto* residual = reinterpret_cast<__nv_bfloat16*>(operand + layout.residual);
+  unsigned char* operand = memory + a.operand_place;
+  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(memory + a.shared_place);
+  auto* residual = reinterpret_cast<__nv_bfloat16*>(memory + a.residual_place);
   Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
   const uint32_t epoch = a.epochs[blockIdx.x];
   if (threadIdx.x < a.stages) {
     init_barrier(&shared.full[threadIdx.x], 1);
     init_barrier(&shared.empty[threadIdx.x], kWarps);
-    if (threadIdx.x == 0) {
-      init_barrier(&shared.ready, kWarps);
-      init_barrier(&shared.early, kGathering / kWarp);
-    }
+    if (threadIdx.x == 0) init_barrier(&shared.early, kGathering / kWarp);
     fence_new_barriers();
   }
   if (kMixture && threadIdx.x == 0) {
@@ -264,8 +260,8 @@ int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context
   for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
   a.mixture.logits_at = take(a.mixture.experts);
   a.heads_at = take(a.rows * a.heads * head_dim / 2);
-  a.replica_words = used;
-  used *= decoder::kReplicas;
+  if (used > decoder::kReplicaWords) return INT64_MAX;
+  used = decoder::kReplicas * decoder::kReplicaWords;
   a.partial_at = take(slots * head_dim);
   a.partial_sum_at = take(slots * 2);
   return used;
@@ -299,6 +295,10 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const int64_t of_stages = int64_t{a.stages} * decoder::kStageBytes;
   decoder::place_early(a, num_sms_, (available - fixed() - of_stages) / 128 * 128);
   decoder::pace_products(a);
+  const decoder::Layout layout = decoder::Layout::of<kHeadDim>(a);
+  a.operand_place = static_cast<int>(of_stages);
+  a.shared_place = static_cast<int>(of_stages + layout.shared);
+  a.residual_place = static_cast<int>(of_stages + layout.residual);
   const auto shared_bytes = static_cast<size_t>(fixed() + of_stages);
   allow_shared_memory(reinterpret_cast<const void*>(kernel), max_shared_bytes_);
   int resident = 0;
@@ -352,6 +352,8 @@ bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& 
   a.layers = static_cast<int>(stack.layers.size());
   a.rows = static_cast<int>(rows);
   a.hidden = static_cast<int>(hidden);
+  a.inverse_hidden =
+      std::has_single_bit(static_cast<uint64_t>(hidden)) ? 1.0f / static_cast<float>(hidden) : 0.0f;
   a.heads = static_cast<int>(stack.heads);
   a.kv_heads = static_cast<int>(stack.kv_heads);
   a.group = a.heads / a.kv_heads;

@@ -273,15 +273,13 @@ __device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
   const int thread = this_thread(), tiles = cut.tiles;
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   if (blockIdx.x >= tiles) return;
-  __syncwarp();
-  if (lane == 0) arrive(&w.shared.ready);
   if (warp >= kMultiplying) {
+    w.give_operand();
     w.ring.advance(cut.stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
     w.await_operand();
     return;
   }
-  wait_barrier(&w.shared.ready, w.projected & 1);
-  w.projected ^= 1;
+  w.take_operand();
   int parity = 0;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {

@@ -23,13 +23,14 @@ __device__ inline float add_squares(float sum, const Packed& x) {
   }
   return sum;
 }
+__device__ inline uint32_t normalised(uint32_t pair, float reciprocal, uint32_t weights) {
+  const float2 value = unpack(pair), scale = unpack(weights);
+  const float2 rounded = unpack(pack_bf16(value.x * reciprocal, value.y * reciprocal));
+  return pack_bf16(scale.x * rounded.x, scale.y * rounded.y);
+}
 __device__ inline void normalise(Packed& x, float reciprocal, const Packed& weight) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 value = unpack(x.pair[i]), scale = unpack(weight.pair[i]);
-    const float2 rounded = unpack(pack_bf16(value.x * reciprocal, value.y * reciprocal));
-    x.pair[i] = pack_bf16(scale.x * rounded.x, scale.y * rounded.y);
-  }
+  for (int i = 0; i < 4; ++i) x.pair[i] = normalised(x.pair[i], reciprocal, weight.pair[i]);
 }
 __device__ inline void add(Packed& x, const Packed& more) {
 #pragma unroll
@@ -45,6 +46,12 @@ __device__ inline Packed load_early(const __nv_bfloat16* p) {
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.pair[0]), "=r"(x.pair[1]), "=r"(x.pair[2]), "=r"(x.pair[3])
                : "l"(p));
+  return x;
+}
+
+__device__ inline uint2 load_early_four(const __nv_bfloat16* p) {
+  uint2 x;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
   return x;
 }
 

@@ -108,6 +108,64 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
 
 // -- Norms and the gathering of operands --
 
+/// The sum over a row, from its warps' parts, in their order; 1 / its root mean square.
+template <int kHeadDim>
+__device__ __forceinline__ float reciprocal_of(const Worker<kHeadDim>& w, int row) {
+  const Arguments& a = w.a;
+  float total = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < a.norm_threads; i += 4 * kWarp) {
+    const float4 part = w.shared.of_row[row].squares[i / (4 * kWarp)];
+    total = total + part.x + part.y + part.z + part.w;
+  }
+  const float mean = a.inverse_hidden > 0.0f ? __fmul_rn(total, a.inverse_hidden)
+                                             : __fdiv_rn(total, static_cast<float>(a.hidden));
+  return reciprocal_of_mean(mean, a.eps);
+}
+
+/// add_and_normalise() where a thread has one vector of a row at most: straight code, and what can
+/// be read early is.
+template <int kHeadDim>
+__device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                               const __nv_bfloat16* weights) {
+  const Arguments& a = w.a;
+  const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
+            c = thread * 8;
+  const bool present = row < a.rows && c < a.hidden;
+  auto* residual = reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
+  Packed* operand = &w.operand_at(a.cuts[kQkv], row, c);
+  find_now(residual);
+  find_now(operand);
+  Packed weight{}, values{};
+  if (present) {
+    weight = load_early(weights + c);
+    const int64_t at = (int64_t{row} * a.hidden + c) / 2;
+    if (product < 0) {
+      values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
+    } else if (a.world == 1) {
+      values = *residual;
+      add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
+    } else {
+      const Packed more = receive_output(a, product, at, epoch);
+      values = *residual;
+      add(values, more);
+    }
+  }
+  if (row < a.rows) {
+    const float sum = warp_sum(add_squares(0.0f, values));
+    if (own % kWarp == 0)
+      reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
+  }
+  w.norm_together();
+  if (present) {
+    Packed normal = values;
+    normalise(normal, reciprocal_of(w, row), weight);
+    *operand = normal;
+    fence_shared_for_async();
+    *residual = values;
+  }
+}
+
 /// residual += the output of o or down (`product` < 0: nothing, it is the embedding's); the operand
 /// is its norm. The threads that share a row, and the order of its sum, are norm.cu's.
 template <int kHeadDim>
@@ -118,6 +176,7 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
             step = threads * 8;
   const int at_once = kThreads / threads,
             row0 = own / threads;  // at_once and above: none
+  if (a.rows <= at_once && a.hidden <= step) return normalise_held(w, product, epoch, weights);
   const int first_row = row0 < at_once ? row0 : a.rows;
   const auto residual = [&](int row, int c) -> Packed& {
     return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
@@ -144,13 +203,7 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
   }
   w.norm_together();
   for (int row = first_row; row < a.rows; row += at_once) {
-    float total = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < threads; i += 4 * kWarp) {
-      const float4 part = w.shared.of_row[row].squares[i / (4 * kWarp)];
-      total = total + part.x + part.y + part.z + part.w;
-    }
-    const float reciprocal = reciprocal_rms(total, a.hidden, a.eps);
+    const float reciprocal = reciprocal_of(w, row);
     for (int c = thread * 8; c < a.hidden; c += step) {
       Packed values = residual(row, c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
@@ -163,13 +216,18 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
 
 /// What a block without units of attention does before it asks for attention's output: it would ask
 /// for long, and all such blocks together keep the L2 cache so busy that the others wait for it. So
-/// one thread asks for the first word.
+/// one thread asks for a word of a chunk's output, where chunks are merged, which comes an exchange
+/// earlier, or else for the first word.
 template <int kHeadDim>
 __device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
   const int position = w.shared.context[0] - 1;
   if (w.shared.units.count > 0 || position < 0) return;
+  const bool merged = position / kChunk > first_key(position, w.a.window[w.layer]) / kChunk;
+  const int64_t head = blockIdx.x % w.a.heads;  // each line is asked for by a few
+  const uint64_t* first = merged ? w.a.words + w.a.partial_at + head * w.a.max_chunks * kHeadDim
+                                 : inbox(w.a, w.a.heads_at);
   if (this_thread() == 0)
-    while (!has(read_word(inbox(w.a, w.a.heads_at)), w.epoch)) continue;
+    while (!has(read_word(first), w.epoch)) continue;
   w.together();
 }
 

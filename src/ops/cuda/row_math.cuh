@@ -27,8 +27,11 @@ __device__ float add_squares(float sum, const Vec<T>& x) {
   return sum;
 }
 
+__device__ inline float reciprocal_of_mean(float mean_of_squares, float eps) {
+  return __frsqrt_rn(__fadd_rn(mean_of_squares, eps));
+}
 __device__ inline float reciprocal_rms(float sum_of_squares, int64_t n, float eps) {
-  return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(n)), eps));
+  return reciprocal_of_mean(__fdiv_rn(sum_of_squares, static_cast<float>(n)), eps);
 }
 
 /// Rounded before it is scaled, as Hugging Face does.
