@@ -97,6 +97,7 @@ void StepRecorder::begin_step(const Batch& batch) {
   }
   next_gemm_ = kQkv;
   last_weight_ = nullptr;
+  qkv_columns_ = 0;
   is_last_layer_ = false;
   note(kAttention, [=, this] { ops_->begin_step(batch); });  // what it prepares is attention's
 }
@@ -200,6 +201,9 @@ std::unique_ptr<Communicator> StepRecorder::wrap(std::unique_ptr<Communicator> c
 
 void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
   const char* part = w.data == last_weight_ ? last_gemm_ : next_gemm_;
+  // Behind the last layer comes the head: its weight has another size.
+  if (part == kQkv && qkv_columns_ != 0 && w.shape[0] != qkv_columns_) part = kHead;
+  if (part == kQkv) qkv_columns_ = w.shape[0];
   last_weight_ = w.data;
   last_gemm_ = part;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
@@ -230,6 +234,7 @@ bool StepRecorder::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor 
     return ops_->gemm_qk_norm_rope_store(q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
   };
   if (!run()) return false;
+  qkv_columns_ = w.shape[0];
   add_gemm(kQkv, x, w, double((q.numel() + 2 * k.numel()) * size_of(q.dtype)), [=, this] {
     if (run()) return;
     // The kernel may be one of lanes alone: outside them the two that it stands for.
@@ -282,6 +287,7 @@ void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
 bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                                   std::span<const KvCache> caches, const Batch& batch) {
   if (!ops_->decoder_layers(x, residual, stack, caches, batch)) return false;
+  next_gemm_ = kHead;
   const std::vector<KvCache> kept(caches.begin(), caches.end());
   RecordedOp op;
   op.part = kLayers;

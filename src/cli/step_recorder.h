@@ -152,7 +152,8 @@ class StepRecorder : public Backend, public BackendProxy {
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
   bool in_lanes_ = false;
   const char* next_gemm_ =
-      nullptr;  // which weight the next product reads: told by what came before
+      nullptr;               // which weight the next product reads: told by what came before
+  int64_t qkv_columns_ = 0;  // of the first layer's, once it has run
   bool is_last_layer_ = false;
   const std::byte* last_weight_ = nullptr;  // of gemm(): some of its rows may follow
   const char* last_gemm_ = nullptr;
