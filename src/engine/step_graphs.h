@@ -18,8 +18,8 @@ class StepGraphs {
 
   /// Issues a step of `input`, padded to a StepShape, whose operations `body` issues. The first
   /// step of a kind runs eagerly, so that what operations prepare once is done; the second is
-  /// recorded, and replayed as soon as the graph is ready. `body` must issue the same operations on the same
-  /// addresses whenever the sizes in `input` are the same. True: it was replayed.
+  /// recorded, and replayed as soon as the graph is ready. `body` must issue the same operations on
+  /// the same addresses whenever the sizes in `input` are the same. True: it was replayed.
   bool run(const StepInput& input, const std::function<void()>& body);
   /// Whether steps of `shape`, sampled as `sampling` says, are not recorded but may be.
   bool misses(const StepShape& shape, const SamplingBatch& sampling) const;

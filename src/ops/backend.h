@@ -281,8 +281,8 @@ class Backend {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
-  /// sample() of the logits x w^T, which stay unknown. False, and nothing is done, where the backend
-  /// would need two steps: the caller then takes gemm() and sample().
+  /// sample() of the logits x w^T, which stay unknown. False, and nothing is done, where the
+  /// backend would need two steps: the caller then takes gemm() and sample().
   virtual bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
     return (void)token_ids, (void)x, (void)w, (void)params, false;
   }

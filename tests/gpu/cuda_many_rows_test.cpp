@@ -40,7 +40,7 @@ TEST_F(CudaManyRows, ProductsHaveTheBitsOfTheDefinition) {
                          {2048, 2048, 1024},
                          {3000, 2744, 1600},
                          {16, 16896, 1024},
-                         {200, 16896, 1024}}) {
+                         {250, 4096, 2112}}) {
     Rig rig(*gpu_);
     const Operands o(rig, s, s.n, 0.03f);
     const std::vector<float> before(framed_size(s), 7.0f);
