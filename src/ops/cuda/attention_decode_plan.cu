@@ -3,17 +3,18 @@
 namespace nanovllm {
 namespace {
 
-// Costs count groups of 16 keys, and what a unit costs beside its keys: measured with sequences of
-// all lengths, where blocks with many short units finished last.
-constexpr int kCostKeys = 16, kUnitCost = 12, kChunkCost = kChunk / kCostKeys + kUnitCost;
+// Costs count groups of 16 keys.
+constexpr int kCostKeys = 16;
+/// Of a chunk that is seen whole.
+__device__ int chunk_cost(const PlanArguments& a) { return kChunk / kCostKeys + a.unit_cost; }
 /// What it costs to merge pairs that several blocks share where blocks have nothing else to do.
-constexpr int kMergeCost = kChunkCost / 2;
+__device__ int merge_cost(const PlanArguments& a) { return chunk_cost(a) / 2; }
 
 /// Of one pair.
-__device__ int cost_of(const RowKeys& keys) {
+__device__ int cost_of(const RowKeys& keys, int unit_cost) {
   if (keys.end == 0) return 0;
   return (keys.end - 1) / kCostKeys - keys.low / kCostKeys + 1 +
-         kUnitCost * (keys.last_chunk() - keys.first_chunk() + 1);
+         unit_cost * (keys.last_chunk() - keys.first_chunk() + 1);
 }
 
 /// The sum of x over the threads before this one; `total`: over all.
@@ -86,13 +87,14 @@ struct Planner {
     const int64_t pair_begins = before + int64_t{head} * cost;
     const RowKeys row = keys(low);
     const int first = row.first_chunk(), last = row.last_chunk();
-    // Were the pair's first chunk whole, chunk c would begin at kChunkCost * (c - first).
+    // Were the pair's first chunk whole, chunk c would begin at chunk_costs * (c - first).
     const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys);
-    int chunk = first + (rest + missing + kChunkCost / 2) / kChunkCost;
+    const int chunk_costs = chunk_cost(a);
+    int chunk = first + (rest + missing + chunk_costs / 2) / chunk_costs;
     if (whole) chunk = 2 * rest < cost ? first : last + 1;
     if (b == 0 || chunk <= first) return {{low, head, first}, pair_begins};
     if (chunk > last) return {next_pair({low, head, last}), pair_begins + cost};
-    return {{low, head, chunk}, pair_begins + kChunkCost * (chunk - first) - missing};
+    return {{low, head, chunk}, pair_begins + chunk_costs * (chunk - first) - missing};
   }
 };
 
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
   int mine = 0, total = 0, largest = 0;
   for (int s = from; s < to; ++s) {
-    const int cost = cost_of(planner.keys(s));
+    const int cost = cost_of(planner.keys(s), a.unit_cost);
     mine += cost;
     largest = max(largest, cost);
   }
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   int before = sum_before(mine, sums, total);
   for (int s = from; s < to; ++s) {
     cost_before[s] = before;
-    before += cost_of(planner.keys(s));
+    before += cost_of(planner.keys(s), a.unit_cost);
   }
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   // slots than there are.
   Leaves leaves;
   const int64_t fair = planner.total() / a.shares;
-  const int64_t bearable = fair + (fair < 2 * largest ? kMergeCost : 0);
+  const int64_t bearable = fair + (fair < 2 * largest ? merge_cost(a) : 0);
   bool whole = true;
   for (int attempt = 0; attempt < 3; ++attempt, whole = !whole) {
     const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
