@@ -173,11 +173,14 @@ struct HeadTokens {
   float most;
   Philox4 bits;
 
-  __device__ void load(const HeadRow& row, const float* from, int id, int vocab) {
+  __device__ void load(const float* from, int id, int vocab) {
     const float4 v = *reinterpret_cast<const float4*>(from);
     logits = id < vocab ? Vec<float>{{v.x, v.y, v.z, v.w}}
                         : Vec<float>{{-kInfinity, -kInfinity, -kInfinity, -kInfinity}};
     most = max_of(logits);
+  }
+  __device__ float room(const HeadRow& row) const { return Bar(row.scale, row.offset).room(most); }
+  __device__ void draw(const HeadRow& row, int id) {
     bits = noise_bits(row.seed, row.position, static_cast<uint32_t>(id) / 4);
   }
 };
@@ -227,10 +230,12 @@ __device__ inline void take_noisy(HeadRow& row, KnownRow* known, const HeadToken
   __syncwarp();
 }
 
-__device__ inline void look_through(HeadRow& row, KnownRow* known, const HeadTokens& tokens,
-                                    int id) {
+/// `drawn`: the tokens have their bits, since some noise might make up for what they lack.
+__device__ inline void look_through(HeadRow& row, KnownRow* known, const HeadTokens& tokens, int id,
+                                    bool drawn) {
   if (__any_sync(kFullMask, !(tokens.most < row.most))) take_likeliest(row, known, tokens, id);
-  const float room = Bar(row.scale, row.offset).room(tokens.most);
+  if (!drawn) return;
+  const float room = tokens.room(row);
   const bool may_win = !Bar::hopeless(room) && Bar::passes(room, largest(tokens.bits));
   if (__any_sync(kFullMask, may_win)) take_noisy(row, known, tokens, id);
 }
@@ -258,10 +263,16 @@ __device__ void scan_tiles(HeadRow* rows, KnownRow* known, const float* logits,
     for (int r = warp; r < count; r += 2 * kHeadScanWarps) {
       const int other = min(r + kHeadScanWarps, count - 1);
       HeadTokens tokens, more;
-      tokens.load(rows[r], logits + r * kHeadPitch + 4 * lane, id, shape.vocab);
-      more.load(rows[other], logits + other * kHeadPitch + 4 * lane, id, shape.vocab);
-      look_through(rows[r], known + r, tokens, id);
-      if (r + kHeadScanWarps < count) look_through(rows[other], known + other, more, id);
+      tokens.load(logits + r * kHeadPitch + 4 * lane, id, shape.vocab);
+      more.load(logits + other * kHeadPitch + 4 * lane, id, shape.vocab);
+      const bool draws = __any_sync(kFullMask, !Bar::hopeless(tokens.room(rows[r])) ||
+                                                   !Bar::hopeless(more.room(rows[other])));
+      if (draws) {
+        tokens.draw(rows[r], id);
+        more.draw(rows[other], id);
+      }
+      look_through(rows[r], known + r, tokens, id, draws);
+      if (r + kHeadScanWarps < count) look_through(rows[other], known + other, more, id, draws);
     }
     if (tile + shape.slices < shape.tiles) arrive_at<kLogitsEmpty, kThreads>();
     if (own < count) rows[own].learn(is_first ? load_known(known + own) : news);
