@@ -2,8 +2,8 @@
 #pragma once
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_large.h"
-#include "ops/cuda/mma.cuh"
 
 namespace nanovllm {
 
@@ -17,11 +17,6 @@ struct LargeShape {
       groups;  // tiles of a cluster: all, those above each other, those of a group
   int up;      // w's row where those of `up` begin, if gated
 };
-
-/// silu_times() of two gates with their ups, in one register each.
-__device__ inline uint32_t silu_times_pairs(uint32_t gate, uint32_t up) {
-  return pack_bf16(silu_times(low_of(gate), low_of(up)), silu_times(high_of(gate), high_of(up)));
-}
 
 __device__ inline uint32_t add_pairs(uint32_t a, uint32_t b) {
   return pack_bf16(low_of(a) + low_of(b), high_of(a) + high_of(b));
@@ -77,10 +72,10 @@ struct LargeResult {
   __device__ void store_part(const LargeShape& shape, const LargeInput<end>&, int i) {
     if (!to) return;
     if constexpr (gated) {
-      const int q = i / 4, r = i / 2 % 2, first = 2 * (4 * q + i % 2 * 2) + r;
-      pair[first] = silu_times_pairs(pair[first], pair[first + 32]);
-      pair[first + 2] = silu_times_pairs(pair[first + 2], pair[first + 34]);
-      if (i % 2 == 1) store(shape, q, r);
+      if (i % 2 == 0)
+        activate(i / 4, i / 2 % 2);
+      else
+        store(shape, i / 4, i / 2 % 2);
     } else {
       store(shape, i / 2, i % 2);
       if (i + 1 < kLargeParts) load_old(shape, i + 1);
@@ -102,6 +97,17 @@ struct LargeResult {
 #pragma unroll
       for (int i = 0; i < kLargeParts; ++i) store_part(shape, input, i);
     }
+  }
+  /// Gates of vector q of row r become results. By a whole warp.
+  __device__ void activate(int q, int r) {
+    uint32_t* gate = pair + 8 * q + r;
+    const uint32_t* up = gate + 32;
+    const uint4 result =
+        silu_times_vector({gate[0], gate[2], gate[4], gate[6]}, {up[0], up[2], up[4], up[6]}, true);
+    gate[0] = result.x;
+    gate[2] = result.y;
+    gate[4] = result.z;
+    gate[6] = result.w;
   }
 };
 
