@@ -7,8 +7,8 @@
 
 namespace nanovllm {
 
-/// How a warp's vectors, one of 16 bytes in each lane, travel in words of 12: a lane's first 12
-/// bytes are a word, and the last 4 of three lanes are one more, which a lane of the first sends.
+/// How a warp's vectors, one of 16 bytes in each lane, travel in words of 14: a lane's first 14
+/// bytes are a word, and the last two of seven lanes are one more, which a lane of the first sends.
 /// All words of the first kind come first.
 class WarpVectors {
  public:
@@ -17,23 +17,25 @@ class WarpVectors {
     return vectors + ceil_div(vectors, int64_t{kWarp}) * kShared;
   }
   /// The vectors from `first` on, a multiple of kWarp, of `count` in all; for all lanes.
-  __device__ WarpVectors(int64_t first, int64_t count) : lane_(threadIdx.x % kWarp) {
-    const int present = static_cast<int>(min(int64_t{kWarp}, count - first));
+  __device__ WarpVectors(int first, int count) : lane_(threadIdx.x % kWarp) {
+    const int present = min(kWarp, count - first);
     has_own_ = lane_ < present;
-    has_shared_ = lane_ < (present + 2) / 3;
+    has_shared_ = lane_ < (present + kSharers - 1) / kSharers;
     own_ = first + lane_;
     shared_ = count + first / kWarp * kShared + lane_;
   }
   /// To the ranks from `begin` to `end` - 1, but for this one.
   __device__ void send(const Exchange& exchange, const PeerTable& table, uint4 bits, int begin,
                        int end) const {
-    const auto last_of = [&](int i) { return __shfl_sync(kFullMask, bits.w, 3 * lane_ + i); };
-    const uint3 shared{last_of(0), last_of(1), last_of(2)};
+    // The ends of this lane and of the next.
+    const unsigned ends = __byte_perm(bits.w, __shfl_down_sync(kFullMask, bits.w, 1), 0x7632);
+    const auto ends_of = [&](int i) { return __shfl_sync(kFullMask, ends, kSharers * lane_ + i); };
+    const uint4 shared{ends_of(0), ends_of(2), ends_of(4), ends_of(6)};
 #pragma unroll 1
     for (int r = begin; r < end; ++r) {
       if (r == table.rank) continue;
       uint4* words = exchange.words(r, table.rank);
-      if (has_own_) exchange.send(words + own_, {bits.x, bits.y, bits.z});
+      if (has_own_) exchange.send(words + own_, bits);
       if (has_shared_) exchange.send(words + shared_, shared);
     }
   }
@@ -46,17 +48,20 @@ class WarpVectors {
           (!has_own_ || exchange.is_new(own)) && (!has_shared_ || exchange.is_new(shared));
       if (there || exchange.stopped(looks)) break;
     }
-    const auto part = [&](unsigned value) { return __shfl_sync(kFullMask, value, lane_ / 3); };
-    const unsigned parts[] = {part(shared.x), part(shared.y), part(shared.z)};
-    const int i = lane_ % 3;
-    return {own.x, own.y, own.z, i == 0 ? parts[0] : i == 1 ? parts[1] : parts[2]};
+    const auto ends = [&](unsigned value) {
+      return __shfl_sync(kFullMask, value, lane_ / kSharers);
+    };
+    const unsigned of[] = {ends(shared.x), ends(shared.y), ends(shared.z), ends(shared.w)};
+    const int i = lane_ % kSharers;
+    const unsigned two = i < 2 ? of[0] : i < 4 ? of[1] : i < 6 ? of[2] : of[3];
+    return {own.x, own.y, own.z, __byte_perm(own.w, two, i % 2 == 0 ? 0x5410 : 0x7610)};
   }
 
  private:
-  static constexpr int kShared = (kWarp + 2) / 3;
+  static constexpr int kSharers = 7, kShared = (kWarp + kSharers - 1) / kSharers;
   int lane_;
   bool has_own_, has_shared_;
-  int64_t own_, shared_;
+  int own_, shared_;
 };
 
 /// The sum over ranks of a warp's vectors: send(), sum() and receive() in this order, with those of
@@ -65,8 +70,7 @@ class WarpVectors {
 template <class T>
 class WarpSum {
  public:
-  __device__ WarpSum(const Exchange& exchange, const PeerTable& table, int64_t first, int64_t count,
-                     int by)
+  __device__ WarpSum(const Exchange& exchange, const PeerTable& table, int first, int count, int by)
       : exchange_(exchange), table_(table), vectors_(first, count), by_(by) {}
   __device__ void send(const Vec<T>& value) const {
     vectors_.send(exchange_, table_, bits_of(value), by_ < 0 ? 0 : by_,
@@ -138,23 +142,22 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's r
                            const __grid_constant__ PeerTable table) {
   __shared__ float shared[kWarp];
   let_next_start();
-  const int64_t vectors = n / Vec<T>::size;
-  const int pieces = static_cast<int>(ceil_div(vectors, int64_t{kWarp}));
+  const int vectors = static_cast<int>(n) / Vec<T>::size, pieces = (vectors + kWarp - 1) / kWarp;
   Vec<T> weights[kHeld];
   /// use(j, first, i): of the warp's first and of the thread's own vector.
   const auto held_by_warp = [&](auto&& use) {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
-      const int64_t i = threadIdx.x + int64_t{j} * blockDim.x, first = i - threadIdx.x % kWarp;
+      const int i = static_cast<int>(threadIdx.x + j * blockDim.x), first = i / kWarp * kWarp;
       if (first < vectors) use(j, first, i);
     }
   };
   const auto held = [&](auto&& use) {
-    held_by_warp([&](int j, int64_t, int64_t i) {
+    held_by_warp([&](int j, int, int i) {
       if (i < vectors) use(j, i);
     });
   };
-  held([&](int j, int64_t i) { weights[j] = reinterpret_cast<const Vec<T>*>(w)[i]; });
+  held([&](int j, int i) { weights[j] = reinterpret_cast<const Vec<T>*>(w)[i]; });
   wait_for_previous();
   Exchange exchange(table);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -162,19 +165,19 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's r
     auto* stream = reinterpret_cast<Vec<T>*>(residual + row * n);
     Vec<T> values[kHeld] = {}, before[kHeld];
     exchange.begin_round();
-    const auto sum_of = [&](int64_t first) {
+    const auto sum_of = [&](int first) {
       return WarpSum<T>(exchange, table, first, vectors,
-                        kShares ? static_cast<int>(first) / kWarp * table.world / pieces : -1);
+                        kShares ? first / kWarp * table.world / pieces : -1);
     };
-    held_by_warp([&](int j, int64_t first, int64_t i) {
+    held_by_warp([&](int j, int first, int i) {
       if (i < vectors) values[j] = own[i];
       sum_of(first).send(values[j]);
       if (i < vectors) before[j] = stream[i];
     });
-    held_by_warp([&](int j, int64_t first, int64_t) { sum_of(first).sum(values[j]); });
-    held_by_warp([&](int j, int64_t first, int64_t) { sum_of(first).receive(values[j]); });
+    held_by_warp([&](int j, int first, int) { sum_of(first).sum(values[j]); });
+    held_by_warp([&](int j, int first, int) { sum_of(first).receive(values[j]); });
     float squares = 0.0f;
-    held([&](int j, int64_t i) {
+    held([&](int j, int i) {
 #pragma unroll
       for (int k = 0; k < Vec<T>::size; ++k)
         values[j].v[k] = round_to<T>(to_float(before[j].v[k]) + to_float(values[j].v[k]));
@@ -182,7 +185,7 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's r
       squares = add_squares(squares, values[j]);
     });
     const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
-    held([&](int j, int64_t i) {
+    held([&](int j, int i) {
 #pragma unroll
       for (int k = 0; k < Vec<T>::size; ++k)
         values[j].v[k] = normalise(values[j].v[k], reciprocal, weights[j].v[k]);

@@ -9,9 +9,9 @@
 // read that half.
 //
 // There are two ways to tell. A flag, raised behind the data (Exchange::meet): any amount, but the
-// data must have arrived before the flag may leave. Or words of 12 bytes of data and 4 of the
-// round's number, written and read in one piece: a third more bytes, but no wait and no flag. Words
-// have an inbox of their own, where nothing else is ever written.
+// data must have arrived before the flag may leave. Or words of 14 bytes of data and 2 of the
+// round's number, written and read in one piece: a seventh more bytes, but no wait and no flag.
+// Words have an inbox of their own, where nothing else is ever written.
 //
 // Sums run over the ranks in order, in f32, and are rounded once: the same bits on every rank,
 // whatever the size of the message.
@@ -71,10 +71,11 @@ class Exchange {
   __device__ uint4* words(int at, int from) const {
     return place_in(table_.words[at], round_ & 1, from);
   }
-  /// A word, in one piece.
-  __device__ void send(uint4* to, uint3 data) const {
+  /// A word, in one piece. The upper half of data.w is none of it.
+  __device__ void send(uint4* to, uint4 data) const {
+    const unsigned last = __byte_perm(data.w, round_, 0x5410);
     const uint64_t low = static_cast<uint64_t>(data.y) << 32 | data.x,
-                   high = static_cast<uint64_t>(round_) << 32 | data.z;
+                   high = static_cast<uint64_t>(last) << 32 | data.z;
     asm volatile(
         "{ .reg .b128 word; mov.b128 word, {%1, %2};"
         " st.relaxed.sys.global.b128 [%0], word; }" ::"l"(to),
@@ -93,17 +94,17 @@ class Exchange {
     return {static_cast<unsigned>(low), static_cast<unsigned>(low >> 32),
             static_cast<unsigned>(high), static_cast<unsigned>(high >> 32)};
   }
-  __device__ bool is_new(uint4 word) const { return word.w == round_; }
+  __device__ bool is_new(uint4 word) const { return word.w >> 16 == (round_ & 0xffff); }
   /// Whether who waits need not look any more: asked now and then, remembered for good.
   __device__ bool stopped(unsigned looks) const {
     if (!stopped_ && looks % 1024 == 1023) stopped_ = *table_.stop != 0;
     return stopped_;
   }
-  /// Waits for a word.
-  __device__ uint3 receive(const uint4* from) const {
+  /// Waits for a word; the upper half of its last quarter is no data.
+  __device__ uint4 receive(const uint4* from) const {
     uint4 word = look(from);
     for (unsigned looks = 0; !is_new(word) && !stopped(looks); ++looks) word = look(from);
-    return {word.x, word.y, word.z};
+    return word;
   }
   /// Tells the others that this block's data are with them, and waits for theirs. For all threads.
   __device__ void meet() const {
@@ -128,14 +129,15 @@ class Exchange {
   }
 
  private:
-  static constexpr unsigned kRenewal = 1 << 20;
+  static constexpr unsigned kRenewal = 1 << 15;
 
   __device__ uint4* place_in(std::byte* memory, unsigned half, int from) const {
     const int64_t index =
         (static_cast<int64_t>(half) * table_.world + from) * kExchangeBlocks + blockIdx.x;
     return reinterpret_cast<uint4*>(memory + index * kPlaceBytes);
   }
-  /// Now and then words are wiped, so that none of 2^32 rounds ago can be taken for a new one.
+  /// Now and then words are wiped, so that none of 2^16 rounds ago can be taken for a new one; a
+  /// wiped one is of a round that has no words.
   __device__ void renew() {
     for (unsigned half = 0; half < 2; ++half)
       for (int from = 0; from < table_.world; ++from) {

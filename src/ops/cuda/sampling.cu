@@ -151,10 +151,10 @@ __global__ void __launch_bounds__(kScanWarps* kWarp)
     BestKeys best(a.scan, index);
     if (threadIdx.x % kWarp == 0) {
       const auto send = [&](uint4* to, uint64_t key) {
-        exchange.send(to, {static_cast<unsigned>(key), static_cast<unsigned>(key >> 32), 0});
+        exchange.send(to, {static_cast<unsigned>(key), static_cast<unsigned>(key >> 32), 0, 0});
       };
       const auto receive = [&](const uint4* from) {
-        const uint3 key = exchange.receive(from);
+        const uint4 key = exchange.receive(from);
         return static_cast<uint64_t>(key.y) << 32 | key.x;
       };
       const BestKeys own = best;
