@@ -157,12 +157,16 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
     return note_if(kCommunication, x,
                    [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
   }
-  void start_all_reduce(int half, Tensor x) override {
-    note(x, [=, this] { inner_->start_all_reduce(half, x); });
-    recorder_.current_->back().beside = true;
+  bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
+                          bool whole) override {
+    const bool started = note_if(kCommunication, x, [=, this] {
+      return inner_->start_add_rms_norm(half, x, residual, w, eps, whole);
+    });
+    if (started) recorder_.current_->back().beside = true;
+    return started;
   }
-  void finish_all_reduce(int half) override {
-    recorder_.note(kCommunication, [=, this] { inner_->finish_all_reduce(half); });
+  void finish_half(int half) override {
+    recorder_.note(kCommunication, [=, this] { inner_->finish_half(half); });
     recorder_.current_->back().beside = true;
   }
   void all_gather(Tensor out, Tensor parts) override {

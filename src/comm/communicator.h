@@ -25,12 +25,17 @@ class Communicator {
   virtual bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
     return (void)x, (void)residual, (void)w, (void)eps, false;
   }
-  /// From how many rows on a step should be cut in two (start_all_reduce()); 0: never.
+  /// From how many rows on a step should be done in halves (start_add_rms_norm()); 0: never.
   virtual int64_t rows_worth_halving() const { return 0; }
-  /// all_reduce(x) beside what the backend does until finish_all_reduce(half), before which x may
-  /// not be touched. `half`: 0 or 1; each must be finished before it is started again.
-  virtual void start_all_reduce(int half, Tensor x) { (void)half, all_reduce(x); }
-  virtual void finish_all_reduce(int half) { (void)half; }
+  /// all_reduce_add_rms_norm() beside what the backend does until finish_half(half), before which
+  /// neither x nor residual may be touched. `half`: 0 or 1; each must be finished before it is
+  /// started again. Unless `whole`, a rank then has only its share of residual's rows, the same
+  /// ones in every call of that shape.
+  virtual bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
+                                  bool whole) {
+    return (void)half, (void)x, (void)residual, (void)w, (void)eps, (void)whole, false;
+  }
+  virtual void finish_half(int half) { (void)half; }
   /// out [t, m] = the ranks' [t, n] side by side, cut off after m of world * n columns. On entry
   /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
   /// Both contiguous, one dtype.

@@ -23,6 +23,32 @@ int64_t padded_rows(int64_t rows) {
   return up_to_multiple(rows <= 64 ? 8 : rows <= 256 ? 16 : 32);
 }
 
+/// Where a step of so many rows is cut in two: about in the middle, at a tile of large products.
+int64_t middle_of(int64_t rows) {
+  const int64_t tile = std::clamp<int64_t>(rows / 2, 1, 128);
+  return (rows / 2 + tile - 1) / tile * tile;
+}
+
+/// The halves of a step of these sequences, and whether they cut one of them in two.
+std::pair<StepHalves, bool> halves_of(const Plan& plan) {
+  StepHalves halves{.rows = middle_of(plan.num_tokens)};
+  int64_t row = 0;
+  for (const ScheduledSequence& s : plan.sequences) {
+    if (row >= halves.rows) break;
+    row += s.num_tokens;
+    ++halves.seqs;
+  }
+  return {halves, row > halves.rows};
+}
+
+/// Of the batch's sequences, that with the first rows of the plan's i-th: where the batch has one
+/// more than the plan, the halves cut one in two.
+int64_t first_part(const Plan& plan, const StepInput& input, size_t i) {
+  const bool cut = input.halves.rows > 0 && std::ssize(plan.sequences) < input.batch.num_seqs();
+  const auto s = static_cast<int64_t>(i);
+  return cut && s >= input.halves.seqs ? s + 1 : s;
+}
+
 }  // namespace
 
 std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits) {
@@ -48,7 +74,7 @@ std::optional<StepShape> shape_below(const StepShape& shape) {
 
 size_t BatchBuilder::max_bytes() const {
   const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
-             seqs = static_cast<size_t>(limits_.max_num_seqs);
+             seqs = static_cast<size_t>(limits_.max_num_seqs + 1);
   const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
   constexpr size_t kArrays = 17, kMasksPerSeq = kMaxStopTokenIds + kMaxEosIds;
   return 6 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
@@ -80,6 +106,12 @@ void BatchBuilder::build_rows(const Plan& plan, const std::optional<StepShape>& 
     batch.max_context_len = std::max(batch.max_context_len, s.start + s.num_tokens);
   }
   batch.num_decodes = std::ranges::find_if_not(plan.sequences, is_decode) - plan.sequences.begin();
+  input.halves = {};
+  if (!shape && limits_.rows_worth_halving > 0 && num_tokens >= limits_.rows_worth_halving) {
+    const auto [halves, cut] = halves_of(plan);
+    input.halves = halves;
+    num_seqs += cut ? 1 : 0;
+  }
   if (shape) {
     num_seqs = num_tokens = batch.num_decodes = shape->num_seqs;
     batch.max_seqlen_q = 1;
@@ -116,13 +148,20 @@ void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
       *slot++ = seq.block_table[static_cast<size_t>(p / limits_.block_size)] * limits_.block_size +
                 static_cast<int32_t>(p % limits_.block_size);
     }
-    *start = start[-1] + static_cast<int32_t>(s.num_tokens);
-    ++start;
-    *context++ = static_cast<int32_t>(s.start + s.num_tokens);
-    std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table), table + max_blocks,
-              0);
-    table += max_blocks;
+    const auto add_rows = [&](int64_t rows, int64_t keys) {
+      *start = start[-1] + static_cast<int32_t>(rows);
+      ++start;
+      *context++ = static_cast<int32_t>(keys);
+      std::fill(std::copy(seq.block_table.begin(), seq.block_table.end(), table),
+                table + max_blocks, 0);
+      table += max_blocks;
+    };
+    const int64_t in_first_half = input.halves.rows - start[-1], end = s.start + s.num_tokens;
+    const bool is_cut = in_first_half > 0 && in_first_half < s.num_tokens;
+    if (is_cut) add_rows(in_first_half, s.start + in_first_half);
+    add_rows(is_cut ? s.num_tokens - in_first_half : s.num_tokens, end);
   }
+  if (!input.is_decode) return;
   for (auto i = static_cast<int64_t>(plan.sequences.size()); i < batch.num_seqs(); ++i) {
     *token++ = *position++ = *context++ = 0;
     *source++ = *slot++ = -1;
@@ -147,7 +186,7 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
   input.sampler.num_logprobs = k;
 
   const auto prompt_rows = static_cast<int64_t>(input.prompt_rows.size());
-  const int64_t padding = input.batch.num_seqs() - static_cast<int64_t>(plan.sequences.size());
+  const int64_t padding = input.is_decode ? input.batch.num_seqs() - std::ssize(plan.sequences) : 0;
   const int64_t n = static_cast<int64_t>(input.sampling.size()) + padding;
   SamplingBatch& out = input.sampler.params;
   input.batch.logits_rows = arena.take(DType::i32, {n + prompt_rows});
@@ -189,14 +228,15 @@ void BatchBuilder::find_rows(const Plan& plan, StepInput& input) const {
   auto* row = input.batch.logits_rows.ptr<int32_t>();
   for (size_t i = 0; i < input.sampling.size(); ++i) {
     plan.sequences[input.sampling[i]].sequence->sample_row = static_cast<int32_t>(i);
-    *row++ = start[input.sampling[i] + 1] - 1;
+    *row++ = start[first_part(plan, input, input.sampling[i] + 1)] - 1;
   }
   for (auto i = static_cast<int64_t>(input.sampling.size()); i < input.num_samples(); ++i)
     *row++ = static_cast<int32_t>(i);
   auto* target = input.sampler.prompt_targets.ptr<int32_t>();
   for (const PromptRow& r : input.prompt_rows) {
     const ScheduledSequence& s = plan.sequences[r.scheduled];
-    *row++ = start[r.scheduled] + static_cast<int32_t>(r.position - s.start);
+    *row++ =
+        start[first_part(plan, input, r.scheduled)] + static_cast<int32_t>(r.position - s.start);
     *target++ = s.sequence->token_ids[static_cast<size_t>(r.position) + 1];
   }
 }

@@ -19,6 +19,7 @@ struct StepLimits {
   int64_t max_model_len = 0;
   int64_t max_logits_rows = 0;  // per pass of the LM head
   int block_size = 0;
+  int64_t rows_worth_halving = 0;  // from so many rows on a step has halves; 0: never
 
   int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
 };
@@ -54,6 +55,7 @@ struct PromptRow {
 /// One step's input. The tensors of `batch` and `sampler` lie in the block that build() was given.
 struct StepInput {
   Batch batch;
+  StepHalves halves;
   // [num_tokens] i32: the row of the step before that sampled this token, -1 where `batch.tokens`
   // has it.
   Tensor token_source;

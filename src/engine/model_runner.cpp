@@ -138,7 +138,8 @@ void ModelRunner::place_output(Slot& slot) {
 
 void ModelRunner::run_step(const Slot& slot) {
   arena_.release(0);
-  const Step step{*backend_, *comm_, arena_, slot.input.batch, kv_cache_, lanes_};
+  const Step step{*backend_, *comm_, arena_,           slot.input.batch,
+                  kv_cache_, lanes_, slot.input.halves};
   const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_num_seqs},
                               backend_->device());
   backend_->begin_step(step.batch);

@@ -26,9 +26,16 @@ class Attention {
 
   /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
-    Tensor out = step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
-    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, window_);
+    const Tensor out = take_output(step, qkv);
+    forward(step, out, qkv, cache);
     return out;
+  }
+  Tensor take_output(const Step& step, Tensor qkv) const {
+    return step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
+  }
+  /// The same for the rows of the batch's sequences, which may be some of qkv's and out's.
+  void forward(const Step& step, Tensor out, Tensor qkv, KvCache cache) const {
+    step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, window_);
   }
 
   /// Its part of a stack of layers: `layer` is the last so far.

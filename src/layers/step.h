@@ -11,6 +11,13 @@
 
 namespace nanovllm {
 
+/// Where a step is cut in two, unless rows is 0: the first `rows` rows are those of the batch's
+/// first `seqs` sequences. A sequence with rows in both halves is two in the batch: the keys of the
+/// first end where its rows do, and those of the second are all of them.
+struct StepHalves {
+  int64_t rows = 0, seqs = 0;
+};
+
 struct Step {
   Backend& ops;
   Communicator& comm;
@@ -18,6 +25,7 @@ struct Step {
   const Batch& batch;
   std::span<const KvCache> kv_cache;  // one per layer; this rank's heads
   int lanes = 1;                      // of a decode step; 0: what the backend advises
+  StepHalves halves = {};
 };
 
 }  // namespace nanovllm

@@ -21,8 +21,9 @@ inline RmsNorm make_norm(const ModelConfig& c, const ModelContext& context,
 }
 
 /// What a norm finds in x beside the stream: nothing, since the stream is the embedding itself or
-/// the last block has added its output to it; this rank's part of that output; or all of it.
-enum class LayerInput { none, part, sum };
+/// the last block has added its output to it; this rank's part of that output; or its own result,
+/// of that output and the stream.
+enum class LayerInput { none, part, normed };
 
 /// Adds what `input` says to the stream; x = norm(residual).
 inline void norm_stream(const Step& step, const RmsNorm& norm, Tensor x, Tensor residual,
@@ -31,8 +32,6 @@ inline void norm_stream(const Step& step, const RmsNorm& norm, Tensor x, Tensor 
     norm.forward(step, x, residual);
   else if (input == LayerInput::part)
     norm.add_forward(step, x, residual);
-  else
-    norm.add_sum_forward(step, x, residual);
 }
 
 /// Grouped-query attention between its projections, with the biases that the configuration names.
@@ -62,10 +61,7 @@ class ProjectedAttention {
   // The parts of forward_with() by themselves; the projections may take some of the rows.
   const QKVParallelLinear& qkv_proj() const { return qkv_proj_; }
   const RowParallelLinear& o_proj() const { return o_proj_; }
-  /// qkv -> [t, heads * head_dim], in step.arena.
-  Tensor heads(const Step& step, Tensor qkv, KvCache cache) const {
-    return attn_.forward(step, qkv, cache);
-  }
+  const Attention& attention() const { return attn_; }
 
  protected:
   /// x [t, hidden] -> y: all rows, or the batch's logits_rows where those are fewer. y may be x. Or
@@ -167,32 +163,37 @@ inline bool leaves_rows_out(const Batch& batch) {
   return 2 * batch.logits_rows.shape[0] <= batch.num_tokens();
 }
 
-/// The rows of a step in two halves. The sums over the ranks of one travel while the other is
-/// multiplied.
+/// A step's halves: the sums over the ranks of one travel while the other is multiplied.
 struct Halves {
-  Communicator& comm;
-  int64_t rows;
+  const Step& step;
 
-  /// body(half, from, to) for rows from .. to - 1 of each.
+  /// body(half, from, to) for the rows from .. to - 1 of each.
   template <class Body>
   void each(const Body& body) const {
-    const int64_t tile = std::clamp<int64_t>(rows / 2, 1, 128),  // of large products
-        middle = (rows / 2 + tile - 1) / tile * tile;
-    body(0, int64_t{0}, middle);
-    body(1, middle, rows);
+    body(0, int64_t{0}, step.halves.rows);
+    body(1, step.halves.rows, step.batch.num_tokens());
+  }
+  /// The sequences of a half, for attention: their rows are still counted in the whole batch.
+  Batch sequences(int half) const {
+    const Batch& batch = step.batch;
+    const int64_t from = half == 0 ? 0 : step.halves.seqs,
+                  to = half == 0 ? step.halves.seqs : batch.num_seqs();
+    Batch part = batch;
+    part.cu_seqlens_q = batch.cu_seqlens_q.rows(from, to + 1);
+    part.context_lens = batch.context_lens.rows(from, to);
+    part.block_tables = batch.block_tables.rows(from, to);
+    part.num_decodes = std::clamp<int64_t>(batch.num_decodes - from, 0, to - from);
+    return part;
   }
   /// body(from, to) for the rows of a half, at once or one part after the other: where all of a
   /// device works on one product, the other half's sums, which need a little of it, go on between
   /// products alone.
   template <class Body>
-  static void in_turns(int64_t from, int64_t to, const Body& body) {
-    constexpr int64_t kAtOnce = 4096;
-    const int64_t middle = to - from <= kAtOnce ? to : from + (to - from) / 2;
+  void in_turns(int64_t from, int64_t to, const Body& body) const {
+    const int64_t at_once = 2048 * step.comm.world_size(),
+                  middle = to - from <= at_once ? to : from + (to - from) / 2;
     body(from, middle);
     if (middle < to) body(middle, to);
-  }
-  void finish() const {
-    for (const int half : {0, 1}) comm.finish_all_reduce(half);
   }
 };
 
@@ -228,44 +229,43 @@ class DecoderLayer {
     return mlp_.forward(step, y, y_residual);
   }
 
-  /// The same with y = x, in halves, whose sums have been started before (but for the first layer)
-  /// and are afterwards.
-  void forward_halves(const Step& step, Tensor x, Tensor residual, KvCache cache,
-                      bool first) const {
-    const Halves halves{step.comm, x.shape[0]};
+  /// The same with y = x, for a step with halves, whose norms have been started before (but for the
+  /// first layer) and are afterwards: `next` is that of the layer behind.
+  void forward_halves(const Step& step, Tensor x, Tensor residual, KvCache cache, bool is_first,
+                      const RmsNorm& next, bool before_last) const {
+    const Halves halves{step};
     {
       ArenaScope scope(step.arena);
-      const Tensor qkv = self_attn_.qkv_proj().take_output(step, x.dtype, x.shape[0]);
+      const Tensor qkv = self_attn_.qkv_proj().take_output(step, x.dtype, x.shape[0]),
+                   heads = self_attn_.attention().take_output(step, qkv);
       halves.each([&](int half, int64_t from, int64_t to) {
-        const Tensor rows = x.rows(from, to);
-        if (first) {
-          input_layernorm_.forward(step, rows, residual.rows(from, to));
-        } else {
-          step.comm.finish_all_reduce(half);
-          input_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
-        }
-        Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {
+        const Tensor rows = x.rows(from, to), stream = residual.rows(from, to);
+        if (is_first)
+          input_layernorm_.forward(step, rows, stream);
+        else
+          step.comm.finish_half(half);
+        halves.in_turns(from, to, [&](int64_t begin, int64_t end) {
           const Batch batch = tokens_of(step.batch, begin, end);
           const Step part{step.ops, step.comm, step.arena, batch, step.kv_cache};
           self_attn_.project(part, qkv.rows(begin, end), x.rows(begin, end), cache);
         });
-      });
-      const Tensor heads = self_attn_.heads(step, qkv, cache);
-      halves.each([&](int half, int64_t from, int64_t to) {
-        Halves::in_turns(from, to, [&](int64_t begin, int64_t end) {
+        const Batch batch = halves.sequences(half);
+        self_attn_.attention().forward({step.ops, step.comm, step.arena, batch, step.kv_cache},
+                                       heads, qkv, cache);
+        halves.in_turns(from, to, [&](int64_t begin, int64_t end) {
           self_attn_.o_proj().forward(step, x.rows(begin, end), heads.rows(begin, end));
         });
-        step.comm.start_all_reduce(half, x.rows(from, to));
+        post_attention_layernorm_.start_add_forward(step, half, rows, stream, false);
       });
     }
     halves.each([&](int half, int64_t from, int64_t to) {
       const Tensor rows = x.rows(from, to);
-      step.comm.finish_all_reduce(half);
-      post_attention_layernorm_.add_sum_forward(step, rows, residual.rows(from, to));
+      step.comm.finish_half(half);
       mlp_.forward(step, rows);
-      step.comm.start_all_reduce(half, rows);
+      next.start_add_forward(step, half, rows, residual.rows(from, to), before_last);
     });
   }
+  const RmsNorm& input_layernorm() const { return input_layernorm_; }
 
   /// Adds this layer to the stack.
   void describe(DecoderStack& stack) const {
@@ -332,21 +332,22 @@ class DecoderForCausalLM final : public Model {
     return input;
   }
 
-  /// The same in halves, if that is worth it.
+  /// The same in halves, if the step has them. x ends as the input norm of the layer behind.
   bool run_halves(const Step& step, size_t count, Tensor x, Tensor residual) const {
-    const int64_t least = step.comm.rows_worth_halving();
-    if (least == 0 || x.shape[0] < least || count == 0) return false;
+    if (step.halves.rows == 0 || count == 0) return false;
     for (size_t i = 0; i < count; ++i)
-      layers_[i].forward_halves(step, x, residual, step.kv_cache[i], i == 0);
-    Halves{step.comm, x.shape[0]}.finish();
+      layers_[i].forward_halves(step, x, residual, step.kv_cache[i], i == 0,
+                                layers_[i + 1].input_layernorm(), i + 1 == count);
+    for (const int half : {0, 1}) step.comm.finish_half(half);
     return true;
   }
 
   /// All layers and the norm, the last of them perhaps with the rows alone that need logits.
   Tensor run_and_leave_out(const Step& step, Tensor x, Tensor residual) const {
     const size_t last = layers_.size() - 1;
-    const LayerInput input =
-        run_halves(step, last, x, residual) ? LayerInput::sum : run_layers(step, last, x, residual);
+    const LayerInput input = run_halves(step, last, x, residual)
+                                 ? LayerInput::normed
+                                 : run_layers(step, last, x, residual);
     Tensor y = x, y_residual = residual;
     if (leaves_rows_out(step.batch)) {
       y = step.arena.take(x.dtype, {step.batch.logits_rows.shape[0], x.shape[1]});

@@ -8,6 +8,11 @@
 namespace nanovllm {
 namespace {
 
+template <class T>
+std::vector<T> values(const Tensor& t) {
+  return {t.ptr<T>(), t.ptr<T>() + t.numel()};
+}
+
 /// Sequences in arbitrary states, and the plans that could be made of them. Nothing here knows the
 /// scheduler.
 class BatchBuilderTest : public testing::Test {
@@ -21,6 +26,7 @@ class BatchBuilderTest : public testing::Test {
     limits.max_model_len = pick(8, 300);
     limits.max_logits_rows = pick(1, 20);
     limits.block_size = 8 << pick(0, 3);
+    limits.rows_worth_halving = pick(0, 1) == 0 ? pick(2, 150) : 0;
     return limits;
   }
 
@@ -74,11 +80,6 @@ class BatchBuilderTest : public testing::Test {
     return plan;
   }
 
-  template <class T>
-  static std::vector<T> values(const Tensor& t) {
-    return {t.ptr<T>(), t.ptr<T>() + t.numel()};
-  }
-
   std::mt19937_64 random_{11};
   std::vector<std::unique_ptr<Sequence>> sequences_;
 };
@@ -90,6 +91,7 @@ struct Expected {
   std::vector<float> temperature;
   std::vector<int32_t> top_k, sampled_position;
   std::vector<int64_t> seed;
+  std::vector<size_t> planned;                       // where in the plan a sequence is
   std::vector<std::tuple<int64_t, int32_t>> masked;  // row among all logits rows, token
   int64_t longest_query = 0, longest_context = 0, leading_decodes = 0, num_logprobs = -1;
   bool all_greedy = true, any_filter = false;
@@ -106,6 +108,17 @@ struct Expected {
       add_prompt_rows(plan.sequences[i], starts[i]);
   }
 
+  /// Makes two of a sequence with rows on both sides of `row`; the number of those before it.
+  int64_t cut_at(int64_t row) {
+    const auto at = std::ranges::lower_bound(starts, row) - starts.begin();
+    if (starts[static_cast<size_t>(at)] == row) return at;
+    const auto last_row = starts[static_cast<size_t>(at)];
+    contexts.insert(contexts.begin() + at - 1,
+                    contexts[static_cast<size_t>(at - 1)] - (last_row - static_cast<int32_t>(row)));
+    planned.insert(planned.begin() + at, planned[static_cast<size_t>(at - 1)]);
+    starts.insert(starts.begin() + at, static_cast<int32_t>(row));
+    return at;
+  }
   void add_rows(const ScheduledSequence& s, const StepLimits& limits) {
     for (int64_t p = s.start; p < s.start + s.num_tokens; ++p) {
       tokens.push_back(s.sequence->token_ids[static_cast<size_t>(p)]);
@@ -115,6 +128,7 @@ struct Expected {
                       static_cast<int32_t>(p % limits.block_size));
     }
     starts.push_back(static_cast<int32_t>(tokens.size()));
+    planned.push_back(planned.size());
     contexts.push_back(positions.back() + 1);
     longest_query = std::max(longest_query, s.num_tokens);
     longest_context = std::max<int64_t>(longest_context, contexts.back());
@@ -148,6 +162,30 @@ struct Expected {
   }
 };
 
+/// The arrays that say which rows there are. `expected` gets the halves of `input`.
+void expect_rows(const Plan& plan, const StepLimits& limits, const StepInput& input,
+                 Expected& expected) {
+  const Batch& batch = input.batch;
+  const int64_t rows = batch.num_tokens();
+  ASSERT_EQ(input.halves.rows > 0,
+            limits.rows_worth_halving > 0 && rows >= limits.rows_worth_halving);
+  if (input.halves.rows > 0) {
+    ASSERT_GE(input.halves.rows, rows / 2);
+    ASSERT_LT(input.halves.rows, std::min(rows, rows / 2 + 128));
+    ASSERT_EQ(input.halves.seqs, expected.cut_at(input.halves.rows));
+  }
+  ASSERT_EQ(values<int32_t>(batch.tokens), expected.tokens);
+  ASSERT_EQ(values<int32_t>(batch.positions), expected.positions);
+  ASSERT_EQ(values<int32_t>(batch.slot_mapping), expected.slots);
+  ASSERT_EQ(values<int32_t>(batch.cu_seqlens_q), expected.starts);
+  ASSERT_EQ(values<int32_t>(batch.context_lens), expected.contexts);
+  for (size_t i = 0; i < expected.planned.size(); ++i) {
+    const auto& table = plan.sequences[expected.planned[i]].sequence->block_table;
+    const Tensor row = batch.block_tables[static_cast<int64_t>(i)];
+    ASSERT_TRUE(std::equal(table.begin(), table.end(), row.ptr<int32_t>()));
+  }
+}
+
 TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
   for (int round = 0; round < 500; ++round) {
     const StepLimits limits = draw_limits();
@@ -157,23 +195,14 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     std::vector<std::byte> block(builder.max_bytes());
     StepInput input;
     builder.build(plan, block.data(), input);
-    const Expected expected(plan, limits);
+    Expected expected(plan, limits);
 
+    expect_rows(plan, limits, input, expected);
     const Batch& batch = input.batch;
-    ASSERT_EQ(values<int32_t>(batch.tokens), expected.tokens);
-    ASSERT_EQ(values<int32_t>(batch.positions), expected.positions);
-    ASSERT_EQ(values<int32_t>(batch.slot_mapping), expected.slots);
-    ASSERT_EQ(values<int32_t>(batch.cu_seqlens_q), expected.starts);
-    ASSERT_EQ(values<int32_t>(batch.context_lens), expected.contexts);
     ASSERT_EQ(values<int32_t>(batch.logits_rows), expected.logits_rows);
     ASSERT_EQ(batch.max_seqlen_q, expected.longest_query);
     ASSERT_EQ(batch.max_context_len, expected.longest_context);
     ASSERT_EQ(batch.num_decodes, expected.leading_decodes);
-    for (size_t i = 0; i < plan.sequences.size(); ++i) {
-      const auto& table = plan.sequences[i].sequence->block_table;
-      const Tensor row = batch.block_tables[static_cast<int64_t>(i)];
-      ASSERT_TRUE(std::equal(table.begin(), table.end(), row.ptr<int32_t>()));
-    }
 
     const SamplerInput& sampler = input.sampler;
     ASSERT_EQ(sampler.num_logprobs, expected.num_logprobs);
@@ -201,6 +230,26 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     }
     ASSERT_LE(input.bytes, block.size());
   }
+}
+
+// 64 rows fill their arrays: nothing lies between one and the next.
+TEST_F(BatchBuilderTest, HalvesWithinASequenceLeaveTheOtherArraysAlone) {
+  StepLimits limits = small_limits(64, 2);
+  limits.rows_worth_halving = 2;
+  Plan plan;
+  for (const int64_t length : {40, 24}) {
+    Sequence& s = add_sequence(limits, static_cast<int>(length), static_cast<int>(length));
+    plan.sequences.push_back({.sequence = &s, .num_tokens = length, .is_new = true});
+    plan.num_tokens += length;
+  }
+  const BatchBuilder builder(limits);
+  std::vector<std::byte> block(builder.max_bytes());
+  StepInput input;
+  builder.build(plan, block.data(), input);
+  Expected expected(plan, limits);
+  expect_rows(plan, limits, input, expected);
+  EXPECT_EQ(values<int32_t>(input.batch.cu_seqlens_q), (std::vector{0, 32, 40, 64}));
+  EXPECT_EQ(values<int32_t>(input.batch.context_lens), (std::vector{32, 40, 24}));
 }
 
 TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {

@@ -11,10 +11,13 @@ namespace {
 
 template <class T>
 std::vector<T> values_of(int rank, int64_t count) {
-  std::mt19937 random(static_cast<uint32_t>(rank + 1));
-  std::uniform_real_distribution<float> uniform(-8, 8);
+  auto random = static_cast<uint32_t>(rank + 1);
   std::vector<T> values;
-  for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<T>(uniform(random)));
+  values.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {  // from -8 to 8; many of them
+    random = random * 1664525 + 1013904223;
+    values.push_back(static_cast<T>(static_cast<float>(random >> 8) * 0x1p-20F - 8.0F));
+  }
   return values;
 }
 
@@ -71,49 +74,79 @@ TEST(CudaCollectives, AllReduceSumsInRankOrderWhateverTheSize) {
   }
 }
 
-/// Two sums under way at once, of one and of several rounds through the scratch memory.
+/// Two sums with their norms under way at once, of one and of several rounds through the scratch
+/// memory: the whole stream, or this rank's share of its rows.
 template <class T>
-void expect_sums_beside(const std::vector<std::string>& devices, int64_t count) {
+void expect_sums_beside(const std::vector<std::string>& devices, int64_t rows, int64_t n,
+                        bool whole) {
   const auto world = static_cast<int>(devices.size());
-  const auto expected = sum_of<T>(world, count);
+  const auto sum = sum_of<T>(world, rows * n);
   on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
-    auto values = values_of<T>(comm.rank(), count);
+    auto values = values_of<T>(comm.rank(), rows * n), stream = values_of<T>(99, rows * n),
+         weights = values_of<T>(98, n);
     const size_t bytes = (values.size() * sizeof(T) + 255) / 256 * 256;
-    const Buffer memory = backend.allocate(2 * bytes);
+    const Buffer memory = backend.allocate(7 * bytes);
     backend.synchronize();
     group.barrier(comm.rank());
-    const auto x = [&](int half) {
-      return Tensor(memory.get() + static_cast<size_t>(half) * bytes, dtype_of<T>(), {1, count},
+    const auto at = [&](int i, std::initializer_list<int64_t> shape) {
+      return Tensor(memory.get() + static_cast<size_t>(i) * bytes, dtype_of<T>(), shape,
                     backend.device());
     };
+    const auto host = [&](const std::vector<T>& v, std::initializer_list<int64_t> shape) {
+      return Tensor(const_cast<T*>(v.data()), dtype_of<T>(), shape);
+    };
+    const auto x = [&](int half) { return at(half, {rows, n}); };
+    const auto residual = [&](int half) { return at(2 + half, {rows, n}); };
+    const Tensor y = at(4, {rows, n}), y_residual = at(5, {rows, n}), w = at(6, {n});
+    backend.copy(w, host(weights, {n}));
+    backend.copy(y, host(sum, {rows, n}));
+    backend.copy(y_residual, host(stream, {rows, n}));
+    backend.add_rms_norm(y, y_residual, y, w, 1e-5F);
+    const auto expect_rows = [&](const Tensor& got, const Tensor& expected, const char* what) {
+      std::vector<T> one(static_cast<size_t>(got.numel())), two(one.size());
+      const Tensor shape(one.data(), dtype_of<T>(), {got.shape[0], n});
+      backend.copy(shape, got);
+      backend.copy(Tensor(two.data(), dtype_of<T>(), {got.shape[0], n}), expected);
+      backend.synchronize();
+      EXPECT_EQ(std::memcmp(one.data(), two.data(), one.size() * sizeof(T)), 0)
+          << what << " of " << rows << " x " << n << ", rank " << comm.rank() << " of " << world;
+    };
+    const int64_t begin = whole ? 0 : rows * comm.rank() / world,
+                  end = whole ? rows : rows * (comm.rank() + 1) / world;
     for (int again = 0; again < 3; ++again) {
-      for (const int half : {0, 1})
-        backend.copy(x(half), Tensor(values.data(), dtype_of<T>(), {1, count}));
-      for (const int half : {0, 1}) comm.start_all_reduce(half, x(half));
       for (const int half : {0, 1}) {
-        comm.finish_all_reduce(half);
-        std::vector<T> got(values.size());
-        backend.copy(Tensor(got.data(), dtype_of<T>(), {1, count}), x(half));
-        backend.synchronize();
-        EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0)
-            << count << " values, half " << half << ", rank " << comm.rank() << " of " << world;
+        backend.copy(x(half), host(values, {rows, n}));
+        backend.copy(residual(half), host(stream, {rows, n}));
       }
+      for (const int half : {0, 1})
+        EXPECT_TRUE(comm.start_add_rms_norm(half, x(half), residual(half), w, 1e-5F, whole));
+      for (const int half : {0, 1}) {
+        comm.finish_half(half);
+        expect_rows(x(half), y, "norm");
+        if (begin < end)
+          expect_rows(residual(half).rows(begin, end), y_residual.rows(begin, end), "stream");
+      }
+      group.barrier(comm.rank());  // nobody fills what another still writes to
     }
   });
 }
 
 // Here no kernel waits for another: ranks may share a GPU.
-TEST(CudaCollectives, SumsBesideProductsAreThoseOfAllReduce) {
+TEST(CudaCollectives, SumsBesideProductsAreThoseOfAllReduceWithTheNorm) {
   if (devices_for(1).empty()) GTEST_SKIP() << "no cuda device here";
   const bool has_two = !devices_for(2).empty();
   for (const int world : {2, 3, 4, 8}) {
     std::vector<std::string> devices;
     for (int rank = 0; rank < world; ++rank)
       devices.push_back(has_two && rank % 2 == 1 ? "cuda:1" : "cuda:0");
-    for (const int64_t count : {8, 4104, 1 << 20}) expect_sums_beside<bf16>(devices, count);
-    expect_sums_beside<float>(devices, 100000);
+    for (const int64_t n : {64, 8192}) {
+      expect_sums_beside<bf16>(devices, 1, n, true);
+      expect_sums_beside<bf16>(devices, 7, n, false);
+      expect_sums_beside<bf16>(devices, 200, n, n == 64);
+    }
+    expect_sums_beside<float>(devices, 70, 1024, false);
     // More than what goes through the scratch memory (48 MB for the others' parts) at once.
-    if (world == 2) expect_sums_beside<bf16>(devices, (48 << 20) + 4104);
+    if (world == 2) expect_sums_beside<bf16>(devices, 6200, 8192, true);
   }
 }
 

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   __shared__ int64_t v_offset[kTileKeys];
   const int token = blockIdx.x, head = blockIdx.y, kv_head = head / a.group;
   const int s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
-  if (s < 0) return;
+  if (s < 0 || token < a.cu_seqlens_q[s]) return;
   const int end = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token) + 1;  // position + 1
   if (end <= 0) return;                                                     // padding
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -290,7 +290,7 @@ template <int kHeadDim>
 __global__ void attention_merge_kernel(const AttentionArguments<__nv_bfloat16> a) {
   const int token = blockIdx.x, head = blockIdx.y,
             s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
-  if (s < 0) return;
+  if (s < 0 || token < a.cu_seqlens_q[s]) return;
   const int position = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token);
   if (position < 0) return;  // padding
   const int64_t first = (int64_t{token} * a.num_heads + head) * a.max_chunks;

@@ -23,6 +23,19 @@ void check_whole_vectors(const Tensor& x) {
         "all_reduce of {}: contiguous and of whole 16 bytes", x.describe());
 }
 
+/// Whether a block has a row of x in registers, two vectors a thread at most.
+bool holds_rows(const Tensor& x, const Tensor& residual, const Tensor& w) {
+  const int64_t n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
+  if (!x.contiguous() || !residual.contiguous() || row_bytes % 16 != 0 ||
+      row_bytes > int64_t{row_threads(n)} * 2 * 16 || !wide_rows({x, residual, w}))
+    return false;
+  check(residual.shape == x.shape && w.shape[0] == n && residual.dtype == x.dtype &&
+            w.dtype == x.dtype,
+        "all_reduce_add_rms_norm: {} and {} with {}", x.describe(), residual.describe(),
+        w.describe());
+  return true;
+}
+
 /// Every rank's GPU.
 std::vector<int> devices_of(int own, RankMeeting& meeting, int rank) {
   meeting.show(rank, &own);
@@ -44,11 +57,13 @@ class PeerCommunicator final : public Communicator {
   void all_reduce(Tensor x) override;
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
   int64_t rows_worth_halving() const override { return kRowsWorthHalving; }
-  void start_all_reduce(int half, Tensor x) override {
-    check_whole_vectors(x);
-    if (x.bytes() > 0) copied_sums_.start(half, x);
+  bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
+                          bool whole) override {
+    if (!holds_rows(x, residual, w)) return false;
+    if (x.bytes() > 0) copied_sums_.start(half, x, residual, w, eps, whole);
+    return true;
   }
-  void finish_all_reduce(int half) override { copied_sums_.finish(half); }
+  void finish_half(int half) override { copied_sums_.finish(half); }
   void all_gather(Tensor out, Tensor parts) override;
   void settle() override { meeting_.barrier(table_.rank); }
   bool sums_in_decoder_layers() const override { return true; }
@@ -196,19 +211,13 @@ void PeerCommunicator::all_reduce(Tensor x) {
 bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
   const int64_t rows = x.shape[0], n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
   const unsigned threads = row_threads(n);
-  if (!x.contiguous() || !residual.contiguous() || row_bytes % 16 != 0 ||
-      row_bytes > int64_t{threads} * 2 * 16 ||
-      16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes || !wide_rows({x, residual, w}))
+  if (!holds_rows(x, residual, w) || 16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes)
     return false;
   // Whether a row has something to sum for each rank.
   const bool shares =
       shares_sums(rows * row_bytes) && row_bytes / 16 > (table_.world - 1) * int64_t{kWarp};
   const int64_t to_all = rows * row_bytes * (table_.world - 1);
   if ((shares ? 2 * to_all / table_.world : to_all) > kFusedBytes) return false;
-  check(residual.shape == x.shape && w.shape[0] == n && residual.dtype == x.dtype &&
-            w.dtype == x.dtype,
-        "all_reduce_add_rms_norm: {} and {} with {}", x.describe(), residual.describe(),
-        w.describe());
   if (rows == 0) return true;
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;

@@ -1,10 +1,11 @@
-// Sums over ranks beside the products: copy engines move the parts, on a stream of their own, while
-// the multiprocessors go on. For many rows.
+// Sums over ranks beside the products, with the norm behind them: copy engines move the parts, on a
+// stream of their own, while the multiprocessors go on. For many rows.
 //
-// Every rank has the sum of a share of the elements to make: the others copy their parts of it into
-// its scratch memory, it adds them up in the order of the ranks, in f32, rounds once, and copies
-// the sum into the others' tensors. No kernel waits for another rank: streams wait for events,
-// which are recorded before anybody is told to wait for them.
+// Every rank has a share of the rows to make: the others copy their parts of them into its scratch
+// memory, it adds those up in the order of the ranks, in f32, rounds once, adds the result to its
+// rows of the residual stream, and copies their norm into the others' tensors. No kernel waits for
+// another rank: streams wait for events, which are recorded before anybody is told to wait for
+// them.
 #pragma once
 
 #include <array>
@@ -24,25 +25,33 @@ class CopiedSums {
   CopiedSums(const CopiedSums&) = delete;
   CopiedSums& operator=(const CopiedSums&) = delete;
 
-  /// Communicator::start_all_reduce(): x is contiguous, of whole 16 bytes.
-  void start(int half, Tensor x);
+  /// Communicator::start_add_rms_norm(): x and residual are contiguous, of rows that a block holds.
+  void start(int half, Tensor x, Tensor residual, Tensor w, float eps, bool whole);
   void finish(int half);
 
  private:
   /// What the other ranks see of this one.
   struct Half {
-    Event sent, done;    // its parts lie with the others; the sums of its share do
+    Event sent, done;    // its parts lie with the others; the results of its share do
     std::byte* scratch;  // where the others' parts of its share go
   };
   struct Shown {
     std::array<Half, 2> halves;
-    std::byte* x = nullptr;  // what is being summed
+    std::byte *x = nullptr, *residual = nullptr;  // what is being summed
+  };
+  /// Some rows of a start().
+  struct Rows {
+    Tensor x, residual, w;
+    float eps;
+    bool whole;
   };
 
-  /// Where a share of `vectors` begins.
-  int64_t share(int64_t vectors, int r) const { return vectors * r / world_; }
-  void exchange(int half, std::byte* x, int64_t vectors, DType dtype);
-  void copy(std::byte* to, const std::byte* from, int64_t vectors);
+  /// Where a share of `rows` begins.
+  int64_t share(int64_t rows, int r) const { return rows * r / world_; }
+  void exchange(int half, const Rows& rows);
+  /// This rank's share of the sums, and their norm.
+  void sum_and_norm(const Rows& share, const std::byte* parts, int64_t distance);
+  void copy(std::byte* to, const std::byte* from, size_t bytes);
   void wait_for(cudaStream_t stream, Event Half::*event, int half) const;
 
   RankMeeting& meeting_;

@@ -181,7 +181,7 @@ class NcclCommunicator final : public Communicator {
     } else {
       gather(x, scratch_.get(), bytes);
     }
-    sum_parts_kernel<D, kThreads, true><<<blocks_for(share / 16), kThreads, 0, stream_>>>(
+    sum_parts_kernel<D, kThreads><<<blocks_for(share / 16), kThreads, 0, stream_>>>(
         reinterpret_cast<Vec<D>*>(own), reinterpret_cast<const uint4*>(scratch_.get()), share / 16,
         share / 16, rank_, world_);
     cuda_check(cudaGetLastError());

@@ -171,17 +171,15 @@ __device__ Vec<T> sum_over_ranks(int rank, int world, const Vec<T>& own, Theirs&
   return result;
 }
 
-/// x[i] = the sum over ranks; this rank's vectors are x, those of the others begin `distance`
-/// behind each other in `parts`, with room for this rank's among them if `kHasOwn`.
-template <class T, int kThreads, bool kHasOwn>
+/// x[i] = the sum over ranks; this rank's vectors are x, those of rank r begin at r * `distance` in
+/// `parts`.
+template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     sum_parts_kernel(Vec<T>* x, const uint4* parts, int64_t count, int64_t distance, int rank,
                      int world) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kThreads)
-    x[i] = sum_over_ranks<T>(rank, world, x[i], [&](int r) {
-      return parts[(kHasOwn ? r : r - (r > rank)) * distance + i];
-    });
+    x[i] = sum_over_ranks<T>(rank, world, x[i], [&](int r) { return parts[r * distance + i]; });
 }
 
 }  // namespace nanovllm
