@@ -63,8 +63,9 @@ Batch shape_only_decodes(const StepLimits& limits) {
   return batch;
 }
 
-/// Peak of the arena in the largest step, be it that all its rows need logits or half of them,
-/// which is where the last layer still goes on with those alone, or that it runs in lanes.
+/// Peak of the arena in the largest step, be it that all its rows need log probabilities (which are
+/// gathered before the head) or half of them, which is where the last layer still goes on with
+/// those alone, or that it runs in lanes.
 size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
                          Shard shard) {
   NullBackend ops;
@@ -81,10 +82,14 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
     const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
     const int64_t samples = std::min(limits.max_num_seqs, rows);
     SamplerInput input;
+    input.num_logprobs = 0;
     input.params = {row, row, row, row, row, row};
     input.prompt_targets = Tensor(nullptr, DType::i32, {rows - samples});
     SamplerOutput output;
     output.token_ids = Tensor(nullptr, DType::i32, {samples});
+    output.ids = Tensor(nullptr, DType::i32, {rows, 1});
+    output.logprobs = Tensor(nullptr, DType::f32, {rows, 1});
+    output.ranks = Tensor(nullptr, DType::i32, {rows});
     Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
                       limits.max_logits_rows);
   }

@@ -131,6 +131,17 @@ TEST_F(LLMEngineTest, AFailedStepEndsTheEngineAndSaysTheSameFromThenOn) {
   engine.stats();
 }
 
+TEST_F(LLMEngineTest, TheLargestStepOfWhichAllRowsWantLogprobsFindsRoom) {
+  model_.vocab_size = 4096;  // logits and the rows they are of are the largest arrays
+  model_.hidden_size = 256;
+  config_.max_num_batched_tokens = 2;  // as many as the head takes at once
+  LLMEngine engine = make();
+  SamplingParams all = params(1, 1);
+  all.prompt_logprobs = 0;
+  engine.add_request({1, 2}, all);
+  EXPECT_EQ(run(engine).at(0).finish_reason, FinishReason::length);
+}
+
 TEST_F(LLMEngineTest, ARefusedRequestIsReportedByTheNextStepAndNeverScheduled) {
   LLMEngine engine = make();
   const int64_t id = engine.add_request({}, {});
