@@ -334,8 +334,15 @@ struct Worker {
     asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory");
   }
   /// The others have written the operand; the warps that multiply wait for that.
-  __device__ void give_operand() const { arrive_at<5, kThreads>(); }
-  __device__ void take_operand() const { sync_threads<5, kThreads>(); }
+  /// Lanes come by different ways, and such a barrier is one of whole warps.
+  __device__ void give_operand() const {
+    __syncwarp();
+    arrive_at<5, kThreads>();
+  }
+  __device__ void take_operand() const {
+    __syncwarp();
+    sync_threads<5, kThreads>();
+  }
   /// The warps that multiply have read the operand; the others wait for that.
   __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
   __device__ void await_operand() const { sync_threads<2, kThreads>(); }

@@ -273,7 +273,6 @@ __device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
   const int thread = this_thread(), tiles = cut.tiles;
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   if (blockIdx.x >= tiles) return;
-  __syncwarp();  // barriers of whole warps follow, which lanes reach by different ways
   if (warp >= kMultiplying) {
     w.give_operand();
     w.ring.advance(cut.stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
