@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/load_model.h"
 #include "cli/machine.h"
 #include "comm/process_group.h"
 #include "core/check.h"
@@ -89,9 +90,7 @@ BenchModel::BenchModel(const BenchOptions& bench_options, int64_t max_len, int64
   reset_peak_memory();
   Progress progress(options().quiet);
   EngineConfig engine = options().engine;
-  engine.on_progress = [&](const char* what, int64_t done, int64_t total) {
-    progress.loading(what, done, total);
-  };
+  show_loading(engine, progress);
   // Ranks of other processes could not be asked for their collectives again.
   if (engine.tensor_parallel_size > 1 && process_place().count == 1)
     communication_ = std::make_unique<CommunicationMeter>(recorders_);

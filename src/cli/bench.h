@@ -113,8 +113,11 @@ class BenchReport {
   };
   BenchReport(std::string benchmark, const BenchOptions& options, std::vector<Column> columns);
 
-  /// A last column.
-  void add_column(Column column) { columns_.push_back(std::move(column)); }
+  /// A last column, of a CommunicationMeter's figures, and what is to be said about them.
+  void add_communication(Column column) {
+    columns_.push_back(std::move(column));
+    note(kCommunicationNote);
+  }
   /// A row of the table; JSON has all its fields, the table those that are columns. A row with
   /// `measured` and `floor` in it (both seconds, or both milliseconds) also gets its "share".
   void add(Json row);

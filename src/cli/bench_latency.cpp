@@ -67,10 +67,7 @@ int bench_latency(const LatencyOptions& options) {
                       {"floor", "floor, ms", 3},
                       {"share", "of the floor"},
                       {"host_us_per_step", "host us/step", 1}});
-  if (model.communication()) {
-    report.add_column({"communication_ms", "communication, ms", 3});
-    report.note(kCommunicationNote);
-  }
+  if (model.communication()) report.add_communication({"communication_ms", "communication, ms", 3});
   run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(4));
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes)

@@ -53,10 +53,7 @@ int bench_prefill(const PrefillOptions& options) {
                       {"tokens_per_second", "tok/s", 1},
                       {"floor", "floor, ms", 2},
                       {"share", "of the floor"}});
-  if (model.communication()) {
-    report.add_column({"communication_ms", "communication, ms", 2});
-    report.note(kCommunicationNote);
-  }
+  if (model.communication()) report.add_communication({"communication_ms", "communication, ms", 2});
   // A first run of each shape is not measured: libraries prepare their kernels in it.
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes) {

@@ -102,10 +102,7 @@ int bench_throughput(const ThroughputOptions& options) {
                       {"floor", "floor, s", 2},
                       {"share", "of the floor"},
                       {"host_us_per_step", "host us/step", 1}});
-  if (model.communication()) {
-    report.add_column({"communication", "communication, s", 2});
-    report.note(kCommunicationNote);
-  }
+  if (model.communication()) report.add_communication({"communication", "communication, s", 2});
   // One short request first: what happens once in a process does not count.
   run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(2));
   model.engine().reset_prefix_cache();

@@ -7,10 +7,14 @@
 
 namespace nanovllm::cli {
 
-LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet) {
-  config.on_progress = [&](const char* what, int64_t done, int64_t total) {
+void show_loading(EngineConfig& config, Progress& progress) {
+  config.on_progress = [&progress](const char* what, int64_t done, int64_t total) {
     progress.loading(what, done, total);
   };
+}
+
+LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet) {
+  show_loading(config, progress);
   LLM llm(model, config);
   progress.clear();
   if (!quiet)

@@ -8,6 +8,9 @@
 
 namespace nanovllm::cli {
 
+/// An engine loaded with `config` tells `progress`, which outlives the loading.
+void show_loading(EngineConfig& config, Progress& progress);
+
 /// Loads `model`, showing `progress`, and prints the engine's notes to standard error unless
 /// `quiet`.
 LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet);

@@ -61,9 +61,9 @@ std::vector<int> stopped_ranks() {
   return ranks;
 }
 
-std::string describe_missing_ranks() {
+std::string describe_missing_ranks(const std::string& otherwise) {
   const std::vector<int> stopped = stopped_ranks();
-  if (stopped.empty()) return "another rank hangs or is gone";
+  if (stopped.empty()) return otherwise;
   return fmt::format("rank{} {} {} stopped", stopped.size() > 1 ? "s" : "",
                      fmt::join(stopped, ", "), stopped.size() > 1 ? "are" : "is");
 }

@@ -12,9 +12,8 @@ namespace nanovllm {
 /// the system has no /proc.
 std::vector<int> stopped_ranks();
 
-/// Why others do not come, as far as this host knows: "rank 1 is stopped", else "another rank hangs
-/// or is gone".
-std::string describe_missing_ranks();
+/// Why others do not come, as far as this host knows: "rank 1 is stopped", else `otherwise`.
+std::string describe_missing_ranks(const std::string& otherwise = "another rank hangs or is gone");
 
 /// How much later than rank 0 a rank speaks of what all see: one message is enough, and mpirun ends
 /// the others behind it.

@@ -154,11 +154,10 @@ void ProcessRunner::launch_built() {
 }
 
 std::string ProcessRunner::describe_wait() const {
-  const std::string why = stopped_ranks().empty()
-                              ? "another rank hangs, or the step is too large for the network"
-                              : describe_missing_ranks();
-  return fmt::format("rank {} of {} has waited {} s for its device to finish a step: {}",
-                     group_->rank(), group_->world_size(), kPatience.count() / 1000, why);
+  return fmt::format(
+      "rank {} of {} has waited {} s for its device to finish a step: {}", group_->rank(),
+      group_->world_size(), kPatience.count() / 1000,
+      describe_missing_ranks("another rank hangs, or the step is too large for the network"));
 }
 
 StepResult ProcessRunner::wait() {

@@ -22,17 +22,13 @@ class RmsNorm {
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
     if (step.comm.all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
     step.comm.all_reduce(x);
-    add_sum_forward(step, x, residual);
+    step.ops.add_rms_norm(x, residual, x, weight_, eps_);
   }
   /// The same beside what the backend does until step.comm.finish_half(half): see
   /// Communicator::start_add_rms_norm().
   void start_add_forward(const Step& step, int half, Tensor x, Tensor residual, bool whole) const {
     if (!step.comm.start_add_rms_norm(half, x, residual, weight_, eps_, whole))
       add_forward(step, x, residual);
-  }
-  /// add_forward() where x is the sum.
-  void add_sum_forward(const Step& step, Tensor x, Tensor residual) const {
-    step.ops.add_rms_norm(x, residual, x, weight_, eps_);
   }
 
   Tensor weight() const { return weight_; }
