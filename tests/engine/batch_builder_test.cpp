@@ -13,6 +13,17 @@ std::vector<T> values(const Tensor& t) {
   return {t.ptr<T>(), t.ptr<T>() + t.numel()};
 }
 
+/// A plan's step, and the block that it lies in.
+struct Built {
+  std::vector<std::byte> block;
+  StepInput input;
+  Built(const Plan& plan, const StepLimits& limits) {
+    const BatchBuilder builder(limits);
+    block.resize(builder.max_bytes());
+    builder.build(plan, block.data(), input);
+  }
+};
+
 /// Sequences in arbitrary states, and the plans that could be made of them. Nothing here knows the
 /// scheduler.
 class BatchBuilderTest : public testing::Test {
@@ -191,10 +202,8 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     const StepLimits limits = draw_limits();
     sequences_.clear();
     const Plan plan = draw_plan(limits);
-    const BatchBuilder builder(limits);
-    std::vector<std::byte> block(builder.max_bytes());
-    StepInput input;
-    builder.build(plan, block.data(), input);
+    Built built(plan, limits);
+    StepInput& input = built.input;
     Expected expected(plan, limits);
 
     expect_rows(plan, limits, input, expected);
@@ -228,7 +237,7 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
       ASSERT_EQ(std::ssize(sampler.mask_starts),
                 (input.num_rows() + limits.max_logits_rows - 1) / limits.max_logits_rows + 1);
     }
-    ASSERT_LE(input.bytes, block.size());
+    ASSERT_LE(input.bytes, built.block.size());
   }
 }
 
@@ -242,10 +251,8 @@ TEST_F(BatchBuilderTest, HalvesWithinASequenceLeaveTheOtherArraysAlone) {
     plan.sequences.push_back({.sequence = &s, .num_tokens = length, .is_new = true});
     plan.num_tokens += length;
   }
-  const BatchBuilder builder(limits);
-  std::vector<std::byte> block(builder.max_bytes());
-  StepInput input;
-  builder.build(plan, block.data(), input);
+  Built built(plan, limits);
+  StepInput& input = built.input;
   Expected expected(plan, limits);
   expect_rows(plan, limits, input, expected);
   EXPECT_EQ(values<int32_t>(input.batch.cu_seqlens_q), (std::vector{0, 32, 40, 64}));
@@ -255,10 +262,9 @@ TEST_F(BatchBuilderTest, HalvesWithinASequenceLeaveTheOtherArraysAlone) {
 TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
   const StepLimits limits = small_limits(100, 8);
   const Plan plan = draw_plan(limits);
-  const BatchBuilder builder(limits);
-  std::vector<std::byte> from(builder.max_bytes());
-  StepInput input;
-  builder.build(plan, from.data(), input);
+  Built built(plan, limits);
+  std::vector<std::byte>& from = built.block;
+  StepInput& input = built.input;
   std::vector<std::byte> to(from.begin(), from.begin() + static_cast<int64_t>(input.bytes));
   std::fill(from.begin(), from.end(), std::byte{0xee});
   move_to(input, from.data(), to.data(), {});
