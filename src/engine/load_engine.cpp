@@ -130,18 +130,41 @@ class PhaseLog {
   std::vector<StartupPhase> phases_;
 };
 
-/// The first device is open; ranks beside it open theirs at the same time, on their threads.
-std::unique_ptr<RankGroup> make_ranks(std::unique_ptr<Backend> first, const ModelConfig& model,
+/// Which GPU is rank 0's, as far as `device` says: "auto", "cuda" or "cuda:N".
+int first_gpu(const std::string& device) {
+  return device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
+}
+
+using OpeningDevice = std::future<std::unique_ptr<Backend>>;
+
+/// Begins to open the GPUs of ranks 1, 2, ... of this process, all at the same time as rank 0's:
+/// each takes its driver a while. None where all ranks are shares of a CPU.
+std::vector<OpeningDevice> open_other_gpus(const EngineConfig& config, bool is_one_process) {
+  std::vector<OpeningDevice> gpus;
+  if (config.device == "cpu" || !is_one_process) return gpus;
+  const int world = config.tensor_parallel_size, first = first_gpu(config.device);
+  const BackendOptions options{threads_per_rank(config.num_threads, world)};
+  for (int rank = 1; rank < world; ++rank)
+    gpus.push_back(std::async(std::launch::async, [=] {
+      return make_backend(fmt::format("cuda:{}", first + rank), options);
+    }));
+  return gpus;
+}
+
+/// The first device is open, and `others` may be.
+std::unique_ptr<RankGroup> make_ranks(std::unique_ptr<Backend> first,
+                                      std::vector<OpeningDevice> others, const ModelConfig& model,
                                       const EngineConfig& config,
                                       const BackendDecorator& decorate) {
   const int world = config.tensor_parallel_size,
             threads = threads_per_rank(config.num_threads, world);
-  std::vector<std::string> devices;
-  for (int rank = 0; rank < world; ++rank) devices.push_back(device_of_rank(*first, rank));
-  const auto shared = std::make_shared<std::unique_ptr<Backend>>(std::move(first));
+  const bool is_cpu = first->device().kind == Device::cpu;  // the others are no GPUs either
+  const auto rank_0 = std::make_shared<std::unique_ptr<Backend>>(std::move(first));
+  const auto gpus = std::make_shared<std::vector<OpeningDevice>>(std::move(others));
   const auto open = [=](int rank) {
-    if (rank == 0) return std::move(*shared);
-    auto own = make_backend(devices[static_cast<size_t>(rank)], {threads});
+    if (rank == 0) return std::move(*rank_0);
+    auto own =
+        is_cpu ? make_backend("cpu", {threads}) : (*gpus)[static_cast<size_t>(rank - 1)].get();
     return decorate ? decorate(std::move(own)) : std::move(own);
   };
   return std::make_unique<RankGroup>(world, open, model, config);
@@ -175,8 +198,7 @@ std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGr
   const std::string& device = config.device;
   const int rank = processes->rank_on_host();
   if (device == "cpu") return make_backend(device, options, note);
-  const int first = device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
-  const std::string own = fmt::format("cuda:{}", first + rank);
+  const std::string own = fmt::format("cuda:{}", first_gpu(device) + rank);
   if (device != "auto") return make_backend(own, options, note);
   try {
     return make_backend(own, options, note);
@@ -187,9 +209,9 @@ std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGr
 
 /// A runner with its weights, and what there is to say about each of its ranks.
 std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
-    std::unique_ptr<Backend> device, const ModelConfig& model, const EngineConfig& config,
-    const std::shared_ptr<const Checkpoint>& checkpoint, std::unique_ptr<ProcessGroup> processes,
-    const BackendDecorator& decorate, PhaseLog& log) {
+    std::unique_ptr<Backend> device, std::vector<OpeningDevice> others, const ModelConfig& model,
+    const EngineConfig& config, const std::shared_ptr<const Checkpoint>& checkpoint,
+    std::unique_ptr<ProcessGroup> processes, const BackendDecorator& decorate, PhaseLog& log) {
   const LoadProgress progress = [&](int64_t done, int64_t total) {
     if (config.on_progress) config.on_progress("loading weights", done, total);
   };
@@ -203,8 +225,9 @@ std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
     return {std::move(runner), std::move(ranks)};
   }
   if (config.tensor_parallel_size > 1) {
-    auto group =
-        log.run("memory", [&] { return make_ranks(std::move(device), model, config, decorate); });
+    auto group = log.run("memory", [&] {
+      return make_ranks(std::move(device), std::move(others), model, config, decorate);
+    });
     log.run("weights", [&] { group->load(checkpoint, config.seed, progress); });
     auto ranks = describe_ranks(*group, config.tensor_parallel_size);
     return {std::move(group), std::move(ranks)};
@@ -250,9 +273,10 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   const WatchForStoppedRanks watch("the others to start");
   auto processes = join_ranks(config);
   if (config.tensor_parallel_size > 1) prepare_for_ranks();
-  std::future<std::unique_ptr<Backend>> device = std::async(std::launch::async, [&] {
+  OpeningDevice device = std::async(std::launch::async, [&] {
     return log.run("device", [&] { return open_device(config, processes.get(), &note); });
   });
+  std::vector<OpeningDevice> others = open_other_gpus(config, !processes);
   std::future<std::shared_ptr<const Tokenizer>> tokenizer;
   if (!config.skip_tokenizer_init)
     tokenizer = std::async(std::launch::async, [&] {
@@ -271,8 +295,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   // On a CPU, loading takes all cores by itself.
   if (ops->device().kind == Device::cpu) wait_for_tokenizer();
   if (decorate) ops = decorate(std::move(ops));
-  auto [runner, ranks] = load_runner(std::move(ops), loaded.model, config, checkpoint,
-                                     std::move(processes), decorate, log);
+  auto [runner, ranks] = load_runner(std::move(ops), std::move(others), loaded.model, config,
+                                     checkpoint, std::move(processes), decorate, log);
   log.run("close weights", [&] { checkpoint.reset(); });
   wait_for_tokenizer();
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
