@@ -24,11 +24,13 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
   std::error_code error;
   check(fs::exists(directory, error), ErrorKind::model, "{}: no such directory", directory);
   check(fs::is_directory(directory, error), ErrorKind::model, "{}: is not a directory", directory);
-  std::set<std::string> pickles, others;  // sorted: the message does not depend on the file system
+  std::set<std::string> pickles, ggufs,
+      others;  // sorted: the message does not depend on the file system
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename(), extension = entry->path().extension();
     if (extension == ".bin" || extension == ".pt" || extension == ".pth") pickles.insert(name);
+    if (extension == ".gguf") ggufs.insert(name);
     if (extension == ".safetensors") others.insert(name);
   }
   if (error) fail(ErrorKind::model, "{}: cannot be read: {}", directory, error.message());
@@ -38,6 +40,9 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
   if (!pickles.empty())
     fail(ErrorKind::model, "{}: only {}: pickle weights are not loaded; convert to safetensors",
          directory, quote(*pickles.begin()));
+  if (!ggufs.empty())
+    fail(ErrorKind::model, "{}: only {}: GGUF is not read; use the model's safetensors", directory,
+         quote(*ggufs.begin()));
   fail(ErrorKind::model, "{}: no weights: expected {} or {}", directory, kSingleFile, kIndexFile);
 }
 

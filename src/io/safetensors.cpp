@@ -91,6 +91,10 @@ class HeaderReader {
       refuse("{} bytes long, too short for a safetensors file: it is truncated", file_.size());
     uint64_t length = 0;
     std::memcpy(&length, file_.data(), sizeof length);
+    constexpr std::string_view kPointer = "version https://git-lfs";
+    if (std::string_view(reinterpret_cast<const char*>(file_.data()), file_.size())
+            .starts_with(kPointer))
+      refuse("is a Git LFS pointer, not the weights: run \"git lfs pull\" where it came from");
     if (length > kMaxHeaderBytes)
       refuse("header length {} exceeds the format's limit of {}: not a safetensors file", length,
              kMaxHeaderBytes);

@@ -92,6 +92,8 @@ TEST_F(CheckpointIn, SaysWhyADirectoryHasNoWeights) {
   expect_refused("no weights: expected model.safetensors or model.safetensors.index.json");
   write("tokenizer.model", "x");
   expect_refused("no weights");
+  write("model-q4.gguf", "GGUF");
+  expect_refused("only \"model-q4.gguf\": GGUF is not read; use the model's safetensors");
   write("pytorch_model.bin", "x");
   expect_refused(
       "only \"pytorch_model.bin\": pickle weights are not loaded; convert to safetensors");

@@ -144,6 +144,8 @@ TEST(Safetensors, NamesFileAndHeaderLength) {
   expect_refused(file, "header length 100000001 exceeds the format's limit of 100000000");
   std::memcpy(file.data(), &most, 8);
   expect_refused(file, "header length 18446744073709551615 exceeds");
+  expect_refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n",
+                 "is a Git LFS pointer, not the weights");
   expect_refused(image(""), "does not start with '{'");
   expect_refused(image(" {}"), "does not start with '{'");
   expect_refused(image("{\"\xff\":1}"), "not valid JSON at byte");
