@@ -147,6 +147,7 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   };
   name_token("bos_token", tokenizer->bos_token_id());
   name_token("eos_token", tokenizer->eos_token_id());
+  take_text_parts(*state_->chat_template, request);
   Prompt prompt(state_->chat_template->render(chat_context(request)));
   prompt.add_special_tokens = false;  // the template spells them out
   return prompt;

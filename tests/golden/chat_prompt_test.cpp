@@ -22,6 +22,14 @@ TEST(ChatPrompt, IsTheModelsTemplateOverTheMessages) {
   EXPECT_EQ(std::get<std::string>(llm.chat_prompt("[]").value), "<|im_start|>assistant\n");
 }
 
+TEST(ChatPrompt, TextPartsAreOneTextForATemplateThatKnowsNoParts) {
+  LLM llm(demo(), demo_config());
+  const char* parts =
+      R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])";
+  EXPECT_EQ(std::get<std::string>(llm.chat_prompt(parts).value),
+            "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n");
+}
+
 TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
   LLM llm(demo(), demo_config());
   const char* good = R"([{"role": "user", "content": "x"}])";
@@ -34,6 +42,9 @@ TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
       {"[{\"role\": \"user\", \"content\": \"\xff\"}]", "{}", "messages"},
       {R"([{"role": "user"}])", "{}", "chat_template"},
       {R"([{"role": "user", "content": 5}])", "{}", "chat_template"},
+      {R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])", "{}",
+       "messages[0].content[0]: must be {\"type\": \"text\", \"text\": ...}"},
+      {R"([{"role": "user", "content": ["x"]}])", "{}", "messages[0].content[0]"},
       {good, "[]", "options"},
       {good, "{", "options"},
       {good, R"({"add_generation_prompt": "yes"})", "add_generation_prompt"},

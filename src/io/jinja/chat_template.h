@@ -72,4 +72,9 @@ struct ChatRequest {
 /// a field is not of the kind named above or a message is not an object.
 Json chat_context(const ChatRequest& request);
 
+/// Where a message's content is a list of parts, {"type": "text", "text": ...} as OpenAI's clients
+/// send it: makes one text of them, joined by line ends as vLLM does, unless the template walks
+/// through parts itself. Throws Error(invalid_argument) naming a part that is no text.
+void take_text_parts(const ChatTemplate& chat_template, ChatRequest& request);
+
 }  // namespace nanovllm
