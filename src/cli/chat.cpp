@@ -31,7 +31,7 @@ struct ChatOptions {
 
 constexpr const char* kHelp =
     "/clear forgets the conversation, /again answers the last message once more, /exit or Ctrl-D "
-    "ends;\nCtrl-C stops an answer; a line that ends in \\ goes on in the next";
+    "ends;\nCtrl-C stops an answer; a line that ends in \\ goes on in the next\n";
 
 /// The conversation: its messages, and the engine that answers.
 class Chat {
@@ -48,7 +48,7 @@ class Chat {
   void clear();
   std::optional<std::string> read_message();
   void obey(const std::string& command);
-  void say(std::string text);
+  void ask(std::string text);
   void answer();
   void complain(const std::string& what);
 
@@ -63,7 +63,7 @@ class Chat {
 };
 
 int Chat::run() {
-  if (interactive_ && !options_.quiet) fmt::print(stderr, "{}\n", kHelp);
+  if (interactive_ && !options_.quiet) say(kHelp);
   while (!over_) {
     const std::optional<std::string> message = read_message();
     if (!message) break;
@@ -71,10 +71,10 @@ int Chat::run() {
     if (message->front() == '/')
       obey(*message);
     else
-      say(*message);
+      ask(*message);
   }
   output_.close();
-  if (interactive_ && !over_) fmt::print(stderr, "\n");  // Ctrl-D leaves the cursor in the prompt
+  if (interactive_ && !over_) say("\n");  // Ctrl-D leaves the cursor in the prompt
   return failed_ && !interactive_ ? kExitRequestsFailed : kExitDone;
 }
 
@@ -88,7 +88,7 @@ void Chat::clear() {
 std::optional<std::string> Chat::read_message() {
   std::string message, line;
   for (bool first = true;; first = false) {
-    if (interactive_) fmt::print(stderr, "{}", first ? "> " : "  ");
+    if (interactive_) say(first ? "> " : "  ");
     LineReader::Result result;
     do result = input_.next(line, /*wait=*/true);
     while (result == LineReader::Result::not_yet);
@@ -118,13 +118,13 @@ void Chat::obey(const std::string& command) {
   } else if (command == "/again") {
     complain("there is no answer yet");
   } else if (command == "/help") {
-    fmt::print(stderr, "{}\n", kHelp);
+    say(kHelp);
   } else {
     complain(fmt::format("unknown command {}; /help lists them", quote(command)));
   }
 }
 
-void Chat::say(std::string text) {
+void Chat::ask(std::string text) {
   if (!jinja::is_valid_utf8(text))
     return complain(fmt::format("line {} is not valid UTF-8", input_.line_number()));
   messages_.push_back({{"role", "user"}, {"content", std::move(text)}});
@@ -135,7 +135,6 @@ void Chat::say(std::string text) {
 // answered is taken back.
 void Chat::answer() {
   std::string text, error;
-  size_t written = 0;
   try {
     const Prompt prompt = llm_.chat_prompt(messages_.dump(), options_.template_kwargs);
     const Interrupt interrupt;
@@ -146,10 +145,9 @@ void Chat::answer() {
         stopped = true;
       }
       for (const RequestOutput& output : llm_.step()) {
-        text = output.text;
+        text += output.text;
         error = output.error;
-        output_.write(std::string_view(text).substr(std::min(written, text.size())));
-        written = std::max(written, text.size());
+        output_.write(output.text);
       }
       output_.flush();
     }
@@ -168,7 +166,7 @@ void Chat::answer() {
 
 void Chat::complain(const std::string& what) {
   failed_ = true;
-  fmt::print(stderr, "error: {}\n", what);
+  say("error: " + what + "\n");
 }
 
 int chat(const ChatOptions& options) {
@@ -182,6 +180,7 @@ int chat(const ChatOptions& options) {
   if (options.generation_config == "auto") params = llm.default_sampling_params();
   if (params.max_tokens == usual) params.max_tokens = llm.info().max_model_len;
   options.sampling.apply(params);
+  params.output_kind = OutputKind::delta;
   return Chat(llm, options, params).run();
 }
 
@@ -192,8 +191,7 @@ void add_chat(CLI::App& program, Action& action) {
   CLI::App& command = *program.add_subcommand("chat", "Talk with a model in the terminal");
   ChatOptions& o = *options;
   add_model(command, o.model);
-  add_value(command, "--system", "TEXT", "the system message",
-            [&o](const std::string& s) { o.system = s; });
+  add_system(command, o.system, "the system message");
   add_value(command, "--chat-template-kwargs", "JSON",
             R"(variables for the chat template, as {"enable_thinking": false})",
             [&o](const std::string& s) { o.template_kwargs = s; });

@@ -14,6 +14,7 @@
 #include "cli/ordered_results.h"
 #include "cli/request_source.h"
 #include "core/check.h"
+#include "io/tokenizer/unicode.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -47,14 +48,14 @@ class Generation {
   struct Live {
     int64_t place;
     Request request;
-    size_t streamed = 0;  // bytes of its text that are out
+    bool streamed = false;  // some of its text is out
   };
 
   void admit();
   void submit(Request request);
   void step();
   void take(const RequestOutput& output);
-  void finish(int64_t place, const Request& request, const RequestOutput& output);
+  void finish(const Live& live, const RequestOutput& output);
   void end_all(FinishReason reason, const std::string& error);
   void report_failures() const;
 
@@ -68,6 +69,7 @@ class Generation {
   OrderedResults results_;
   std::unordered_map<int64_t, Live> live_;  // by the engine's request id
   int64_t total_ = -1, done_ = 0, failed_ = 0, aborted_ = 0;
+  bool interrupted_ = false;                // with requests running or input unread
   std::string first_error_, first_failed_;  // the latter is an id, as JSON
 };
 
@@ -75,6 +77,7 @@ int Generation::run() {
   if (progress_.active()) total_ = source_.count();
   while (!live_.empty() || !source_.ended()) {
     if (interrupt_.requested()) {
+      interrupted_ = true;
       for (const auto& [id, live] : live_) llm_.abort_request(id);
       while (!live_.empty() && !llm_.is_finished()) step();
       end_all(FinishReason::abort, "");
@@ -89,7 +92,7 @@ int Generation::run() {
   output_.close();
   progress_.clear();
   report_failures();
-  return failed_ + aborted_ == 0 ? kExitDone : kExitRequestsFailed;
+  return failed_ + aborted_ == 0 && !interrupted_ ? kExitDone : kExitRequestsFailed;
 }
 
 // The engine always has a second batch waiting, and memory stays bounded however long the input is:
@@ -116,6 +119,9 @@ void Generation::submit(Request request) {
         return llm.chat_prompt(m.messages.dump(), m.chat_template_kwargs.dump());
       }
     };
+    // Only a text that is shown as it grows needs to be reported before its end.
+    request.sampling_params.output_kind =
+        style_ == Style::stream ? OutputKind::delta : OutputKind::final_only;
     const int64_t id =
         llm_.add_request(std::visit(ToPrompt{llm_}, request.prompt), request.sampling_params);
     live_.emplace(id, Live{place, std::move(request)});
@@ -124,7 +130,7 @@ void Generation::submit(Request request) {
     RequestOutput output;
     output.finish_reason = FinishReason::error;
     output.error = error.what();
-    finish(place, request, output);
+    finish({place, std::move(request)}, output);
   }
 }
 
@@ -143,21 +149,22 @@ void Generation::take(const RequestOutput& output) {
   const auto found = live_.find(output.request_id);
   if (found == live_.end()) return;
   Live& live = found->second;
-  if (style_ == Style::stream) {
-    output_.write(
-        std::string_view(output.text).substr(std::min(live.streamed, output.text.size())));
-    live.streamed = std::max(live.streamed, output.text.size());
+  if (style_ == Style::stream && !output.text.empty()) {
+    output_.write(output.text);
     output_.flush();
+    live.streamed = true;
   }
   if (!output.finished) return;
-  finish(live.place, live.request, output);
+  finish(live, output);
   live_.erase(found);
 }
 
-void Generation::finish(int64_t place, const Request& request, const RequestOutput& output) {
+void Generation::finish(const Live& live, const RequestOutput& output) {
+  const Request& request = live.request;
+  const bool failed = output.finish_reason == FinishReason::error;
   ++done_;
   if (output.finish_reason == FinishReason::abort) ++aborted_;
-  if (output.finish_reason == FinishReason::error) {
+  if (failed) {
     ++failed_;
     if (first_error_.empty()) {
       first_error_ = output.error;
@@ -166,11 +173,10 @@ void Generation::finish(int64_t place, const Request& request, const RequestOutp
   }
   switch (style_) {
     case Style::json:
-      results_.put(place, format_output(request, output) + "\n");
+      results_.put(live.place, format_output(request, output) + "\n");
       return;
     case Style::stream:
-      results_.put(place,
-                   output.finish_reason == FinishReason::error && output.text.empty() ? "" : "\n");
+      results_.put(live.place, failed && !live.streamed ? "" : "\n");
       return;
     case Style::text:
       break;
@@ -178,9 +184,8 @@ void Generation::finish(int64_t place, const Request& request, const RequestOutp
   const std::string* prompt = std::get_if<std::string>(&request.prompt);
   if (const auto* chat = std::get_if<Messages>(&request.prompt))
     prompt = chat->messages.back().at("content").get_ptr<const std::string*>();
-  const std::string& outcome = output.finish_reason == FinishReason::error ? output.error : "";
-  results_.put(place, fmt::format("Prompt: {}\nCompletion: {}{}\n\n", prompt ? *prompt : "",
-                                  output.text, outcome.empty() ? "" : "[error: " + outcome + "]"));
+  results_.put(live.place, fmt::format("Prompt: {}\nCompletion: {}{}\n\n", prompt ? *prompt : "",
+                                       output.text, failed ? "[error: " + output.error + "]" : ""));
 }
 
 // For the requests that the engine will not finish: those it has, and those not read yet.
@@ -188,31 +193,33 @@ void Generation::end_all(FinishReason reason, const std::string& error) {
   RequestOutput output;
   output.finish_reason = reason;
   output.error = error;
-  for (const auto& [id, live] : live_) finish(live.place, live.request, output);
+  for (const auto& [id, live] : live_) finish(live, output);
   live_.clear();
   source_.stop_waiting();
   while (!source_.ended()) {
-    const std::optional<Request> request = source_.next(/*wait=*/false);
+    std::optional<Request> request = source_.next(/*wait=*/false);
     if (!request) continue;
     RequestOutput own = output;
     if (!request->error.empty()) {
       own.finish_reason = FinishReason::error;
       own.error = request->error;
     }
-    finish(results_.reserve(), *request, own);
+    finish({results_.reserve(), std::move(*request)}, own);
     results_.write_to(output_);
   }
 }
 
 void Generation::report_failures() const {
   if (aborted_ > 0)
-    fmt::print(stderr, "error: interrupted: {} of {} requests aborted\n", aborted_, done_);
+    say(fmt::format("error: interrupted: {} of {} requests aborted\n", aborted_, done_));
+  else if (interrupted_)
+    say("error: interrupted: the input was not read to its end\n");
   if (failed_ == 0) return;
   if (done_ == 1)
-    fmt::print(stderr, "error: {}\n", first_error_);
+    say(fmt::format("error: {}\n", first_error_));
   else
-    fmt::print(stderr, "error: {} of {} requests failed, the first (id {}): {}\n", failed_, done_,
-               first_failed_, first_error_);
+    say(fmt::format("error: {} of {} requests failed, the first (id {}): {}\n", failed_, done_,
+                    first_failed_, first_error_));
 }
 
 std::deque<Request> make_prompts(const GenerateOptions& options, const SamplingParams& params) {
@@ -220,7 +227,11 @@ std::deque<Request> make_prompts(const GenerateOptions& options, const SamplingP
   for (const std::string& text : options.prompts) {
     Request request;
     request.sampling_params = params;
-    if (options.chat) {
+    const size_t bad = find_invalid_utf8(text);
+    if (bad != std::string::npos) {  // JSON, of messages or of the result, could not hold it
+      request.prompt = "";
+      request.error = fmt::format("the text is not valid UTF-8 at byte {}", bad);
+    } else if (options.chat) {
       Json messages = Json::array();
       if (!options.system.empty())
         messages.push_back({{"role", "system"}, {"content", options.system}});
@@ -296,8 +307,7 @@ void add_generate(CLI::App& program, Action& action) {
             [&o](const std::string& s) { o.output = s; });
   command.add_flag("--chat", o.chat,
                    "each --prompt is a user's message, put into the chat template");
-  add_value(command, "--system", "TEXT", "the system message of --chat",
-            [&o](const std::string& s) { o.system = s; });
+  add_system(command, o.system, "the system message of --chat");
   command.add_flag("--json", o.json, "JSON lines on standard output for --prompt, too");
   command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
   add_generation_config(command, o.generation_config);

@@ -44,7 +44,7 @@ void assign(Field& field, Optional&& value) {
 void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   assign(p.temperature, o.optional_number("temperature"));
   assign(p.top_p, o.optional_number("top_p"));
-  assign(p.top_k, o.optional_integer("top_k", -1, kMax));
+  assign(p.top_k, o.optional_integer("top_k", -1, std::numeric_limits<int64_t>::max()));
   assign(p.min_p, o.optional_number("min_p"));
   assign(p.seed, o.optional_integer("seed", std::numeric_limits<int64_t>::min(),
                                     std::numeric_limits<int64_t>::max()));
@@ -94,7 +94,8 @@ void read_prompt(const JsonObject& o, Request& request) {
     const auto values = *o.optional_integers("prompt_token_ids", 0, kMax);
     request.prompt = std::vector<int32_t>(values.begin(), values.end());
   } else {
-    if (!messages->is_array()) o.refuse("messages", "a list of messages", *messages);
+    if (!messages->is_array() || messages->empty())
+      o.refuse("messages", "a list of at least one message", *messages);
     Messages conversation{*messages};
     if (const auto kwargs = o.optional_object("chat_template_kwargs"))
       conversation.chat_template_kwargs = kwargs->json();

@@ -1,9 +1,9 @@
 #include "cli/load_model.h"
 
-#include <fmt/format.h>
-
+#include "cli/output.h"
 #include "core/check.h"
 #include "io/json.h"
+#include "io/tokenizer/unicode.h"
 
 namespace nanovllm::cli {
 
@@ -18,8 +18,16 @@ LLM load_model(const std::string& model, EngineConfig config, Progress& progress
   LLM llm(model, config);
   progress.clear();
   if (!quiet)
-    for (const std::string& note : llm.info().notes) fmt::print(stderr, "note: {}\n", note);
+    for (const std::string& note : llm.info().notes) say("note: " + note + "\n");
   return llm;
+}
+
+void add_system(CLI::App& command, std::string& system, const char* help) {
+  add_value(command, "--system", "TEXT", help, [&system](const std::string& s) {
+    check(find_invalid_utf8(s) == std::string::npos, ErrorKind::invalid_argument,
+          "must be valid UTF-8, got {}", quote(s));
+    system = s;
+  });
 }
 
 void add_generation_config(CLI::App& command, std::string& source) {

@@ -15,6 +15,9 @@ void show_loading(EngineConfig& config, Progress& progress);
 /// `quiet`.
 LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet);
 
+/// --system: the system message, which must be UTF-8.
+void add_system(CLI::App& command, std::string& system, const char* help);
+
 /// Where sampling parameters that a user leaves open come from: "auto" is the model's
 /// generation_config.json, "vllm" the defaults of SamplingParams.
 void add_generation_config(CLI::App& command, std::string& source);

@@ -23,8 +23,8 @@
 namespace nanovllm::cli {
 namespace {
 
-// What CLI11 does not take as it stands: "-tp 2", vLLM's short name of two letters, and "--name=",
-// an empty value. In reverse, as its parse() wants them.
+// What CLI11 does not take as it stands: "-tp 2" and "-tp=2", vLLM's short name of two letters, and
+// "--name=", an empty value. In reverse, as its parse() wants them.
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> list;
   for (int i = 1; i < argc; ++i) {
@@ -36,6 +36,8 @@ std::vector<std::string> arguments(int argc, char** argv) {
       list.emplace_back(argument);
     } else if (argument == "-tp") {
       list.emplace_back("--tensor-parallel-size");
+    } else if (argument.starts_with("-tp=")) {
+      list.push_back("--tensor-parallel-size" + std::string(argument.substr(3)));
     } else if (argument.size() > 3 && argument.starts_with("--") &&
                argument.find('=') == argument.size() - 1) {
       list.emplace_back(argument.substr(0, argument.size() - 1));
@@ -122,7 +124,7 @@ int run(int argc, char** argv) {
 }
 
 int report(const char* message, int code) {
-  fmt::print(stderr, "error: {}\n", message);
+  say(fmt::format("error: {}\n", message));
   return code;
 }
 

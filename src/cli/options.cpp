@@ -4,6 +4,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/check.h"
 #include "io/json.h"
@@ -59,6 +60,12 @@ double parse_share(const std::string& text) {
   return value;
 }
 
+// " (NANOVLLM_MAX_TOKENS)" where the option's value may come from there.
+std::string twin_with(const CLI::Option& option, const std::string& value) {
+  const char* twin = std::getenv(option.get_envname().c_str());
+  return twin && twin == value ? " (" + option.get_envname() + ")" : "";
+}
+
 }  // namespace
 
 int64_t parse_integer(std::string_view text, int64_t min, int64_t max) {
@@ -95,12 +102,13 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
   // The name that messages use: the first long one.
   const std::string name = names.substr(0, names.find(','));
   CLI::Option* option = command.add_option(
-      names, CLI::callback_t([name, set = std::move(set)](const CLI::results_t& values) {
+      names, CLI::callback_t([&command, name, set = std::move(set)](const auto& values) {
         for (const std::string& value : values) {
           try {
             set(value);
           } catch (const Error& error) {
-            throw Error(error.kind(), name + " " + error.what());
+            const std::string twin = twin_with(*command.get_option(name), value);
+            throw Error(error.kind(), name + twin + " " + error.what());
           }
         }
         return true;
@@ -123,7 +131,7 @@ void name_environment_twins(CLI::App& command) {
 }
 
 void add_model(CLI::App& command, std::string& model) {
-  command.add_option("MODEL", model, "Hugging Face model directory")
+  command.add_option("MODEL,--model,-m", model, "Hugging Face model directory")
       ->type_name("")
       ->envname("NANOVLLM_MODEL");
 }
@@ -148,7 +156,7 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   value("--max-num-seqs", "N", "sequences running at once (256)",
         [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, 65536); });
   value("--max-num-batched-tokens", "N", "tokens in one step (GPU 8192, CPU 512)",
-        [&c](const std::string& s) { c.max_num_batched_tokens = parse_integer(s, 1, 1 << 24); });
+        [&c](const std::string& s) { c.max_num_batched_tokens = parse_integer(s, 1, 1 << 20); });
   value("--gpu-memory-utilization", "SHARE", "of the GPU's memory, in (0, 1] (0.9)",
         [&c](const std::string& s) { c.gpu_memory_utilization = parse_share(s); });
   value(
@@ -164,7 +172,7 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   value(
       "--threads,-t", "N",
       "CPU threads, of all ranks together (OMP_NUM_THREADS, or the physical cores)",
-      [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 4096)); });
+      [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 1024)); });
   value("--decode-lanes", "N",
         "parts of a decode step that run side by side on a GPU, 1 or 2 (as many as pay)",
         [&c](const std::string& s) { c.decode_lanes = static_cast<int>(parse_integer(s, 1, 2)); });

@@ -25,15 +25,17 @@ double parse_number(std::string_view text);
 std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
                                     int64_t max = std::numeric_limits<int64_t>::max());
 
-/// Adds an option with a value; `set` is called with each value given, the last one last, and its
-/// Error gets the option's name in front. `type` stands for the value in the help.
+/// Adds an option with a value; `set` is called with each value given, the last one last, so that a
+/// script's defaults can be overridden by what follows. Its Error gets the option's name in front,
+/// and that of its environment twin if the value stands there. `type` stands for the value in the
+/// help.
 CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,
                        const std::string& help, std::function<void(const std::string&)> set);
 
 /// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins.
 void name_environment_twins(CLI::App& command);
 
-/// The model directory, which may also come from NANOVLLM_MODEL.
+/// The model directory, as an argument or with vLLM's --model; NANOVLLM_MODEL stands in for both.
 void add_model(CLI::App& command, std::string& model);
 /// Throws Error(invalid_argument) if no model was given.
 void require_model(const std::string& model);

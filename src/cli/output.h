@@ -13,11 +13,17 @@ class OutputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Writes `text` to standard error. That it cannot be written (its reader has gone, the disk is
+/// full) is no error: results are worth more than what is said about them.
+void say(std::string_view text);
+
 class Output {
  public:
   /// Standard output.
   Output();
-  /// Creates or empties `path`. Throws Error(invalid_argument) naming `option` and the reason.
+  /// Opens or creates `path`, and empties it when the first results come or at close(): a run that
+  /// ends before that (no such model) leaves the file as it was. Throws Error(invalid_argument)
+  /// naming `option` and the reason.
   Output(const std::string& option, const std::string& path);
   ~Output();
   Output(const Output&) = delete;
@@ -36,10 +42,12 @@ class Output {
 
  private:
   [[noreturn]] void fail_with(int error);
+  void drop_old_content();
 
   std::string name_;
   int descriptor_;
   bool owned_;
+  bool has_old_content_ = false;
   bool broken_ = false;
   std::string buffer_;
 };

@@ -1,9 +1,9 @@
 #include "cli/progress.h"
 
-#include <cstdio>
-
 #include <fmt/format.h>
 #include <unistd.h>
+
+#include "cli/output.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -33,8 +33,7 @@ bool Progress::due() {
 }
 
 void Progress::show(const std::string& line) {
-  fmt::print(stderr, "\r\x1b[K{}", line);
-  std::fflush(stderr);
+  say("\r\x1b[K" + line);
   shown_ = true;
 }
 
@@ -69,8 +68,7 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
 
 void Progress::clear() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  say("\r\x1b[K");
   shown_ = false;
 }
 

@@ -301,6 +301,11 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   wait_for_tokenizer();
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
                          std::move(ranks), note);
+  if (const auto penalty = loaded.generation.repetition_penalty; penalty && *penalty != 1)
+    loaded.info.notes.push_back(
+        fmt::format("generation_config.json: repetition_penalty {} is ignored: this engine has no "
+                    "penalties",
+                    *penalty));
   loaded.info.startup = log.phases();
   loaded.engine =
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,

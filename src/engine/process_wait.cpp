@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kLook{500}, kStopped{6'000};
 }  // namespace
 
 void end_process(const std::string& why) {
-  fmt::print(stderr, "error: {}\n", why);
+  std::fputs(("error: " + why + "\n").c_str(), stderr);
   std::_Exit(EXIT_FAILURE);
 }
 

@@ -45,6 +45,12 @@ void JsonObject::refuse(std::string_view message) const { fail(kind_, "{}: {}", 
 
 int64_t JsonObject::to_integer(std::string_view key, const Json& value, int64_t min,
                                int64_t max) const {
+  // Programs that write requests may make 10.0 of 10: where a double is a whole number for sure, it
+  // is that number. Model files have no such excuse.
+  if (const auto* real = value.get_ptr<const Json::number_float_t*>();
+      real && kind_ == ErrorKind::invalid_argument && std::abs(*real) <= 0x1p53 &&
+      *real == std::floor(*real))
+    return to_integer(key, static_cast<int64_t>(*real), min, max);
   // Unsigned values beyond int64_t stay unsigned in Json: compare before converting.
   const bool fits =
       value.is_number_unsigned()

@@ -56,6 +56,11 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"generate", m, "--prompt", "x", "--device", "tpu"},
        {"--device must be auto, cpu, cuda or cuda:N"}},
       {{"generate", m, "--prompt", "x", "--threads", "0"}, {"--threads must be"}},
+      {{"generate", m, "--prompt", "x", "--threads", "1025"}, {"--threads must be", "to 1024"}},
+      {{"generate", m, "--prompt", "x", "-tp=0"}, {"--tensor-parallel-size must be", "got \"0\""}},
+      {{"generate", m, "--model", m, "--prompt", "x"}, {"--model"}},
+      {{"generate", m, "--prompt", "x", "--chat", "--system", "a\xff"},
+       {"--system must be valid UTF-8"}},
       {{"generate", m, "--input", "/no/such/file.jsonl"},
        {"--input /no/such/file.jsonl: cannot be read: No such file"}},
       {{"generate", m, "--input", "/"}, {"--input /", "directory"}},
@@ -115,6 +120,7 @@ TEST(BadRequest, FailsAloneWithAReason) {
       {R"({"prompt": "x", "sampling_params": []})", "sampling_params must be an object"},
       {R"({"messages": [{"content": "x"}]})", "role"},
       {R"({"messages": {"role": "user"}})", "messages must be a list"},
+      {R"({"messages": []})", "messages must be a list of at least one message, got a list of 0"},
       {R"({"prompt": "x", "id": {}})", "id must be a string or an integer"},
       {R"({"prompt": "x", "prompt": "y"})", "line"},
       {R"([1, 2])", "must be a JSON object"},
@@ -156,6 +162,23 @@ TEST(BadRequest, OnTheCommandLineIsAnErrorLine) {
   EXPECT_EQ(result.output, "");
   EXPECT_EQ(result.errors.find("error: "), 0u) << result.errors;
   EXPECT_NE(result.errors.find("empty"), std::string::npos) << result.errors;
+  for (const char* style : {"--chat", "--json", "--quiet"}) {  // --quiet: the text alone
+    const auto no_text = nanovllm_program({"generate", demo_model(), style, "--prompt", "ab\xff"});
+    EXPECT_EQ(no_text.exit_code, 1) << style;
+    EXPECT_NE(no_text.errors.find("error: the text is not valid UTF-8 at byte 2"),
+              std::string::npos)
+        << no_text.errors;
+  }
+}
+
+TEST(BadOption, FromTheEnvironmentIsNamedAsSuch) {
+  ProcessOptions options;
+  options.environment = {{"NANOVLLM_MAX_TOKENS", "many"}};
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--prompt", "x"}, options);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.errors,
+            "error: --max-tokens (NANOVLLM_MAX_TOKENS) must be an integer of at least 1, got "
+            "\"many\"\n");
 }
 
 TEST(BadDevice, NoGpuIsExitCodeFourAndAWayOut) {

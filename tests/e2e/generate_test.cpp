@@ -222,6 +222,39 @@ TEST(Generate, ALineWithoutParametersTakesTheModelsRecommendation) {
   EXPECT_NE(sampled[0]["token_ids"], answers(line, {"--max-tokens", "30"})[0]["token_ids"]);
 }
 
+TEST(Generate, ARecommendationThatIsNotFollowedIsNamed) {
+  TempDirectory directory;
+  for (const auto& file : std::filesystem::directory_iterator(demo_model()))
+    if (file.path().filename() != "generation_config.json")
+      std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+  write_file(directory.path() / "generation_config.json", R"({"repetition_penalty": 1.05})");
+  const std::vector<std::string> arguments = {"generate", directory.path(), "--prompt",
+                                              "x",        "--max-tokens",   "1"};
+  EXPECT_NE(nanovllm_program(arguments).errors.find(
+                "note: generation_config.json: repetition_penalty 1.05 is ignored"),
+            std::string::npos);
+  write_file(directory.path() / "generation_config.json", R"({"repetition_penalty": 1.0})");
+  EXPECT_EQ(nanovllm_program(arguments).errors.find("repetition_penalty"), std::string::npos);
+}
+
+TEST(Generate, VllmsNamesOfTheModelAndTheRanksAreUnderstood) {
+  for (const std::string& name : {"--model", "-m"}) {
+    const auto result = nanovllm_program(
+        {"generate", name, demo_model(), "-tp=2", "-q", "--prompt", "x", "--max-tokens", "1"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+  }
+}
+
+TEST(Generate, NumbersMayBeWrittenAsOtherProgramsWriteThem) {
+  // 10.0 for 10, as from a table of doubles; a top_k beyond every vocabulary is off, as in vLLM.
+  const auto lines = answers(
+      R"({"prompt": "x", "sampling_params": {"temperature": 0, "max_tokens": 3.0, "ignore_eos": true}}
+{"prompt": "x", "sampling_params": {"temperature": 1e-400, "max_tokens": 3, "ignore_eos": true, "top_k": 2147483648}}
+)");
+  EXPECT_EQ(lines[0]["token_ids"].size(), 3u) << lines[0];
+  EXPECT_EQ(lines[1]["token_ids"], lines[0]["token_ids"]) << lines[1];
+}
+
 TEST(Generate, TokenIdsNeedNoTokenizer) {
   TempDirectory directory;
   for (const char* file : {"config.json", "model.safetensors"})

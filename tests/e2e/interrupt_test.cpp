@@ -77,6 +77,55 @@ TEST(Interrupt, OutputThatCannotBeCreatedCostsNoModelLoad) {
       << result.errors;
 }
 
+TEST(Interrupt, ARunThatCannotStartLeavesTheOldResults) {
+  TempDirectory directory;
+  const std::string file = directory.path() / "out.jsonl";
+  write_file(file, "results of yesterday\n");
+  EXPECT_EQ(
+      nanovllm_program({"generate", "/no/such/model", "-q", "--prompt", "x", "--output", file})
+          .exit_code,
+      3);
+  EXPECT_EQ(file_text(file), "results of yesterday\n");
+  // One that has no results leaves none, and one that has some leaves those alone.
+  EXPECT_EQ(
+      nanovllm_program({"generate", demo_model(), "-q", "--input", "/dev/null", "--output", file})
+          .exit_code,
+      0);
+  EXPECT_EQ(file_text(file), "");
+  write_file(file, std::string(100'000, 'x') + "\n");
+  EXPECT_EQ(nanovllm_program({"generate", demo_model(), "-q", "--prompt", "x", "--max-tokens", "1",
+                              "--output", file})
+                .exit_code,
+            0);
+  EXPECT_EQ(json_lines(file_text(file)).size(), 1u);
+}
+
+// /dev/full stands for a full disk and, as far as the program can tell, for "2>&1 | head".
+TEST(Interrupt, NotesAndErrorsThatNobodyCanReadCostNothing) {
+  const auto with_errors_lost = [](const std::vector<std::string>& arguments) {
+    std::vector<std::string> shell = {"-c", R"(exec "$0" "$@" 2>/dev/full)",
+                                      NANOVLLM_BINARY_DIR "/bin/nanovllm"};
+    shell.insert(shell.end(), arguments.begin(), arguments.end());
+    return run_process("/bin/sh", shell);
+  };
+  const auto good = with_errors_lost(
+      {"generate", demo_model(), "--device", "cpu", "--prompt", "x", "--max-tokens", "1"});
+  EXPECT_EQ(good.exit_code, 0);
+  EXPECT_NE(good.output, "");
+  EXPECT_EQ(with_errors_lost({"generate", "/no/such/model", "--prompt", "x"}).exit_code, 3);
+}
+
+TEST(Interrupt, AnInputThatWasNotReadToItsEndIsNoSuccess) {
+  ProcessOptions options;
+  options.input = request("a", 2);
+  options.keep_input_open = true;
+  options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGTERM; };
+  const auto result = nanovllm_program({"generate", demo_model(), "-q", "--input", "-"}, options);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.lines().size(), 1u);
+  EXPECT_EQ(result.errors, "error: interrupted: the input was not read to its end\n");
+}
+
 TEST(Interrupt, OutputMayNotBeTheInput) {
   TempDirectory directory;
   const std::string file = directory.path() / "both.jsonl";

@@ -113,10 +113,11 @@ ProcessResult run_process(const std::filesystem::path& program, std::vector<std:
   bool reading_output = true, reading_errors = true;
   const auto deadline = Clock::now() + options.time_limit;
   while (reading_output || reading_errors) {
-    if (in.write >= 0 && written == options.input.size()) in.close_write();
+    const bool all_written = written == options.input.size();
+    if (in.write >= 0 && all_written && !options.keep_input_open) in.close_write();
     std::array<pollfd, 3> polls = {{{reading_output ? out.read : -1, POLLIN, 0},
                                     {reading_errors ? err.read : -1, POLLIN, 0},
-                                    {in.write, POLLOUT, 0}}};
+                                    {all_written ? -1 : in.write, POLLOUT, 0}}};
     ::poll(polls.data(), polls.size(), 100);
     if (polls[0].revents) reading_output = read_some(out.read, result.output);
     if (polls[1].revents) reading_errors = read_some(err.read, result.errors);

@@ -15,6 +15,7 @@ namespace nanovllm {
 
 struct ProcessOptions {
   std::string input;                               ///< standard input; then it ends
+  bool keep_input_open = false;                    ///< or does not end before the program does
   std::map<std::string, std::string> environment;  ///< on top of this process's own
   std::string output_file;  ///< standard output goes there instead ("/dev/full")
   /// Called with all of standard output so far whenever there is more; a signal number that it
