@@ -71,6 +71,21 @@ bool exists(const std::string& path) {
   return stat(path.c_str(), &status) == 0;
 }
 
+/// Older models have a tokenizer in other files alone.
+void check_present(const std::string& directory) {
+  if (exists(directory + "/tokenizer.json")) return;
+  for (const char* other : {"tokenizer.model", "vocab.json"})
+    if (exists(directory + "/" + other))
+      fail(ErrorKind::model,
+           "{}/tokenizer.json is missing, and {} is not read: transformers makes one with "
+           "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+           directory, other);
+  fail(ErrorKind::model,
+       "{}/tokenizer.json is missing: complete the download; token ids alone need none "
+       "(skip_tokenizer_init)",
+       directory);
+}
+
 /// A string, or a list of named templates of which "default" counts.
 std::string read_chat_template(const Entry& entry) {
   if (entry.json().is_string()) return entry.string();
@@ -128,6 +143,7 @@ Tokenizer::Tokenizer(std::unique_ptr<const State> state) : state_(std::move(stat
 
 Tokenizer::Tokenizer(const std::string& model_directory) {
   constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
+  check_present(model_directory);
   auto state = std::make_unique<State>(read_json_file(model_directory + "/tokenizer.json"));
   const std::string config_path = model_directory + "/tokenizer_config.json";
   if (exists(config_path)) state->read_config(read_json_file(config_path));
