@@ -133,7 +133,8 @@ int report(const char* message, int code) {
 
 int main(int argc, char** argv) {
   using namespace nanovllm::cli;
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is an error of write(), with a message
+  // A reader that has gone, and a file that may not grow, are errors of write(), with a message.
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
   try {
     return run(argc, argv);
   } catch (const nanovllm::Error& error) {

@@ -16,6 +16,13 @@ std::string request(const std::string& id, int max_tokens) {
          "\n";
 }
 
+/// The built program, under a shell that prepares something first.
+ProcessResult run_in_shell(const std::string& script, const std::vector<std::string>& arguments) {
+  std::vector<std::string> all = {"-c", script, NANOVLLM_BINARY_DIR "/bin/nanovllm"};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return run_process("/bin/sh", all);
+}
+
 TEST(Interrupt, CtrlCKeepsFinishedResultsAndMarksTheRestAborted) {
   TempDirectory directory;
   const std::string in = directory.path() / "in.jsonl";
@@ -68,6 +75,22 @@ TEST(Interrupt, AFullDiskIsAnErrorThatNamesTheFile) {
             std::string::npos);
 }
 
+TEST(Interrupt, AFileThatMayNotGrowEndsInACompleteLine) {
+  TempDirectory directory;
+  const std::string in = directory.path() / "in.jsonl", out = directory.path() / "out.jsonl";
+  std::string requests;
+  for (int i = 0; i < 50; ++i) requests += request(std::to_string(i), 5);
+  write_file(in, requests);
+  const auto result = run_in_shell(
+      R"(ulimit -f 4; exec "$0" "$@")",
+      {"generate", demo_model(), "--device", "cpu", "-q", "--input", in, "--output", out});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.errors,
+            "error: " + out + ": cannot be written: File too large; the results so far are kept\n");
+  const std::string kept = file_text(out);
+  EXPECT_TRUE(kept.empty() || kept.back() == '\n') << kept;
+}
+
 TEST(Interrupt, OutputThatCannotBeCreatedCostsNoModelLoad) {
   const auto result = nanovllm_program(
       {"generate", "/no/such/model", "--prompt", "x", "--output", "/no/such/directory/out.jsonl"});
@@ -103,10 +126,7 @@ TEST(Interrupt, ARunThatCannotStartLeavesTheOldResults) {
 // /dev/full stands for a full disk and, as far as the program can tell, for "2>&1 | head".
 TEST(Interrupt, NotesAndErrorsThatNobodyCanReadCostNothing) {
   const auto with_errors_lost = [](const std::vector<std::string>& arguments) {
-    std::vector<std::string> shell = {"-c", R"(exec "$0" "$@" 2>/dev/full)",
-                                      NANOVLLM_BINARY_DIR "/bin/nanovllm"};
-    shell.insert(shell.end(), arguments.begin(), arguments.end());
-    return run_process("/bin/sh", shell);
+    return run_in_shell(R"(exec "$0" "$@" 2>/dev/full)", arguments);
   };
   const auto good = with_errors_lost(
       {"generate", demo_model(), "--device", "cpu", "--prompt", "x", "--max-tokens", "1"});
