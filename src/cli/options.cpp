@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "cli/model_directory.h"
 #include "core/check.h"
 #include "io/json.h"
 
@@ -131,8 +132,15 @@ void name_environment_twins(CLI::App& command) {
 }
 
 void add_model(CLI::App& command, std::string& model) {
-  command.add_option("MODEL,--model,-m", model, "Hugging Face model directory")
+  const auto set = [&model](const CLI::results_t& values) {
+    model = find_model(values.back());
+    return true;
+  };
+  command
+      .add_option("MODEL,--model,-m", CLI::callback_t(set),
+                  "Hugging Face model directory, or ORG/NAME of a model in Hugging Face's cache")
       ->type_name("")
+      ->expected(1)
       ->envname("NANOVLLM_MODEL");
 }
 

@@ -19,7 +19,8 @@ namespace {
 
 ModelConfig read_model_config(const std::string& directory) {
   check(std::filesystem::exists(directory), ErrorKind::model,
-        "{}: no such directory; give a Hugging Face model directory", directory);
+        "{}: no such directory; give a Hugging Face model directory (nothing is downloaded)",
+        directory);
   check(std::filesystem::is_directory(directory), ErrorKind::model,
         "{} is not a directory; give a Hugging Face model directory", directory);
   std::vector<std::string_view> supported;

@@ -114,8 +114,10 @@ TEST(Bench, StartupSaysWhatTookItsTime) {
 TEST(Bench, StartupOfAModelThatCannotBeLoadedIsThatError) {
   const auto result = nanovllm_program({"bench", "startup", "/no/such/model", "-r", "2"});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_EQ(result.errors,
-            "error: /no/such/model: no such directory; give a Hugging Face model directory\n");
+  EXPECT_EQ(
+      result.errors,
+      "error: /no/such/model: no such directory; give a Hugging Face model directory (nothing "
+      "is downloaded)\n");
 }
 
 TEST(Bench, StepNamesEveryPartOfAStep) {

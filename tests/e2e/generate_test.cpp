@@ -245,6 +245,35 @@ TEST(Generate, VllmsNamesOfTheModelAndTheRanksAreUnderstood) {
   }
 }
 
+TEST(Generate, FindsAModelInHuggingFacesCache) {
+  // What `hf download nano/demo` leaves: refs/main names the commit whose files are in snapshots.
+  TempDirectory directory;
+  const auto repository = directory.path() / "hub" / "models--nano--demo";
+  std::filesystem::create_directories(repository / "refs");
+  std::filesystem::create_directories(repository / "snapshots");
+  write_file(repository / "refs" / "main", "0123abcd");
+  std::filesystem::create_directory_symlink(demo_model(), repository / "snapshots" / "0123abcd");
+  const auto run = [&](const std::string& variable, const std::filesystem::path& folder,
+                       const std::string& model) {
+    ProcessOptions options;
+    options.environment = {
+        {"HF_HUB_CACHE", ""}, {"HF_HOME", ""}, {"XDG_CACHE_HOME", ""}, {"HOME", "/nowhere"}};
+    options.environment[variable] = folder;
+    return nanovllm_program({"generate", model, "-q", "--prompt", "x", "--max-tokens", "1"},
+                            options);
+  };
+  EXPECT_EQ(run("HF_HUB_CACHE", directory.path() / "hub", "nano/demo").exit_code, 0);
+  EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 0);
+  const auto other = run("HF_HOME", directory.path(), "nano/other");
+  EXPECT_EQ(other.exit_code, 3);
+  EXPECT_EQ(other.errors,
+            "error: nano/other: no such directory; give a Hugging Face model directory (nothing is "
+            "downloaded)\n");
+  // A commit that leads out of the cache is none.
+  write_file(repository / "refs" / "main", "../../../../etc");
+  EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 3);
+}
+
 TEST(Generate, NumbersMayBeWrittenAsOtherProgramsWriteThem) {
   // 10.0 for 10, as from a table of doubles; a top_k beyond every vocabulary is off, as in vLLM.
   const auto lines = answers(
