@@ -1,8 +1,6 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
-// warp, up to 512 elements); it is read once, into registers, and written once. Rows of the usual
-// widths take four warps, which add as that block would, and so few registers that the blocks of
-// all rows find room beside those of the products around them. Where there are many rows, and in
-// lanes, a row belongs to one warp: no barrier then, and more bytes under way.
+// warp, up to 512 elements); it is read once, into registers, and written once. Where there are
+// many rows, and in lanes, a row belongs to one warp: no barrier then, and more bytes under way.
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/lanes.h"
 #include "ops/cuda/row_math.cuh"
@@ -198,52 +196,39 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   }
 }
 
-constexpr int kRowWarps = 4, kRowsPerSm = 8;
+constexpr int kMostVectors = 16;  // of which each has a warp, as in the general kernels
 
-/// The same, in order and with a block of kRowWarps to a row: each warp has neighbouring vectors of
-/// each lane's.
+/// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
+/// the general kernels do, but in half of their registers: blocks find room beside each other, and
+/// beside those of the products around them.
 template <bool kAdd, int kVectors>
-__global__ void __launch_bounds__(kRowWarps* kWarp, kRowsPerSm)
-    shared_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream,
-                       RowsOf<__nv_bfloat16> x, const __nv_bfloat16* w, float eps) {
+__global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
+    one_row_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+                   const __nv_bfloat16* w, float eps) {
   using V = Vec<__nv_bfloat16>;
-  constexpr int kStep = kWarp * V::size, kMine = kVectors / kRowWarps;
-  static_assert(kVectors <= 16 && kVectors % kRowWarps == 0);  // no two vectors share a sum
+  static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
   __shared__ float sums[kVectors];
   let_next_start();
-  const unsigned row = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const unsigned first = lane * V::size + warp * (kMine * kStep);
-  V weights[kMine], held[kMine], old[kMine];
-#pragma unroll
-  for (int j = 0; j < kMine; ++j) weights[j] = load_vec(w + first + j * kStep, V::size, true);
+  const unsigned first = threadIdx.x * V::size, warp = threadIdx.x / kWarp;
+  const V weights = load_vec(w + first, V::size, true);
   wait_for_previous();
-  const __nv_bfloat16* from = x.row(row, 0) + first;
-  __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
+  V held = load_vec(x.row(blockIdx.x, 0) + first, V::size, true);
+  if constexpr (kAdd) {
+    __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
+    const V old = load_vec(target, V::size, true);
 #pragma unroll
-  for (int j = 0; j < kMine; ++j) {
-    held[j] = load_vec(from + j * kStep, V::size, true);
-    if (kAdd) old[j] = load_vec(target + j * kStep, V::size, true);
+    for (int i = 0; i < V::size; ++i)
+      held.v[i] = round_to<__nv_bfloat16>(to_float(old.v[i]) + to_float(held.v[i]));
+    store_whole(target, held);
   }
-#pragma unroll
-  for (int j = 0; j < kMine; ++j) {
-    if (kAdd) {
-#pragma unroll
-      for (int i = 0; i < V::size; ++i)
-        held[j].v[i] = round_to<__nv_bfloat16>(to_float(old[j].v[i]) + to_float(held[j].v[i]));
-      store_whole(target + j * kStep, held[j]);
-    }
-    const float sum = warp_sum(add_squares(0.0f, held[j]));
-    if (lane == 0) sums[warp * kMine + j] = sum;
-  }
+  const float sum = warp_sum(add_squares(0.0f, held));
+  if (threadIdx.x % kWarp == 0) sums[warp] = sum;
   __syncthreads();
   float total = sums[0];
 #pragma unroll
   for (int j = 1; j < kVectors; ++j) total += sums[j];
-  const float reciprocal = reciprocal_rms(total, kVectors * kStep, eps);
-#pragma unroll
-  for (int j = 0; j < kMine; ++j)
-    store_normalised(y.row(row, 0) + first + j * kStep, held[j], weights[j], reciprocal, V::size,
-                     true);
+  const float reciprocal = reciprocal_rms(total, kVectors * kWarp * V::size, eps);
+  store_normalised(y.row(blockIdx.x, 0) + first, held, weights, reciprocal, V::size, true);
 }
 
 /// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
@@ -270,14 +255,18 @@ bool with_vectors(int64_t n, F&& go) {
 /// From so many rows on, a warp for each keeps an H200 busy.
 constexpr int64_t kManyRows = 1024;
 
-/// Rows that kRowWarps share: of a width where a block of its own would have 512 threads, and so
-/// many that these would not all be under way at once. Measured on an H200 between the products of
-/// a decode step: 192 to 256 rows gain, 160 lose, fewer make no difference.
-constexpr int64_t kSharedVectors = 16, kFewestShared = 177;
-
-bool shares_rows(const Tensor& x, bool wide) {
-  return wide && x.dtype == DType::bf16 && x.rank == 2 && x.shape[0] >= kFewestShared &&
-         x.shape[1] == kSharedVectors * kWarp * Vec<__nv_bfloat16>::size;
+/// Null where rows need the general kernels.
+template <bool kAdd>
+auto one_row_kernel_for(const Tensor& x, bool wide) {
+  decltype(&one_row_kernel<kAdd, kMostVectors>) kernel = nullptr;
+  if (wide && x.dtype == DType::bf16 && x.rank == 2)
+    with_vectors(x.shape[1], [&]<int kVectors>() {
+      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors>;
+    });
+  return kernel;
+}
+unsigned one_row_threads(const Tensor& x) {
+  return static_cast<unsigned>(x.shape[1] / Vec<__nv_bfloat16>::size);
 }
 
 }  // namespace
@@ -305,10 +294,9 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
         "rms_norm: {} from {} with {}", y.describe(), x.describe(), w.describe());
   if (norm_many_rows<false>(y, {}, x, w, eps)) return;
   const bool wide = wide_rows({y, x, w});
-  if (shares_rows(x, wide))
-    return launch_early(shared_rows_kernel<false, kSharedVectors>, grid_size(x.shape[0]),
-                        kRowWarps * kWarp, 0, rows_of<bf16>(y), rows_of<bf16>(x), rows_of<bf16>(x),
-                        device_ptr<bf16>(w), eps);
+  if (const auto kernel = one_row_kernel_for<false>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
+                        rows_of<bf16>(x), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
   const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
   const unsigned threads = row_threads(n), rows_per_block = threads == kWarp ? 4 : 1;
   dispatch_float(x.dtype, [&]<class T>() {
@@ -326,10 +314,9 @@ void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, fl
         w.describe());
   if (norm_many_rows<true>(y, residual, x, w, eps)) return;
   const bool wide = wide_rows({y, residual, x, w});
-  if (shares_rows(x, wide))
-    return launch_early(shared_rows_kernel<true, kSharedVectors>, grid_size(x.shape[0]),
-                        kRowWarps * kWarp, 0, rows_of<bf16>(y), rows_of<bf16>(residual),
-                        rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  if (const auto kernel = one_row_kernel_for<true>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
+                        rows_of<bf16>(residual), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
   dispatch_float(x.dtype, [&]<class T>() {
     launch_early(add_rms_norm_kernel<DeviceType<T>>, grid_size(x.shape[0]), row_threads(x.shape[1]),
                  0, rows_of<T>(y), rows_of<T>(residual), rows_of<T>(x), device_ptr<T>(w),

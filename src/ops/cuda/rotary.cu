@@ -1,6 +1,6 @@
 // Rotary embedding, the store into the paged cache, and both with the q/k norm before them in one
-// kernel. One warp has one head of one token, or as many heads as fit it; of many tokens, all heads
-// of one (rotary.cuh).
+// kernel. One warp has one head of one token, or as many heads as fit it; of usual sizes, several
+// heads of one token, of many tokens all (rotary.cuh).
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/rotary.cuh"
 
@@ -229,8 +229,9 @@ void CudaBackend::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, T
     a.is_settled = is_settled(batch);
     const unsigned lanes = lanes_of_head(a);
     if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
-    if (const auto kernel = many_tokens_kernel_for<false>(a, lanes))
-      return launch_early(kernel, grid_for(a.tokens, 1), kWarpsPerBlock * kWarp, 0, a);
+    dim3 grid;
+    if (const auto kernel = tokens_kernel_for<false>(a, lanes, grid))
+      return launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
     launch_early(rope_store_kernel<D, false>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0, a,
                  lanes);
   });
@@ -254,8 +255,9 @@ void CudaBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm
     a.eps = eps;
     a.is_settled = is_settled(batch);
     const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
-    if (const auto kernel = many_tokens_kernel_for<true>(a, lanes))
-      launch_early(kernel, grid_for(a.tokens, 1), kWarpsPerBlock * kWarp, 0, a);
+    dim3 grid;
+    if (const auto kernel = tokens_kernel_for<true>(a, lanes, grid))
+      launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
     else if (lanes > 0)
       launch_early(rope_store_kernel<D, true>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0,
                    a, lanes);

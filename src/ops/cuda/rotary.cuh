@@ -230,17 +230,70 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
       [&](int h) { return a.v_cache + a.v_pages.offset(slot, h); });
 }
 
+/// Heads of q, k or v that a warp of some_tokens_kernel has.
+constexpr int kHeadsAtOnce = 2;
+__host__ __device__ constexpr int part_heads(int lanes) { return kHeadsAtOnce * kWarp / lanes; }
+__host__ __device__ constexpr int parts_of(int heads, int lanes) {
+  return (heads + part_heads(lanes) - 1) / part_heads(lanes);
+}
+
+/// The same of fewer tokens: a warp has a part of a token's heads, and loads what no kernel makes
+/// before it waits. Grid: tokens by parts of q, k and v.
+template <bool kNorm, int kLanes>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
+    some_tokens_kernel(const FusedArguments<__nv_bfloat16> a) {
+  let_next_start();
+  const int part = static_cast<int>(blockIdx.y), q_parts = parts_of(a.q.count, kLanes),
+            k_parts = parts_of(a.k.count, kLanes);
+  const bool is_q = part < q_parts, is_k = !is_q && part < q_parts + k_parts, turns = is_q || is_k;
+  const int first = part_heads(kLanes) * (part - (is_q ? 0 : is_k ? q_parts : q_parts + k_parts));
+  const int64_t token = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
+  if (token >= a.tokens) return;
+  TokenHeads<kNorm, kLanes> heads(a, token);
+  const Heads<__nv_bfloat16>& mine = is_q ? a.q : is_k ? a.k : a.v;
+  Words x[kHeadsAtOnce], weights{};
+  int slot = -1;
+  if (kNorm && turns) weights = Words::at((is_q ? a.q_norm : a.k_norm) + heads.c);
+  const auto find_place = [&] {
+    if (!is_q) slot = a.slots[token];
+    if (turns) heads.load_angles();
+  };
+  if (a.is_settled) find_place();
+  wait_for_previous();
+  heads.load(x, mine, first);
+  if (!a.is_settled) find_place();
+  if (turns)
+#pragma unroll
+    for (Words& w : x) w = heads.turn(w, weights);
+  if (!is_q && slot < 0) return;
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    const int h = first + i * heads.kHeads + heads.head;
+    if (h >= mine.count) continue;
+    __nv_bfloat16* target = is_q   ? a.q.head(token, h)
+                            : is_k ? a.k_cache + a.k_pages.offset(slot, h)
+                                   : a.v_cache + a.v_pages.offset(slot, h);
+    store_whole(target + heads.c, reinterpret_cast<const Vec<__nv_bfloat16>&>(x[i]));
+  }
+}
+
 /// From so many tokens on, a warp for each keeps an H200 busy.
 constexpr int64_t kManyTokens = 1024;
 
-/// Null where another kernel is better.
+/// Null where another kernel is better; else with its grid.
 template <bool kNorm, class T>
-auto many_tokens_kernel_for(const FusedArguments<T>& a, unsigned lanes)
+auto tokens_kernel_for(const FusedArguments<T>& a, unsigned lanes, dim3& grid)
     -> void (*)(FusedArguments<T>) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (a.tokens < kManyTokens || static_cast<int>(lanes) * Vec<T>::size != a.d) return nullptr;
-    if (lanes == 16) return many_tokens_kernel<kNorm, 16>;
-    if (lanes == 8) return many_tokens_kernel<kNorm, 8>;
+    if ((lanes != 16 && lanes != 8) || static_cast<int>(lanes) * Vec<T>::size != a.d)
+      return nullptr;
+    grid = {grid_size(ceil_div(a.tokens, int64_t{kWarpsPerBlock}))};
+    if (a.tokens >= kManyTokens)
+      return lanes == 16 ? many_tokens_kernel<kNorm, 16> : many_tokens_kernel<kNorm, 8>;
+    const int each = static_cast<int>(lanes);
+    grid.y = static_cast<unsigned>(parts_of(a.q.count, each) + parts_of(a.k.count, each) +
+                                   parts_of(a.v.count, each));
+    return lanes == 16 ? some_tokens_kernel<kNorm, 16> : some_tokens_kernel<kNorm, 8>;
   }
   return nullptr;
 }
