@@ -109,6 +109,19 @@ inline void pace_products(Arguments& a) {
   }
 }
 
+/// Whether a step is the usual one of a small model, for which there is a kernel of its own: one
+/// row of one rank, each block with one tile of a product at most, all of whose stages fit into the
+/// ring.
+inline bool is_lean(const Arguments& a, int blocks) {
+  const auto fits = [&](const MatrixCut& cut) {
+    return cut.held && !cut.bias && cut.tiles <= blocks &&
+           cut.atoms * (kAtomDepth / 4) <= kPairsGathered * kGathering;
+  };
+  return a.rows == 1 && a.world == 1 && a.mixture.per_token == 0 &&
+         a.hidden <= 8 * a.norm_threads && fits(a.cuts[kQkv]) && fits(a.cuts[kOut]) &&
+         fits(a.cuts[kGateUp]) && fits(a.cuts[kDown]);
+}
+
 constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up
 constexpr int kExpertsUnderway = 3;                     // stages of weights on their way at once
 constexpr int kExpertColumns = 16, kExpertsAtOnce = 4;  // of a tile of down

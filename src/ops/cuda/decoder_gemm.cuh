@@ -29,9 +29,9 @@ __device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const Matr
 using Sums = float[1][4];
 
 /// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
-/// lies there. The next 16 elements of k are 2 a.rows further on.
-__device__ __forceinline__ uint32_t describe_operand(const Arguments& a, uint32_t address) {
-  return static_cast<uint32_t>(a.rows) << 16 | address >> 4;
+/// lies there. The next 16 elements of k are 2 `rows` further on.
+__device__ __forceinline__ uint32_t describe_operand(int rows, uint32_t address) {
+  return static_cast<uint32_t>(rows) << 16 | address >> 4;
 }
 
 /// Down's first atoms of activations: by the warps that do not multiply, while gate_up goes on. The
@@ -39,6 +39,7 @@ __device__ __forceinline__ uint32_t describe_operand(const Arguments& a, uint32_
 template <int kHeadDim>
 __device__ __forceinline__ void gather_early(const Worker<kHeadDim>& w) {
   constexpr int kAsksEvery = 1000;  // ns
+  if (w.lean) return;
   const MatrixCut& cut = w.a.cuts[kDown];
   const int total = cut.early_atoms * (kAtomDepth / 4), lane = threadIdx.x % kWarp;
   if (total == 0 || blockIdx.x >= cut.tiles) return;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
   if (waits) w.take_operand();
-  const uint32_t step_of_x = 2 * w.a.rows;
+  const uint32_t step_of_x = 2 * w.rows();
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * step_of_x;
   wgmma_fence();
@@ -106,11 +107,15 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   p.inside -= passed * cut.atoms_that_fit;
 }
 
+/// What of its operand a product waits for.
+enum class Waits { no, all, parts };
+
 /// multiply() of a tile whose stages are all in the ring at once, as they are by the time that the
 /// operand is: a lane waits for its atoms before, and between the runs of a chain there is little.
 template <int kHeadDim>
 __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const Ring& ring,
-                                              const MatrixCut& cut, int lane, bool waits, Sums& c) {
+                                              const MatrixCut& cut, int lane, Waits waits,
+                                              Sums& c) {
   uint32_t address[kMostHeld / kWarp];
 #pragma unroll
   for (int i = 0; i < kMostHeld / kWarp; ++i) {
@@ -121,15 +126,18 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
                  (at - stage * cut.atoms_that_fit) * cut.groups * kAtomBytes;
   }
   const Ring::Place own = ring.place(min(lane, cut.stages - 1));
-  uint32_t at_x = describe_operand(w.a, shared_address(w.operand) + cut.operand_at);
+  uint32_t at_x = describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at);
   __syncwarp();
 #pragma unroll 1
-  for (int run = 0; run < cut.atoms; run += kRun, waits = false) {
+  for (int run = 0; run < cut.atoms; run += kRun) {
     uint32_t atoms[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i) atoms[i] = __shfl_sync(kFullMask, address[0], i);
-    if (waits) w.take_operand();
-    const uint32_t step_of_x = 2 * w.a.rows;
+    if (w.lean && waits == Waits::parts)
+      w.take_part(run / kRun);
+    else if (waits != Waits::no && run == 0)
+      w.take_operand();
+    const uint32_t step_of_x = 2 * w.rows();
     uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
     at_x += 4 * kRun * step_of_x;
     wgmma_fence();
@@ -153,11 +161,11 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
 /// code: what is run once a layer is not in the instruction cache.
 template <int kHeadDim>
 __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
-                                         const MatrixCut& cut, int lane, bool waits, Sums& c) {
-  if (cut.held) return multiply_held(w, ring, cut, lane, waits, c);
-  Progress p{ring, describe_operand(w.a, shared_address(w.operand) + cut.operand_at), 0};
-  const int waits_at = waits ? cut.atoms - cut.early_atoms : -1;
-  if (waits && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
+                                         const MatrixCut& cut, int lane, Waits waits, Sums& c) {
+  if (w.lean || cut.held) return multiply_held(w, ring, cut, lane, waits, c);
+  Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
+  const int waits_at = waits != Waits::no ? cut.atoms - cut.early_atoms : -1;
+  if (waits != Waits::no && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
 #pragma unroll 1
   for (int left = cut.atoms; left > 0;) {
     if (left >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
@@ -195,11 +203,11 @@ struct Outlet {
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
                ends = product == kDown && w.layer + 1 == a.layers,
-               sums = a.world > 1 && (product == kOut || product == kDown);
-    is = present ? (row < a.rows ? 1 : 0) | (row + 1 < a.rows ? 2 : 0) : 0;
+               sums = !w.lean && a.world > 1 && (product == kOut || product == kDown);
+    is = present ? (row < w.rows() ? 1 : 0) | (row + 1 < w.rows() ? 2 : 0) : 0;
     if (!ends && !sums) is |= kPlain;
     biases = 0;
-    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); bias && product != kGateUp) {
+    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias && product != kGateUp) {
       is |= kBiased;
       if (present) biases = *reinterpret_cast<const uint32_t*>(bias + column);
     }
@@ -215,7 +223,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void send_elsewhere(const Worker<kHeadDim>& w, int product, int row,
                                                const Outlet& outlet, uint64_t* words,
                                                uint32_t pair) {
-  if (product == kDown && w.layer + 1 == w.a.layers)
+  if (w.lean || (product == kDown && w.layer + 1 == w.a.layers))
     *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
   else
     send_to_ranks(w.a, product, words - (w.a.words + w.a.cuts[product].words), pair, w.epoch);
@@ -229,10 +237,10 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
   const bool odd = lane / 4 % 2;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (e >= w.a.rows) break;
+    if (e >= w.rows()) break;
     const float other = __shfl_xor_sync(kFullMask, odd ? c[0][e] : c[0][2 + e], 4);
     uint32_t pair = pack_bf16(odd ? other : c[0][e], odd ? c[0][2 + e] : other);
-    if (outlet.is & Outlet::kBiased) {
+    if (!w.lean && outlet.is & Outlet::kBiased) {
       const float2 values = unpack(pair), biases = unpack(outlet.biases);
       pair = pack_bf16(values.x + biases.x, values.y + biases.y);
     }
@@ -256,7 +264,7 @@ __device__ __forceinline__ void close_gates(const Worker<kHeadDim>& w, int tile,
     const float2 rounded = unpack(pack_bf16(c[0][2 * half], c[0][2 * half + 1]));
     c[0][2 * half] = rounded.x;
     c[0][2 * half + 1] = rounded.y;
-    if (const __nv_bfloat16* bias = w.of_layer(cut.bias)) {
+    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias) {
       const int of_tile = at + 8 * half, gate = of_tile < ups ? of_tile : of_tile - ups,
                 column = min(tile * ups + gate, cut.columns - 1);
       const float more = to_float(bias[of_tile < ups ? column : cut.columns + column]);
@@ -266,16 +274,16 @@ __device__ __forceinline__ void close_gates(const Worker<kHeadDim>& w, int tile,
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      if (row + e < w.a.rows)
+      if (row + e < w.rows())
         w.shared.of_row[row + e].sums[parity][at + 8 * half] = c[0][2 * half + e];
   }
   w.multiplied();
   if (warp * 16 >= ups) return;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (e >= w.a.rows) break;
+    if (e >= w.rows()) break;
     const float* const up =
-        &w.shared.of_row[min(row + e, w.a.rows - 1)].sums[parity][(at + ups) % 64];
+        &w.shared.of_row[min(row + e, w.rows() - 1)].sums[parity][(at + ups) % 64];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       c[0][2 * half + e] = silu_times_straight(c[0][2 * half + e], up[8 * half]);
@@ -299,11 +307,12 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   // Known to be the same in all lanes: addresses of weights are made once for a warp.
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
-  const bool absent = blockIdx.x >= tiles;
+  const bool absent = blockIdx.x >= tiles, gathered = product == kOut || product == kDown;
   if (warp >= kMultiplying || absent) {
     if (!absent) {
-      w.give_operand();
-      w.ring.advance(w.a.cuts[product].stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
+      if (!(w.lean && gathered)) w.give_operand();
+      w.ring.advance(w.a.cuts[product].stages *
+                     (w.lean ? 1 : (tiles - blockIdx.x - 1) / gridDim.x + 1));
     }
     if (product == kGateUp && warp >= kMultiplying) gather_early(w);
     // The router's is gate_up's, too; qkv's is left alone until after attention.
@@ -319,14 +328,19 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
     Sums c = {};
-    multiply(w, ring, cut, lane, tile == blockIdx.x, c);
+    multiply(w, ring, cut, lane,
+             w.lean && gathered             ? Waits::parts
+             : w.lean || tile == blockIdx.x ? Waits::all
+                                            : Waits::no,
+             c);
     if (product == kRouter) {
       send_logits(w, tile, warp, lane, c);
       continue;
     }
-    if (tile + gridDim.x >= tiles) w.leave_operand();
+    if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
     if (product == kGateUp) close_gates(w, tile, parity, warp, lane, c);
     emit(w, product, lane, outlet, c);
+    if (w.lean) return;
   }
 }
 

@@ -46,6 +46,8 @@ constexpr int64_t kReplicaWords = 62480;
 constexpr int kRun = 16;       // atoms of a product's straight piece of code
 constexpr int kMostHeld = 64;  // atoms of multiply_held()
 static_assert(kMostHeld == 2 * kWarp);
+constexpr int kPairsOfRun = kRun * kAtomDepth / 4;  // pairs of words
+constexpr int kPairsGathered = 3;                   // that a thread asks for at once
 constexpr int kMaxLayers = 256;
 constexpr int kMostExperts = 128, kMostChosen = 8;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
@@ -320,6 +322,11 @@ struct Worker {
   bool norms_apart = false;
   int layer = 0;
   uint32_t epoch = 0;
+  /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
+  /// code is little more than half as long.
+  bool lean = false;
+
+  __device__ int rows() const { return lean ? 1 : a.rows; }
 
   /// To all blocks.
   __device__ void send_all(uint64_t* words, uint32_t data) const {
@@ -343,6 +350,16 @@ struct Worker {
     __syncwarp();
     sync_threads<5, kThreads>();
   }
+  /// The same of a part of the operand: what a run of multiply_held() takes.
+  static constexpr int kPartThreads = kMultiplying * kWarp + kPairsOfRun;
+  __device__ void give_part(int run) const {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(5 + run), "n"(kPartThreads) : "memory");
+  }
+  __device__ void take_part(int run) const {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(5 + run), "n"(kPartThreads) : "memory");
+  }
   /// The warps that multiply have read the operand; the others wait for that.
   __device__ void leave_operand() const { arrive_at<2, kThreads>(); }
   __device__ void await_operand() const { sync_threads<2, kThreads>(); }
@@ -353,7 +370,7 @@ struct Worker {
   __device__ int ready_thread() const { return (this_thread() + kGathering) % kThreads; }
   __device__ Packed& operand_at(const MatrixCut& cut, int row, int column) const {
     return *reinterpret_cast<Packed*>(operand + cut.operand_at +
-                                      (column / 8 * a.rows + row) * sizeof(Packed));
+                                      (column / 8 * rows() + row) * sizeof(Packed));
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {

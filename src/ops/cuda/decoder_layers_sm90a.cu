@@ -15,6 +15,9 @@
 // lasts (Layout, place_early()); and code: what a layer runs through should fit into the
 // instruction cache, so all products share one piece of straight code.
 //
+// For the usual step of a small model, of one row, there is a kernel of its own (is_lean()): of the
+// same code, but what that step never needs is not there.
+//
 //   norm, qkv      every block has the residual stream and normalises it for itself
 //   attention      units of (row, KV head, chunk): decoder_attention.cuh; then the merge of chunks
 //   o              |
@@ -63,7 +66,7 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
       if (product == kQkv || product == (kMixture ? kRouter : kGateUp)) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
-        w.norms_apart = has(product) && a.rows * a.norm_threads <= kGathering;
+        w.norms_apart = has(product) && w.rows() * a.norm_threads <= kGathering;
         if (follows && !(w.norms_apart && this_thread() < kMultiplying * kWarp))
           add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
                             w.of_layer(a.norms[product > kQkv]));
@@ -97,7 +100,7 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-template <int kHeadDim, bool kMixture>
+template <int kHeadDim, bool kMixture, bool kLean>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -136,6 +139,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
   } else {
     Worker<kHeadDim> worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
+    worker.lean = kLean;
     run_layers<kHeadDim, kMixture>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
@@ -283,8 +287,8 @@ bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
 
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
-  const auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true>
-                                              : decoder::decoder_layers_kernel<kHeadDim, false>;
+  auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true, false>
+                                        : decoder::decoder_layers_kernel<kHeadDim, false, false>;
   a.operand_bytes = decoder::operand_bytes(a);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };
@@ -295,6 +299,8 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   const int64_t of_stages = int64_t{a.stages} * decoder::kStageBytes;
   decoder::place_early(a, num_sms_, (available - fixed() - of_stages) / 128 * 128);
   decoder::pace_products(a);
+  if (kHeadDim == 128 && decoder::is_lean(a, num_sms_))
+    kernel = decoder::decoder_layers_kernel<128, false, true>;
   const decoder::Layout layout = decoder::Layout::of<kHeadDim>(a);
   a.operand_place = static_cast<int>(of_stages);
   a.shared_place = static_cast<int>(of_stages + layout.shared);

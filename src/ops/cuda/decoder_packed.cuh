@@ -40,6 +40,13 @@ __device__ inline void add(Packed& x, const Packed& more) {
   }
 }
 
+/// To shared memory by its address there: of a pointer that is found early the compiler forgets
+/// that it points there.
+__device__ inline void store_shared(uint32_t address, uint32_t first, uint32_t second) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
+               : "memory");
+}
+
 /// Eight elements, read here and not where they are first needed: after a wait for other blocks.
 __device__ inline Packed load_early(const __nv_bfloat16* p) {
   Packed x;

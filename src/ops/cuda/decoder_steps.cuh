@@ -131,7 +131,7 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
   const Arguments& a = w.a;
   const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
             c = thread * 8;
-  const bool present = row < a.rows && c < a.hidden;
+  const bool present = row < w.rows() && c < a.hidden;
   auto* residual = reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
   Packed* operand = &w.operand_at(a.cuts[kQkv], row, c);
   find_now(residual);
@@ -142,7 +142,7 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
     const int64_t at = (int64_t{row} * a.hidden + c) / 2;
     if (product < 0) {
       values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
-    } else if (a.world == 1) {
+    } else if (w.lean || a.world == 1) {
       values = *residual;
       add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
     } else {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
       add(values, more);
     }
   }
-  if (row < a.rows) {
+  if (row < w.rows()) {
     const float sum = warp_sum(add_squares(0.0f, values));
     if (own % kWarp == 0)
       reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
@@ -176,7 +176,8 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
             step = threads * 8;
   const int at_once = kThreads / threads,
             row0 = own / threads;  // at_once and above: none
-  if (a.rows <= at_once && a.hidden <= step) return normalise_held(w, product, epoch, weights);
+  if (w.lean || (a.rows <= at_once && a.hidden <= step))
+    return normalise_held(w, product, epoch, weights);
   const int first_row = row0 < at_once ? row0 : a.rows;
   const auto residual = [&](int row, int c) -> Packed& {
     return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
@@ -231,9 +232,6 @@ __device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
   w.together();
 }
 
-/// What a thread of gather_few() asks for: pairs of words.
-constexpr int kPairsGathered = 3;
-
 /// gather() of few words: each of the warps that did not multiply asks for 512 bytes in a row at a
 /// time. `thread`: in the order of ready_thread().
 template <int kHeadDim>
@@ -261,12 +259,40 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut&
       *to[j] = uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
 }
 
+/// gather() of the lean kernel, which gives each part as soon as it is there: a product begins with
+/// the first, and the others come meanwhile.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const MatrixCut& cut,
+                                             int64_t sent, bool absent) {
+  const int thread = w.ready_thread(), total = cut.atoms * (kAtomDepth / 4);
+  if (thread >= kGathering) return;
+  const bool waits = !absent || w.shared.context[0] > 0;
+  const uint64_t* from = inbox(w.a, sent + thread * 2);
+  uint32_t to = shared_address(w.operand) + cut.operand_at + thread * 8;
+  find_now(to);
+  WordPair pair[kPairsGathered] = {};
+#pragma unroll
+  for (int j = 0; j < kPairsGathered; ++j) {
+    if (thread + j * kGathering >= total) break;
+    while (waits && !pair[j].there(w.epoch))
+#pragma unroll
+      for (int k = j; k < kPairsGathered; ++k)
+        if (thread + k * kGathering < total && !pair[k].there(w.epoch))
+          pair[k].read(from + k * kGathering * 2);
+    store_shared(to + j * kGathering * 8, static_cast<uint32_t>(pair[j].first),
+                 static_cast<uint32_t>(pair[j].second));
+    fence_shared_for_async();
+    w.give_part((thread + j * kGathering) / kPairsOfRun);
+  }
+}
+
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
 /// zeros.
 template <int kHeadDim>
 __device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
                                        bool absent) {
   constexpr int kAtOnce = 4;
+  if (w.lean) return gather_parts(w, cut, sent, absent);
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
