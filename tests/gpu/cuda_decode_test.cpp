@@ -231,6 +231,42 @@ TEST_F(CudaDecode, PartialResultsThatDoNotFitAreAvoided) {
   EXPECT_EQ(steps.different(step, lengths, 0), 0);
 }
 
+// Blocks leave partial results of pairs that they share: few, which a warp of its own merges, and
+// many, of all sizes of groups, in a recording whose replays share much, little and nothing.
+TEST_F(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
+  constexpr size_t kRows = 40;
+  std::vector<std::vector<int32_t>> replays(5, std::vector<int32_t>(kRows));
+  for (size_t i = 0; i < kRows; ++i) {
+    replays[0][i] = i % 4 == 3 ? 0 : static_cast<int32_t>(1 + i * 7919 % 1500);
+    replays[1][i] = i == 17 ? 10'000 : 0;               // 40 partial results of each pair
+    replays[2][i] = i == kRows - 1 ? 300 : 0;           // fewer units than SMs
+    replays[4][i] = static_cast<int32_t>(700 - 3 * i);  // after a step of padding alone
+  }
+  for (const Shape& shape : {Shape{16, 8, 128, 64}, {3, 3, 128}, {15, 3, 80}, {16, 1, 64}}) {
+    DecodeSteps steps(*gpu_, shape, {10'000});
+    const auto step = steps.step(std::vector<int>(kRows, 0));
+    auto last = step;
+    last.out = steps.step(std::vector<int>(kRows, 0)).out;
+    const auto graph = gpu_->capture([&] {
+      gpu_->begin_step(step.batch);
+      for (int i = 0; i < 5; ++i) steps.run(step, 0);
+      steps.run(last, 0);
+    });
+    const std::vector<float> zeros(static_cast<size_t>(step.out.numel()));
+    const Tensor nothing =
+        steps.rig().upload(zeros, DType::bf16, {kRows, shape.heads, shape.head_dim});
+    for (const auto& lengths : replays) {
+      gpu_->copy(step.out, nothing);
+      gpu_->copy(last.out, nothing);
+      steps.set_lengths(step, lengths);
+      graph->launch();
+      gpu_->synchronize();
+      EXPECT_EQ(steps.different(step, lengths, 0), 0) << "head_dim " << shape.head_dim;
+      EXPECT_EQ(steps.different(last, lengths, 0), 0) << "head_dim " << shape.head_dim;
+    }
+  }
+}
+
 TEST_F(CudaDecode, ManySequencesOfAllLengths) {
   const Shape shape{16, 8, 128, 64};
   DecodeSteps steps(*gpu_, shape, {2500});

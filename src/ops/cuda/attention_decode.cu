@@ -25,7 +25,7 @@ constexpr size_t kLaneRingBytes = size_t{96} << 10;
 /// What a unit costs beside its keys, in groups of 16 keys (attention_decode_plan.cuh): measured
 /// with sequences of all lengths, where blocks with many short units finished last. On fewer SMs
 /// memory gives each more, and keys cost less beside it.
-constexpr int kUnitCost = 12, kLaneUnitCost = 20;
+constexpr int kPairCost = 6, kUnitCost = 10, kLaneUnitCost = 10;
 /// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
 /// as the kernel before this one ends, its SMs do not become free in turn.
 constexpr size_t kLeastSharedBytes = size_t{115} << 10;
@@ -67,6 +67,7 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
                        .window = static_cast<int>(key.window),
                        .shares = static_cast<int>(key.shares),
                        .max_slots = static_cast<int>(key.max_slots),
+                       .pair_cost = kPairCost,
                        .unit_cost = divides_sms() ? kLaneUnitCost : kUnitCost,
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
   return plan;
@@ -96,7 +97,8 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
         stages_in<kHeadDim, kRows>(has_neighbours ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
     const int64_t sms = num_sms_ - (divides_sms() ? lane_sms_ : 0);
     if (stages == 0) return;
-    const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes;
+    // An even number: behind their sums the outputs are aligned.
+    const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes / 2 * 2;
     bool is_new = false;
     const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
                                      .context_lens = batch.context_lens.data,

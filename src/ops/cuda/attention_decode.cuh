@@ -5,8 +5,10 @@
 // One warp copies tiles of 64 keys or values into a ring, across units, as long as there is room;
 // on sm_90 with the copy engine. Eight warps compute: each has 32 keys of the chunk for the scores,
 // then a part of the head's elements for the output; maxima, weights and sums change hands in
-// shared memory. The arithmetic is that of attention.cuh. Beside a block there is room on its SM
-// for one of the next kernel, which comes early and fetches what it can.
+// shared memory. One warp tells other blocks of the partial results that this one leaves, and
+// merges them: each takes several turns of 1 to 2 us, while memory is busy, for which those who
+// compute do not wait. The arithmetic is that of attention.cuh. Beside a block there is room on its
+// SM for one of the next kernel, which comes early and fetches what it can.
 #pragma once
 
 #include "ops/cuda/attention_decode_compute.cuh"
@@ -44,54 +46,92 @@ __device__ void store_slot(const DecodeArguments& a, int slot, const float (*val
       });
 }
 
-/// Merges the slots of a pair into its output, `out` for the group's first head. By all that
-/// compute.
+/// Merges the slots of a pair into its output, `out` for the group's first head. By `threads`
+/// threads, of which this is `thread`.
 template <int kHeadDim>
-__device__ void merge_slots(const DecodeArguments& a, __nv_bfloat16* out, const SharedPair& pair) {
-  constexpr int kAtOnce = 16;
-  for (int i = threadIdx.x; i < a.group * kHeadDim; i += kDecodeWarps * kWarp) {
+__device__ void merge_slots(const DecodeArguments& a, __nv_bfloat16* out, const SharedPair& pair,
+                            int thread, int threads) {
+  constexpr int kAtOnce = 8;
+  for (int i = 4 * thread; i < a.group * kHeadDim; i += 4 * threads) {
     const int row = i / kHeadDim;
     const float2* sums = a.partial_sum + int64_t{pair.first_slot} * a.group + row;
     const float* values = a.partial_out + int64_t{pair.first_slot} * a.group * kHeadDim + i;
-    float value = 0.0f, base = kMinusInfinity, sum = 0.0f;
+    float4 value{};
+    float base = kMinusInfinity, sum = 0.0f;
     for (int first = 0; first < pair.slots; first += kAtOnce) {
       float2 next_sum[kAtOnce];
-      float next_value[kAtOnce];
+      float4 next[kAtOnce];
       // Past the last, nothing: it changes nothing, and loads and merging need no branches.
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const bool valid = first + k < pair.slots;
         next_sum[k] = valid ? __ldcg(sums + (first + k) * a.group) : float2{kMinusInfinity, 0.0f};
-        next_value[k] = valid ? __ldcg(values + int64_t{first + k} * a.group * kHeadDim) : 0.0f;
+        next[k] = valid ? __ldcg(reinterpret_cast<const float4*>(values + int64_t{first + k} *
+                                                                              a.group * kHeadDim))
+                        : float4{};
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const Merge merge(base, sum, next_sum[k].x, next_sum[k].y, a.scale_log2);
-        value = merge(value, next_value[k]);
+        value = {merge(value.x, next[k].x), merge(value.y, next[k].y), merge(value.z, next[k].z),
+                 merge(value.w, next[k].w)};
         base = merge.base;
         sum = merge.sum;
       }
     }
-    out[row * a.out_head_stride + i % kHeadDim] = __float2bfloat16_rn(finish(value, sum));
+    *reinterpret_cast<uint2*>(out + row * a.out_head_stride + i % kHeadDim) = {
+        pack_bf16(finish(value.x, sum), finish(value.y, sum)),
+        pack_bf16(finish(value.z, sum), finish(value.w, sum))};
   }
 }
 
-/// This block has filled `mine` of the pair's slots: whoever is last merges them.
+/// Counts the slots of a pair that this block has filled. True: all are, and this block merges
+/// them. By one thread, after the others have named theirs to it.
+__device__ inline bool is_last(const DecodeWork& work, const SharedPair& pair, int mine) {
+  __threadfence();
+  int* counter = work.counters + pair.counter;
+  const bool last = atomicAdd(counter, mine) + mine == pair.slots;
+  if (last) *counter = 0;
+  __threadfence();
+  return last;
+}
+
+/// This block has filled some of a pair's slots: whoever is last merges them. A warp of its own
+/// sees to it, or where slots are many, all that compute.
 template <int kHeadDim, int kRows>
-__device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, __nv_bfloat16* out,
-                        const SharedPair& pair, int mine,
-                        DecodeExchange<kHeadDim, kRows>& exchange) {
-  __threadfence();
-  sync_computing();
-  if (threadIdx.x == 0) {
-    int* counter = work.counters + pair.counter;
-    exchange.is_last = atomicAdd(counter, mine) + mine == pair.slots;
-    if (exchange.is_last) *counter = 0;
+__device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, const HandIn& hand,
+                        RingPlace& place, DecodeExchange<kHeadDim, kRows>& exchange) {
+  if (hand.pair.slots * a.group > kFewSlotRows) {
+    sync_computing();
+    if (threadIdx.x == 0) exchange.is_last = is_last(work, hand.pair, hand.slots);
+    sync_computing();
+    if (exchange.is_last)
+      merge_slots<kHeadDim>(a, hand.out, hand.pair, threadIdx.x, kDecodeWarps * kWarp);
+    return;
   }
-  sync_computing();
-  if (!exchange.is_last) return;
-  __threadfence();
-  merge_slots<kHeadDim>(a, out, pair);
+  if (threadIdx.x == 0) {
+    wait_barrier(&exchange.hand_empty[place.stage], place.parity ^ 1);
+    exchange.hand[place.stage] = hand;
+  }
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) arrive(&exchange.hand_full[place.stage]);
+  place = place.plus(1, kDecodeHands);
+}
+
+/// Hands in what those who compute leave to it. By a whole warp.
+template <int kHeadDim, int kRows>
+__device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
+                            DecodeExchange<kHeadDim, kRows>& exchange) {
+  const int lane = threadIdx.x % kWarp;
+  for (RingPlace place;; place = place.plus(1, kDecodeHands)) {
+    wait_barrier(&exchange.hand_full[place.stage], place.parity);
+    const HandIn hand = exchange.hand[place.stage];
+    if (hand.slots == 0) return;
+    __syncwarp();
+    const bool last = __shfl_sync(kFullMask, lane == 0 && is_last(work, hand.pair, hand.slots), 0);
+    if (lane == 0) arrive(&exchange.hand_empty[place.stage]);
+    if (last) merge_slots<kHeadDim>(a, hand.out, hand.pair, lane, kWarp);
+  }
 }
 
 template <int kHeadDim, int kRows>
@@ -99,9 +139,9 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, 
                               const DecodeTile<kHeadDim>* ring,
                               DecodeExchange<kHeadDim, kRows>& exchange) {
   const DecodeShare& share = exchange.share;
-  RingPlace place, query;
+  RingPlace place, query, hand;
   PairState<kHeadDim, kRows> pair;
-  if (walk.done()) return;
+  if (walk.done()) return hand_in<kHeadDim>(a, work, {}, hand, exchange);
   copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);
   commit_copies();
   wait_copies<0>();
@@ -127,10 +167,11 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, 
     if (!pair_ends) continue;
     __nv_bfloat16* out = a.out + row * a.out_token_stride + at.head * a.group * a.out_head_stride;
     if (is_entered) {
-      hand_in<kHeadDim>(a, work, out, share.entered, at.chunk - share.begin.chunk + 1, exchange);
+      hand_in<kHeadDim>(a, work, {share.entered, at.chunk - share.begin.chunk + 1, out}, hand,
+                        exchange);
     } else if (is_left) {
       store_slot<kHeadDim>(a, share.left_slot, pair.merged, pair.base, pair.sum);
-      hand_in<kHeadDim>(a, work, out, share.left, 1, exchange);
+      hand_in<kHeadDim>(a, work, {share.left, 1, out}, hand, exchange);
     } else {
       for_each_pair_of<kHeadDim, kRows>(
           pair.merged, a.group, [&](int r, int row, int element, float x, float y) {
@@ -141,6 +182,7 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, 
     pair.start();
     query = query.plus(1, kDecodeQueries);
   }
+  hand_in<kHeadDim>(a, work, {}, hand, exchange);  // the end
 }
 
 /// So many blocks could stay on an SM by their registers: one does, beside those of neighbours.
@@ -173,6 +215,10 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
       init_barrier(&exchange.query_full[i], kWarp);
       init_barrier(&exchange.query_empty[i], kDecodeWarps);
     }
+    for (int i = 0; i < kDecodeHands; ++i) {
+      init_barrier(&exchange.hand_full[i], kDecodeWarps);
+      init_barrier(&exchange.hand_empty[i], 1);
+    }
 #if __CUDA_ARCH__ >= 900
     fence_new_barriers();
   } else if (threadIdx.x == 2 * kWarp) {
@@ -184,6 +230,10 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
   }
   if (!work.lets_next_wait) let_next_start();
   __syncthreads();
+  if (threadIdx.x >= (kDecodeWarps + 1) * kWarp) {
+    hand_in_all(a, work, exchange);
+    return;
+  }
   const UnitWalk walk(a, work, exchange.share);
   if (threadIdx.x >= kDecodeWarps * kWarp) {
     copy_units(a, maps, walk, work.stages, ring, exchange);

@@ -150,8 +150,8 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, Uni
     before = walk.at;
     const UnitKeys unit(walk);
     copier.begin(walk, block);
-    copy_tiles(std::true_type{}, unit);
     walk.advance();
+    copy_tiles(std::true_type{}, unit);
     if (!walk.done()) block = copier.find_block(walk);  // is there when it is needed
     copy_tiles(std::false_type{}, unit);
   }

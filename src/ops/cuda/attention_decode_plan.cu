@@ -11,9 +11,9 @@ __device__ int chunk_cost(const PlanArguments& a) { return kChunk / kCostKeys + 
 __device__ int merge_cost(const PlanArguments& a) { return chunk_cost(a) / 2; }
 
 /// Of one pair.
-__device__ int cost_of(const RowKeys& keys, int unit_cost) {
+__device__ int cost_of(const RowKeys& keys, int pair_cost, int unit_cost) {
   if (keys.end == 0) return 0;
-  return (keys.end - 1) / kCostKeys - keys.low / kCostKeys + 1 +
+  return (keys.end - 1) / kCostKeys - keys.low / kCostKeys + 1 + pair_cost +
          unit_cost * (keys.last_chunk() - keys.first_chunk() + 1);
 }
 
@@ -88,7 +88,7 @@ struct Planner {
     const RowKeys row = keys(low);
     const int first = row.first_chunk(), last = row.last_chunk();
     // Were the pair's first chunk whole, chunk c would begin at chunk_costs * (c - first).
-    const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys);
+    const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys) - a.pair_cost;
     const int chunk_costs = chunk_cost(a);
     int chunk = first + (rest + missing + chunk_costs / 2) / chunk_costs;
     if (whole) chunk = 2 * rest < cost ? first : last + 1;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
   int mine = 0, total = 0, largest = 0;
   for (int s = from; s < to; ++s) {
-    const int cost = cost_of(planner.keys(s), a.unit_cost);
+    const int cost = cost_of(planner.keys(s), a.pair_cost, a.unit_cost);
     mine += cost;
     largest = max(largest, cost);
   }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   int before = sum_before(mine, sums, total);
   for (int s = from; s < to; ++s) {
     cost_before[s] = before;
-    before += cost_of(planner.keys(s), a.unit_cost);
+    before += cost_of(planner.keys(s), a.pair_cost, a.unit_cost);
   }
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();

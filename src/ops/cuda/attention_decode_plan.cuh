@@ -57,6 +57,7 @@ struct PlanArguments {
   const int *cu_seqlens_q, *context_lens;
   int num_seqs, kv_heads, window;
   int shares, max_slots;
+  int pair_cost;       // what a pair costs beside its units
   int unit_cost;       // what a unit costs beside its keys, of which 16 cost 1
   DecodeShare* share;  // [shares]
 };

@@ -8,8 +8,8 @@
 
 namespace nanovllm {
 
-constexpr int kDecodeWarps = 8;  // those that compute; one more copies
-constexpr int kDecodeThreads = (kDecodeWarps + 1) * kWarp;
+constexpr int kDecodeWarps = 8;  // those that compute; one more copies, and one hands in
+constexpr int kDecodeThreads = (kDecodeWarps + 2) * kWarp;
 constexpr int kDecodeRows = 16;         // query heads of a group, at most
 constexpr int kDecodeQueries = 2;       // pairs whose queries are there at a time
 constexpr int kDecodeStages = 16;       // of the ring, at most
@@ -45,6 +45,15 @@ struct alignas(1024) DecodeTile {
   }
 };
 
+/// Slots of a pair, so many of them new. None: there is no more to hand in.
+struct HandIn {
+  SharedPair pair;
+  int slots;
+  __nv_bfloat16* out;  // the pair's, for the group's first head
+};
+constexpr int kDecodeHands = 2;   // of a block that are under way
+constexpr int kFewSlotRows = 64;  // of all slots of a pair, that one warp merges
+
 /// kRows: 1 where a lane has one row (groups up to 8), 2 where it has another 8 below.
 template <int kHeadDim, int kRows>
 struct DecodeExchange {
@@ -56,6 +65,8 @@ struct DecodeExchange {
   uint32_t weights[kChunk / 16][kWarp][2 * kRows];  // operand A of 16 keys
   uint64_t full[kDecodeStages], empty[kDecodeStages];
   uint64_t query_full[kDecodeQueries], query_empty[kDecodeQueries];
+  HandIn hand[kDecodeHands];
+  uint64_t hand_full[kDecodeHands], hand_empty[kDecodeHands];
   bool is_last;
 };
 
