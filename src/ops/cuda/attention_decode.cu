@@ -67,6 +67,9 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
                        .window = static_cast<int>(key.window),
                        .shares = static_cast<int>(key.shares),
                        .max_slots = static_cast<int>(key.max_slots),
+                       .block_tables = reinterpret_cast<const int*>(key.block_tables),
+                       .table_stride = key.table_stride,
+                       .block_shift = static_cast<int>(key.block_shift),
                        .pair_cost = kPairCost,
                        .unit_cost = divides_sms() ? kLaneUnitCost : kUnitCost,
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
@@ -102,6 +105,9 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
     bool is_new = false;
     const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
                                      .context_lens = batch.context_lens.data,
+                                     .block_tables = batch.block_tables.data,
+                                     .table_stride = arguments.table_stride,
+                                     .block_shift = arguments.block_shift,
                                      .num_seqs = arguments.num_seqs,
                                      .kv_heads = cache.k.shape[1],
                                      .window = arguments.window,

@@ -138,7 +138,7 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, Uni
     }
   };
   arrive(&exchange.query_full[0]);  // who computes fetches the first
-  int block = walk.done() ? 0 : copier.find_block(walk);
+  int block = exchange.share.blocks[lane];
   for (UnitPlace before = walk.at; !walk.done();) {
     if (!same_pair(walk.at, before)) {
       query = query.plus(1, kDecodeQueries);

@@ -56,6 +56,7 @@ struct Start {
 struct Planner {
   const PlanArguments& a;
   const int* cost_before;  // [num_seqs + 1]: of one KV head, over the sequences before
+  int64_t fair = 0;        // total() / shares: 64-bit divisions are long, and one is enough
 
   __device__ RowKeys keys(int s) const { return {a.cu_seqlens_q, a.context_lens, a.window, s}; }
 
@@ -73,7 +74,7 @@ struct Planner {
   /// Where block `b` begins: the unit, or with `whole` the pair, that begins nearest to its part of
   /// the cost.
   __device__ Start start(int b, bool whole) const {
-    const int64_t x = total() * b / a.shares;
+    const int64_t x = fair * b + static_cast<int>(total() - fair * a.shares) * b / a.shares;
     if (x >= total()) return end();
     int low = 0, high = a.num_seqs;  // the last sequence that begins at or before x: it has units
     while (high - low > 1) {
@@ -82,8 +83,7 @@ struct Planner {
     }
     const int cost = cost_before[low + 1] - cost_before[low];  // of a pair
     const int64_t before = int64_t{cost_before[low]} * a.kv_heads;
-    const int head = static_cast<int>((x - before) / cost),
-              rest = static_cast<int>((x - before) % cost);
+    const int inside = static_cast<int>(x - before), head = inside / cost, rest = inside % cost;
     const int64_t pair_begins = before + int64_t{head} * cost;
     const RowKeys row = keys(low);
     const int first = row.first_chunk(), last = row.last_chunk();
@@ -117,6 +117,40 @@ __device__ Leaves leaves_of(const Planner& planner, const UnitPlace& begin, cons
   return leaves;
 }
 
+/// A share's first unit: the keys from `begin` of a sequence with `end` keys; none: 0 and 0.
+struct FirstUnit {
+  int s = 0, begin = 0, end = 0;
+  FirstUnit() = default;
+  __device__ explicit FirstUnit(const DecodeShare& share) {
+    const bool leaves = !(share.middle == share.end);
+    const UnitPlace& at = leaves ? share.middle : share.begin;
+    if (share.begin == share.end) return;
+    s = at.s;
+    begin = at.chunk * kChunk;
+    end = (leaves ? share.middle_keys : share.keys).end;
+  }
+};
+
+/// Notes where the keys of the first units are, so that a block finds them with its share.
+__device__ void note_blocks(const PlanArguments& a, const FirstUnit* units) {
+  constexpr int kWarps = kPlanThreads / kWarp, kAtOnce = 10;
+  const int lane = threadIdx.x % kWarp;
+  for (int first = threadIdx.x / kWarp; first < a.shares; first += kAtOnce * kWarps) {
+    int block[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const FirstUnit unit =
+          first + k * kWarps < a.shares ? units[first + k * kWarps] : FirstUnit{};
+      const int key = unit.begin + 8 * lane;
+      block[k] =
+          key < unit.end ? a.block_tables[unit.s * a.table_stride + (key >> a.block_shift)] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+      if (first + k * kWarps < a.shares) a.share[first + k * kWarps].blocks[lane] = block[k];
+  }
+}
+
 }  // namespace
 
 __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const PlanArguments a) {
@@ -126,7 +160,7 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   __shared__ int64_t costs[kPlanThreads + 1];
   __shared__ int first_slot[kPlanThreads];
   __shared__ bool leaves_one[kPlanThreads];
-  const Planner planner{a, cost_before};
+  Planner planner{a, cost_before};
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
   int mine = 0, total = 0, largest = 0;
@@ -144,13 +178,13 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();
 
-  // Pairs stay whole if that hardly makes the longest share longer, or if dividing them takes more
-  // slots than there are.
+  // Pairs stay whole if that hardly makes the longest share longer, which it does where shares have
+  // more than two of the longest, or if dividing them takes more slots than there are.
   Leaves leaves;
-  const int64_t fair = planner.total() / a.shares;
-  const int64_t bearable = fair + (fair < 2 * largest ? merge_cost(a) : 0);
-  bool whole = true;
-  for (int attempt = 0; attempt < 3; ++attempt, whole = !whole) {
+  planner.fair = planner.total() / a.shares;
+  const int64_t bearable = planner.fair + merge_cost(a);
+  bool whole = planner.fair < 2 * largest;
+  for (int attempt = whole ? 0 : 1; attempt < 3; ++attempt, whole = !whole) {
     const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
     __syncthreads();
     places[b] = start.place;
@@ -172,23 +206,29 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
     return SharedPair{first, first_slot[first + 1] - 1,
                       planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
   };
-  if (b >= a.shares) return;
-  DecodeShare share{.begin = places[b], .end = places[b + 1]};
-  if (share.begin.s < a.num_seqs) share.keys = planner.keys(share.begin.s);
-  share.middle = share.end;
-  share.slot = first_slot[b];
-  share.left_slot = share.slot + leaves.entered;
-  if (leaves.left) {
-    share.middle_keys = planner.keys(share.end.s);
-    share.middle.chunk = share.middle_keys.first_chunk();
-    share.left = pair_of(b);
-  }
-  if (leaves.entered > 0) {
-    int first = b - 1;
-    while (!leaves_one[first]) --first;
-    share.entered = pair_of(first);
-  }
-  a.share[b] = share;
+  __shared__ FirstUnit first_units[kPlanThreads];
+  const auto make_share = [&] {
+    DecodeShare share{.begin = places[b], .end = places[b + 1]};
+    if (share.begin.s < a.num_seqs) share.keys = planner.keys(share.begin.s);
+    share.middle = share.end;
+    share.slot = first_slot[b];
+    share.left_slot = share.slot + leaves.entered;
+    if (leaves.left) {
+      share.middle_keys = planner.keys(share.end.s);
+      share.middle.chunk = share.middle_keys.first_chunk();
+      share.left = pair_of(b);
+    }
+    if (leaves.entered > 0) {
+      int first = b - 1;
+      while (!leaves_one[first]) --first;
+      share.entered = pair_of(first);
+    }
+    a.share[b] = share;
+    first_units[b] = FirstUnit(share);
+  };
+  if (b < a.shares) make_share();
+  __syncthreads();
+  note_blocks(a, first_units);
 }
 
 }  // namespace nanovllm

@@ -51,12 +51,17 @@ struct alignas(16) DecodeShare {
   int slot, left_slot;        // the block's first slots for the pairs below
   SharedPair entered,         // the pair that an earlier block began, if begin is inside one
       left;                   // the pair at middle, if end is inside it
+  int blocks[kWarp];          // of the cache: where keys 8i .. 8i + 7 of the first unit's chunk are
 };
+static_assert(8 * kWarp == kChunk);
 
 struct PlanArguments {
   const int *cu_seqlens_q, *context_lens;
   int num_seqs, kv_heads, window;
   int shares, max_slots;
+  const int* block_tables;
+  int64_t table_stride;
+  int block_shift;
   int pair_cost;       // what a pair costs beside its units
   int unit_cost;       // what a unit costs beside its keys, of which 16 cost 1
   DecodeShare* share;  // [shares]

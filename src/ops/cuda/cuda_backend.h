@@ -121,8 +121,8 @@ class CudaBackend final : public Backend {
 
   /// What the division of a decode step depends on.
   struct PlanKey {
-    const std::byte *cu_seqlens_q, *context_lens;
-    int64_t num_seqs, kv_heads, window, shares, max_slots;
+    const std::byte *cu_seqlens_q, *context_lens, *block_tables;
+    int64_t table_stride, block_shift, num_seqs, kv_heads, window, shares, max_slots;
     bool operator==(const PlanKey&) const = default;
   };
 
