@@ -151,16 +151,44 @@ __device__ void note_blocks(const PlanArguments& a, const FirstUnit* units) {
   }
 }
 
-}  // namespace
+/// Where the shares lie, as all threads see it.
+struct Division {
+  UnitPlace places[kPlanThreads + 1];
+  int64_t costs[kPlanThreads + 1];
+  int first_slot[kPlanThreads];
+  bool leaves_one[kPlanThreads];
 
-__global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const PlanArguments a) {
-  extern __shared__ int cost_before[];
-  __shared__ int sums[kPlanThreads / kWarp];
-  __shared__ UnitPlace places[kPlanThreads + 1];
-  __shared__ int64_t costs[kPlanThreads + 1];
-  __shared__ int first_slot[kPlanThreads];
-  __shared__ bool leaves_one[kPlanThreads];
-  Planner planner{a, cost_before};
+  /// The slots of the pair that block `first` begins and leaves: its last, and one per further
+  /// chunk.
+  __device__ SharedPair pair_of(const Planner& planner, int first) const {
+    const UnitPlace& inside = places[first + 1];
+    return {first, first_slot[first + 1] - 1,
+            planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
+  }
+  /// The share of block `b`, but for its first keys.
+  __device__ DecodeShare share(const Planner& planner, int b, const Leaves& leaves) const {
+    DecodeShare share{.begin = places[b], .end = places[b + 1]};
+    if (share.begin.s < planner.a.num_seqs) share.keys = planner.keys(share.begin.s);
+    share.middle = share.end;
+    share.slot = first_slot[b];
+    share.left_slot = share.slot + leaves.entered;
+    if (leaves.left) {
+      share.middle_keys = planner.keys(share.end.s);
+      share.middle.chunk = share.middle_keys.first_chunk();
+      share.left = pair_of(planner, b);
+    }
+    if (leaves.entered > 0) {
+      int first = b - 1;
+      while (!leaves_one[first]) --first;
+      share.entered = pair_of(planner, first);
+    }
+    return share;
+  }
+};
+
+/// What pairs cost, summed up over the sequences. Returns the largest cost.
+__device__ int sum_costs(const Planner& planner, int* cost_before, int* sums) {
+  const PlanArguments& a = planner.a;
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
   int mine = 0, total = 0, largest = 0;
@@ -177,56 +205,50 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   }
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();
+  return largest;
+}
+
+}  // namespace
+
+__global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const PlanArguments a) {
+  extern __shared__ int cost_before[];
+  __shared__ int sums[kPlanThreads / kWarp];
+  __shared__ Division division;
+  __shared__ FirstUnit first_units[kPlanThreads];
+  Planner planner{a, cost_before};
+  const int b = threadIdx.x, largest = sum_costs(planner, cost_before, sums);
+  planner.fair = planner.total() / a.shares;
 
   // Pairs stay whole if that hardly makes the longest share longer, which it does where shares have
   // more than two of the longest, or if dividing them takes more slots than there are.
   Leaves leaves;
-  planner.fair = planner.total() / a.shares;
   const int64_t bearable = planner.fair + merge_cost(a);
   bool whole = planner.fair < 2 * largest;
   for (int attempt = whole ? 0 : 1; attempt < 3; ++attempt, whole = !whole) {
     const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
     __syncthreads();
-    places[b] = start.place;
-    costs[b] = start.cost;
-    if (b == 0) places[kPlanThreads] = planner.end().place, costs[kPlanThreads] = planner.total();
+    division.places[b] = start.place;
+    division.costs[b] = start.cost;
+    if (b == 0) {
+      division.places[kPlanThreads] = planner.end().place;
+      division.costs[kPlanThreads] = planner.total();
+    }
     __syncthreads();
-    leaves = b < a.shares ? leaves_of(planner, places[b], places[b + 1]) : Leaves{};
-    leaves_one[b] = leaves.left;
+    leaves =
+        b < a.shares ? leaves_of(planner, division.places[b], division.places[b + 1]) : Leaves{};
+    division.leaves_one[b] = leaves.left;
     int slots = 0;
-    first_slot[b] = sum_before(leaves.entered + leaves.left, sums, slots);
-    const int longest = block_maximum(static_cast<int>(costs[b + 1] - costs[b]), sums);
+    division.first_slot[b] = sum_before(leaves.entered + leaves.left, sums, slots);
+    const int longest =
+        block_maximum(static_cast<int>(division.costs[b + 1] - division.costs[b]), sums);
     if (whole ? attempt > 0 || longest <= bearable : slots <= a.max_slots) break;
   }
   __syncthreads();
-  // The slots of the pair that block `first` begins and leaves: its last, and one per further
-  // chunk.
-  const auto pair_of = [&](int first) {
-    const UnitPlace& inside = places[first + 1];
-    return SharedPair{first, first_slot[first + 1] - 1,
-                      planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
-  };
-  __shared__ FirstUnit first_units[kPlanThreads];
-  const auto make_share = [&] {
-    DecodeShare share{.begin = places[b], .end = places[b + 1]};
-    if (share.begin.s < a.num_seqs) share.keys = planner.keys(share.begin.s);
-    share.middle = share.end;
-    share.slot = first_slot[b];
-    share.left_slot = share.slot + leaves.entered;
-    if (leaves.left) {
-      share.middle_keys = planner.keys(share.end.s);
-      share.middle.chunk = share.middle_keys.first_chunk();
-      share.left = pair_of(b);
-    }
-    if (leaves.entered > 0) {
-      int first = b - 1;
-      while (!leaves_one[first]) --first;
-      share.entered = pair_of(first);
-    }
+  if (b < a.shares) {
+    const DecodeShare share = division.share(planner, b, leaves);
     a.share[b] = share;
     first_units[b] = FirstUnit(share);
-  };
-  if (b < a.shares) make_share();
+  }
   __syncthreads();
   note_blocks(a, first_units);
 }
