@@ -97,11 +97,11 @@ __device__ inline bool is_last(const DecodeWork& work, const SharedPair& pair, i
 }
 
 /// This block has filled some of a pair's slots: whoever is last merges them. A warp of its own
-/// sees to it, or where slots are many, all that compute.
+/// sees to it; where slots are many or those who compute have nothing else to do, all of those.
 template <int kHeadDim, int kRows>
 __device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, const HandIn& hand,
-                        RingPlace& place, DecodeExchange<kHeadDim, kRows>& exchange) {
-  if (hand.pair.slots * a.group > kFewSlotRows) {
+                        bool is_idle, RingPlace& place, DecodeExchange<kHeadDim, kRows>& exchange) {
+  if (hand.slots > 0 && (is_idle || hand.pair.slots * a.group > kFewSlotRows)) {
     sync_computing();
     if (threadIdx.x == 0) exchange.is_last = is_last(work, hand.pair, hand.slots);
     sync_computing();
@@ -135,13 +135,14 @@ __device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
 }
 
 template <int kHeadDim, int kRows>
-__device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, UnitWalk walk,
+__device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
                               const DecodeTile<kHeadDim>* ring,
                               DecodeExchange<kHeadDim, kRows>& exchange) {
   const DecodeShare& share = exchange.share;
+  UnitWalk walk(a, work, share);
   RingPlace place, query, hand;
   PairState<kHeadDim, kRows> pair;
-  if (walk.done()) return hand_in<kHeadDim>(a, work, {}, hand, exchange);
+  if (walk.done()) return hand_in<kHeadDim>(a, work, {}, true, hand, exchange);
   copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);
   commit_copies();
   wait_copies<0>();
@@ -167,11 +168,11 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, 
     if (!pair_ends) continue;
     __nv_bfloat16* out = a.out + row * a.out_token_stride + at.head * a.group * a.out_head_stride;
     if (is_entered) {
-      hand_in<kHeadDim>(a, work, {share.entered, at.chunk - share.begin.chunk + 1, out}, hand,
-                        exchange);
+      hand_in<kHeadDim>(a, work, {share.entered, at.chunk - share.begin.chunk + 1, out},
+                        walk.done(), hand, exchange);
     } else if (is_left) {
       store_slot<kHeadDim>(a, share.left_slot, pair.merged, pair.base, pair.sum);
-      hand_in<kHeadDim>(a, work, {share.left, 1, out}, hand, exchange);
+      hand_in<kHeadDim>(a, work, {share.left, 1, out}, walk.done(), hand, exchange);
     } else {
       for_each_pair_of<kHeadDim, kRows>(
           pair.merged, a.group, [&](int r, int row, int element, float x, float y) {
@@ -182,7 +183,7 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work, 
     pair.start();
     query = query.plus(1, kDecodeQueries);
   }
-  hand_in<kHeadDim>(a, work, {}, hand, exchange);  // the end
+  hand_in<kHeadDim>(a, work, {}, true, hand, exchange);  // the end
 }
 
 /// So many blocks could stay on an SM by their registers: one does, beside those of neighbours.
@@ -234,13 +235,12 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
     hand_in_all(a, work, exchange);
     return;
   }
-  const UnitWalk walk(a, work, exchange.share);
   if (threadIdx.x >= kDecodeWarps * kWarp) {
-    copy_units(a, maps, walk, work.stages, ring, exchange);
+    copy_units(a, maps, work, ring, exchange);
     return;
   }
   wait_for_previous();
-  compute_units(a, work, walk, ring, exchange);
+  compute_units(a, work, ring, exchange);
 }
 
 }  // namespace nanovllm

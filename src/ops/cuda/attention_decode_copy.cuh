@@ -123,10 +123,10 @@ class UnitCopier {
 
 /// Copies the units of a share, and the queries of all pairs but the first. By a whole warp.
 template <int kHeadDim, int kRows>
-__device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, UnitWalk walk,
-                           int stages, DecodeTile<kHeadDim>* ring,
-                           DecodeExchange<kHeadDim, kRows>& exchange) {
+__device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, const DecodeWork& work,
+                           DecodeTile<kHeadDim>* ring, DecodeExchange<kHeadDim, kRows>& exchange) {
   const int lane = threadIdx.x % kWarp;
+  UnitWalk walk(a, work, exchange.share);
   UnitCopier<kHeadDim> copier(a, maps);
   RingPlace place, query;
   const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
@@ -134,7 +134,7 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, Uni
       wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);
       copier.template copy<is_key>(ring[place.stage], &exchange.full[place.stage], unit,
                                    unit.first_tile + i);
-      place = place.plus(1, stages);
+      place = place.plus(1, work.stages);
     }
   };
   arrive(&exchange.query_full[0]);  // who computes fetches the first

@@ -105,6 +105,11 @@ struct UnitWalk {
       return;
     }
     if (++at.head == work_.kv_heads) {
+      // No look at the next sequence, for which all would wait, if it is none of the share's.
+      if (end.head == 0 && at.s + 1 == end.s) {
+        at = end;
+        return;
+      }
       at.head = 0;
       do {
         ++at.s;
