@@ -273,7 +273,6 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
   check_parallel_size(loaded.model, config.tensor_parallel_size);
   const WatchForStoppedRanks watch("the others to start");
   auto processes = join_ranks(config);
-  if (config.tensor_parallel_size > 1) prepare_for_ranks();
   OpeningDevice device = std::async(std::launch::async, [&] {
     return log.run("device", [&] { return open_device(config, processes.get(), &note); });
   });
@@ -325,7 +324,6 @@ void serve(const std::string& directory, const EngineConfig& config) {
   {
     const WatchForStoppedRanks watch("the others to start");
     auto group = join_ranks(config);
-    prepare_for_ranks();
     auto device = open_device(config, group.get(), nullptr);
     runner = make_process_runner(std::move(group), std::move(device), model, config);
     runner->load(checkpoint.get(), config.seed, {});

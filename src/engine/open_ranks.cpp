@@ -32,8 +32,6 @@ int threads_per_rank(int num_threads, int ranks_on_host) {
   return std::max(1, (num_threads > 0 ? num_threads : cpu::default_num_threads()) / ranks_on_host);
 }
 
-void prepare_for_ranks() { ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
-
 std::string device_of_rank(const Backend& first, int rank) {
   const Device device = first.device();
   return device.kind == Device::cpu ? "cpu" : fmt::format("cuda:{}", device.index + rank);

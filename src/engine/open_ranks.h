@@ -13,10 +13,6 @@ namespace nanovllm {
 /// A rank's share of the CPU's threads; `num_threads` as in EngineConfig.
 int threads_per_rank(int num_threads, int ranks_on_host);
 
-/// To be called before a process opens the first of several GPUs. Their streams then do not share
-/// queues: a kernel that waits would hold up another engine's.
-void prepare_for_ranks();
-
 /// What a backend that stands between a rank and its device also is.
 class BackendProxy {
  public:

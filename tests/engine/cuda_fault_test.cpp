@@ -106,7 +106,6 @@ void run(const std::shared_ptr<Scene>& scene) {
 class CudaFault : public testing::TestWithParam<Case> {};
 
 TEST_P(CudaFault, EndsTheGroupInTimeAndIsNamed) {
-  prepare_for_ranks();
   try {
     free_bytes();
   } catch (const Error&) {

@@ -15,7 +15,6 @@ namespace nanovllm {
 
 /// The GPUs of `world` ranks; empty where there are not as many.
 inline std::vector<std::string> devices_for(int world) {
-  prepare_for_ranks();
   std::vector<std::string> devices;
   for (int rank = 0; rank < world; ++rank) {
     devices.push_back(fmt::format("cuda:{}", rank));
