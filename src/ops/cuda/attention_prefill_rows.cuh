@@ -50,36 +50,45 @@ struct ItemRows {
 constexpr float kLeastMoving = 0x1p7f;
 static_assert(kBaseSlack == 8.0f);
 
+/// How many tiles a warp looks for maxima in after one that moved a base.
+constexpr int kWaryTiles = 16;
+
 /// The running softmax of a lane's two rows within a chunk.
+///
+/// Where scores lie close together few tiles move a base, and the sum of a tile's weights, needed
+/// anyway, says whether this one may: if it does not, the scores need no maximum. If it does, they
+/// are weighed again, which costs more than maxima would have. So a warp whose bases have moved
+/// looks for maxima first, for a while. Both ways give the same bits.
 struct ChunkSoftmax {
   float base[2], sum[2], factor[2];
   float most[2];  // a sum of a lane's weights below this says that its scores do not move the base
+  int wary = 0;   // so many tiles more look for maxima first; the same in all lanes of a warp
 
   __device__ void start() {
     base[0] = base[1] = kMinusInfinity;
     sum[0] = sum[1] = 0.0f;
   }
   /// The weights of a tile's scores; `fresh`: of a chunk's first tile. Whether a row's results so
-  /// far must be multiplied with `factor`. Few tiles move a base, and the sum of the weights says
-  /// whether this one may: if it does not, the scores need no maximum.
+  /// far must be multiplied with `factor`.
   __device__ bool add(const float (&score)[kTileKeys / 8][4], float (&weight)[kTileKeys / 8][4],
                       float scale_log2, bool fresh) {
     float tile[2];
-    bool moved = fresh;
-    if (!fresh) {
+    if (!fresh && wary == 0) {
       weigh(score, weight, tile, scale_log2);
-      moved = __any_sync(kFullMask, !(tile[0] < most[0] && tile[1] < most[1]));
-    }
-    if (!moved) {
+      if (!__any_sync(kFullMask, !(tile[0] < most[0] && tile[1] < most[1]))) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sum[r] = __fadd_rn(sum[r], tile[r]);
-      return false;
+        for (int r = 0; r < 2; ++r) sum[r] = __fadd_rn(sum[r], tile[r]);
+        return false;
+      }
     }
     move(score, scale_log2);
     weigh(score, weight, tile, scale_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = __fmaf_rn(sum[r], factor[r], tile[r]);
-    return true;
+    if (fresh) return true;
+    const bool moved = __any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f);
+    wary = moved ? kWaryTiles : max(wary - 1, 0);
+    return moved;
   }
 
  private:
