@@ -371,6 +371,7 @@ struct UnitWorker {
     float scores[2][2] = {};
     score(found, scores);
     w.together();
+    if (warp == kWarps - 1 && lane < tiles) w.ring.release(key_place(lane), kWarps);
     const Steps now = steps();
     weigh(scores, now);
     fence_shared_for_async();
@@ -383,9 +384,8 @@ struct UnitWorker {
         send_parts(found, out);
       else
         send_outputs(now, out);
-    } else if (warp == kWarps - 1) {
-      if (unit.chunks > 1) send_sums(found, now);
-      if (lane < tiles) w.ring.release(key_place(lane), kWarps);
+    } else if (warp == kWarps - 1 && unit.chunks > 1) {
+      send_sums(found, now);
     }
     // Late: the fences before would wait for it.
     if (has_new_key && (warp == kKeyWarp || warp == kValueWarp))

@@ -212,22 +212,28 @@ struct Unit {
   __device__ int tiles() const {
     return min(position, chunk * kChunk + kChunk - 1) / kTileKeys - first_tile() + 1;
   }
-  /// The unit of this index; false past the last. Which index a unit has shows nowhere in the bits.
+  /// The unit of this index; false past the last. Each row's last chunk, which may be short, comes
+  /// behind those of all rows before it: what blocks have more than others is short then. Which
+  /// index a unit has shows nowhere in the bits.
   __device__ bool find(const Arguments& a, const int* contexts, int layer, int index) {
 #pragma unroll 1
-    for (row = 0; row < a.rows; ++row) {
-      if (contexts[row] <= 0) continue;
-      position = contexts[row] - 1;
-      low = first_key(position, a.window[layer]);
-      first_chunk = low / kChunk;
-      chunks = position / kChunk - first_chunk + 1;
-      if (index < chunks * a.kv_heads) {
-        kv_head = index % a.kv_heads;
-        chunk = first_chunk + index / a.kv_heads;
-        return true;
+    for (int last = 0; last < 2; ++last)
+#pragma unroll 1
+      for (row = 0; row < a.rows; ++row) {
+        if (contexts[row] <= 0) continue;
+        position = contexts[row] - 1;
+        low = first_key(position, a.window[layer]);
+        first_chunk = low / kChunk;
+        const int before = position / kChunk - first_chunk,
+                  units = (last ? 1 : before) * a.kv_heads;
+        chunks = before + 1;
+        if (index < units) {
+          kv_head = index % a.kv_heads;
+          chunk = first_chunk + (last ? before : index / a.kv_heads);
+          return true;
+        }
+        index -= units;
       }
-      index -= chunks * a.kv_heads;
-    }
     return false;
   }
 };
@@ -235,11 +241,16 @@ struct Unit {
 /// The blocks that have the fewest tiles of the matrices come first.
 __device__ inline int first_unit() { return gridDim.x - 1 - blockIdx.x; }
 
-/// The block's units of a layer, of the indices first_unit() and every grid's size on.
+/// The block's units of a layer, of the indices first_unit() and every grid's size on. The first
+/// ones are found once for layers of one window: to find one takes a lone warp long.
 struct OwnUnits {
-  Unit first;
+  static constexpr int kFound = 4;
+  Unit found[kFound];
   int count;
-  __device__ void find(const Arguments& a, const int* contexts, int layer) {
+  /// By kFound threads, `thread` being the first of them: no other may go on before all have.
+  __device__ void find(const Arguments& a, const int* contexts, int layer, int thread) {
+    found[thread].find(a, contexts, layer, first_unit() + thread * gridDim.x);
+    if (thread > 0) return;
     int total = 0;
     for (int row = 0; row < a.rows; ++row) {
       const int low = first_key(contexts[row] - 1, a.window[layer]);
@@ -248,7 +259,12 @@ struct OwnUnits {
     }
     const int grid = gridDim.x;
     count = max(0, (total - first_unit() + grid - 1) / grid);
-    if (count > 0) first.find(a, contexts, layer, first_unit());
+  }
+  __device__ void get(Unit& unit, const Arguments& a, const int* contexts, int layer, int i) const {
+    if (i < kFound)
+      unit = found[i];
+    else
+      unit.find(a, contexts, layer, first_unit() + i * gridDim.x);
   }
 };
 
@@ -274,7 +290,7 @@ template <int kHeadDim>
 struct Shared {
   AttentionShared<kHeadDim> attention;  // first: it may lie over the operand's end
   int context[kMaxRows], slot[kMaxRows];
-  OwnUnits units;  // of this layer
+  OwnUnits units, brought;  // of this layer; of the one whose keys and values are brought
   uint64_t full[kMostStages], empty[kMostStages];
   uint64_t early;  // down's first atoms: the warps that gather have written them
   // Of a mixture: of this layer, once all its experts have been chosen.

@@ -76,9 +76,15 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
   const int* contexts = shared.context;
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
-    Unit unit;
+    if (layer == 0 || a.window[layer] != a.window[layer - 1]) {
+      __syncwarp();
+      if (threadIdx.x % kWarp < OwnUnits::kFound)
+        shared.brought.find(a, contexts, layer, threadIdx.x % kWarp);
+      __syncwarp();
+    }
+    const int units = shared.brought.count;
     // A block that has keys to bring besides is given more of the way until it has done so.
-    const int more_underway = unit.find(a, contexts, layer, first_unit());
+    const int more_underway = min(units, 1);
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
     if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
 #pragma unroll 1
@@ -90,8 +96,11 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
                    __shfl_sync(kFullMask, ring.next.parity, 0)};
       if (product != kQkv) continue;
 #pragma unroll 1
-      for (int i = first_unit(); unit.find(a, contexts, layer, i); i += gridDim.x)
-        bring_keys<kHeadDim>(ring, a, unit, layer, a.most_underway + more_underway);
+      for (int i = 0; i < units; ++i) {
+        Unit unit;
+        shared.brought.get(unit, a, contexts, layer, i);
+        bring_keys<kHeadDim>(ring, a, unit, layer, a.most_underway + more_underway + min(i, 1));
+      }
     }
     if constexpr (kMixture) {
       if (threadIdx.x % kWarp == 0) {
@@ -166,6 +175,44 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
   }
 }
 
+/// add_and_normalise()'s first half for a thread's vectors of all its rows, which are asked for
+/// together: residual += the output of `product`, and the sums of squares.
+template <int kHeadDim>
+__device__ __forceinline__ void add_rows(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                         int first_row, int at_once, int thread) {
+  constexpr int kRows = 2;
+  const Arguments& a = w.a;
+  const int of_lane = thread % kWarp * 8;
+#pragma unroll 1
+  for (int row = first_row; row < a.rows; row += kRows * at_once) {
+    float sum[kRows] = {};
+#pragma unroll 1
+    for (int c = thread * 8; c - of_lane < a.hidden; c += a.norm_threads * 8) {
+      Packed more[kRows];
+      receive_rows(more,
+                   inbox(a, a.cuts[product].words + (int64_t{row} * a.hidden + c - of_lane) / 2),
+                   at_once * a.hidden / 2, ceil_div(a.rows - row, at_once),
+                   a.hidden - (c - of_lane), this_thread() % kWarp, epoch);
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (row + j * at_once >= a.rows || c >= a.hidden) break;
+        auto& kept = *reinterpret_cast<Packed*>(w.residual + (row + j * at_once) * a.hidden + c);
+        Packed values = kept;
+        add(values, more[j]);
+        kept = values;
+        sum[j] = add_squares(sum[j], values);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      if (row + j * at_once >= a.rows) break;
+      const float total = warp_sum(sum[j]);
+      auto* squares = reinterpret_cast<float*>(w.shared.of_row[row + j * at_once].squares);
+      if (thread % kWarp == 0) squares[thread / kWarp] = total;
+    }
+  }
+}
+
 /// residual += the output of o or down (`product` < 0: nothing, it is the embedding's); the operand
 /// is its norm. The threads that share a row, and the order of its sum, are norm.cu's.
 template <int kHeadDim>
@@ -184,7 +231,9 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
   };
   Packed first_weight{};
   if (thread * 8 < a.hidden) first_weight = load_early(weights + thread * 8);
-  for (int row = first_row; row < a.rows; row += at_once) {
+  const bool received = product >= 0 && a.world == 1;
+  if (received) add_rows(w, product, epoch, first_row, at_once, thread);
+  for (int row = received ? a.rows : first_row; row < a.rows; row += at_once) {
     float sum = 0.0f;
     for (int c = thread * 8; c < a.hidden; c += step) {
       Packed values;
@@ -286,35 +335,50 @@ __device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const Ma
   }
 }
 
+/// The same of many words, by all warps. A thread has four elements of 16 of a row, the threads
+/// next to these four the same of the next row: neighbours in the operand.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+                                            int columns, bool absent, int thread) {
+  constexpr int kAtOnce = 6, kInARow = 16;
+  const int rows = w.a.rows, step = kThreads / 4 / rows, row = thread / 4 % rows,
+            column = thread % 4 * 4, blocks = columns / kInARow;
+  const bool has_row = thread / 4 < step * rows;
+  const bool is_sent = !absent || w.shared.context[row] > 0;
+#pragma unroll 1
+  for (int block = has_row ? thread / 4 / rows : blocks; block < blocks; block += kAtOnce * step) {
+    const int first = block * kInARow + column;
+    WordPair pair[kAtOnce] = {};
+    uint32_t missing = 0;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (is_sent && block + j * step < blocks) missing |= 1u << j;
+    const uint64_t* from = inbox(w.a, sent + (int64_t{row} * columns + first) / 2);
+    receive_all(pair, missing, w.epoch, [&](int j) { return from + j * step * kInARow / 2; });
+    uint2* to = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first)) + first / 4 % 2;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (block + j * step < blocks)
+        to[j * step * rows * kInARow / 4] =
+            uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
+  }
+}
+
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
 /// zeros.
 template <int kHeadDim>
 __device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
                                        bool absent) {
-  constexpr int kAtOnce = 4;
   if (w.lean) return gather_parts(w, cut, sent, absent);
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
-  const int units = cut.atoms * (kAtomDepth / 8) - first_column / 8, total = w.a.rows * units,
+  const int columns = cut.atoms * kAtomDepth - first_column, total = w.a.rows * columns / 8,
             thread = w.ready_thread();
-  const bool few = 2 * total <= kPairsGathered * kGathering;
-  if (few && thread < kGathering) gather_few(w, cut, sent, units, total, absent, thread);
-  for (int first = few ? total : thread; first < total; first += kAtOnce * kThreads) {
-    Eight eight[kAtOnce] = {};
-    uint32_t missing = 0;
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (const int i = first + j * kThreads;
-          i < total && (!absent || w.shared.context[i / units] > 0))
-        missing |= 1u << j;
-    receive_all(eight, missing, w.epoch,
-                [&](int j) { return inbox(w.a, sent + (first + j * kThreads) * 4); });
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (const int i = first + j * kThreads; i < total)
-        w.operand_at(cut, i / units, first_column + i % units * 8) = eight[j].values();
-  }
+  if (2 * total > kPairsGathered * kGathering)
+    gather_many(w, cut, sent, columns, absent, thread);
+  else if (thread < kGathering)
+    gather_few(w, cut, sent, columns / 8, total, absent, thread);
   fence_shared_for_async();
 }
 

@@ -71,4 +71,43 @@ __device__ __forceinline__ void receive_all(Words (&words)[kCount], uint32_t mis
   }
 }
 
+/// Eight elements of each lane from what its warp read, of 32 lanes' in a row: a lane has the pair
+/// of words of its number, and of that + 32.
+__device__ __forceinline__ Packed spread(const WordPair& low, const WordPair& high) {
+  const int lane = threadIdx.x % kWarp;
+  const auto take = [&](uint64_t of_low, uint64_t of_high, int from) {
+    const uint32_t first = __shfl_sync(kFullMask, static_cast<uint32_t>(of_low), from),
+                   second = __shfl_sync(kFullMask, static_cast<uint32_t>(of_high), from);
+    return lane < kWarp / 2 ? first : second;
+  };
+  Packed x;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int from = (2 * lane + i) % kWarp;
+    x.pair[2 * i] = take(low.first, high.first, from);
+    x.pair[2 * i + 1] = take(low.second, high.second, from);
+  }
+  return x;
+}
+
+/// Eight elements of each lane of some rows' outputs of o or down, each row `apart` words behind
+/// the one before: the warp asks for 512 bytes in a row at a time, of all `rows` rows together.
+/// `from`: the first lane's; `left`: elements from there to the rows' end. By whole warps.
+template <int kRows>
+__device__ __forceinline__ void receive_rows(Packed (&x)[kRows], const uint64_t* from, int apart,
+                                             int rows, int left, int lane, uint32_t epoch) {
+  constexpr int kInARow = 4 * kWarp;  // elements
+  WordPair pair[2 * kRows] = {};
+  uint32_t missing = 0;
+#pragma unroll
+  for (int j = 0; j < 2 * kRows; ++j)
+    if (j / 2 < rows && lane * 4 + j % 2 * kInARow < left) missing |= 1u << j;
+  from += lane * 2;
+  receive_all(pair, missing, epoch,
+              [&](int j) { return from + j / 2 * apart + j % 2 * kInARow / 2; });
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < kRows; ++j) x[j] = spread(pair[2 * j], pair[2 * j + 1]);
+}
+
 }  // namespace nanovllm::decoder
