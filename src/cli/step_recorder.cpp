@@ -153,6 +153,13 @@ class StepRecorder::RecordedCommunicator final : public Communicator {
   void all_reduce(Tensor x) override {
     note(x, [=, this] { inner_->all_reduce(x); });
   }
+  /// Noted as the product and the sum that it is made of: each can run again by itself.
+  bool gemm_for_sum(Tensor y, Tensor x, Tensor w) override {
+    if (!inner_->gemm_for_sum(y, x, w)) return false;
+    recorder_.add_gemm(recorder_.next_product(w), x, w, 0,
+                       [=, this] { recorder_.ops_->gemm(y, x, w); });
+    return true;
+  }
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override {
     return note_if(kCommunication, x,
                    [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
@@ -203,7 +210,7 @@ std::unique_ptr<Communicator> StepRecorder::wrap(std::unique_ptr<Communicator> c
   return std::make_unique<RecordedCommunicator>(*this, std::move(communicator));
 }
 
-void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
+const char* StepRecorder::next_product(Tensor w) {
   const char* part = w.data == last_weight_ ? last_gemm_ : next_gemm_;
   // Behind the last layer comes the head: its weight has another size.
   if (part == kQkv && qkv_columns_ != 0 && w.shape[0] != qkv_columns_) part = kHead;
@@ -211,7 +218,10 @@ void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
   last_weight_ = w.data;
   last_gemm_ = part;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
-  note_gemm(part, x, w, [=, this] { ops_->gemm(y, x, w); });
+  return part;
+}
+void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
+  note_gemm(next_product(w), x, w, [=, this] { ops_->gemm(y, x, w); });
 }
 void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
   next_gemm_ = kDown;

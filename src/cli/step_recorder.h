@@ -134,6 +134,8 @@ class StepRecorder : public Backend, public BackendProxy {
   void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
   /// Remembers a product of x and w that has run, and what it reads and writes besides.
   void add_gemm(const char* part, Tensor x, Tensor w, double bytes, std::function<void()> run);
+  /// The part that is the product of w, which is issued now.
+  const char* next_product(Tensor w);
   /// Which weight is read after that of `down`.
   const char* after_layer() const;
   /// Where steps with these operations are counted.

@@ -19,6 +19,12 @@ class Communicator {
   /// x = sum over ranks, added in f32 in rank order and rounded once: the same bits on every rank
   /// and in every run. x: f32 or bf16, contiguous.
   virtual void all_reduce(Tensor x) = 0;
+  /// The backend's gemm(y, x, w), whose results go from the product straight to where ranks sum
+  /// them: y is undefined until the next call, which is all_reduce_add_rms_norm(y, ...). False, and
+  /// nothing is done, where there is no such kernel or it does not take these sizes, on all ranks.
+  virtual bool gemm_for_sum(Tensor y, Tensor x, Tensor w) {
+    return (void)y, (void)x, (void)w, false;
+  }
   /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps) in one.
   /// False, and nothing is done, where there is no such kernel or it does not take these sizes: the
   /// caller then calls the two, which define the result bit for bit. x, residual [t, n]; w [n].

@@ -13,7 +13,7 @@ class Backend;
 inline constexpr const char* kCommunicatorEntry = "nanovllm_open_cuda_communicator";
 
 /// Counts up when Communicator or RankMeeting change: a module of another build has another one.
-inline constexpr int kCommunicatorVersion = 4;
+inline constexpr int kCommunicatorVersion = 5;
 
 /// Connects `backend`, which the module has made, with the other ranks' GPUs. Collective. Returns
 /// an object for the caller to `delete`, before the backend, or null with one sentence in `error`

@@ -112,7 +112,8 @@ QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& pref
 }
 
 RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& prefix,
-                                     int64_t input_size, int64_t output_size, bool bias) {
+                                     int64_t input_size, int64_t output_size, bool bias)
+    : has_bias_(bias) {
   const Shard& shard = load.shard();
   const int64_t size = shard.divide(input_size, prefix.c_str());
   weight_ = load.matrix({{prefix + ".weight",

@@ -77,6 +77,11 @@ class RowParallelLinear {
   /// y [t, output] = x [t, input / world] w^T: a sum over the ranks is the result. `y` may not be
   /// `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
+  /// The same where RmsNorm::add_forward(y) follows, and nothing else: the part may go to the ranks
+  /// without having been in y.
+  void forward_for_sum(const Step& step, Tensor y, Tensor x) const {
+    if (has_bias_ || !step.comm.gemm_for_sum(y, x, weight_)) forward(step, y, x);
+  }
   /// residual += forward(x), where that is the whole sum and one operation. False, and nothing is
   /// done, elsewhere.
   bool add_forward(const Step& step, Tensor residual, Tensor x) const {
@@ -88,6 +93,7 @@ class RowParallelLinear {
 
  private:
   Tensor weight_, bias_;  // bias_ on rank 0 only
+  bool has_bias_;         // on any
 };
 
 /// Heads of K and V on one rank: at least one; refused unless one number divides the other.

@@ -83,7 +83,7 @@ class ProjectedAttention {
     } else if (o_proj_.add_forward(step, residual, heads)) {
       return LayerInput::none;
     }
-    o_proj_.forward(step, y, heads);
+    o_proj_.forward_for_sum(step, y, heads);
     return LayerInput::part;
   }
   Tensor query(Tensor qkv) const { return attn_.query(qkv); }
@@ -141,7 +141,7 @@ class GatedMLP {
     ArenaScope scope(step.arena);
     const Tensor gated = gate_up_proj_.forward_gated(step, x);
     if (down_proj_.add_forward(step, residual, gated)) return LayerInput::none;
-    down_proj_.forward(step, x, gated);
+    down_proj_.forward_for_sum(step, x, gated);
     return LayerInput::part;
   }
 

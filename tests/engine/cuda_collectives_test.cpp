@@ -10,18 +10,6 @@ namespace nanovllm {
 namespace {
 
 template <class T>
-std::vector<T> values_of(int rank, int64_t count) {
-  auto random = static_cast<uint32_t>(rank + 1);
-  std::vector<T> values;
-  values.reserve(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {  // from -8 to 8; many of them
-    random = random * 1664525 + 1013904223;
-    values.push_back(static_cast<T>(static_cast<float>(random >> 8) * 0x1p-20F - 8.0F));
-  }
-  return values;
-}
-
-template <class T>
 std::vector<T> sum_of(int world, int64_t count) {
   std::vector<float> sum(static_cast<size_t>(count));
   for (int r = 0; r < world; ++r) {

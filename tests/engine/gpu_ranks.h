@@ -27,6 +27,19 @@ inline std::vector<std::string> devices_for(int world) {
   return devices;
 }
 
+/// `count` values of a rank's own, from -8 to 8.
+template <class T>
+std::vector<T> values_of(int rank, int64_t count) {
+  auto random = static_cast<uint32_t>(rank + 1);
+  std::vector<T> values;
+  values.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    random = random * 1664525 + 1013904223;
+    values.push_back(static_cast<T>(static_cast<float>(random >> 8) * 0x1p-20F - 8.0F));
+  }
+  return values;
+}
+
 inline void on_ranks(const std::vector<std::string>& devices,
                      const std::function<void(Backend&, Communicator&, ThreadGroup&)>& body) {
   const auto group =

@@ -11,6 +11,7 @@
 #include "ops/cuda/collectives.cuh"
 #include "ops/cuda/communicator.h"
 #include "ops/cuda/copied_sums.h"
+#include "ops/cuda/sent_sums.cuh"
 
 namespace nanovllm {
 namespace {
@@ -55,6 +56,7 @@ class PeerCommunicator final : public Communicator {
   int rank() const override { return table_.rank; }
   int world_size() const override { return table_.world; }
   void all_reduce(Tensor x) override;
+  bool gemm_for_sum(Tensor y, Tensor x, Tensor w) override;
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
   int64_t rows_worth_halving() const override { return kRowsWorthHalving; }
   bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
@@ -82,6 +84,10 @@ class PeerCommunicator final : public Communicator {
     return table_.world > 2 && bytes * (table_.world - 1) > kToAll;
   }
   void exchange_addresses(RankMeeting& meeting);
+  void open_sent_sums(RankMeeting& meeting);
+  /// How ranks sum rows of n columns that products send: each a share of the columns for all.
+  SentSums sent_sums(int64_t n) const;
+  void sum_sent(Tensor x, Tensor residual, Tensor w, float eps);
   /// Blocks for `bytes`, at least 4 KB each, and what each of them takes at a time, in units of
   /// `unit` bytes.
   std::pair<unsigned, int64_t> cut(int64_t bytes, int64_t unit) const;
@@ -90,10 +96,15 @@ class PeerCommunicator final : public Communicator {
   /// such as to load a kernel: it might hold a lock that the others' launches need. Recordings are
   /// launched as a whole.
   void await_launches();
-  /// Launches a kernel; the table is its last parameter. `early`: it calls wait_for_previous().
+  /// Launches a kernel; `table` is its last parameter. `early`: it calls wait_for_previous().
+  template <class Table, class... Parameters, class... Arguments>
+  void launch_with(const Table& table, void (*kernel)(Parameters...), unsigned blocks,
+                   unsigned threads, bool early, Arguments&&... arguments);
   template <class... Parameters, class... Arguments>
   void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, bool early,
-              Arguments&&... arguments);
+              Arguments&&... arguments) {
+    launch_with(table_, kernel, blocks, threads, early, std::forward<Arguments>(arguments)...);
+  }
 
   CudaBackend& backend_;
   RankMeeting& meeting_;
@@ -101,6 +112,10 @@ class PeerCommunicator final : public Communicator {
   bool can_launch_early_ = false;
   PeerTable table_;
   Buffer inbox_, words_, layers_, flags_, rounds_;
+  bool can_send_products_ = false;  // on all ranks
+  SentSums sent_sums_;
+  Buffer sent_memory_, sent_rounds_;
+  std::byte* sent_ = nullptr;  // the result whose parts are on their way
   std::shared_ptr<int> stop_;  // pinned
   CopiedSums copied_sums_;
 };
@@ -119,6 +134,9 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   cuda_check(
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.device().index));
   can_launch_early_ = major >= 9;
+  sent_memory_ = backend.allocate(2 * kSentBytes);
+  cuda_check(cudaMemsetAsync(sent_memory_.get(), 0xff, 2 * kSentBytes, stream_));  // all kAbsent
+  sent_rounds_ = backend.allocate(2 * sizeof(unsigned));
   inbox_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
   words_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
   layers_ = backend.allocate(PeerTable::layers_bytes(table_.world));
@@ -133,6 +151,7 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   table_.rounds = reinterpret_cast<unsigned*>(rounds_.get());
   table_.stop = stop_.get();
   exchange_addresses(meeting);
+  open_sent_sums(meeting);
   backend_.set_peers(&table_);
 }
 
@@ -165,6 +184,57 @@ void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
   meeting.barrier(table_.rank);
 }
 
+void PeerCommunicator::open_sent_sums(RankMeeting& meeting) {
+  struct Shown {
+    std::byte* memory;
+    bool can_send;
+  } own{sent_memory_.get(), backend_.sends_products()};
+  meeting.show(table_.rank, &own);
+  meeting.barrier(table_.rank);
+  can_send_products_ = true;
+  for (int r = 0; r < table_.world; ++r) {
+    const auto& theirs = *static_cast<const Shown*>(meeting.shown_by(r));
+    sent_sums_.parts.parts[r] = theirs.memory;
+    sent_sums_.sums[r] = theirs.memory + kSentBytes;
+    can_send_products_ = can_send_products_ && theirs.can_send;
+  }
+  sent_sums_.parts.rank = table_.rank;
+  sent_sums_.parts.world = table_.world;
+  sent_sums_.parts.round = reinterpret_cast<unsigned*>(sent_rounds_.get());
+  sent_sums_.stop = stop_.get();
+  meeting.barrier(table_.rank);
+}
+
+SentSums PeerCommunicator::sent_sums(int64_t n) const {
+  SentSums sums = sent_sums_;
+  sums.parts.columns = static_cast<int>(n);
+  sums.parts.share = static_cast<int>(n / table_.world);
+  return sums;
+}
+
+bool PeerCommunicator::gemm_for_sum(Tensor y, Tensor x, Tensor w) {
+  // Measured on two H200s: fewer rows end later so.
+  constexpr int64_t kFewestRows = 97, kWidestTile = 256;
+  const int64_t rows = y.shape[0], n = y.shape[1], row_bytes = n * 2;
+  if (!can_send_products_ || y.dtype != DType::bf16 || !y.contiguous() || rows < kFewestRows ||
+      rows > kMostSentRows || n % (kWidestTile * table_.world) != 0 || row_bytes > kSentRowBytes)
+    return false;
+  if (!backend_.gemm_sent(y, x, w, sent_sums(n).parts)) return false;
+  sent_ = y.data;
+  return true;
+}
+
+void PeerCommunicator::sum_sent(Tensor x, Tensor residual, Tensor w, float eps) {
+  check(sent_ == x.data && holds_rows(x, residual, w), "the sum of another product than was sent");
+  sent_ = nullptr;
+  const int64_t rows = x.shape[0], n = x.shape[1];
+  const unsigned threads = row_threads(n);
+  launch_with(sent_sums(n),
+              n * 2 <= int64_t{threads} * 16 ? sum_sent_norm_kernel<1> : sum_sent_norm_kernel<2>,
+              static_cast<unsigned>(rows), threads, true, device_ptr<bf16>(x),
+              device_ptr<bf16>(residual), device_ptr<bf16>(w), eps, sent_sums_.parts.round + 1);
+}
+
 std::pair<unsigned, int64_t> PeerCommunicator::cut(int64_t bytes, int64_t unit) const {
   constexpr int64_t kLeast = 4 << 10;
   const int64_t blocks = std::clamp<int64_t>((bytes + kLeast - 1) / kLeast, 1, kExchangeBlocks);
@@ -172,9 +242,10 @@ std::pair<unsigned, int64_t> PeerCommunicator::cut(int64_t bytes, int64_t unit) 
   return {static_cast<unsigned>(blocks), std::clamp<int64_t>(share, 1, kPlaceBytes / unit)};
 }
 
-template <class... Parameters, class... Arguments>
-void PeerCommunicator::launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                              bool early, Arguments&&... arguments) {
+template <class Table, class... Parameters, class... Arguments>
+void PeerCommunicator::launch_with(const Table& table, void (*kernel)(Parameters...),
+                                   unsigned blocks, unsigned threads, bool early,
+                                   Arguments&&... arguments) {
   cuda_check(cudaSetDevice(backend_.device().index));
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
@@ -185,7 +256,7 @@ void PeerCommunicator::launch(void (*kernel)(Parameters...), unsigned blocks, un
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = early && can_launch_early_ ? 1 : 0;
-  cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)..., table_));
+  cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)..., table));
   await_launches();
 }
 
@@ -209,6 +280,7 @@ void PeerCommunicator::all_reduce(Tensor x) {
 }
 
 bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
+  if (sent_) return sum_sent(x, residual, w, eps), true;
   const int64_t rows = x.shape[0], n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
   const unsigned threads = row_threads(n);
   if (!holds_rows(x, residual, w) || 16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes)

@@ -25,6 +25,7 @@ struct RowScan;     // row_scan.cuh
 
 struct ExpertPlan;
 struct PeerTable;
+struct SentParts;
 namespace decoder {
 struct Arguments;
 }
@@ -110,6 +111,11 @@ class CudaBackend final : public Backend {
   /// Communicator::sample() of a rank with peers.
   bool sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
                    const SamplingBatch& params);
+  /// gemm(y, x, w), rounded to bf16, whose results go to where ranks sum them; y is not written.
+  /// False, and nothing done, where no such kernel takes this product.
+  bool gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to);
+  /// Whether there are such kernels for this GPU.
+  bool sends_products() const { return is_hopper_; }
 
  private:
   static constexpr size_t kPartialBytes = size_t{64}
@@ -144,10 +150,11 @@ class CudaBackend final : public Backend {
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
   /// The same for up to 256 rows (gemm_mid_sm90a.cu). With `heads`, y's columns are heads of
-  /// queries, keys and values, which it finishes.
-  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr);
+  /// queries, keys and values, which it finishes; with `sent`, as gemm_sent().
+  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr,
+                const SentParts* sent = nullptr);
   /// The same of large weights (gemm_wide_sm90a.cu).
-  bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated);
+  bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const SentParts* sent = nullptr);
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
   /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan);

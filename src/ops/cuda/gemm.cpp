@@ -77,6 +77,14 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w
   Backend::gemm_silu_and_mul(y, gate_up, x, w);
 }
 
+bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
+#ifdef NANOVLLM_CUDA_HOPPER
+  return gemm_wide(y, x, w, false, &to) || gemm_mid(y, x, w, false, nullptr, &to);
+#else
+  return (void)y, (void)x, (void)w, (void)to, false;
+#endif
+}
+
 bool CudaBackend::gemm_add(Tensor residual, Tensor x, Tensor w) {
   check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
             residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&

@@ -13,8 +13,10 @@
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_cluster.cuh"
 #include "ops/cuda/gemm_heads.cuh"
+#include "ops/cuda/gemm_pieces.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/sent_parts.cuh"
 
 namespace nanovllm {
 
@@ -207,30 +209,11 @@ __device__ void store_rows(float* y, int64_t stride, const float (&sum)[tile.col
 template <MidTile tile>
 __device__ void store_rows(__nv_bfloat16* y, int64_t stride, const float (&sum)[tile.columns / 2],
                            int rows, int columns) {
-  constexpr int kBlocks = tile.columns / 8, kAtOnce = kBlocks % 4 == 0 ? 4 : 2;
-  static_assert(kBlocks % kAtOnce == 0);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, t = lane % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = 16 * warp + 8 * half + lane / 4;
-#pragma unroll
-    for (int j = 0; j < kBlocks; j += kAtOnce) {
-      uint32_t v[kAtOnce];
-#pragma unroll
-      for (int b = 0; b < kAtOnce; ++b) {
-        const int i = 4 * (j + b) + 2 * half;
-        v[b] = pack_bf16(sum[i], sum[i + 1]);
-      }
-      transpose_quad(v);
-      const int column = kAtOnce == 4 ? 8 * (j + t) : 8 * (j + t % 2) + t / 2 * 4;
-      if (row >= rows || column >= columns) continue;
-      __nv_bfloat16* out = y + row * stride + column;
-      if constexpr (kAtOnce == 4)
-        *reinterpret_cast<uint4*>(out) = {v[0], v[1], v[2], v[3]};
-      else
-        *reinterpret_cast<uint2*>(out) = {v[0], v[1]};
-    }
-  }
+  const int first = 16 * (threadIdx.x / kWarp % 4) + threadIdx.x % kWarp / 4;
+  for_pieces<tile.columns>(sum, [&](int half, int column, auto piece) {
+    if (first + half < rows && column < columns)
+      *reinterpret_cast<decltype(piece)*>(y + (first + half) * stride + column) = piece;
+  });
 }
 
 /// The same of silu(gate) * up, both rounded first. Through shared memory, so that the activation
@@ -302,6 +285,24 @@ __device__ void multiply_and_store_all(float* y, const MidShape& shape, const Sk
       store_rows<tile>(y + row * shape.stride + place.column, shape.stride, sum[t],
                        min(shape.tile_rows, shape.rows - row), shape.columns - place.column);
     }
+  });
+}
+/// Sends the results to where they are summed.
+template <MidTile tile>
+__device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const SkinnyRing& ring,
+                                   const MidPlace& place, int group, const SentParts& to) {
+  static_assert(tile.tiles == 1 && !tile.gated);
+  wait_for_previous();
+  const PartSender sender(to, place.column);
+  float sum[1][tile.columns / 2];
+  RingCursor at;
+  multiply<tile>(sum, shape, ring, group, at);
+  const int in_tile = 16 * (threadIdx.x / kWarp % 4) + threadIdx.x % kWarp / 4,
+            first = place.row + group * shape.tile_rows,
+            rows = min(shape.tile_rows, shape.rows - first);
+  for_pieces<tile.columns>(sum[0], [&](int half, int column, auto piece) {
+    if (in_tile + half < rows && place.column + column < shape.columns)
+      sender.send(first + in_tile + half, place.column + column, piece);
   });
 }
 template <MidTile tile, class Y>

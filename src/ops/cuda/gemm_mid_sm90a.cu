@@ -63,6 +63,11 @@ constexpr bool makes_heads(const MidTile& t) {
   return t.columns == kProductHead && t.tiles == 1 && !t.gated;
 }
 
+/// Whether the kernel can end in SentParts.
+constexpr bool can_send(const MidKernel& k) {
+  return k.out == DType::bf16 && k.tile.tiles == 1 && !k.tile.gated && !k.for_lanes;
+}
+
 /// How a product is cut.
 struct MidPlan {
   int kernel = -1, row_blocks = 0, tile_rows = 0;
@@ -105,7 +110,8 @@ MidPlan plan_of(const Tensor& y, const Tensor& w, const MidDemand& demand) {
 
 }  // namespace
 
-bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads) {
+bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads,
+                           const SentParts* sent) {
   constexpr int64_t kFewestLogits = 8192;  // a result in f32 is logits
   const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
   const int64_t fewest = divides_sms() ? 1 : fewest_rows(w, y.dtype);
@@ -158,6 +164,8 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
     };
     if constexpr (makes_heads(tile))
       if (heads) return go(*heads);
+    if constexpr (can_send(kKernels[i]))
+      if (sent) return go(*sent);
     go(MidNothing{});
   });
   return plan.kernel >= 0;

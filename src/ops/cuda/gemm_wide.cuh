@@ -11,6 +11,7 @@
 #include "ops/cuda/gemm_cluster.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/sent_parts.cuh"
 
 namespace nanovllm {
 
@@ -186,8 +187,24 @@ __device__ inline void store_matrices_transposed(void* row, const uint32_t (&v)[
                : "memory");
 }
 
-template <WideTile tile>
-__device__ void wide_store(__nv_bfloat16* y, const WideShape& shape, const WidePlace& place,
+/// Where a tile's results go: rows of y, or to where they are summed (PartSender).
+struct WideRows {
+  __nv_bfloat16* y;
+  int64_t stride;
+  __device__ void send(int row, int column, uint4 piece) const {
+    *reinterpret_cast<uint4*>(y + row * stride + column) = piece;
+  }
+};
+__device__ inline WideRows wide_output(__nv_bfloat16* y, const WideShape& shape, const WidePlace&) {
+  return {y, shape.stride};
+}
+__device__ inline PartSender wide_output(const SentParts& to, const WideShape&,
+                                         const WidePlace& place) {
+  return {to, place.column};
+}
+
+template <WideTile tile, class Output>
+__device__ void wide_store(const Output& output, const WideShape& shape, const WidePlace& place,
                            const float (&sum)[tile.rows / 2], unsigned char* shared, int group) {
   const int lane = threadIdx.x % kWarp, thread = threadIdx.x % kWideGroup, warp = thread / kWarp;
   unsigned char* const mine = shared + group * tile.result_bytes();
@@ -205,7 +222,6 @@ __device__ void wide_store(__nv_bfloat16* y, const WideShape& shape, const WideP
   constexpr int kUnits = tile.gated ? 4 : 8;
   const int rows = min(tile.rows, shape.rows - place.row), unit = thread % kUnits,
             column = place.column + group * (tile.outputs() / tile.groups) + 8 * unit;
-  y += place.row * shape.stride + column;
   const bool inside = column < shape.columns;
 #pragma unroll 1
   for (int row = thread / kUnits; row < (rows + 31) / 32 * 32; row += kWideGroup / kUnits) {
@@ -213,16 +229,17 @@ __device__ void wide_store(__nv_bfloat16* y, const WideShape& shape, const WideP
     const bool needed = inside && row < rows;
     if constexpr (tile.gated) {
       const uint4 v = silu_times_vector(at[2 * unit], at[2 * unit + 1], needed);
-      if (needed) *reinterpret_cast<uint4*>(y + row * shape.stride) = v;
+      if (needed) output.send(place.row + row, column, v);
     } else {
-      if (needed) *reinterpret_cast<uint4*>(y + row * shape.stride) = at[unit];
+      if (needed) output.send(place.row + row, column, at[unit]);
     }
   }
 }
 
-template <int kRows, int kGroups, int kDepth, bool gated>
+/// `y`: of bf16, or SentParts.
+template <int kRows, int kGroups, int kDepth, bool gated, class Y>
 __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
-    gemm_wide_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap w,
+    gemm_wide_kernel(const __grid_constant__ Y y, const __grid_constant__ CUtensorMap w,
                      const __grid_constant__ CUtensorMap x, const WideShape shape) {
   constexpr WideTile tile{kRows, kGroups, kDepth, gated};
   extern __shared__ __align__(16) unsigned char shared[];
@@ -267,11 +284,12 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
       wide_copy_first<tile>(w, x, shape, weights, rows, place);
     __syncwarp();
     wait_for_previous();
+    const auto output = wide_output(y, shape, place);
     float sum[tile.rows / 2];
     const int group = kGroups == 1 ? 0 : warp / (kWideGroup / kWarp);
     wide_multiply<tile>(sum, w, x, shape, weights, rows, place, group);
     sync_threads<1, kConsumers>();  // nobody reads the rings any more
-    wide_store<tile>(y, shape, place, sum, data, group);
+    wide_store<tile>(output, shape, place, sum, data, group);
   }
 }
 

@@ -62,7 +62,7 @@ CUtensorMap weight_map(EncodeMap encode, const Tensor& w, int64_t parts, int64_t
 
 }  // namespace
 
-bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated) {
+bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const SentParts* sent) {
   const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
   if (!is_hopper_ || runs_lanes_ || x.dtype != DType::bf16 || y.dtype != DType::bf16 ||
       !takes_rows(m, gated) || w.numel() * 2 <= kLargeWeight || k % kSliceWidth != 0 ||
@@ -86,11 +86,16 @@ bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated) {
                              kMostStages, shape.steps});
     const dim3 grid{grid_size(std::max(shape.blocks, num_sms_))};
     const MapBox rows{.parts = 1, .rows = tile.rows, .slices = tile.depth};
-    launch_early(gemm_wide_kernel<tile.rows, tile.groups, tile.depth, tile.gated>, grid,
-                 tile.threads(), tile.shared_bytes(shape.stages, shape.row_stages),
-                 device_ptr<bf16>(y),
-                 weight_map(encode_map_, w, gated ? 2 : 1, tile.outputs() / kWideUnit, tile.depth),
-                 gemm_map(encode_map_, x, rows), shape);
+    const auto go = [&]<class Y>(const Y& out) {
+      launch_early(
+          gemm_wide_kernel<tile.rows, tile.groups, tile.depth, tile.gated, Y>, grid, tile.threads(),
+          tile.shared_bytes(shape.stages, shape.row_stages), out,
+          weight_map(encode_map_, w, gated ? 2 : 1, tile.outputs() / kWideUnit, tile.depth),
+          gemm_map(encode_map_, x, rows), shape);
+    };
+    if constexpr (!tile.gated)
+      if (sent) return go(*sent);
+    go(device_ptr<bf16>(y));
   });
   return plan.kernel >= 0;
 }
