@@ -238,7 +238,7 @@ TEST(Generate, ARecommendationThatIsNotFollowedIsNamed) {
 }
 
 TEST(Generate, VllmsNamesOfTheModelAndTheRanksAreUnderstood) {
-  for (const std::string& name : {"--model", "-m"}) {
+  for (const std::string name : {"--model", "-m"}) {
     const auto result = nanovllm_program(
         {"generate", name, demo_model(), "-tp=2", "-q", "--prompt", "x", "--max-tokens", "1"});
     EXPECT_EQ(result.exit_code, 0) << result.errors;
