@@ -213,7 +213,7 @@ void Generation::report_failures() const {
   if (aborted_ > 0)
     say(fmt::format("error: interrupted: {} of {} requests aborted\n", aborted_, done_));
   else if (interrupted_)
-    say("error: interrupted: the input was not read to its end\n");
+    say("note: interrupted: the input was not read to its end\n");
   if (failed_ == 0) return;
   if (done_ == 1)
     say(fmt::format("error: {}\n", first_error_));

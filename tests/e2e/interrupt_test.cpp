@@ -143,7 +143,7 @@ TEST(Interrupt, AnInputThatWasNotReadToItsEndIsNoSuccess) {
   const auto result = nanovllm_program({"generate", demo_model(), "-q", "--input", "-"}, options);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.lines().size(), 1u);
-  EXPECT_EQ(result.errors, "error: interrupted: the input was not read to its end\n");
+  EXPECT_EQ(result.errors, "note: interrupted: the input was not read to its end\n");
 }
 
 TEST(Interrupt, OutputMayNotBeTheInput) {
