@@ -42,8 +42,8 @@ class WarpVectors {
   __device__ uint4 receive(const Exchange& exchange, const uint4* words) const {
     uint4 own{}, shared{};
     for (unsigned looks = 0;; ++looks) {
-      if (has_own_) own = exchange.look(words + own_);
-      if (has_shared_) shared = exchange.look(words + shared_);
+      if (has_own_) own = read_piece(words + own_);
+      if (has_shared_) shared = read_piece(words + shared_);
       const bool there =
           (!has_own_ || exchange.is_new(own)) && (!has_shared_ || exchange.is_new(shared));
       if (there || exchange.stopped(looks)) break;
@@ -178,17 +178,13 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's r
     held_by_warp([&](int j, int first, int) { sum_of(first).receive(values[j]); });
     float squares = 0.0f;
     held([&](int j, int i) {
-#pragma unroll
-      for (int k = 0; k < Vec<T>::size; ++k)
-        values[j].v[k] = round_to<T>(to_float(before[j].v[k]) + to_float(values[j].v[k]));
+      add_stream(values[j], before[j]);
       stream[i] = values[j];
       squares = add_squares(squares, values[j]);
     });
     const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
     held([&](int j, int i) {
-#pragma unroll
-      for (int k = 0; k < Vec<T>::size; ++k)
-        values[j].v[k] = normalise(values[j].v[k], reciprocal, weights[j].v[k]);
+      normalise(values[j], reciprocal, weights[j]);
       own[i] = values[j];
     });
     __syncthreads();  // before the next row's sum, and before its words overtake this row's

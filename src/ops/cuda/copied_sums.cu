@@ -34,17 +34,13 @@ __global__ void __launch_bounds__(512)
       values[j] = sum_over_ranks<T>(rank, world, own[i], [&](int r) {
         return parts[(r - (r > rank)) * distance + row * vectors + i];
       });
-#pragma unroll
-      for (int k = 0; k < Vec<T>::size; ++k)
-        values[j].v[k] = round_to<T>(to_float(before.v[k]) + to_float(values[j].v[k]));
+      add_stream(values[j], before);
       stream[i] = values[j];
       squares = add_squares(squares, values[j]);
     });
     const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
     held([&](int j, int64_t i) {
-#pragma unroll
-      for (int k = 0; k < Vec<T>::size; ++k)
-        values[j].v[k] = normalise(values[j].v[k], reciprocal, weights[j].v[k]);
+      normalise(values[j], reciprocal, weights[j]);
       own[i] = values[j];
     });
     __syncthreads();  // before the next row's sum

@@ -6,11 +6,12 @@
 namespace nanovllm {
 
 /// The rounded sums that a warp has of 16 rows by `columns` columns, as wgmma leaves them, in
-/// pieces of eight, four or two neighbours: f(8 or 0 for the row lane / 4 of those eight, the first
+/// pieces of eight or four neighbours: f(8 or 0 for the row lane / 4 of those eight, the first
 /// column, the piece).
 template <int columns, class F>
 __device__ void for_pieces(const float (&sum)[columns / 2], F&& f) {
-  constexpr int kBlocks = columns / 8, kAtOnce = kBlocks % 4 == 0 ? 4 : kBlocks % 2 == 0 ? 2 : 1;
+  constexpr int kBlocks = columns / 8, kAtOnce = kBlocks % 4 == 0 ? 4 : 2;
+  static_assert(kBlocks % kAtOnce == 0);
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -22,13 +23,11 @@ __device__ void for_pieces(const float (&sum)[columns / 2], F&& f) {
         const int i = 4 * (j + b) + 2 * half;
         v[b] = pack_bf16(sum[i], sum[i + 1]);
       }
-      if constexpr (kAtOnce > 1) transpose_quad(v);
+      transpose_quad(v);
       if constexpr (kAtOnce == 4)
         f(8 * half, 8 * (j + t), uint4{v[0], v[1], v[2], v[3]});
-      else if constexpr (kAtOnce == 2)
-        f(8 * half, 8 * (j + t % 2) + t / 2 * 4, uint2{v[0], v[1]});
       else
-        f(8 * half, 8 * j + 2 * t, v[0]);
+        f(8 * half, 8 * (j + t % 2) + t / 2 * 4, uint2{v[0], v[1]});
     }
 }
 

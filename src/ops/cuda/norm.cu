@@ -46,9 +46,7 @@ struct Weights {
 template <class T>
 __device__ void store_normalised(T* target, Vec<T> values, const Vec<T>& weights, float reciprocal,
                                  int64_t count, bool wide) {
-#pragma unroll
-  for (int i = 0; i < Vec<T>::size; ++i)
-    values.v[i] = normalise(values.v[i], reciprocal, weights.v[i]);
+  normalise(values, reciprocal, weights);
   store_vec(target, values, count, wide);
 }
 
@@ -96,11 +94,9 @@ __global__ void rms_norm_kernel(RowsOf<T> y, RowsOf<T> x, const T* w, unsigned r
 /// Adds a vector of `addend` to that of `stream` and returns the sum.
 template <class T>
 __device__ Vec<T> add_vec(T* stream, const T* addend, int64_t count, bool wide) {
-  Vec<T> values = load_vec(stream, count, wide);
-  const Vec<T> more = load_vec(addend, count, wide);
-#pragma unroll
-  for (int i = 0; i < Vec<T>::size; ++i)
-    values.v[i] = round_to<T>(to_float(values.v[i]) + to_float(more.v[i]));
+  const Vec<T> before = load_vec(stream, count, wide);
+  Vec<T> values = load_vec(addend, count, wide);
+  add_stream(values, before);
   store_vec(stream, values, count, wide);
   return values;
 }
@@ -175,10 +171,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
 #pragma unroll
     for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
       if (kAdd) {
-#pragma unroll
-        for (int i = 0; i < V::size; ++i)
-          held[j].v[i] =
-              round_to<__nv_bfloat16>(to_float(old[j - begin].v[i]) + to_float(held[j].v[i]));
+        add_stream(held[j], old[j - begin]);
         store_whole(target + j * kStep, held[j]);
       }
       sum[j % kWarps] = add_squares(j < kWarps ? 0.0f : sum[j % kWarps], held[j]);
@@ -216,9 +209,7 @@ __global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
   if constexpr (kAdd) {
     __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
     const V old = load_vec(target, V::size, true);
-#pragma unroll
-    for (int i = 0; i < V::size; ++i)
-      held.v[i] = round_to<__nv_bfloat16>(to_float(old.v[i]) + to_float(held.v[i]));
+    add_stream(held, old);
     store_whole(target, held);
   }
   const float sum = warp_sum(add_squares(0.0f, held));

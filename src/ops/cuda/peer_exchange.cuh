@@ -53,6 +53,28 @@ __device__ inline unsigned read_flag(const unsigned* flag) {
   return value;
 }
 
+/// 16 bytes of a peer's memory, or for a peer in one's own: written and read in one piece.
+__device__ inline void send_piece(void* to, uint4 piece) {
+  const uint64_t low = static_cast<uint64_t>(piece.y) << 32 | piece.x,
+                 high = static_cast<uint64_t>(piece.w) << 32 | piece.z;
+  asm volatile(
+      "{ .reg .b128 word; mov.b128 word, {%1, %2};"
+      " st.relaxed.sys.global.b128 [%0], word; }" ::"l"(to),
+      "l"(low), "l"(high)
+      : "memory");
+}
+__device__ inline uint4 read_piece(const uint4* from) {
+  uint64_t low, high;
+  asm volatile(
+      "{ .reg .b128 word; ld.relaxed.sys.global.b128 word, [%2];"
+      " mov.b128 {%0, %1}, word; }"
+      : "=l"(low), "=l"(high)
+      : "l"(from)
+      : "memory");
+  return {static_cast<unsigned>(low), static_cast<unsigned>(low >> 32), static_cast<unsigned>(high),
+          static_cast<unsigned>(high >> 32)};
+}
+
 /// One block's side of its exchanges.
 class Exchange {
  public:
@@ -73,27 +95,9 @@ class Exchange {
   }
   /// A word, in one piece. The upper half of data.w is none of it.
   __device__ void send(uint4* to, uint4 data) const {
-    const unsigned last = __byte_perm(data.w, round_, 0x5410);
-    const uint64_t low = static_cast<uint64_t>(data.y) << 32 | data.x,
-                   high = static_cast<uint64_t>(last) << 32 | data.z;
-    asm volatile(
-        "{ .reg .b128 word; mov.b128 word, {%1, %2};"
-        " st.relaxed.sys.global.b128 [%0], word; }" ::"l"(to),
-        "l"(low), "l"(high)
-        : "memory");
+    send_piece(to, {data.x, data.y, data.z, __byte_perm(data.w, round_, 0x5410)});
   }
-  /// What lies there now; is_new(): it is of this round.
-  __device__ uint4 look(const uint4* from) const {
-    uint64_t low, high;
-    asm volatile(
-        "{ .reg .b128 word; ld.relaxed.sys.global.b128 word, [%2];"
-        " mov.b128 {%0, %1}, word; }"
-        : "=l"(low), "=l"(high)
-        : "l"(from)
-        : "memory");
-    return {static_cast<unsigned>(low), static_cast<unsigned>(low >> 32),
-            static_cast<unsigned>(high), static_cast<unsigned>(high >> 32)};
-  }
+  /// Whether a word that was read is of this round.
   __device__ bool is_new(uint4 word) const { return word.w >> 16 == (round_ & 0xffff); }
   /// Whether who waits need not look any more: asked now and then, remembered for good.
   __device__ bool stopped(unsigned looks) const {
@@ -102,8 +106,8 @@ class Exchange {
   }
   /// Waits for a word; the upper half of its last quarter is no data.
   __device__ uint4 receive(const uint4* from) const {
-    uint4 word = look(from);
-    for (unsigned looks = 0; !is_new(word) && !stopped(looks); ++looks) word = look(from);
+    uint4 word = read_piece(from);
+    for (unsigned looks = 0; !is_new(word) && !stopped(looks); ++looks) word = read_piece(from);
     return word;
   }
   /// Tells the others that this block's data are with them, and waits for theirs. For all threads.

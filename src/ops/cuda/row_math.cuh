@@ -40,6 +40,20 @@ __device__ T normalise(T x, float reciprocal, T weight) {
   return round_to<T>(to_float(weight) * to_float(round_to<T>(to_float(x) * reciprocal)));
 }
 
+template <class T>
+__device__ void normalise(Vec<T>& x, float reciprocal, const Vec<T>& weights) {
+#pragma unroll
+  for (int i = 0; i < Vec<T>::size; ++i) x.v[i] = normalise(x.v[i], reciprocal, weights.v[i]);
+}
+
+/// x += the residual stream.
+template <class T>
+__device__ void add_stream(Vec<T>& x, const Vec<T>& stream) {
+#pragma unroll
+  for (int i = 0; i < Vec<T>::size; ++i)
+    x.v[i] = round_to<T>(to_float(stream.v[i]) + to_float(x.v[i]));
+}
+
 struct Pair {
   float first, second;
 };

@@ -69,17 +69,6 @@ class SentSum {
   static __device__ uint4* at(std::byte* memory, int vector) {
     return reinterpret_cast<uint4*>(memory) + vector;
   }
-  static __device__ uint4 look(const uint4* from) {
-    uint64_t low, high;
-    asm volatile(
-        "{ .reg .b128 word; ld.relaxed.sys.global.b128 word, [%2];"
-        " mov.b128 {%0, %1}, word; }"
-        : "=l"(low), "=l"(high)
-        : "l"(from)
-        : "memory");
-    return {static_cast<unsigned>(low), static_cast<unsigned>(low >> 32),
-            static_cast<unsigned>(high), static_cast<unsigned>(high >> 32)};
-  }
   /// Waits for the vectors at place(0 .. count - 1), and wipes the places.
   template <int most, class Place>
   __device__ void take(uint4 (&vectors)[most], int count, Place&& place) const {
@@ -87,7 +76,7 @@ class SentSum {
     for (unsigned looks = 0; !there; ++looks) {
 #pragma unroll
       for (int k = 0; k < most; ++k)
-        if (k < count) vectors[k] = look(place(k));
+        if (k < count) vectors[k] = read_piece(place(k));
       there = true;
 #pragma unroll
       for (int k = 0; k < most; ++k)
@@ -135,17 +124,13 @@ __global__ void __launch_bounds__(512, 2)  // all blocks run at once
   held([&](int j, int i) { sum_of(i).receive(values[j]); });
   float squares = 0.0f;
   held([&](int j, int i) {
-#pragma unroll
-    for (int k = 0; k < V::size; ++k)
-      values[j].v[k] = round_to<__nv_bfloat16>(to_float(before[j].v[k]) + to_float(values[j].v[k]));
+    add_stream(values[j], before[j]);
     stream[i] = values[j];
     squares = add_squares(squares, values[j]);
   });
   const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
   held([&](int j, int i) {
-#pragma unroll
-    for (int k = 0; k < V::size; ++k)
-      values[j].v[k] = normalise(values[j].v[k], reciprocal, weights[j].v[k]);
+    normalise(values[j], reciprocal, weights[j]);
     own[i] = values[j];
   });
   // The last block to come here: all have read the round.
