@@ -54,31 +54,18 @@ class DecoderRig {
     std::vector<int32_t> order(static_cast<size_t>(blocks));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
-    std::vector<int32_t> positions, slots, starts{0}, tables(static_cast<size_t>(rows * width), -1);
+    std::vector<int32_t> tables(static_cast<size_t>(rows * width), -1);
     std::vector<bool> written(static_cast<size_t>(blocks * block), false);
     for (int64_t s = 0; s < rows; ++s) {
       const int32_t context = contexts[static_cast<size_t>(s)];
       for (int64_t b = 0; b * block < context; ++b)
         tables[static_cast<size_t>(s * width + b)] = order[static_cast<size_t>(s * width + b)];
-      const auto slot = [&](int64_t p) {
-        return tables[static_cast<size_t>(s * width + p / block)] * block + p % block;
-      };
-      for (int64_t p = 0; p + 1 < context; ++p) written[static_cast<size_t>(slot(p))] = true;
-      positions.push_back(std::max(context - 1, 0));
-      slots.push_back(context > 0 ? static_cast<int32_t>(slot(context - 1)) : -1);
-      starts.push_back(static_cast<int32_t>(s + 1));
+      for (int64_t p = 0; p + 1 < context; ++p)
+        written[static_cast<size_t>(tables[static_cast<size_t>(s * width + p / block)] * block +
+                                    p % block)] = true;
     }
     fill_caches(written, seed);
-    Batch batch;
-    batch.positions = batch.tokens = rig.upload(positions, {rows});
-    batch.slot_mapping = rig.upload(slots, {rows});
-    batch.cu_seqlens_q = rig.upload(starts, {rows + 1});
-    batch.context_lens = rig.upload(contexts, {rows});
-    batch.block_tables = rig.upload(tables, {rows, width});
-    batch.max_seqlen_q = 1;
-    batch.num_decodes = rows;
-    batch.max_context_len = max_context;
-    return batch;
+    return decode_batch(rig, contexts, tables, block, max_context);
   }
 
   /// The layers one operation after another.

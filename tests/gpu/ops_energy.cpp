@@ -203,37 +203,12 @@ Step make_step(Rig& rig, const std::vector<int32_t>& contexts) {
   }
   const int64_t blocks = seqs * width;
   step.bytes = 4.0 * static_cast<double>(total * kKvHeads * kDim);
-  std::vector<int32_t> order(static_cast<size_t>(blocks)), starts, positions, slots;
+  std::vector<int32_t> order(static_cast<size_t>(blocks));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));
-  for (int64_t s = 0; s <= seqs; ++s) starts.push_back(static_cast<int32_t>(s));
-  for (int64_t s = 0; s < seqs; ++s) {
-    const int32_t p = contexts[static_cast<size_t>(s)] - 1;
-    positions.push_back(p);
-    slots.push_back(order[static_cast<size_t>(s * width + p / kBlock)] *
-                        static_cast<int32_t>(kBlock) +
-                    p % static_cast<int32_t>(kBlock));
-  }
-  const auto some = normal_values(kKvHeads * kBlock * kDim, 1);
-  const Tensor block = rig.upload(some, DType::bf16, {kKvHeads, kBlock, kDim});
-  for (int i = 0; i < kCopies; ++i) {
-    const auto pages = [&] {
-      const Tensor t = rig.empty(DType::bf16, {blocks, kKvHeads, kBlock, kDim});
-      for (int64_t b = 0; b < blocks; ++b) rig.backend.copy(t[b], block);
-      return t;
-    };
-    const Tensor k = pages();
-    step.caches.push_back({k, pages()});
-  }
-  Batch& b = step.batch;
-  b.positions = b.tokens = rig.upload(positions, {seqs});
-  b.slot_mapping = rig.upload(slots, {seqs});
-  b.cu_seqlens_q = rig.upload(starts, {seqs + 1});
-  b.context_lens = rig.upload(contexts, {seqs});
-  b.block_tables = rig.upload(order, {seqs, width});
-  b.max_seqlen_q = 1;
-  b.max_context_len = width * kBlock;
-  b.num_decodes = seqs;
+  for (int i = 0; i < kCopies; ++i)
+    step.caches.push_back(filled_cache(rig, kKvHeads, kDim, blocks, kBlock));
+  step.batch = decode_batch(rig, contexts, order, kBlock, width * kBlock);
   return step;
 }
 
@@ -373,12 +348,8 @@ void measure_layers(Backend& gpu, Meter& meter, const Weights& w, int64_t m) {
 
 int main(int argc, char** argv) {
   using namespace nanovllm;
-  std::string why;
-  const auto gpu = open_gpu(why);
-  if (!gpu) {
-    std::printf("skipped: %s\n", why.c_str());
-    return 0;
-  }
+  const auto gpu = open_gpu_or_say();
+  if (!gpu) return 0;
   for (int i = 1; i < argc; ++i) g_wanted.emplace_back(argv[i]);
   Meter meter;
   meter.start();

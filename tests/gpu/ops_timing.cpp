@@ -93,20 +93,6 @@ struct AttentionShape {
   int64_t heads = 16, kv_heads = 8, head_dim = 128;
 };
 
-/// A layer's cache. One block's worth of values in every block: the values do not matter, the
-/// addresses do.
-KvCache filled_cache(Rig& rig, const AttentionShape& shape, int64_t blocks, int64_t block_size) {
-  const auto some = normal_values(shape.kv_heads * block_size * shape.head_dim, 1);
-  const Tensor block = rig.upload(some, DType::bf16, {shape.kv_heads, block_size, shape.head_dim});
-  const auto pages = [&] {
-    const Tensor t = rig.empty(DType::bf16, {blocks, shape.kv_heads, block_size, shape.head_dim});
-    for (int64_t b = 0; b < blocks; ++b) rig.backend.copy(t[b], block);
-    return t;
-  };
-  const Tensor k = pages();
-  return {k, pages()};
-}
-
 void time_attention(Backend& gpu, const AttentionShape& shape) {
   Rig rig(gpu);
   constexpr int64_t kBlock = 64;
@@ -118,7 +104,8 @@ void time_attention(Backend& gpu, const AttentionShape& shape) {
   // Layers enough that no one finds its keys in the L2 cache.
   const int layers = static_cast<int>(std::clamp(256e6 / bytes, 1.0, 28.0));
   std::vector<KvCache> caches;
-  for (int i = 0; i < layers; ++i) caches.push_back(filled_cache(rig, shape, blocks, kBlock));
+  for (int i = 0; i < layers; ++i)
+    caches.push_back(filled_cache(rig, shape.kv_heads, shape.head_dim, blocks, kBlock));
   std::vector<int32_t> tables(static_cast<size_t>(blocks)), starts,
       contexts(static_cast<size_t>(seqs), context);
   for (int64_t b = 0; b < blocks; ++b)
@@ -182,12 +169,8 @@ void time_decoder_layers(Backend& gpu) {
 
 int main(int argc, char** argv) {
   using namespace nanovllm;
-  std::string why;
-  const auto gpu = open_gpu(why);
-  if (!gpu) {
-    std::printf("skipped: %s\n", why.c_str());
-    return 0;
-  }
+  const auto gpu = open_gpu_or_say();
+  if (!gpu) return 0;
   std::printf("%s\n", gpu->name().c_str());
   const auto wanted = [&](const char* what) { return argc < 2 || std::strstr(argv[1], what); };
   if (wanted("gemm")) {

@@ -142,6 +142,33 @@ inline std::unique_ptr<Backend> open_gpu(std::string& why) {
   }
 }
 
+/// A decode step of sequences of these lengths, the last token of each being the step's; 0:
+/// padding. `tables`: [sequences, width], row after row.
+inline Batch decode_batch(Rig& rig, const std::vector<int32_t>& contexts,
+                          const std::vector<int32_t>& tables, int64_t block_size,
+                          int64_t max_context) {
+  const auto seqs = static_cast<int64_t>(contexts.size()),
+             width = static_cast<int64_t>(tables.size()) / seqs;
+  std::vector<int32_t> positions, slots, starts{0};
+  for (int64_t s = 0; s < seqs; ++s) {
+    const int64_t last = int64_t{contexts[static_cast<size_t>(s)]} - 1;
+    const auto block = [&] { return tables[static_cast<size_t>(s * width + last / block_size)]; };
+    positions.push_back(static_cast<int32_t>(std::max<int64_t>(last, 0)));
+    slots.push_back(last < 0 ? -1 : static_cast<int32_t>(block() * block_size + last % block_size));
+    starts.push_back(static_cast<int32_t>(s + 1));
+  }
+  Batch batch;
+  batch.positions = batch.tokens = rig.upload(positions, {seqs});
+  batch.slot_mapping = rig.upload(slots, {seqs});
+  batch.cu_seqlens_q = rig.upload(starts, {seqs + 1});
+  batch.context_lens = rig.upload(contexts, {seqs});
+  batch.block_tables = rig.upload(tables, {seqs, width});
+  batch.max_seqlen_q = 1;
+  batch.num_decodes = seqs;
+  batch.max_context_len = max_context;
+  return batch;
+}
+
 /// A paged cache with sequences in it, laid out in a shuffled order of blocks.
 struct PagedSequences {
   int64_t block_size, kv_heads, head_dim;

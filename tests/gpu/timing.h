@@ -3,10 +3,34 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
 #include "gpu/rig.h"
 
 namespace nanovllm {
+
+/// The GPU, or null where there is none, which is then said.
+inline std::unique_ptr<Backend> open_gpu_or_say() {
+  std::string why;
+  auto gpu = open_gpu(why);
+  if (!gpu) std::printf("skipped: %s\n", why.c_str());
+  return gpu;
+}
+
+/// A layer's cache. One block's worth of values in every block: the values do not matter, the
+/// addresses do.
+inline KvCache filled_cache(Rig& rig, int64_t kv_heads, int64_t head_dim, int64_t blocks,
+                            int64_t block_size) {
+  const auto some = normal_values(kv_heads * block_size * head_dim, 1);
+  const Tensor block = rig.upload(some, DType::bf16, {kv_heads, block_size, head_dim});
+  const auto pages = [&] {
+    const Tensor t = rig.empty(DType::bf16, {blocks, kv_heads, block_size, head_dim});
+    for (int64_t b = 0; b < blocks; ++b) rig.backend.copy(t[b], block);
+    return t;
+  };
+  const Tensor k = pages();
+  return {k, pages()};
+}
 
 /// Microseconds of one call of `body(i)`, from a graph of `count` of them.
 template <class Body>
