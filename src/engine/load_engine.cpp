@@ -131,9 +131,11 @@ class PhaseLog {
   std::vector<StartupPhase> phases_;
 };
 
-/// Which GPU is rank 0's, as far as `device` says: "auto", "cuda" or "cuda:N".
-int first_gpu(const std::string& device) {
-  return device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
+/// The GPU of a rank of this host, where `device`, "auto", "cuda" or "cuda:N", says the first
+/// one's.
+std::string gpu_of_rank(const std::string& device, int rank) {
+  const int first = device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
+  return fmt::format("cuda:{}", first + rank);
 }
 
 using OpeningDevice = std::future<std::unique_ptr<Backend>>;
@@ -143,11 +145,11 @@ using OpeningDevice = std::future<std::unique_ptr<Backend>>;
 std::vector<OpeningDevice> open_other_gpus(const EngineConfig& config, bool is_one_process) {
   std::vector<OpeningDevice> gpus;
   if (config.device == "cpu" || !is_one_process) return gpus;
-  const int world = config.tensor_parallel_size, first = first_gpu(config.device);
+  const int world = config.tensor_parallel_size;
   const BackendOptions options{threads_per_rank(config.num_threads, world)};
   for (int rank = 1; rank < world; ++rank)
-    gpus.push_back(std::async(std::launch::async, [=] {
-      return make_backend(fmt::format("cuda:{}", first + rank), options);
+    gpus.push_back(std::async(std::launch::async, [=, device = gpu_of_rank(config.device, rank)] {
+      return make_backend(device, options);
     }));
   return gpus;
 }
@@ -199,7 +201,7 @@ std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGr
   const std::string& device = config.device;
   const int rank = processes->rank_on_host();
   if (device == "cpu") return make_backend(device, options, note);
-  const std::string own = fmt::format("cuda:{}", first_gpu(device) + rank);
+  const std::string own = gpu_of_rank(device, rank);
   if (device != "auto") return make_backend(own, options, note);
   try {
     return make_backend(own, options, note);

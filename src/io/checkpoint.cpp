@@ -24,8 +24,8 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
   std::error_code error;
   check(fs::exists(directory, error), ErrorKind::model, "{}: no such directory", directory);
   check(fs::is_directory(directory, error), ErrorKind::model, "{}: is not a directory", directory);
-  std::set<std::string> pickles, ggufs,
-      others;  // sorted: the message does not depend on the file system
+  // Sorted: the message does not depend on the file system.
+  std::set<std::string> pickles, ggufs, others;
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename(), extension = entry->path().extension();
