@@ -130,6 +130,8 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   request.kwargs = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
   check(request.kwargs.is_object(), ErrorKind::invalid_argument,
         "chat template options must be a JSON object");
+  check(!request.kwargs.contains("messages"), ErrorKind::invalid_argument,
+        "chat template options must not have messages: they are given apart");
   const auto take = [&](const char* name, Json& into) {
     if (!request.kwargs.contains(name)) return;
     into = request.kwargs[name];

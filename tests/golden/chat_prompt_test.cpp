@@ -49,6 +49,7 @@ TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
       {good, "{", "options"},
       {good, R"({"add_generation_prompt": "yes"})", "add_generation_prompt"},
       {good, R"({"tools": 5})", "tools"},
+      {good, R"({"messages": []})", "must not have messages"},
   };
   for (const auto& [messages, options, named] : rows) {
     SCOPED_TRACE(std::string(messages) + " with " + options);
