@@ -12,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include <unistd.h>
 
@@ -105,8 +106,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     }
   }
 
-  /// Some prompts begin as others do, some as a conversation so far: an earlier prompt and its
-  /// answer.
+  /// Some prompts begin as others do; some as a conversation so far, an earlier prompt and its
+  /// answer; some with a pattern, whose blocks are equal but for what precedes them.
   std::vector<int32_t> draw_prompt(const std::vector<int32_t>& shared,
                                    const std::vector<Request>& earlier) {
     std::vector<int32_t> prompt;
@@ -115,11 +116,15 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     if (beginning < 2) {
       prompt.assign(shared.begin(), shared.begin() + pick(1, static_cast<int>(shared.size())));
     } else if (beginning == 2 && !earlier.empty()) {
-      const Request& r =
-          earlier[static_cast<size_t>(pick(0, static_cast<int>(earlier.size()) - 1))];
+      const int which = pick(0, static_cast<int>(earlier.size()) - 1);
+      const Request& r = earlier[static_cast<size_t>(which)];
       prompt = r.prompt;
       prompt.insert(prompt.end(), r.alone.token_ids.begin(), r.alone.token_ids.end());
       if (std::ssize(prompt) >= most) prompt.clear();
+    } else if (beginning == 3) {
+      const int period = pick_from({1, 8, 32});
+      for (int n = pick_length(1, most / 2); n > 0; --n)
+        prompt.push_back(shared[prompt.size() % static_cast<size_t>(period)]);
     }
     const int room = most - static_cast<int>(prompt.size());
     for (int own = pick_length(1, pick(0, 3) == 0 ? room : std::min(room, 300)); own > 0; --own)
@@ -132,10 +137,10 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     const int room = max_model_len() - static_cast<int>(r.prompt.size());
     p.max_tokens = std::min(room, pick_length(1, pick(0, 3) == 0 ? 300 : 60));
     p.ignore_eos = pick(0, 1) == 0;
-    p.temperature = pick(0, 2) == 0 ? 0 : 0.1 * pick(3, 15);
+    p.temperature = pick(0, 2) == 0 ? 0 : 0.02 * pick_length(1, 75);
     p.seed = pick(0, 1 << 30);
     if (pick(0, 3) == 0) p.stop = {"e", "the", "\xc3\xa9"};
-    r.sampling = static_cast<Sampling>(std::max(0, pick(-1, 2)));
+    r.sampling = static_cast<Sampling>(std::max(0, pick(on_gpu() ? -1 : 0, 2)));
     if (r.sampling == Sampling::plain) return;
     if (pick(0, 2) == 0) p.top_k = pick(1, 50);
     if (pick(0, 2) == 0) p.top_p = 0.05 * pick(2, 20);
@@ -200,26 +205,36 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     return round;
   }
 
-  /// Requests arrive over the first steps; one in eight is aborted on the way. The outputs are in
-  /// the order of arrival.
+  /// Requests arrive over the first steps; some are aborted at once, some on the way. The outputs
+  /// are in the order of arrival.
   std::vector<RequestOutput> run_together(LLM& llm, const std::vector<Request>& requests,
                                           const Round& round) {
     std::vector<RequestOutput> outputs(round.requests.size());
     std::map<int64_t, size_t> arrival_of;
+    std::set<int64_t> aborted;
+    const auto perhaps_abort = [&](int64_t id, int one_in) {
+      if (pick(1, one_in) > 1) return;
+      llm.abort_request(id);
+      aborted.insert(id);
+    };
     size_t added = 0;
     while (added < outputs.size() || !llm.is_finished()) {
       for (int n = pick(0, round.most_arrivals); n > 0 && added < outputs.size(); --n) {
         const Request& next = requests[round.requests[added]];
         const int64_t id = llm.add_request(next.prompt, next.params);
         arrival_of[id] = added++;
-        if (pick(0, 60) == 0) llm.abort_request(id);
+        perhaps_abort(id, 60);
       }
       StepTokens step{.lanes = round.config.decode_lanes == 2};
       for (RequestOutput& out : llm.step()) {
         const size_t arrival = arrival_of.at(out.request_id);
         add_to(step, requests[round.requests[arrival]].params, out);
-        if (!out.finished && pick(0, 300) == 0) llm.abort_request(out.request_id);
-        if (out.finished) outputs[arrival] = std::move(out);
+        if (!out.finished) {
+          perhaps_abort(out.request_id, 300);
+          continue;
+        }
+        EXPECT_EQ(out.finish_reason == FinishReason::abort, aborted.count(out.request_id) > 0);
+        outputs[arrival] = std::move(out);
       }
       tally_.add(step);
     }
