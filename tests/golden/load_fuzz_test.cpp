@@ -70,6 +70,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     config["eos_token_id"] = 1;
     config.merge_patch(Json::parse(shape.changes));
     vocabulary_ = config["vocab_size"].get<int>();
+    has_lanes_ = shape.ranks == 1 && !config.contains("num_experts");
     std::ofstream(directory_ / "config.json") << config.dump();
     for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
       fs::copy_file(fs::path(demo()) / file, directory_ / file,
@@ -127,7 +128,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
         prompt.push_back(shared[prompt.size() % static_cast<size_t>(period)]);
     }
     const int room = most - static_cast<int>(prompt.size());
-    for (int own = pick_length(1, pick(0, 3) == 0 ? room : std::min(room, 300)); own > 0; --own)
+    const int usual = std::min(room, long_answers_ ? 40 : 300);
+    for (int own = pick_length(1, pick(0, 3) == 0 && !long_answers_ ? room : usual); own > 0; --own)
       prompt.push_back(pick_token());
     return prompt;
   }
@@ -135,7 +137,9 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   void draw_sampling(Request& r) {
     SamplingParams& p = r.params;
     const int room = max_model_len() - static_cast<int>(r.prompt.size());
-    p.max_tokens = std::min(room, pick_length(1, pick(0, 3) == 0 ? 300 : 60));
+    const int longest = on_gpu() ? 400 : 80, most = pick(0, 3) == 0 ? 300 : 60;
+    p.max_tokens =
+        std::min(room, long_answers_ ? pick_length(longest / 10, longest) : pick_length(1, most));
     p.ignore_eos = pick(0, 1) == 0;
     p.temperature = pick(0, 2) == 0 ? 0 : 0.02 * pick_length(1, 75);
     p.seed = pick(0, 1 << 30);
@@ -153,16 +157,18 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     if (pick(0, 3) == 0) p.min_tokens = pick(0, static_cast<int>(p.max_tokens));
   }
 
-  /// Each runs alone as soon as it is drawn.
+  /// Each runs alone as soon as it is drawn. In half of the draws answers are long beside their
+  /// prompts: then many decode at once, and outgrow small caches.
   std::vector<Request> draw_requests() {
-    base_.max_model_len = on_gpu() ? pick_from({500, 2048, 2048, 8192}) : pick_from({100, 300});
+    long_answers_ = pick(0, 1) == 0;
+    base_.max_model_len = !on_gpu() ? 200 : long_answers_ ? 500 : pick_from({500, 2048, 8192});
     std::vector<int32_t> shared(static_cast<size_t>(max_model_len() / 2));
     for (int32_t& id : shared) id = pick_token();
     EngineConfig eager = base_;
     eager.enforce_eager = true;
     LLM llm(directory_.string(), eager);
     std::vector<Request> requests;
-    for (int n = on_gpu() ? 160 : 40; n > 0; --n) {
+    for (int n = on_gpu() && !long_answers_ ? 160 : 40; n > 0; --n) {
       Request r;
       r.prompt = draw_prompt(shared, requests);
       draw_sampling(r);
@@ -182,26 +188,29 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     c.enforce_eager = pick(0, 3) == 0;
     c.decode_lanes = pick_from({0, 0, 1, 2});
     c.num_threads = on_gpu() ? 0 : pick(1, 2);
-    if (pick(0, 1) == 0) {  // room for few at their longest: they preempt each other
-      c.max_num_seqs = std::max<int64_t>(c.max_num_seqs, 20);
-      const int tokens = pick_from({1, 1, 3, 8}) * max_model_len();
-      c.num_gpu_blocks_override = tokens / c.block_size + pick(1, 4);
-    }
     return c;
   }
 
-  /// As many as take a few seconds, perhaps of one kind.
+  /// As many requests as take a few seconds, perhaps of one kind. In half of the rounds the cache
+  /// has room for few at their longest: they preempt each other.
   Round draw_round(const std::vector<Request>& requests) {
     Round round{draw_config(), {}, pick_from({1, 10, 40, 320})};
+    EngineConfig& c = round.config;
+    int64_t count = 24 + 3 * c.max_num_seqs;
+    if (pick(0, 1) == 0) {
+      const int longest = pick_from({1, 2, 4, 8});
+      c.max_num_seqs = std::max<int64_t>(c.max_num_seqs, 20);
+      c.num_gpu_blocks_override = longest * max_model_len() / c.block_size + pick(1, 4);
+      count = 40 * longest;
+    }
+    count = std::min<int64_t>(count, on_gpu() ? 320 : 40);
     const auto sampling = static_cast<Sampling>(pick(0, 2));
     for (size_t i = 0; i < requests.size(); ++i)
       if (requests[i].sampling <= sampling) round.requests.push_back(i);
     std::shuffle(round.requests.begin(), round.requests.end(), random_);
-    const auto count = static_cast<size_t>(
-        std::min<int64_t>(24 + 3 * round.config.max_num_seqs, on_gpu() ? 320 : 60));
-    for (size_t i = 0; round.requests.size() < count; ++i)
+    for (size_t i = 0; std::ssize(round.requests) < count; ++i)
       round.requests.push_back(round.requests[i]);
-    round.requests.resize(count);
+    round.requests.resize(static_cast<size_t>(count));
     return round;
   }
 
@@ -225,12 +234,12 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
         arrival_of[id] = added++;
         perhaps_abort(id, 60);
       }
-      StepTokens step{.lanes = round.config.decode_lanes == 2};
+      StepTokens step{.lanes = has_lanes_ && round.config.decode_lanes == 2};
       for (RequestOutput& out : llm.step()) {
         const size_t arrival = arrival_of.at(out.request_id);
         add_to(step, requests[round.requests[arrival]].params, out);
         if (!out.finished) {
-          perhaps_abort(out.request_id, 300);
+          perhaps_abort(out.request_id, 600);
           continue;
         }
         EXPECT_EQ(out.finish_reason == FinishReason::abort, aborted.count(out.request_id) > 0);
@@ -255,6 +264,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   fs::path directory_;
   EngineConfig base_;
   int vocabulary_ = 0;
+  bool has_lanes_ = false, long_answers_ = false;
   Tally tally_;
   Stopwatch watch_;
   const int64_t seed_ = setting("NANOVLLM_FUZZ_SEED", 20261122);
