@@ -3,10 +3,10 @@
 // sizes, caches small enough to preempt, prefixes that hit. Tokens and log probabilities are
 // compared bit for bit.
 #include <cstdlib>
-#include <cstring>
 #include <random>
 
 #include "devices.h"
+#include "same_output.h"
 
 namespace nanovllm {
 namespace {
@@ -62,27 +62,6 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     c.decode_lanes = pick(0, 2);
     if (pick(0, 1)) c.num_gpu_blocks_override = 400 / c.block_size + pick(1, 20);  // preempts
     return c;
-  }
-
-  static void expect_same(const std::vector<PositionLogprobs>& a,
-                          const std::vector<PositionLogprobs>& b, const char* what) {
-    ASSERT_EQ(a.size(), b.size()) << what;
-    for (size_t i = 0; i < a.size(); ++i) {
-      ASSERT_EQ(a[i].size(), b[i].size()) << what << " " << i;
-      for (size_t j = 0; j < a[i].size(); ++j) {
-        EXPECT_EQ(a[i][j].token_id, b[i][j].token_id) << what << " " << i;
-        EXPECT_EQ(std::memcmp(&a[i][j].logprob, &b[i][j].logprob, sizeof(float)), 0)
-            << what << " " << i << ": " << a[i][j].logprob << " and " << b[i][j].logprob;
-        EXPECT_EQ(a[i][j].rank, b[i][j].rank) << what << " " << i;
-      }
-    }
-  }
-
-  static void expect_same(const RequestOutput& alone, const RequestOutput& together) {
-    EXPECT_EQ(alone.token_ids, together.token_ids);
-    EXPECT_EQ(alone.finish_reason, together.finish_reason) << together.error;
-    expect_same(alone.logprobs, together.logprobs, "logprobs");
-    expect_same(alone.prompt_logprobs, together.prompt_logprobs, "prompt_logprobs");
   }
 
   std::string directory_;

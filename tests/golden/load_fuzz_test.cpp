@@ -6,9 +6,9 @@
 // One draw of requests a shape takes seconds; NANOVLLM_FUZZ_SECONDS=N goes on for N seconds a shape
 // with other requests each time, and NANOVLLM_FUZZ_SEED=S draws others from the start. A line after
 // each draw says what the steps were made of so far.
+#include <array>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <random>
@@ -18,6 +18,7 @@
 
 #include "llm_rig.h"
 #include "load_tally.h"
+#include "same_output.h"
 
 namespace nanovllm {
 namespace {
@@ -134,6 +135,14 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     return prompt;
   }
 
+  /// Log probabilities show every difference; but steps that have none need the fuzz more on a GPU,
+  /// where they are recorded and have kernels of their own.
+  Sampling draw_kind() {
+    using enum Sampling;
+    return std::array{plain, plain, filtered, any, any, any}[static_cast<size_t>(
+        on_gpu() ? pick(0, 3) : pick(1, 5))];
+  }
+
   void draw_sampling(Request& r) {
     SamplingParams& p = r.params;
     const int room = max_model_len() - static_cast<int>(r.prompt.size());
@@ -144,23 +153,23 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     p.temperature = pick(0, 2) == 0 ? 0 : 0.02 * pick_length(1, 75);
     p.seed = pick(0, 1 << 30);
     if (pick(0, 3) == 0) p.stop = {"e", "the", "\xc3\xa9"};
-    r.sampling = static_cast<Sampling>(std::max(0, pick(on_gpu() ? -1 : 0, 2)));
+    r.sampling = draw_kind();
     if (r.sampling == Sampling::plain) return;
     if (pick(0, 2) == 0) p.top_k = pick(1, 50);
     if (pick(0, 2) == 0) p.top_p = 0.05 * pick(2, 20);
     if (pick(0, 4) == 0) p.min_p = 0.02 * pick(0, 10);
     if (r.sampling == Sampling::filtered) return;
-    if (pick(0, 1) == 0) p.logprobs = pick(0, 5);
+    if (pick(0, 3) != 0) p.logprobs = pick(0, 5);
     if (pick(0, 5) == 0) p.prompt_logprobs = pick(0, 3);
     if (pick(0, 3) == 0)
       for (int i = 0; i < 128; ++i) p.stop_token_ids.push_back(pick_token());
     if (pick(0, 3) == 0) p.min_tokens = pick(0, static_cast<int>(p.max_tokens));
   }
 
-  /// Each runs alone as soon as it is drawn. In half of the draws answers are long beside their
+  /// Each runs alone as soon as it is drawn. In every second draw answers are long beside their
   /// prompts: then many decode at once, and outgrow small caches.
   std::vector<Request> draw_requests() {
-    long_answers_ = pick(0, 1) == 0;
+    long_answers_ = !long_answers_;
     base_.max_model_len = !on_gpu() ? 200 : long_answers_ ? 500 : pick_from({500, 2048, 8192});
     std::vector<int32_t> shared(static_cast<size_t>(max_model_len() / 2));
     for (int32_t& id : shared) id = pick_token();
@@ -204,7 +213,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
       count = 40 * longest;
     }
     count = std::min<int64_t>(count, on_gpu() ? 320 : 40);
-    const auto sampling = static_cast<Sampling>(pick(0, 2));
+    const Sampling sampling = draw_kind();
     for (size_t i = 0; i < requests.size(); ++i)
       if (requests[i].sampling <= sampling) round.requests.push_back(i);
     std::shuffle(round.requests.begin(), round.requests.end(), random_);
@@ -271,21 +280,6 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   std::mt19937 random_{static_cast<unsigned>(seed_)};
 };
 
-void expect_same(const std::vector<PositionLogprobs>& alone,
-                 const std::vector<PositionLogprobs>& together, size_t count) {
-  ASSERT_GE(alone.size(), count);
-  ASSERT_GE(together.size(), count);
-  for (size_t i = 0; i < count; ++i) {
-    ASSERT_EQ(alone[i].size(), together[i].size()) << i;
-    for (size_t j = 0; j < alone[i].size(); ++j) {
-      ASSERT_EQ(alone[i][j].token_id, together[i][j].token_id) << i;
-      ASSERT_EQ(std::memcmp(&alone[i][j].logprob, &together[i][j].logprob, sizeof(float)), 0)
-          << i << ": " << alone[i][j].logprob << " and " << together[i][j].logprob;
-      ASSERT_EQ(alone[i][j].rank, together[i][j].rank) << i;
-    }
-  }
-}
-
 std::string describe(const Request& r) {
   const SamplingParams& p = r.params;
   return fmt::format(
@@ -303,20 +297,6 @@ std::string describe(const Round& round) {
       round.requests.size(), round.most_arrivals, c.block_size, c.max_num_seqs,
       c.max_num_batched_tokens, c.num_gpu_blocks_override, c.decode_lanes,
       c.enforce_eager ? " eager" : "", c.enable_prefix_caching ? "" : " without prefix caching");
-}
-
-/// What an aborted request got until then is the beginning of what it gets alone.
-void expect_same(const RequestOutput& alone, const RequestOutput& together) {
-  const size_t count = together.token_ids.size();
-  ASSERT_LE(count, alone.token_ids.size());
-  for (size_t i = 0; i < count; ++i) ASSERT_EQ(alone.token_ids[i], together.token_ids[i]) << i;
-  if (!alone.logprobs.empty()) expect_same(alone.logprobs, together.logprobs, count);
-  if (together.finish_reason == FinishReason::abort) return;
-  ASSERT_EQ(count, alone.token_ids.size());
-  ASSERT_EQ(alone.finish_reason, together.finish_reason) << together.error;
-  ASSERT_EQ(alone.stop_reason, together.stop_reason);
-  ASSERT_EQ(alone.text, together.text);
-  expect_same(alone.prompt_logprobs, together.prompt_logprobs, alone.prompt_logprobs.size());
 }
 
 bool LoadFuzz::run_round(const std::vector<Request>& requests, const Round& round) {
@@ -343,7 +323,7 @@ TEST_P(LoadFuzz, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   do {
     const auto requests = draw_requests();
     tally_.alone += watch_.lap();
-    for (int i = 0; i < 8 && !(is_limited && is_over()); ++i) {
+    for (int i = 0; i < 5 && !(is_limited && is_over()); ++i) {
       const Round round = draw_round(requests);
       SCOPED_TRACE(testing::Message()
                    << "seed " << seed_ << ", round " << tally_.rounds << ": " << describe(round));
@@ -351,7 +331,9 @@ TEST_P(LoadFuzz, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
     }
     fmt::print("  {}, seed {}: {}\n", GetParam().name, seed_, tally_.text());
     std::fflush(stdout);
-  } while (!HasFailure() && (is_limited ? !is_over() : !tally_.proves() && tally_.rounds < 40));
+  } while (
+      !HasFailure() &&
+      (is_limited ? !is_over() : tally_.rounds < 10 || (!tally_.proves() && tally_.rounds < 40)));
   EXPECT_TRUE(is_limited || tally_.proves());
 }
 
