@@ -87,11 +87,15 @@ struct BadLine {
 };
 
 TEST(BadRequest, FailsAloneWithAReason) {
-  const std::vector<BadLine> bad = {
+  std::vector<BadLine> bad = {
       {R"({"prompt": ""})", "empty"},
       {R"({"prompt_token_ids": []})", "empty"},
       {R"({"prompt_token_ids": [1, 1536]})", "1536"},
       {R"({"prompt_token_ids": [-1]})", "prompt_token_ids"},
+      {R"({"prompt_token_ids": [1099511627776]})", "got 1099511627776"},
+      {R"({"prompt_token_ids": [1.5]})", "got 1.5"},
+      {R"({"prompt_token_ids": [true]})", "got true"},
+      {R"({"prompt_token_ids": [[]]})", "got a list of 0"},
       {R"({"prompt_token_ids": "abc"})", "prompt_token_ids must be a list of integers"},
       {R"({"prompt": 5})", "prompt must be a string"},
       {R"({"prompt": "x", "prompt_token_ids": [1]})",
@@ -103,6 +107,9 @@ TEST(BadRequest, FailsAloneWithAReason) {
       {R"({"prompt": "x", "sampling_params": {"temperature": -0.5}})", "temperature"},
       {R"({"prompt": "x", "sampling_params": {"temperature": 1e400}})", "line"},
       {R"({"prompt": "x", "sampling_params": {"temperature": NaN}})", "line"},
+      {R"({"prompt": "x", "sampling_params": {"temperature": "0.7"}})", "got \"0.7\""},
+      {R"({"prompt": "x", "sampling_params": {"seed": 1.5}})", "seed must be an integer"},
+      {R"({"prompt": "x", "sampling_params": {"seed": 18446744073709551616}})", "seed"},
       {R"({"prompt": "x", "sampling_params": {"top_p": 0}})", "top_p"},
       {R"({"prompt": "x", "sampling_params": {"top_p": 1.5}})", "top_p"},
       {R"({"prompt": "x", "sampling_params": {"top_k": -7}})", "top_k"},
@@ -110,21 +117,41 @@ TEST(BadRequest, FailsAloneWithAReason) {
       {R"({"prompt": "x", "sampling_params": {"max_tokens": 0}})", "max_tokens"},
       {R"({"prompt": "x", "sampling_params": {"max_tokens": 1.5}})", "max_tokens"},
       {R"({"prompt": "x", "sampling_params": {"max_tokens": 99999999999999999999}})", "max_tokens"},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": "10"}})", "got \"10\""},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": true}})", "got true"},
+      {R"({"prompt": "x", "sampling_params": {"max_tokens": 1e30}})", "max_tokens"},
       {R"({"prompt": "x", "sampling_params": {"min_tokens": -1}})", "min_tokens"},
       {R"({"prompt": "x", "sampling_params": {"min_tokens": 9, "max_tokens": 3}})", "min_tokens"},
       {R"({"prompt": "x", "sampling_params": {"logprobs": 21}})", "logprobs"},
       {R"({"prompt": "x", "sampling_params": {"stop": 3}})", "stop"},
       {R"({"prompt": "x", "sampling_params": {"stop": [""]}})", "stop"},
       {R"({"prompt": "x", "sampling_params": {"stop_token_ids": [99999]}})", "stop_token_ids"},
+      {R"({"prompt": "x", "sampling_params": {"stop_token_ids": [1536], "min_tokens": 2}})",
+       "1536"},
+      {R"({"prompt": "x", "sampling_params": {"stop_token_ids": [-1]}})", "got -1"},
       {R"({"prompt": "x", "sampling_params": {"n": 2}})", "sampling_params.n must be 1"},
+      {R"({"prompt": "x", "sampling_params": {"n": 1000000000}})", "sampling_params.n must be 1"},
+      {R"({"prompt": "x", "sampling_params": {"best_of": 2}})", "unknown field"},
+      {R"({"prompt": "x", "sampling_params": {"logit_bias": {"5": 1}}})", "unknown field"},
+      {R"({"prompt": "x", "sampling_params": {"presence_penalty": 0.5}})", "presence_penalty"},
       {R"({"prompt": "x", "sampling_params": []})", "sampling_params must be an object"},
       {R"({"messages": [{"content": "x"}]})", "role"},
       {R"({"messages": {"role": "user"}})", "messages must be a list"},
       {R"({"messages": []})", "messages must be a list of at least one message, got a list of 0"},
+      {R"({"messages": [{"role": "user", "content": null}]})", "chat_template"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})",
+       "this engine takes text alone"},
+      {R"({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"})",
+       "unknown field \"chat_template\""},
+      {R"({"prompt": "x", "chat_template_kwargs": {}})", "goes with messages only"},
       {R"({"prompt": "x", "id": {}})", "id must be a string or an integer"},
       {R"({"prompt": "x", "prompt": "y"})", "line"},
       {R"([1, 2])", "must be a JSON object"},
       {R"({"prompt": "x")", "line"},
+      {R"({"prompt": "x",})", "line"},
+      {R"({"prompt": "x"} more)", "line"},
+      {R"({"prompt": "x" /* remark */})", "line"},
+      {R"({"prompt": "\ud800"})", "surrogate"},
       {"{\"prompt\": \"\xff\xfe\"}", "line"},
   };
   ProcessOptions options;
@@ -132,6 +159,9 @@ TEST(BadRequest, FailsAloneWithAReason) {
       R"({"id": "good", "prompt": "What is", "sampling_params": {"temperature": 0, "max_tokens": 3}})"
       "\n";
   for (const BadLine& b : bad) options.input += good + b.line + "\n";
+  const std::string deep = "{\"prompt\": \"x\", \"unknown\": " + std::string(100'000, '[');
+  bad.push_back({deep.c_str(), "nested more than 64 levels"});
+  options.input += good + deep + "\n";
   // Longer than the model allows, by its text.
   std::string longest(5000, ' ');
   for (size_t i = 0; i < longest.size(); i += 2) longest[i] = 'x';

@@ -167,6 +167,16 @@ TEST_F(BadModel, UnknownTokenizer) {
   expect_refusal({"tokenizer.json", "Unigram"});
 }
 
+TEST_F(BadModel, TokensBeyondTheVocabulary) {
+  Json tokenizer = Json::parse(file_text(path("tokenizer.json")));
+  Json token = tokenizer["added_tokens"][0];
+  token["id"] = 1536;
+  token["content"] = "<|beyond|>";
+  tokenizer["added_tokens"].push_back(token);
+  replace("tokenizer.json", tokenizer.dump());
+  expect_refusal({"tokenizer.json has the id 1536", "vocab_size is 1536"});
+}
+
 TEST_F(BadModel, ANotANumberInTheLogitsFailsThatRequestAlone) {
   // The embedding row of one token becomes NaN: with tied weights its logit, too, so every request
   // meets it.

@@ -20,13 +20,20 @@ class ScriptedBackend : public NullBackend {
   struct Script {
     std::map<int64_t, std::map<int32_t, int32_t>> tokens;  // by seed, by position
     int fail_after = -1;                                   // steps that succeed; -1: all
+    int allocations = INT_MAX;                             // that succeed
+    int64_t live = 0;                                      // buffers
   };
   explicit ScriptedBackend(std::shared_ptr<Script> script) : script_(std::move(script)) {}
 
   std::string name() const override { return "script"; }
   MemoryInfo memory() const override { return {size_t{1} << 30, size_t{1} << 30}; }
   Buffer allocate(size_t bytes) override {
-    return {new std::byte[bytes](), [](std::byte* data) { delete[] data; }};
+    if (script_->allocations-- == 0) fail(ErrorKind::device, "no {} bytes", bytes);
+    ++script_->live;
+    return {new std::byte[bytes](), [script = script_](std::byte* data) {
+              --script->live;
+              delete[] data;
+            }};
   }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
   void copy(Tensor dst, Tensor src) override { std::memcpy(dst.data, src.data, src.bytes()); }
@@ -232,6 +239,36 @@ TEST_F(LLMEngineTest, MemoryThatIsNotThereGivesATableAndWaysOut) {
   config_.cpu_kvcache_bytes = 0;
   config_.max_model_len = model_.max_position_embeddings = int64_t{1} << 24;
   expect_too_much([&] { make(); }, table);
+}
+
+TEST_F(LLMEngineTest, WhicheverAllocationFailsNothingIsLeftBehind) {
+  int succeed = 0;
+  for (bool made = false; !made; ++succeed) {
+    script_->allocations = succeed;
+    try {
+      make();
+      made = true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::device) << succeed;
+    }
+    EXPECT_EQ(script_->live, 0) << succeed;
+  }
+  EXPECT_GT(succeed, 8)
+      << "weights, cache, workspace, input and output, and the slots of two steps";
+}
+
+TEST_F(LLMEngineTest, WhicheverStepFailsNothingIsLeftBehind) {
+  for (int succeed = 0; succeed < 12; ++succeed) {
+    script_->fail_after = succeed;
+    {
+      LLMEngine engine = make();
+      for (int i = 0; i < 6; ++i) engine.add_request({1, 2, 3}, params(i, 4));
+      engine.abort_request(succeed % 6);
+      EXPECT_THROW(run(engine), Error) << succeed;
+      EXPECT_TRUE(engine.is_finished());
+    }
+    EXPECT_EQ(script_->live, 0) << succeed;
+  }
 }
 
 TEST_F(LLMEngineTest, AKvCacheTooSmallForWhatWasAskedIsAWrongOption) {
