@@ -1,6 +1,8 @@
 // Options and requests with something wrong: one clear line, the right exit code, and nothing lost
 // for the others.
 #include <algorithm>
+#include <cctype>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -78,6 +80,51 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
     for (const auto& fragment : c.fragments)
       EXPECT_NE(result.errors.find(fragment), std::string::npos)
           << fragment << " is not in: " << result.errors;
+  }
+}
+
+/// The options of a command that take a value, as its help lists them.
+std::vector<std::string> options_with_values(const std::string& command) {
+  std::vector<std::string> options;
+  std::istringstream help(nanovllm_program({command, "--help"}).output);
+  for (std::string line, names, type; std::getline(help, line);) {
+    std::istringstream words(line);
+    const auto is_capital = [](unsigned char letter) { return std::isupper(letter) != 0; };
+    const bool has_value =
+        words >> names >> type && names[0] == '-' && std::ranges::all_of(type, is_capital);
+    if (has_value) options.push_back(names.substr(names.find("--")));
+  }
+  for (std::string& option : options) option.resize(std::min(option.find(','), option.size()));
+  std::erase(options, "--output");  // takes any name of a file, and writes to it
+  return options;
+}
+
+TEST(BadOption, EveryOptionTakesOrRefusesAnyValue) {
+  const std::vector<std::string> values = {"",
+                                           "-1",
+                                           "0",
+                                           "nan",
+                                           "1e400",
+                                           "99999999999999999999",
+                                           "0x10",
+                                           "1,,2",
+                                           "\xff\xfe",
+                                           std::string(100'000, '7'),
+                                           std::string(100'000, '[')};
+  for (const char* command : {"generate", "chat", "tokenize", "inspect"}) {
+    const auto options = options_with_values(command);
+    ASSERT_GE(options.size(), 2u) << command;
+    for (const std::string& option : options)
+      for (const std::string& value : values) {
+        SCOPED_TRACE(std::string(command) + " " + option + "=" + value.substr(0, 30));
+        const auto result = nanovllm_program({command, "/no/such/model", option + "=" + value});
+        EXPECT_TRUE(result.exit_code == 2 || result.exit_code == 3) << result.exit_code;
+        EXPECT_EQ(result.output, "");
+        EXPECT_EQ(result.errors.find("error: "), 0u) << result.errors.substr(0, 500);
+        EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1);
+        // A file's name is given in full.
+        EXPECT_TRUE(option == "--input" || result.errors.size() < 600) << result.errors.size();
+      }
   }
 }
 

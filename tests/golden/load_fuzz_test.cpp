@@ -338,6 +338,7 @@ TEST_P(LoadFuzz, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
 }
 
 constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
+                     *kWholeVocabulary = R"({"num_hidden_layers": 4, "vocab_size": 151936})",
                      *kTwoLayers = R"({"num_hidden_layers": 2})",
                      *kOneLayer = R"({"num_hidden_layers": 1})",
                      *kMistral = R"({"num_hidden_layers": 3, "sliding_window": 500,
@@ -350,7 +351,7 @@ constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
 
 INSTANTIATE_TEST_SUITE_P(
     Cuda, LoadFuzz,
-    testing::Values(Shape{"qwen3-0.6b", kFourLayers, "qwen3_0_6b"},
+    testing::Values(Shape{"qwen3-0.6b", kWholeVocabulary, "qwen3_0_6b"},
                     Shape{"qwen3-8b", kTwoLayers, "qwen3_8b"},
                     Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b"},
                     Shape{"qwen3-32b", kOneLayer, "qwen3_32b"},  // rows wider than 4,096
