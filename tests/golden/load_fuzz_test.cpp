@@ -358,7 +358,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"qwen3-1.7b", kMistral, "mistral_window"},
                     Shape{"qwen3-0.6b", kQwen2, "qwen2_heads_of_64"},
                     Shape{"qwen3-0.6b", kFourLayers, "qwen3_0_6b_2_ranks", 2},
-                    Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b_2_ranks", 2}),
+                    Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_2_ranks", 2},
+                    Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b_2_ranks", 2},
+                    Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_4_ranks", 4}),
     [](const auto& parameter) { return std::string(parameter.param.name); });
 INSTANTIATE_TEST_SUITE_P(Cpu, LoadFuzz,
                          testing::Values(Shape{"qwen3-0.6b", kSmall, "f32", 1, kTargets[0]},
