@@ -23,7 +23,7 @@ fuzz() {
 }
 if [ ${#gpus[@]} -gt 1 ]; then
   for shape in "${two[@]}"; do
-    for ((i = 0; i + 1 < ${#gpus[@]}; i += 2)); do fuzz "${gpus[i]},${gpus[i + 1]}" "$shape" $((seconds / 30)); done
+    for ((i = 0; i + 1 < ${#gpus[@]}; i += 2)); do fuzz "${gpus[i]},${gpus[i + 1]}" "$shape" $((seconds / 30 + 1)); done
     wait
   done
 fi
