@@ -19,6 +19,8 @@ bool is_available() {
          std::filesystem::exists(program().parent_path() / "libnanovllm-mpi.so");
 }
 
+constexpr int kNotHere = 77;  // of two_hosts.sh
+
 ProcessResult run(int processes, std::vector<std::string> arguments,
                   const ProcessOptions& options = {}) {
   std::vector<std::string> all = {"--oversubscribe",         "--bind-to",       "none", "-np",
@@ -64,6 +66,23 @@ TEST(Mpi, TwoProcessesAnswerLikeOne) {
     EXPECT_NEAR(a["logprobs"][i][0]["logprob"].get<double>(),
                 b["logprobs"][i][0]["logprob"].get<double>(), 1e-4);
   EXPECT_EQ(again.lines().at(0)["logprobs"], a["logprobs"]) << "bit for bit";
+}
+
+// Across hosts: sums and plans go over TCP between two addresses, and each rank has a host's threads.
+TEST(Mpi, TwoHostsAnswerLikeOne) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  std::vector<std::string> arguments = kGenerate;
+  arguments.insert(arguments.end(), {"--tensor-parallel-size", "2"});
+  const ProcessResult one = run(2, arguments);
+  arguments.insert(arguments.begin(), program().string());
+  const ProcessResult two =
+      run_process(NANOVLLM_SOURCE_DIR "/tests/e2e/two_hosts.sh", arguments,
+                  {.environment = {{"OMP_WAIT_POLICY", "passive"}}});
+  if (two.exit_code == kNotHere) GTEST_SKIP() << "this machine allows no network namespaces";
+  ASSERT_EQ(two.exit_code, 0) << two.errors;
+  ASSERT_EQ(two.lines().size(), 1u) << two.output;
+  EXPECT_EQ(two.lines()[0]["token_ids"], one.lines().at(0)["token_ids"]);
+  EXPECT_EQ(two.lines()[0]["logprobs"], one.lines().at(0)["logprobs"]) << "bit for bit";
 }
 
 TEST(Mpi, TheNumbersOfProcessesAndRanksMustAgree) {
