@@ -68,16 +68,18 @@ TEST(Mpi, TwoProcessesAnswerLikeOne) {
   EXPECT_EQ(again.lines().at(0)["logprobs"], a["logprobs"]) << "bit for bit";
 }
 
-// Across hosts: sums and plans go over TCP between two addresses, and each rank has a host's threads.
+// Across hosts: sums and plans go over TCP between two addresses, and each rank has a host's
+// threads.
 TEST(Mpi, TwoHostsAnswerLikeOne) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";
   std::vector<std::string> arguments = kGenerate;
   arguments.insert(arguments.end(), {"--tensor-parallel-size", "2"});
   const ProcessResult one = run(2, arguments);
   arguments.insert(arguments.begin(), program().string());
+  ProcessOptions options;
+  options.environment = {{"OMP_WAIT_POLICY", "passive"}};
   const ProcessResult two =
-      run_process(NANOVLLM_SOURCE_DIR "/tests/e2e/two_hosts.sh", arguments,
-                  {.environment = {{"OMP_WAIT_POLICY", "passive"}}});
+      run_process(NANOVLLM_SOURCE_DIR "/tests/e2e/two_hosts.sh", arguments, options);
   if (two.exit_code == kNotHere) GTEST_SKIP() << "this machine allows no network namespaces";
   ASSERT_EQ(two.exit_code, 0) << two.errors;
   ASSERT_EQ(two.lines().size(), 1u) << two.output;
