@@ -1,10 +1,10 @@
 #include "cli/jsonl.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <span>
 
 #include "cli/suggest.h"
 #include "core/check.h"
@@ -16,23 +16,55 @@ namespace {
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
-void refuse_unknown_fields(const JsonObject& object, const std::vector<std::string>& known) {
+// vLLM's parameters that this engine does not have: null and the values that ask for nothing may be
+// given, as programs do that write all fields. The value is JSON.
+struct Neutral {
+  std::string_view name, value = "null";
+};
+constexpr Neutral kNeutral[] = {{"n", "1"},
+                                {"best_of", "1"},
+                                {"presence_penalty", "0"},
+                                {"frequency_penalty", "0"},
+                                {"repetition_penalty", "1"},
+                                {"logit_bias", "{}"},
+                                {"allowed_token_ids"},
+                                {"bad_words", "[]"},
+                                {"logits_processors", "[]"},
+                                {"structured_outputs"},
+                                {"guided_decoding"},
+                                {"truncate_prompt_tokens"},
+                                {"spaces_between_special_tokens", "true"},
+                                {"output_kind", "0"},
+                                {"stream_interval"},
+                                {"flat_logprobs", "false"},
+                                {"prompt_logprob_token_ids"},
+                                {"prompt_logprob_start"},
+                                {"logprob_token_ids"},
+                                {"skip_clone", "false"},
+                                {"extra_args", "{}"},
+                                {"skip_reading_prefix_cache"},
+                                {"thinking_token_budget"},
+                                {"repetition_detection"},
+                                {"routed_experts_prompt_start", "0"},
+                                {"trace_decode_token_ids"}};
+
+void check_neutral(const JsonObject& object, const Neutral& neutral) {
+  const Json* value = object.find(neutral.name);
+  if (value && *value != Json::parse(neutral.value))
+    object.refuse(neutral.name, fmt::format("{} (not supported otherwise)", neutral.value), *value);
+}
+
+void refuse_unknown_fields(const JsonObject& object, const std::vector<std::string>& known,
+                           std::span<const Neutral> neutral = {}) {
   for (const auto& [key, value] : object.json().items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    if (std::ranges::find(neutral, key, &Neutral::name) != neutral.end()) continue;
     std::string list;
     for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
     object.refuse(fmt::format("unknown field {}{} (known: {})", quote(object.path(key)),
                               did_you_mean(key, known), list));
   }
 }
-
-// vLLM's parameters that this engine does not have: their neutral values may be given.
-struct Neutral {
-  const char* name;
-  double value;
-};
-constexpr std::array kNeutral = {Neutral{"n", 1}, Neutral{"presence_penalty", 0},
-                                 Neutral{"frequency_penalty", 0}, Neutral{"repetition_penalty", 1}};
 
 template <class Optional, class Field>
 void assign(Field& field, Optional&& value) {
@@ -64,17 +96,13 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
     else
       assign(p.stop, o.optional_strings("stop"));
   }
-  for (const Neutral& neutral : kNeutral) {
-    const auto value = o.optional_number(neutral.name);
-    if (value && *value != neutral.value)
-      o.refuse(neutral.name, fmt::format("{} (other values are not supported)", neutral.value),
-               *o.find(neutral.name));
-  }
+  for (const Neutral& neutral : kNeutral) check_neutral(o, neutral);
   refuse_unknown_fields(
-      o, {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-          "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs",
-          "prompt_logprobs", "skip_special_tokens", "detokenize", "n", "presence_penalty",
-          "frequency_penalty", "repetition_penalty"});
+      o,
+      {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos",
+       "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs", "prompt_logprobs",
+       "skip_special_tokens", "detokenize"},
+      kNeutral);
 }
 
 void read_prompt(const JsonObject& o, Request& request) {
