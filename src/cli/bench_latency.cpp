@@ -68,7 +68,8 @@ int bench_latency(const LatencyOptions& options) {
                       {"share", "of the floor"},
                       {"host_us_per_step", "host us/step", 1}});
   if (model.communication()) report.add_communication({"communication_ms", "communication, ms", 3});
-  run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(4));
+  run_batch(model.engine(), model.fresh_prompts(1, std::min<int64_t>(8, input)),
+            model.sampling_params(std::min<int64_t>(4, options.output_len)));
   for (int64_t input_len : options.input_lens)
     for (int64_t batch_size : options.batch_sizes)
       report.add(measure(model, batch_size, input_len, options.output_len));

@@ -100,7 +100,8 @@ void BenchReport::write(const EngineInfo& info, const Machine& machine, const Mo
                         binary_size(peak_memory), binary_size(info.weight_bytes),
                         binary_size(info.kv_cache_bytes));
   if (options_.peers) {
-    const std::vector<PeerFigure> peers = peer_figures(benchmark_, config, info.device);
+    const std::vector<PeerFigure> peers =
+        peer_figures(benchmark_, config, info.device, options_.engine.tensor_parallel_size);
     json["peers"] = cli::to_json(peers);
     text += "\n" + to_table(peers);
   }

@@ -104,7 +104,8 @@ int bench_throughput(const ThroughputOptions& options) {
                       {"host_us_per_step", "host us/step", 1}});
   if (model.communication()) report.add_communication({"communication", "communication, s", 2});
   // One short request first: what happens once in a process does not count.
-  run_batch(model.engine(), model.fresh_prompts(1, 8), model.sampling_params(2));
+  run_batch(model.engine(), model.fresh_prompts(1, std::min<int64_t>(8, options.input.max)),
+            model.sampling_params(std::min<int64_t>(2, options.output.max)));
   model.engine().reset_prefix_cache();
   Progress progress(options.quiet);
   for (int64_t i = 0; i < options.repetitions; ++i) {

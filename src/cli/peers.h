@@ -15,10 +15,10 @@ struct PeerFigure {
   std::string unit;
 };
 
-/// Figures of `benchmark` ("throughput", "latency", ...) for a model of this shape on this kind of
-/// device; empty where there are none.
+/// Figures of `benchmark` ("throughput", "latency", ...) for a model of this shape on so many of
+/// this kind of device; empty where there are none.
 std::vector<PeerFigure> peer_figures(const std::string& benchmark, const ModelConfig& config,
-                                     const std::string& device);
+                                     const std::string& device, int ranks);
 
 Json to_json(const std::vector<PeerFigure>& figures);
 std::string to_table(const std::vector<PeerFigure>& figures);

@@ -51,6 +51,16 @@ TEST(Bench, LatencyHasARowForEachBatchAndLength) {
   }
 }
 
+// The first request, which does not count, must not be longer than those that do.
+TEST(Bench, TheShortestRequestsAreMeasured) {
+  EXPECT_EQ(
+      bench({"latency", demo_model(), "--input-len", "1", "--output-len", "2"})["rows"].size(), 1u);
+  EXPECT_EQ(bench({"throughput", demo_model(), "--num-prompts", "2", "--input-len", "1",
+                   "--output-len", "1"})["rows"]
+                .size(),
+            2u);
+}
+
 TEST(Bench, PrefillRunsRandomWeightsFromAConfigAlone) {
   TempDirectory directory;
   std::filesystem::copy_file(demo_model() + "/config.json", directory.path() / "config.json");
