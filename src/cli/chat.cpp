@@ -166,7 +166,7 @@ void Chat::answer() {
 
 void Chat::complain(const std::string& what) {
   failed_ = true;
-  say("error: " + what + "\n");
+  say("error: " + one_line(what) + "\n");
 }
 
 int chat(const ChatOptions& options) {
@@ -194,7 +194,16 @@ void add_chat(CLI::App& program, Action& action) {
   add_system(command, o.system, "the system message");
   add_value(command, "--chat-template-kwargs", "JSON",
             R"(variables for the chat template, as {"enable_thinking": false})",
-            [&o](const std::string& s) { o.template_kwargs = s; });
+            [&o](const std::string& s) {
+              bool is_object = false;
+              try {
+                is_object = parse_json(s, "", ErrorKind::invalid_argument).is_object();
+              } catch (const Error&) {
+              }
+              check(is_object, ErrorKind::invalid_argument, "must be a JSON object, got {}",
+                    quote(s));
+              o.template_kwargs = s;
+            });
   command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
   add_generation_config(command, o.generation_config);
   o.sampling.add_to(command);

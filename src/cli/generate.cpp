@@ -216,10 +216,10 @@ void Generation::report_failures() const {
     say("note: interrupted: the input was not read to its end\n");
   if (failed_ == 0) return;
   if (done_ == 1)
-    say(fmt::format("error: {}\n", first_error_));
+    say(fmt::format("error: {}\n", one_line(first_error_)));
   else
     say(fmt::format("error: {} of {} requests failed, the first (id {}): {}\n", failed_, done_,
-                    first_failed_, first_error_));
+                    first_failed_, one_line(first_error_)));
 }
 
 std::deque<Request> make_prompts(const GenerateOptions& options, const SamplingParams& params) {

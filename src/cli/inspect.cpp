@@ -87,7 +87,7 @@ std::string describe_model(const EngineInfo& i) {
                                              : fmt::format(" ({:.3g} M)", count / 1e6))});
   facts.add({"dtype", i.dtype});
   facts.add({"vocabulary", with_commas(i.vocab_size)});
-  facts.add({"device", i.device});
+  facts.add({i.ranks.size() > 1 ? "device of rank 0" : "device", i.device});
   facts.add({"max_model_len", with_commas(i.max_model_len) + " tokens"});
   facts.add({"max_num_seqs", with_commas(i.max_num_seqs)});
   facts.add({"max_num_batched_tokens", with_commas(i.max_num_batched_tokens)});

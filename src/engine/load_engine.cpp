@@ -51,7 +51,8 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
 std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& config,
                                const MemoryPlan& plan, const std::string& device) {
   std::vector<std::string> list = model.warnings;
-  list.push_back(device);
+  const int ranks = config.tensor_parallel_size;
+  list.push_back((ranks > 1 ? fmt::format("{} ranks, the first ", ranks) : "") + device);
   const int64_t usual = std::min<int64_t>(4096, model.max_position_embeddings);
   if (config.max_model_len == 0 && plan.limits.max_model_len < usual)
     list.push_back(fmt::format("max_model_len is {}: the KV cache has room for no more",

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "e2e/process.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -72,11 +73,22 @@ TEST(Chat, AMessageThatCannotBeAnsweredIsTakenBackAndTheNextOneServed) {
     EXPECT_NE(result.errors.find(part), std::string::npos) << part << " in " << result.errors;
 }
 
-TEST(Chat, WrongTemplateArgumentsAreNamed) {
-  const auto result = chat("Hello!\n", {"--chat-template-kwargs", "[1"});
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(result.output, "");
-  EXPECT_NE(result.errors.find("error: "), std::string::npos) << result.errors;
+TEST(Chat, ARefusalOfTheTemplateIsOneLine) {
+  TempDirectory directory;
+  for (const auto& file : std::filesystem::directory_iterator(demo_model()))
+    std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+  write_file(directory.path() / "chat_template.jinja", R"({{ raise_exception('never\nhere') }})");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"chat"}, {"generate", "--chat", "--prompt", "x"}}) {
+    ProcessOptions options;
+    options.input = "Hello!\n";
+    std::vector<std::string> all = arguments;
+    all.insert(all.end(), {"-q", "--model", directory.path()});
+    const auto result = nanovllm_program(all, options);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.output, "");
+    EXPECT_EQ(result.errors, "error: never here\n");
+  }
 }
 
 TEST(Chat, CtrlCStopsAnAnswerAndTheConversationGoesOn) {
