@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/check.h"
+
 namespace nanovllm::cli {
 namespace {
 
@@ -43,7 +45,11 @@ std::string find_model(const std::string& model) {
   std::string commit;
   std::ifstream(repository / "refs" / "main") >> commit;
   const fs::path snapshot = repository / "snapshots" / commit;
-  return is_plain(commit) && fs::is_directory(snapshot, error) ? snapshot.string() : model;
+  check(is_plain(commit) && fs::is_directory(snapshot, error), ErrorKind::model,
+        "{}: no such directory, nor in Hugging Face's cache, {}; \"hf download {}\" puts a model "
+        "there (nothing is downloaded here)",
+        model, hub_cache().string(), model);
+  return snapshot.string();
 }
 
 }  // namespace nanovllm::cli

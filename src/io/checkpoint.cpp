@@ -43,7 +43,8 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
   if (!ggufs.empty())
     fail(ErrorKind::model, "{}: only {}: GGUF is not read; use the model's safetensors", directory,
          quote(*ggufs.begin()));
-  fail(ErrorKind::model, "{}: no weights: expected {} or {}", directory, kSingleFile, kIndexFile);
+  fail(ErrorKind::model, "{}: no weights: expected {} or {}; load_format dummy takes random ones",
+       directory, kSingleFile, kIndexFile);
 }
 
 /// An index may come from anywhere: a shard is a file of this directory and nothing else.

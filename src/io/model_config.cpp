@@ -347,8 +347,10 @@ ModelConfig load_model_config(const std::string& directory,
         directory);
   check(std::filesystem::is_directory(directory, error), ErrorKind::model,
         "{}: is not a directory: give the model's directory", directory);
-  check(std::filesystem::exists(path, error), ErrorKind::model,
-        "{}: no config.json: not a Hugging Face model directory", directory);
+  const bool has_config = std::filesystem::exists(path, error);
+  check(!error, ErrorKind::model, "{}: cannot be read: {}", path.string(), error.message());
+  check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory",
+        directory);
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
   return parse_model_config(read_json_file(path, limits), "config.json", supported);
 }

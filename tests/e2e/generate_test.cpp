@@ -243,6 +243,9 @@ TEST(Generate, VllmsNamesOfTheModelAndTheRanksAreUnderstood) {
         {"generate", name, demo_model(), "-tp=2", "-q", "--prompt", "x", "--max-tokens", "1"});
     EXPECT_EQ(result.exit_code, 0) << result.errors;
   }
+  const auto two = nanovllm_program(
+      {"generate", demo_model(), "-tp", "2", "--prompt", "x", "--max-tokens", "1"});
+  EXPECT_NE(two.errors.find("note: 2 ranks, the first running on cpu"), std::string::npos);
 }
 
 TEST(Generate, FindsAModelInHuggingFacesCache) {
@@ -267,8 +270,9 @@ TEST(Generate, FindsAModelInHuggingFacesCache) {
   const auto other = run("HF_HOME", directory.path(), "nano/other");
   EXPECT_EQ(other.exit_code, 3);
   EXPECT_EQ(other.errors,
-            "error: nano/other: no such directory; give a Hugging Face model directory (nothing is "
-            "downloaded)\n");
+            "error: nano/other: no such directory, nor in Hugging Face's cache, " +
+                (directory.path() / "hub").string() +
+                "; \"hf download nano/other\" puts a model there (nothing is downloaded here)\n");
   // A commit that leads out of the cache is none.
   write_file(repository / "refs" / "main", "../../../../etc");
   EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 3);
@@ -282,6 +286,17 @@ TEST(Generate, NumbersMayBeWrittenAsOtherProgramsWriteThem) {
 )");
   EXPECT_EQ(lines[0]["token_ids"].size(), 3u) << lines[0];
   EXPECT_EQ(lines[1]["token_ids"], lines[0]["token_ids"]) << lines[1];
+}
+
+// As a program writes them that has vLLM's SamplingParams: all fields, those with nothing to say,
+// too.
+TEST(Generate, FieldsOfVllmsThatAskForNothingMayBeThere) {
+  const auto lines = answers(
+      R"({"prompt": "x", "sampling_params": {"temperature": 0, "max_tokens": 3}}
+{"prompt": "x", "sampling_params": {"temperature": 0, "max_tokens": 3, "n": 1, "best_of": null, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": null, "bad_words": [], "allowed_token_ids": null, "structured_outputs": null, "spaces_between_special_tokens": true, "seed": null, "stop": [], "stop_token_ids": [], "logprobs": null, "prompt_logprobs": null, "output_kind": 0, "extra_args": null}}
+)");
+  EXPECT_EQ(lines[1].value("error", ""), "");
+  EXPECT_EQ(lines[1]["token_ids"], lines[0]["token_ids"]);
 }
 
 TEST(Generate, TokenIdsNeedNoTokenizer) {

@@ -74,6 +74,8 @@ bool exists(const std::string& path) {
 /// Older models have a tokenizer in other files alone.
 void check_present(const std::string& directory) {
   if (exists(directory + "/tokenizer.json")) return;
+  check(exists(directory), ErrorKind::model,
+        "{}: no such directory; give a Hugging Face model directory", directory);
   for (const char* other : {"tokenizer.model", "vocab.json"})
     if (exists(directory + "/" + other))
       fail(ErrorKind::model,
@@ -89,6 +91,8 @@ void check_present(const std::string& directory) {
 /// A string, or a list of named templates of which "default" counts.
 std::string read_chat_template(const Entry& entry) {
   if (entry.json().is_string()) return entry.string();
+  check(entry.json().is_array(), ErrorKind::model,
+        "{} must be a string or a list of named templates", entry.place());
   for (const Entry& named : entry.elements())
     if (named.string("name") == "default") return named.string("template");
   return "";
