@@ -1,6 +1,7 @@
 // The nanovllm program: reads the command line, runs one command, turns errors into a line and an
 // exit code.
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <new>
@@ -8,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "nanovllm/error.h"
 
@@ -58,9 +61,15 @@ std::vector<std::string> command_names(const CLI::App& command) {
   return names;
 }
 
+// "nanovllm bench latency"
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent ? full_name(*parent) + " " + command.get_name() : command.get_name();
+}
+
 [[noreturn]] void refuse_missing_command(const CLI::App& command) {
   for (const CLI::App* sub : command.get_subcommands()) refuse_missing_command(*sub);
-  const std::string name = command.get_parent() ? "nanovllm " + command.get_name() : "nanovllm";
+  const std::string name = full_name(command);
   fail(ErrorKind::invalid_argument, "{} needs a command: {} (see {} --help)", name,
        fmt::join(command_names(command), ", "), name);
 }
@@ -77,19 +86,21 @@ std::vector<std::string> option_names(const CLI::App& command) {
 // The first argument that no command knows, with the nearest name that there is.
 void refuse_extras(const CLI::App& command) {
   for (const CLI::App* sub : command.get_subcommands()) refuse_extras(*sub);
-  const std::vector<std::string> extras = command.remaining();
+  std::vector<std::string> extras = command.remaining();
+  std::erase(extras, "--");  // what follows it has been taken as it is
   if (extras.empty()) return;
   constexpr auto kBad = ErrorKind::invalid_argument;
   const std::string name = extras[0].substr(0, extras[0].find('='));
-  const std::string help = command.get_parent()
-                               ? fmt::format("nanovllm {} --help", command.get_name())
-                               : "nanovllm --help";
+  const std::string help = full_name(command) + " --help";
+  const auto advice = [&](const std::vector<std::string>& candidates) {
+    const std::string known = advice_on(name);
+    return known.empty() ? did_you_mean(name, candidates) : "; " + known;
+  };
   if (name.starts_with('-'))
-    fail(kBad, "unknown option {}{} (see {})", quote(name),
-         did_you_mean(name, option_names(command)), help);
+    fail(kBad, "unknown option {}{} (see {})", quote(name), advice(option_names(command)), help);
   const std::vector<std::string> commands = command_names(command);
   if (!commands.empty())
-    fail(kBad, "unknown command {}{} (see {})", quote(name), did_you_mean(name, commands), help);
+    fail(kBad, "unknown command {}{} (see {})", quote(name), advice(commands), help);
   fail(kBad, "unexpected argument {} (see {})", quote(extras[0]), help);
 }
 
@@ -97,6 +108,7 @@ void prepare(CLI::App& command) {
   command.allow_extras();
   command.get_formatter()->column_width(36);
   name_environment_twins(command);
+  check_flags(command);
   for (CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) prepare(*sub);
 }
 
@@ -123,6 +135,14 @@ int run(int argc, char** argv) {
   return action();
 }
 
+// A standard descriptor that the caller has closed would be that of the next file to be opened, and
+// notes would end up among the results. What takes its place fails as a closed one does.
+void occupy_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
+      (void)::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int report(const char* message, int code) {
   say(fmt::format("error: {}\n", message));
   return code;
@@ -135,6 +155,7 @@ int main(int argc, char** argv) {
   using namespace nanovllm::cli;
   // A reader that has gone, and a file that may not grow, are errors of write(), with a message.
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+  occupy_standard_descriptors();
   try {
     return run(argc, argv);
   } catch (const nanovllm::Error& error) {

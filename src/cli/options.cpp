@@ -39,6 +39,8 @@ std::string parse_device(const std::string& text) {
 std::string parse_dtype(const std::string& text) {
   if (text == "bfloat16") return "bf16";
   if (text == "float32" || text == "float") return "f32";
+  check(text != "float16" && text != "half", kBad,
+        "must be one of auto, bf16, f32, got {}; f16 checkpoints run as bf16", quote(text));
   return one_of(text, {"auto", "bf16", "f32"});
 }
 
@@ -74,7 +76,7 @@ int64_t parse_integer(std::string_view text, int64_t min, int64_t max) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error == std::errc() && end == text.data() + text.size();
   if (whole && value >= min && value <= max) return value;
-  if (max == std::numeric_limits<int64_t>::max())
+  if (max == std::numeric_limits<int64_t>::max() && error != std::errc::result_out_of_range)
     fail(kBad, "must be an integer of at least {}, got {}", min, quote(text));
   fail(kBad, "must be an integer from {} to {}, got {}", min, max, quote(text));
 }
@@ -131,6 +133,23 @@ void name_environment_twins(CLI::App& command) {
   }
 }
 
+void check_flags(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    if (option->get_items_expected_max() != 0 || option->get_lnames().empty()) continue;
+    option->check(CLI::Validator(
+        [option](const std::string& value) {
+          try {
+            (void)CLI::detail::to_flag_value(value);
+          } catch (const std::invalid_argument&) {
+            fail(kBad, "--{}{} must be 1 or 0, got {}", option->get_lnames().front(),
+                 twin_with(*option, value), quote(value));
+          }
+          return std::string();
+        },
+        ""));
+  }
+}
+
 void add_model(CLI::App& command, std::string& model) {
   const auto set = [&model](const CLI::results_t& values) {
     model = find_model(values.back());
@@ -146,8 +165,7 @@ void add_model(CLI::App& command, std::string& model) {
 
 void require_model(const std::string& model) {
   check(!model.empty(), kBad,
-        "MODEL is missing: give a Hugging Face model directory, as in \"nanovllm generate "
-        "models/demo\"");
+        "MODEL is missing: give a Hugging Face model directory, such as models/demo");
 }
 
 void add_engine_options(CLI::App& command, EngineConfig& c) {
@@ -224,7 +242,7 @@ void SamplingOptions::add_to(CLI::App& command) {
     return value;
   };
   add(command, "--temperature,--temp", "T", "0 is greedy (1)", [=](const std::string& s) {
-    const double v = finite(s, 0, std::numeric_limits<double>::max(), "a number of at least 0");
+    const double v = finite(s, 0, 1e4, "from 0 to 10000");
     return [v](P& p) { p.temperature = v; };
   });
   add(command, "--top-p", "P", "likeliest tokens that reach this probability (1)",

@@ -35,6 +35,10 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
 /// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins.
 void name_environment_twins(CLI::App& command);
 
+/// A flag's value that is neither yes nor no ("--quiet=maybe", or its twin) throws
+/// Error(invalid_argument) when it is parsed.
+void check_flags(CLI::App& command);
+
 /// The model directory, as an argument or with vLLM's --model; NANOVLLM_MODEL stands in for both.
 void add_model(CLI::App& command, std::string& model);
 /// Throws Error(invalid_argument) if no model was given.

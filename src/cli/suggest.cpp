@@ -25,7 +25,59 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+constexpr std::string_view kPenalties = "there are no penalties here";
+constexpr std::string_view kOneAnswer =
+    "a request has one answer here; give it again with another seed";
+constexpr std::string_view kLength = "it is --max-model-len here";
+constexpr std::string_view kTokens = "it is --max-tokens (-n) here";
+constexpr std::string_view kParallel = "a model is split by --tensor-parallel-size alone";
+
+struct Advice {
+  std::string_view name, text;
+};
+constexpr Advice kAdvice[] = {
+    // vLLM's
+    {"serve", "there is no HTTP server yet; generate --input takes many requests"},
+    {"complete", "it is generate here"},
+    {"run-batch", "it is generate --input here"},
+    {"--n", kOneAnswer},
+    {"--best-of", kOneAnswer},
+    {"--repetition-penalty", kPenalties},
+    {"--presence-penalty", kPenalties},
+    {"--frequency-penalty", kPenalties},
+    {"--tokenizer", "the tokenizer is that of the model's directory"},
+    {"--trust-remote-code", "code of a model directory is never run"},
+    {"--quantization", "checkpoints are in bfloat16, float16 or float32"},
+    {"--kv-cache-dtype", "the KV cache has the type of --dtype"},
+    {"--kv-cache-memory-bytes", "it is --num-gpu-blocks-override, or --cpu-kvcache-bytes, here"},
+    {"--pipeline-parallel-size", kParallel},
+    {"--data-parallel-size", kParallel},
+    {"--enable-chunked-prefill", "prompts are always computed in chunks where they are long"},
+    {"--revision", "give the directory of that snapshot as MODEL"},
+    // nano-vLLM's
+    {"--kvcache-block-size", "it is --block-size here"},
+    {"--num-kvcache-blocks", "it is --num-gpu-blocks-override here"},
+    // llama.cpp's
+    {"--ctx-size", kLength},
+    {"-c", kLength},
+    {"--predict", kTokens},
+    {"--n-predict", kTokens},
+    {"-s", "it is --seed here"},
+    {"--system-prompt", "it is --system here"},
+    {"-f", "--prompt \"$(cat FILE)\" gives a file's text, --input FILE many requests"},
+    {"--parallel", "it is --max-num-seqs here"},
+    {"-b", "it is --max-num-batched-tokens here"},
+    {"--gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
+    {"--n-gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
+    {"--repeat-penalty", kPenalties},
+};
+
 }  // namespace
+
+std::string advice_on(std::string_view name) {
+  const auto* found = std::ranges::find(kAdvice, name, &Advice::name);
+  return found == std::end(kAdvice) ? "" : std::string(found->text);
+}
 
 std::string nearest(std::string_view name, std::span<const std::string> candidates) {
   constexpr size_t kLongest = 64;  // a longer name is no misspelling, and the table is quadratic

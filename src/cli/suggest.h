@@ -1,4 +1,5 @@
-// "did you mean ...?" for misspelt options, commands and JSON fields.
+// "did you mean ...?" for misspelt options, commands and JSON fields, and for those of other
+// engines.
 #pragma once
 
 #include <span>
@@ -9,6 +10,10 @@ namespace nanovllm::cli {
 
 /// The candidate nearest to `name` by edit distance, or "" if none is near enough to be meant.
 std::string nearest(std::string_view name, std::span<const std::string> candidates);
+
+/// What to do about a name that is vLLM's or llama.cpp's and not this program's: what it is called
+/// here, or that there is no such thing. "" for all other names.
+std::string advice_on(std::string_view name);
 
 /// `; did you mean "..."?`, or "" if no candidate is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);

@@ -28,10 +28,19 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
        {"--max-token", "did you mean --max-tokens?"}},
       {{"generate", m, "--prompt", "x", "--frobnicate"}, {"unknown option \"--frobnicate\""}},
       {{"generate", m, "--prompt", "x", "--frobnicate=3"}, {"unknown option \"--frobnicate\""}},
+      {{"bench", "latency", m, "--frob"},
+       {"unknown option", "(see nanovllm bench latency --help)"}},
+      {{"serve", m}, {"unknown command \"serve\"; there is no HTTP server yet"}},
+      {{"generate", m, "--prompt", "x", "--ctx-size", "99"},
+       {"\"--ctx-size\"; it is --max-model-len here"}},
+      {{"generate", m, "--prompt", "x", "--repetition-penalty=1.1"}, {"there are no penalties"}},
+      {{"generate", m, "--prompt", "x", "--quiet=maybe"},
+       {"--quiet must be 1 or 0, got \"maybe\""}},
       {{"generate", m, "more", "--prompt", "x"}, {"unexpected argument \"more\""}},
       {{"generate", m, "--prompt"}, {"--prompt"}},
       {{"generate", m, "--prompt", "x", "--temperature", "-1"},
        {"--temperature must be", "got -1"}},
+      {{"generate", m, "--prompt", "x", "--temperature", "1e300"}, {"must be from 0 to 10000"}},
       {{"generate", m, "--prompt", "x", "--temperature", "nan"}, {"--temperature must be"}},
       {{"generate", m, "--prompt", "x", "--temperature", "warm"},
        {"--temperature must be a number", "warm"}},
@@ -42,6 +51,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
        {"--max-tokens must be", "at least 1"}},
       {{"generate", m, "--prompt", "x", "--max-tokens", "1e9"},
        {"--max-tokens must be an integer"}},
+      {{"generate", m, "--prompt", "x", "--max-tokens", "99999999999999999999"},
+       {"--max-tokens must be an integer from 1 to 9223372036854775807"}},
       {{"generate", m, "--prompt", "x", "--logprobs", "21"},
        {"--logprobs must be an integer from 0 to 20"}},
       {{"generate", m, "--prompt", "x", "--stop", ""}, {"--stop must not be empty"}},
@@ -55,6 +66,11 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
        {"--block-size must be a power of two from 8 to 256"}},
       {{"generate", m, "--prompt", "x", "--dtype", "fp4"},
        {"--dtype must be one of auto, bf16, f32"}},
+      {{"generate", m, "--prompt", "x", "--dtype", "half"}, {"f16 checkpoints run as bf16"}},
+      {{"chat", m, "--chat-template-kwargs", "[1]"},
+       {"--chat-template-kwargs must be a JSON object, got \"[1]\""}},
+      {{"chat", m, "--chat-template-kwargs", "{"},
+       {"--chat-template-kwargs must be a JSON object, got"}},
       {{"generate", m, "--prompt", "x", "--device", "tpu"},
        {"--device must be auto, cpu, cuda or cuda:N"}},
       {{"generate", m, "--prompt", "x", "--threads", "0"}, {"--threads must be"}},
@@ -178,9 +194,12 @@ TEST(BadRequest, FailsAloneWithAReason) {
       {R"({"prompt": "x", "sampling_params": {"stop_token_ids": [-1]}})", "got -1"},
       {R"({"prompt": "x", "sampling_params": {"n": 2}})", "sampling_params.n must be 1"},
       {R"({"prompt": "x", "sampling_params": {"n": 1000000000}})", "sampling_params.n must be 1"},
-      {R"({"prompt": "x", "sampling_params": {"best_of": 2}})", "unknown field"},
-      {R"({"prompt": "x", "sampling_params": {"logit_bias": {"5": 1}}})", "unknown field"},
       {R"({"prompt": "x", "sampling_params": {"presence_penalty": 0.5}})", "presence_penalty"},
+      {R"({"prompt": "x", "sampling_params": {"best_of": 2}})",
+       "sampling_params.best_of must be 1"},
+      {R"({"prompt": "x", "sampling_params": {"logit_bias": {"5": 1}}})",
+       "sampling_params.logit_bias must be {} (not supported otherwise), got an object"},
+      {R"({"prompt": "x", "best_of": 1})", "unknown field \"best_of\""},
       {R"({"prompt": "x", "sampling_params": []})", "sampling_params must be an object"},
       {R"({"messages": [{"content": "x"}]})", "role"},
       {R"({"messages": {"role": "user"}})", "messages must be a list"},
@@ -256,6 +275,10 @@ TEST(BadOption, FromTheEnvironmentIsNamedAsSuch) {
   EXPECT_EQ(result.errors,
             "error: --max-tokens (NANOVLLM_MAX_TOKENS) must be an integer of at least 1, got "
             "\"many\"\n");
+  options.environment = {{"NANOVLLM_QUIET", "maybe"}};
+  const auto flag = nanovllm_program({"generate", demo_model(), "--prompt", "x"}, options);
+  EXPECT_EQ(flag.exit_code, 2);
+  EXPECT_EQ(flag.errors, "error: --quiet (NANOVLLM_QUIET) must be 1 or 0, got \"maybe\"\n");
 }
 
 TEST(BadDevice, NoGpuIsExitCodeFourAndAWayOut) {

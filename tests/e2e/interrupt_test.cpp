@@ -135,6 +135,20 @@ TEST(Interrupt, NotesAndErrorsThatNobodyCanReadCostNothing) {
   EXPECT_EQ(with_errors_lost({"generate", "/no/such/model", "--prompt", "x"}).exit_code, 3);
 }
 
+// The next file to be opened would take the place of a standard descriptor that is closed.
+TEST(Interrupt, WhatIsSaidToAClosedStandardErrorIsInNoResult) {
+  TempDirectory directory;
+  const std::string file = directory.path() / "out.jsonl";
+  const auto result = run_in_shell(R"(exec "$0" "$@" 2>&-)",
+                                   {"generate", demo_model(), "--device", "cpu", "--prompt", "x",
+                                    "--max-tokens", "1", "--output", file});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(file_text(file).substr(0, 7), "{\"id\":0");
+  const auto no_output = run_in_shell(R"(exec "$0" "$@" >&-)", {"tokenize", demo_model(), "x"});
+  EXPECT_EQ(no_output.exit_code, 1);
+  EXPECT_NE(no_output.errors.find("standard output: cannot be written"), std::string::npos);
+}
+
 TEST(Interrupt, AnInputThatWasNotReadToItsEndIsNoSuccess) {
   ProcessOptions options;
   options.input = request("a", 2);

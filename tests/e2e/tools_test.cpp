@@ -62,6 +62,18 @@ TEST(Tokenize, SpecialTokensCanStayText) {
   EXPECT_EQ(plain.lines().at(0)["text"], "<|im_end|>");
 }
 
+TEST(Tokenize, TextMayBeginLikeAnOptionAndAMissingModelIsNamed) {
+  const auto text = nanovllm_program({"tokenize", demo_model(), "--", "-hello"});
+  EXPECT_EQ(text.exit_code, 0) << text.errors;
+  ProcessOptions options;
+  options.input = "-hello";
+  EXPECT_EQ(text.output, nanovllm_program({"tokenize", demo_model()}, options).output);
+  const auto nowhere = nanovllm_program({"tokenize", "/no/such/model", "x"});
+  EXPECT_EQ(nowhere.exit_code, 3);
+  EXPECT_NE(nowhere.errors.find("/no/such/model: no such directory"), std::string::npos)
+      << nowhere.errors;
+}
+
 TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
   const auto result =
       nanovllm_program({"inspect", demo_model(), "--json", "--block-size", "16", "--max-model-len",
