@@ -126,10 +126,10 @@ class LLM {
   std::unique_ptr<State> state_;
 };
 
-/// For programs that mpirun starts with one process per rank (tensor_parallel_size of them; on
-/// GPUs over NCCL): rank 0 makes its LLM as ever, which waits for the others; they call this with the same
-/// arguments, which serves until rank 0's LLM is gone and returns true. On rank 0, and without
-/// mpirun, it returns false at once. Throws as the constructor of LLM does.
+/// For programs that mpirun starts with one process per rank (tensor_parallel_size of them): rank 0
+/// makes its LLM as ever, which waits for the others; they call this with the same arguments, which
+/// serves until rank 0's LLM is gone and returns true. On rank 0, and without mpirun, it returns
+/// false at once. Throws as the constructor of LLM does.
 bool serve_rank(const std::string& model, const EngineConfig& config = {});
 
 /// The memory plan and the model's facts from config.json alone: the device is opened, but nothing
