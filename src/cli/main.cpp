@@ -26,15 +26,25 @@
 namespace nanovllm::cli {
 namespace {
 
-// What CLI11 does not take as it stands: "-tp 2" and "-tp=2", vLLM's short name of two letters, and
-// "--name=", an empty value. In reverse, as its parse() wants them.
+// "--max_tokens=3" as "--max-tokens=3": vLLM takes both.
+std::string with_dashes(std::string_view argument) {
+  std::string text(argument);
+  for (size_t i = 0; text.starts_with("--") && i < text.size() && text[i] != '='; ++i)
+    if (text[i] == '_') text[i] = '-';
+  return text;
+}
+
+// What CLI11 does not take as it stands: "-tp 2" and "-tp=2", vLLM's short name of two letters,
+// names with underscores, and "--name=", an empty value. In reverse, as its parse() wants them.
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> list;
+  bool all_text = false;  // behind "--"
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     const std::string_view previous = list.empty() ? std::string_view() : list.back();
-    const bool is_text = previous == "--prompt" || previous == "-p" || previous == "--system" ||
-                         previous == "--stop";
+    all_text = all_text || previous == "--";
+    const bool is_text = all_text || previous == "--prompt" || previous == "-p" ||
+                         previous == "--system" || previous == "--stop";
     if (is_text) {
       list.emplace_back(argument);
     } else if (argument == "-tp") {
@@ -43,10 +53,10 @@ std::vector<std::string> arguments(int argc, char** argv) {
       list.push_back("--tensor-parallel-size" + std::string(argument.substr(3)));
     } else if (argument.size() > 3 && argument.starts_with("--") &&
                argument.find('=') == argument.size() - 1) {
-      list.emplace_back(argument.substr(0, argument.size() - 1));
+      list.push_back(with_dashes(argument.substr(0, argument.size() - 1)));
       list.emplace_back("");
     } else {
-      list.emplace_back(argument);
+      list.push_back(with_dashes(argument));
     }
   }
   std::reverse(list.begin(), list.end());

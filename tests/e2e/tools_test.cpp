@@ -63,10 +63,10 @@ TEST(Tokenize, SpecialTokensCanStayText) {
 }
 
 TEST(Tokenize, TextMayBeginLikeAnOptionAndAMissingModelIsNamed) {
-  const auto text = nanovllm_program({"tokenize", demo_model(), "--", "-hello"});
+  const auto text = nanovllm_program({"tokenize", demo_model(), "--", "--hello_you=1"});
   EXPECT_EQ(text.exit_code, 0) << text.errors;
   ProcessOptions options;
-  options.input = "-hello";
+  options.input = "--hello_you=1";
   EXPECT_EQ(text.output, nanovllm_program({"tokenize", demo_model()}, options).output);
   const auto nowhere = nanovllm_program({"tokenize", "/no/such/model", "x"});
   EXPECT_EQ(nowhere.exit_code, 3);
