@@ -51,7 +51,6 @@ for log in "$logs"/*; do
   grep -q '^END.* rc 0 ' "$log" && continue
   failed=1
   grep '^END' "$log"
-  grep -m1 -A9 -E 'Failure|exception|rror' "$log" | cut -c1-240
-  grep -m2 -E 'seed [0-9]+, round|arrival [0-9]+' "$log"
+  grep -m1 -A11 -E 'Failure|exception|rror' "$log" | cut -c1-240
 done
 exit $failed

@@ -191,7 +191,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   EngineConfig draw_config() {
     EngineConfig c = base_;
     c.block_size = 8 << pick(0, on_gpu() ? 5 : 2);
-    c.max_num_seqs = on_gpu() ? pick_from({1, 3, 8, 20, 70, 130, 200, 256}) : pick(1, 12);
+    c.max_num_seqs = on_gpu() ? pick_from({1, 3, 8, 20, 70, 130, 200, 256, 320}) : pick(1, 12);
     c.max_num_batched_tokens = pick_from({64, 256, 1000, 4096, 16384});
     c.enable_prefix_caching = pick(0, 3) != 0;
     c.enforce_eager = pick(0, 3) == 0;

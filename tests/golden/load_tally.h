@@ -35,7 +35,7 @@ struct StepTokens {
 /// no token of theirs: one beside decodes counts as decodes.
 struct Tally {
   // A decode step of that many rows at most; the kernels differ.
-  static constexpr std::array<int64_t, 8> kRows{1, 2, 4, 8, 64, 96, 128, 256};
+  static constexpr std::array<int64_t, 9> kRows{1, 2, 4, 8, 64, 96, 128, 256, 512};
 
   int64_t rounds = 0, requests = 0, tokens = 0, aborted = 0, preemptions = 0, hits = 0;
   int64_t silent = 0, prompts = 0, mixed = 0;  // steps without tokens, of first ones alone, of both
