@@ -321,11 +321,12 @@ TEST_P(LoadFuzz, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   const auto begin = std::chrono::steady_clock::now();
   const std::chrono::seconds limit(setting("NANOVLLM_FUZZ_SECONDS", 0));
   const bool is_limited = limit.count() > 0;
+  const int rounds = is_limited ? 12 : 5;  // of a draw: running alone takes as long as many rounds
   const auto is_over = [&] { return std::chrono::steady_clock::now() - begin >= limit; };
   do {
     const auto requests = draw_requests();
     tally_.alone += watch_.lap();
-    for (int i = 0; i < 5 && !(is_limited && is_over()); ++i) {
+    for (int i = 0; i < rounds && !(is_limited && is_over()); ++i) {
       const Round round = draw_round(requests);
       SCOPED_TRACE(testing::Message()
                    << "seed " << seed_ << ", round " << tally_.rounds << ": " << describe(round));
