@@ -5,12 +5,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/communication.h"
 #include "cli/options.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/roofline.h"
 #include "cli/workload.h"
@@ -111,6 +113,8 @@ class BenchReport {
     std::string title;
     int digits = 0;  ///< after the point
   };
+  /// Opens the file of options.json: a wrong name should not cost a measurement. Throws
+  /// Error(invalid_argument).
   BenchReport(std::string benchmark, const BenchOptions& options, std::vector<Column> columns);
 
   /// A last column, of a CommunicationMeter's figures, and what is to be said about them.
@@ -133,13 +137,14 @@ class BenchReport {
  private:
   std::string table(const std::string& heading, const Machine& machine) const;
   Json to_json(const std::string& device, const Machine& machine) const;
-  void deliver(const Json& json, const std::string& text) const;
+  void deliver(const Json& json, const std::string& text);
 
   std::string benchmark_;
   const BenchOptions& options_;
   std::vector<Column> columns_;
   Json rows_ = Json::array();
   std::vector<std::string> notes_;
+  std::optional<Output> file_;
 };
 
 // One file each: the benchmarks.

@@ -24,7 +24,9 @@ std::string cell(const Json& row, const BenchReport::Column& column) {
 
 BenchReport::BenchReport(std::string benchmark, const BenchOptions& options,
                          std::vector<Column> columns)
-    : benchmark_(std::move(benchmark)), options_(options), columns_(std::move(columns)) {}
+    : benchmark_(std::move(benchmark)), options_(options), columns_(std::move(columns)) {
+  if (!options.json.empty() && options.json != "-") file_.emplace("--json", options.json);
+}
 
 void BenchReport::add(Json row) {
   const auto measured = row.find("measured"), floor = row.find("floor");
@@ -63,18 +65,13 @@ Json BenchReport::to_json(const std::string& device, const Machine& machine) con
 }
 
 // Where both go to standard output, the JSON stands alone.
-void BenchReport::deliver(const Json& json, const std::string& text) const {
-  if (!options_.json.empty()) {
-    const bool to_file = options_.json != "-";
-    const auto file =
-        to_file ? std::make_unique<Output>("--json", options_.json) : std::make_unique<Output>();
-    file->write(json.dump(2) + "\n");
-    file->close();
-    if (!to_file) return;
-  }
+void BenchReport::deliver(const Json& json, const std::string& text) {
   Output output;
-  output.write(text);
+  output.write(options_.json == "-" ? json.dump(2) + "\n" : text);
   output.close();
+  if (!file_) return;
+  file_->write(json.dump(2) + "\n");
+  file_->close();
 }
 
 void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,

@@ -171,7 +171,7 @@ void Chat::complain(const std::string& what) {
 
 int chat(const ChatOptions& options) {
   require_model(options.model);
-  if (serve_rank(options.model, options.engine)) return kExitDone;  // mpirun: rank 0 does the rest
+  if (const auto code = serve_as_other_rank(options.model, options.engine)) return *code;
   Progress progress(options.quiet);
   LLM llm = load_model(options.model, options.engine, progress, options.quiet);
   // An answer may take what is left of max_model_len, unless somebody says otherwise.

@@ -266,7 +266,7 @@ void refuse_same_file(const LineReader* input, const std::string& output) {
 
 int generate(const GenerateOptions& options) {
   require_model(options.model);
-  if (serve_rank(options.model, options.engine)) return kExitDone;  // mpirun: rank 0 does the rest
+  if (const auto code = serve_as_other_rank(options.model, options.engine)) return *code;
   check(!options.prompts.empty() || !options.input.empty(), ErrorKind::invalid_argument,
         "nothing to generate from: give --prompt TEXT or --input FILE.jsonl");
   check(options.system.empty() || options.chat, ErrorKind::invalid_argument,

@@ -1,6 +1,9 @@
 #include "cli/load_model.h"
 
+#include "cli/exit_code.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
+#include "comm/process_group.h"
 #include "core/check.h"
 #include "io/json.h"
 #include "io/tokenizer/unicode.h"
@@ -11,6 +14,18 @@ void show_loading(EngineConfig& config, Progress& progress) {
   config.on_progress = [&progress](const char* what, int64_t done, int64_t total) {
     progress.loading(what, done, total);
   };
+}
+
+std::optional<int> serve_as_other_rank(const std::string& model, const EngineConfig& config) {
+  if (process_place().rank == 0) return std::nullopt;
+  const Interrupt interrupt;
+  try {
+    (void)serve_rank(model, config);
+  } catch (const Error&) {
+    if (!interrupt.requested()) throw;
+    return kExitEngine;
+  }
+  return kExitDone;
 }
 
 LLM load_model(const std::string& model, EngineConfig config, Progress& progress, bool quiet) {

@@ -1,6 +1,7 @@
 // Loading a model in front of a user: progress while it lasts, then what is worth knowing.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "cli/options.h"
@@ -10,6 +11,11 @@ namespace nanovllm::cli {
 
 /// An engine loaded with `config` tells `progress`, which outlives the loading.
 void show_loading(EngineConfig& config, Progress& progress);
+
+/// Under mpirun, in all processes but rank 0's: serves until rank 0 ends, and returns the exit
+/// code. What mpirun's Ctrl-C, which reaches all of them, means is rank 0's to say: here the first
+/// one is ignored, and what follows from it is not reported. Nothing elsewhere.
+std::optional<int> serve_as_other_rank(const std::string& model, const EngineConfig& config);
 
 /// Loads `model`, showing `progress`, and prints the engine's notes to standard error unless
 /// `quiet`.

@@ -51,6 +51,15 @@ TEST(Bench, LatencyHasARowForEachBatchAndLength) {
   }
 }
 
+TEST(Bench, AFileThatCannotBeWrittenCostsNoMeasurement) {
+  const auto result =
+      nanovllm_program({"bench", "latency", demo_model(), "-q", "--json", "/no/such/directory/x"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.output, "");
+  EXPECT_NE(result.errors.find("--json /no/such/directory/x: cannot be written"),
+            std::string::npos);
+}
+
 // The first request, which does not count, must not be longer than those that do.
 TEST(Bench, TheShortestRequestsAreMeasured) {
   EXPECT_EQ(

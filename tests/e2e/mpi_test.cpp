@@ -149,6 +149,31 @@ struct ManyPrompts {
   const TempDirectory directory;
 };
 
+// mpirun sends every process SIGTERM: rank 0 writes what there is, and the others wait for it.
+TEST(Mpi, CtrlCMarksTheRestAborted) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const TempDirectory directory;
+  const std::string in = directory.path() / "in.jsonl", out = directory.path() / "out.jsonl";
+  std::string lines = R"({"prompt": "a", "sampling_params": {"max_tokens": 1}})"
+                      "\n";
+  for (int i = 0; i < 20; ++i) lines += std::string(kLongAnswer) + "\n";
+  write_file(in, lines);
+  std::vector<std::string> arguments = long_answers(in, "cpu");
+  arguments.insert(arguments.end(), {"--output", out, "--max-num-seqs", "2"});
+  const ProcessResult result = run_prepared(
+      2,
+      fmt::format(
+          "if [ $rank = 0 ]; then (until [ -s {} ]; do sleep 0.1; done; kill -INT $PPID) & fi",
+          out),
+      arguments);
+  EXPECT_NE(result.exit_code, 0);
+  const std::vector<Json> results = json_lines(file_text(out));
+  ASSERT_EQ(results.size(), 21u) << result.errors;
+  EXPECT_EQ(results.front()["finish_reason"], "length");
+  EXPECT_EQ(results.back()["finish_reason"], "abort");
+  EXPECT_EQ(result.errors.find("rank 1"), std::string::npos) << result.errors;
+}
+
 // In the middle of long answers; mpirun names the rank.
 TEST(Mpi, ARankThatDiesEndsTheOthers) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";

@@ -28,4 +28,4 @@ for card in lo wire0; do ip link set $card up; done
 for card in lo wire1; do $enter ip link set $card up; done
 
 mpirun --allow-run-as-root --bind-to none --host 10.77.0.1,10.77.0.2 -np 2 --mca plm_rsh_agent "$agent" \
-  --mca btl tcp,self "$@"
+  --mca btl tcp,self --mca mpi_yield_when_idle 1 "$@"
