@@ -1,5 +1,7 @@
 // The commands around generation, and the example: tokenize, inspect, --help, --version, ten_lines.
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "e2e/process.h"
@@ -30,6 +32,39 @@ TEST(Help, EveryCommandHasItAndSoHasTheVersion) {
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_NE(result.output.find("Usage: nanovllm"), std::string::npos) << result.output;
     EXPECT_EQ(result.errors, "");
+  }
+}
+
+// Every "--name" of a text.
+std::vector<std::string> option_names(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t at = text.find(" --"); at != text.npos; at = text.find(" --", at + 1)) {
+    const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 1);
+    names.push_back(text.substr(at + 1, end - at - 1));
+  }
+  return names;
+}
+
+TEST(Help, EveryOptionIsInTheDocumentation) {
+  std::string docs = file_text(NANOVLLM_SOURCE_DIR "/docs/cli.md");
+  std::replace(docs.begin(), docs.end(), '`', ' ');
+  const std::vector<std::string> documented = option_names(docs);
+  for (const Arguments& command : {Arguments{"generate", "--help"},
+                                   {"chat", "--help"},
+                                   {"tokenize", "--help"},
+                                   {"inspect", "--help"},
+                                   {"bench", "throughput", "--help"},
+                                   {"bench", "latency", "--help"},
+                                   {"bench", "prefill", "--help"},
+                                   {"bench", "startup", "--help"},
+                                   {"bench", "step", "--help"},
+                                   {"bench", "attention", "--help"},
+                                   {"bench", "gemm", "--help"}}) {
+    const auto names = option_names(nanovllm_program(command).output);
+    EXPECT_GE(names.size(), 5u);
+    for (const std::string& name : names)
+      EXPECT_NE(std::find(documented.begin(), documented.end(), name), documented.end())
+          << name << " of " << command[command.size() - 2];
   }
 }
 
