@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "nanovllm/tokenizer.h"
+
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
@@ -174,6 +176,13 @@ int chat(const ChatOptions& options) {
   if (const auto code = serve_as_other_rank(options.model, options.engine)) return *code;
   Progress progress(options.quiet);
   LLM llm = load_model(options.model, options.engine, progress, options.quiet);
+  const Tokenizer* tokenizer = llm.tokenizer();
+  check(tokenizer != nullptr, ErrorKind::invalid_argument,
+        "chat needs the tokenizer: drop --skip-tokenizer-init");
+  check(!tokenizer->chat_template().empty(), ErrorKind::model,
+        "{}: no chat template in tokenizer_config.json or chat_template.jinja: generate --prompt "
+        "completes text with such a model",
+        options.model);
   // An answer may take what is left of max_model_len, unless somebody says otherwise.
   const int64_t usual = SamplingParams{}.max_tokens;
   SamplingParams params;

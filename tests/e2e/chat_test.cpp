@@ -73,6 +73,17 @@ TEST(Chat, AMessageThatCannotBeAnsweredIsTakenBackAndTheNextOneServed) {
     EXPECT_NE(result.errors.find(part), std::string::npos) << part << " in " << result.errors;
 }
 
+TEST(Chat, AModelWithoutATemplateIsNamedAtOnce) {
+  TempDirectory directory;
+  for (const auto& file : std::filesystem::directory_iterator(demo_model()))
+    if (file.path().filename() != "tokenizer_config.json")
+      std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+  const auto result = nanovllm_program({"chat", directory.path(), "-q"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.errors.find("no chat template in tokenizer_config.json"), std::string::npos)
+      << result.errors;
+}
+
 TEST(Chat, ARefusalOfTheTemplateIsOneLine) {
   TempDirectory directory;
   for (const auto& file : std::filesystem::directory_iterator(demo_model()))
