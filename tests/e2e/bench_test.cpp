@@ -52,8 +52,9 @@ TEST(Bench, LatencyHasARowForEachBatchAndLength) {
 }
 
 TEST(Bench, AFileThatCannotBeWrittenCostsNoMeasurement) {
-  const auto result = nanovllm_program(
-      {"bench", "latency", demo_model(), "-q", "-r", "10000", "--json", "/no/such/directory/x"});
+  const auto result =
+      nanovllm_program({"bench", "latency", demo_model(), "-q", "-r", "10000", "--bandwidth", "10",
+                        "--tflops", "1", "--json", "/no/such/directory/x"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.output, "");
   EXPECT_NE(result.errors.find("--json /no/such/directory/x: cannot be written"),
