@@ -3,7 +3,7 @@
 #   scripts/gpu-fuzz.sh FOLDER [seconds, default 500] [processes a GPU, at most and by default 4]
 # FOLDER holds load_fuzz_test and libnanovllm-cuda.so (build/cuda/bin). With two GPUs, 500 seconds are an hour of engine time: a tenth goes to
 # models split over two GPUs, a process a pair; then each GPU runs processes of its own. Prints what was compared; fails where anything
-# differed, and where a process had to be ended 45 seconds after its time (rc 124).
+# differed, and where a process had to be ended FUZZ_GRACE (45) seconds after its time (rc 124).
 set -uo pipefail
 folder=$(cd "$1" && pwd) seconds=${2:-500} processes=${3:-4}
 mapfile -t gpus < <(tr ',' '\n' <<< "${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader)}" | grep .)
@@ -27,7 +27,7 @@ if [ ${#gpus[@]} -gt 1 ]; then
     wait
   done
 fi
-left=$((seconds - SECONDS + begin)) n=${FUZZ_FIRST:-$RANDOM}
+left=$((seconds - SECONDS + begin)) n=$RANDOM
 for ((p = 0; p < processes; ++p)); do for gpu in "${gpus[@]}"; do fuzz "$gpu" "${one[n++ % ${#one[@]}]}" $left; done; done
 wait
 # Each process's last line of figures, summed by shape and over all: a figure is a number, or several with + between them.
