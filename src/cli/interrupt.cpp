@@ -7,7 +7,7 @@
 namespace nanovllm::cli {
 namespace {
 
-// A signal handler can reach nothing but a global: this is the only one of the program.
+// A signal handler can reach nothing but a global: this and main.cpp's are all of the program.
 volatile std::sig_atomic_t signal_received = 0;
 
 void on_signal(int signal) {

@@ -1,6 +1,7 @@
 // The nanovllm program: reads the command line, runs one command, turns errors into a line and an
 // exit code.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -153,6 +154,32 @@ void occupy_standard_descriptors() {
       (void)::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
+// Weights are read where they are mapped: behind the end of a file that somebody cuts meanwhile,
+// and where a disk fails, that is a signal.
+std::atomic_flag bus_error_met;
+
+void on_bus_error(int, siginfo_t* info, void*) {
+  constexpr std::string_view kMessage =
+      "error: a mapped file, most likely one of the model's, was cut short or its disk failed "
+      "while it was read: complete the download\n";
+  if (info->si_code != BUS_ADRERR) {  // not by a mapping
+    std::signal(SIGBUS, SIG_DFL);
+    (void)::raise(SIGBUS);
+    return;
+  }
+  while (bus_error_met.test_and_set()) ::pause();  // several threads read: one says it
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  ::_exit(kExitModel);
+}
+
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
 int report(const char* message, int code) {
   say(fmt::format("error: {}\n", message));
   return code;
@@ -166,6 +193,7 @@ int main(int argc, char** argv) {
   // A reader that has gone, and a file that may not grow, are errors of write(), with a message.
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
   occupy_standard_descriptors();
+  explain_bus_errors();
   try {
     return run(argc, argv);
   } catch (const nanovllm::Error& error) {

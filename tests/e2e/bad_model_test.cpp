@@ -118,6 +118,25 @@ TEST_F(BadModel, TruncatedFile) {
   expect_refusal({"model.safetensors"});
 }
 
+// Whether it is cut in time is chance: early, as the file is opened, it is a truncated one.
+TEST_F(BadModel, AFileThatIsCutWhileItIsReadIsALine) {
+  const std::string whole = file_text(path("model.safetensors"));
+  const std::string script =
+      "\"$0\" generate \"$1\" --device cpu -q --prompt x & "
+      "until grep -q safetensors /proc/$!/maps || ! kill -0 $!; do :; done; "
+      "truncate -s 1000000 \"$1/model.safetensors\"; wait $!";
+  for (int i = 0; i < 5; ++i) {
+    replace("model.safetensors", whole);
+    const auto result = run_process(
+        "/bin/sh", {"-c", script, NANOVLLM_BINARY_DIR "/bin/nanovllm", directory_.path()});
+    if (result.exit_code == 0) continue;
+    EXPECT_EQ(result.exit_code, 3) << result.errors;
+    EXPECT_EQ(result.errors.find("error: "), 0u) << result.errors;
+    return;
+  }
+  GTEST_SKIP() << "the weights were always read before their file was cut";
+}
+
 TEST_F(BadModel, WrongShape) {
   change_tensors([](auto& tensors) {
     for (auto& t : tensors)
