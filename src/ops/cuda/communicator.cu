@@ -84,7 +84,6 @@ class PeerCommunicator final : public Communicator {
     return table_.world > 2 && bytes * (table_.world - 1) > kToAll;
   }
   void exchange_addresses(RankMeeting& meeting);
-  void open_sent_sums(RankMeeting& meeting);
   /// How ranks sum rows of n columns that products send: each a share of the columns for all.
   SentSums sent_sums(int64_t n) const;
   void sum_sent(Tensor x, Tensor residual, Tensor w, float eps);
@@ -151,7 +150,6 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   table_.rounds = reinterpret_cast<unsigned*>(rounds_.get());
   table_.stop = stop_.get();
   exchange_addresses(meeting);
-  open_sent_sums(meeting);
   backend_.set_peers(&table_);
 }
 
@@ -171,31 +169,22 @@ void PeerCommunicator::reach_peers(RankMeeting& meeting) {
 }
 
 void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
-  std::byte* own[] = {inbox_.get(), words_.get(), layers_.get(), flags_.get()};
-  meeting.show(table_.rank, own);
-  meeting.barrier(table_.rank);
-  for (int r = 0; r < table_.world; ++r) {
-    const auto* theirs = static_cast<std::byte* const*>(meeting.shown_by(r));
-    table_.inbox[r] = theirs[0];
-    table_.words[r] = theirs[1];
-    table_.layers[r] = theirs[2];
-    table_.flags[r] = reinterpret_cast<unsigned*>(theirs[3]);
-  }
-  meeting.barrier(table_.rank);
-}
-
-void PeerCommunicator::open_sent_sums(RankMeeting& meeting) {
   struct Shown {
-    std::byte* memory;
+    std::byte *inbox, *words, *layers, *flags, *sent;
     bool can_send;
-  } own{sent_memory_.get(), backend_.sends_products()};
+  } own{inbox_.get(), words_.get(),       layers_.get(),
+        flags_.get(), sent_memory_.get(), backend_.sends_products()};
   meeting.show(table_.rank, &own);
   meeting.barrier(table_.rank);
   can_send_products_ = true;
   for (int r = 0; r < table_.world; ++r) {
     const auto& theirs = *static_cast<const Shown*>(meeting.shown_by(r));
-    sent_sums_.parts.parts[r] = theirs.memory;
-    sent_sums_.sums[r] = theirs.memory + kSentBytes;
+    table_.inbox[r] = theirs.inbox;
+    table_.words[r] = theirs.words;
+    table_.layers[r] = theirs.layers;
+    table_.flags[r] = reinterpret_cast<unsigned*>(theirs.flags);
+    sent_sums_.parts.parts[r] = theirs.sent;
+    sent_sums_.sums[r] = theirs.sent + kSentBytes;
     can_send_products_ = can_send_products_ && theirs.can_send;
   }
   sent_sums_.parts.rank = table_.rank;
