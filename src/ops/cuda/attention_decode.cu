@@ -22,9 +22,6 @@ struct PlanMemory {
 constexpr size_t kRingBytes = size_t{128} << 10;
 /// The same where another lane's products have the same SMs.
 constexpr size_t kLaneRingBytes = size_t{96} << 10;
-/// What a pair and a unit cost beside their keys, in groups of 16 keys (attention_decode_plan.cuh):
-/// measured with sequences of all lengths, by when blocks with many of each end.
-constexpr int kPairCost = 6, kUnitCost = 10;
 /// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
 /// as the kernel before this one ends, its SMs do not become free in turn.
 constexpr size_t kLeastSharedBytes = size_t{115} << 10;
@@ -69,8 +66,6 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
                        .block_tables = reinterpret_cast<const int*>(key.block_tables),
                        .table_stride = key.table_stride,
                        .block_shift = static_cast<int>(key.block_shift),
-                       .pair_cost = kPairCost,
-                       .unit_cost = kUnitCost,
                        .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
   return plan;
 }

@@ -5,16 +5,19 @@ namespace {
 
 // Costs count groups of 16 keys.
 constexpr int kCostKeys = 16;
+/// What a pair and a unit cost beside their keys: measured with sequences of all lengths, by when
+/// blocks with many of each end.
+constexpr int kPairCost = 6, kUnitCost = 10;
 /// Of a chunk that is seen whole.
-__device__ int chunk_cost(const PlanArguments& a) { return kChunk / kCostKeys + a.unit_cost; }
+constexpr int kChunkCost = kChunk / kCostKeys + kUnitCost;
 /// What it costs to merge pairs that several blocks share where blocks have nothing else to do.
-__device__ int merge_cost(const PlanArguments& a) { return chunk_cost(a) / 2; }
+constexpr int kMergeCost = kChunkCost / 2;
 
 /// Of one pair.
-__device__ int cost_of(const RowKeys& keys, int pair_cost, int unit_cost) {
+__device__ int cost_of(const RowKeys& keys) {
   if (keys.end == 0) return 0;
-  return (keys.end - 1) / kCostKeys - keys.low / kCostKeys + 1 + pair_cost +
-         unit_cost * (keys.last_chunk() - keys.first_chunk() + 1);
+  return (keys.end - 1) / kCostKeys - keys.low / kCostKeys + 1 + kPairCost +
+         kUnitCost * (keys.last_chunk() - keys.first_chunk() + 1);
 }
 
 /// The sum of x over the threads before this one; `total`: over all.
@@ -87,14 +90,13 @@ struct Planner {
     const int64_t pair_begins = before + int64_t{head} * cost;
     const RowKeys row = keys(low);
     const int first = row.first_chunk(), last = row.last_chunk();
-    // Were the pair's first chunk whole, chunk c would begin at chunk_costs * (c - first).
-    const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys) - a.pair_cost;
-    const int chunk_costs = chunk_cost(a);
-    int chunk = first + (rest + missing + chunk_costs / 2) / chunk_costs;
+    // Were the pair's first chunk whole, chunk c would begin at kChunkCost * (c - first).
+    const int missing = row.low / kCostKeys - first * (kChunk / kCostKeys) - kPairCost;
+    int chunk = first + (rest + missing + kChunkCost / 2) / kChunkCost;
     if (whole) chunk = 2 * rest < cost ? first : last + 1;
     if (b == 0 || chunk <= first) return {{low, head, first}, pair_begins};
     if (chunk > last) return {next_pair({low, head, last}), pair_begins + cost};
-    return {{low, head, chunk}, pair_begins + chunk_costs * (chunk - first) - missing};
+    return {{low, head, chunk}, pair_begins + kChunkCost * (chunk - first) - missing};
   }
 };
 
@@ -121,7 +123,7 @@ __device__ Leaves leaves_of(const Planner& planner, const UnitPlace& begin, cons
 struct FirstUnit {
   int s = 0, begin = 0, end = 0;
   FirstUnit() = default;
-  __device__ explicit FirstUnit(const DecodeShare& share) {
+  __device__ explicit FirstUnit(const ShareUnits& share) {
     const bool leaves = !(share.middle == share.end);
     const UnitPlace& at = leaves ? share.middle : share.begin;
     if (share.begin == share.end) return;
@@ -165,9 +167,9 @@ struct Division {
     return {first, first_slot[first + 1] - 1,
             planner.keys(inside.s).last_chunk() + 1 - inside.chunk + 1};
   }
-  /// The share of block `b`, but for its first keys.
-  __device__ DecodeShare share(const Planner& planner, int b, const Leaves& leaves) const {
-    DecodeShare share{.begin = places[b], .end = places[b + 1]};
+  /// The share of block `b`.
+  __device__ ShareUnits share(const Planner& planner, int b, const Leaves& leaves) const {
+    ShareUnits share{.begin = places[b], .end = places[b + 1]};
     if (share.begin.s < planner.a.num_seqs) share.keys = planner.keys(share.begin.s);
     share.middle = share.end;
     share.slot = first_slot[b];
@@ -193,7 +195,7 @@ __device__ int sum_costs(const Planner& planner, int* cost_before, int* sums) {
   const int from = min(b * each, a.num_seqs), to = min(from + each, a.num_seqs);
   int mine = 0, total = 0, largest = 0;
   for (int s = from; s < to; ++s) {
-    const int cost = cost_of(planner.keys(s), a.pair_cost, a.unit_cost);
+    const int cost = cost_of(planner.keys(s));
     mine += cost;
     largest = max(largest, cost);
   }
@@ -201,7 +203,7 @@ __device__ int sum_costs(const Planner& planner, int* cost_before, int* sums) {
   int before = sum_before(mine, sums, total);
   for (int s = from; s < to; ++s) {
     cost_before[s] = before;
-    before += cost_of(planner.keys(s), a.pair_cost, a.unit_cost);
+    before += cost_of(planner.keys(s));
   }
   if (b == 0) cost_before[a.num_seqs] = total;
   __syncthreads();
@@ -220,10 +222,11 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   planner.fair = planner.total() / a.shares;
 
   // Pairs stay whole if that hardly makes the longest share longer, which it does where shares have
-  // more than two of the longest, or if dividing them takes more slots than there are.
+  // more than two of the longest or less than one, or if dividing them takes more slots than there
+  // are.
   Leaves leaves;
-  const int64_t bearable = planner.fair + merge_cost(a);
-  bool whole = planner.fair < 2 * largest;
+  const int64_t bearable = planner.fair + kMergeCost;
+  bool whole = largest <= bearable && planner.fair < 2 * largest;
   for (int attempt = whole ? 0 : 1; attempt < 3; ++attempt, whole = !whole) {
     const Start start = b < a.shares ? planner.start(b, whole) : planner.end();
     __syncthreads();
@@ -245,8 +248,8 @@ __global__ void __launch_bounds__(kPlanThreads) attention_plan_kernel(const Plan
   }
   __syncthreads();
   if (b < a.shares) {
-    const DecodeShare share = division.share(planner, b, leaves);
-    a.share[b] = share;
+    const ShareUnits share = division.share(planner, b, leaves);
+    static_cast<ShareUnits&>(a.share[b]) = share;
     first_units[b] = FirstUnit(share);
   }
   __syncthreads();

@@ -44,14 +44,17 @@ struct RowKeys {
 };
 
 /// What one block does: the units begin .. end.
-struct alignas(16) DecodeShare {
+struct alignas(16) ShareUnits {
   UnitPlace begin, end;
   UnitPlace middle;           // where the pair begins that a later block goes on with; else end
   RowKeys keys, middle_keys;  // of the sequences of begin and middle
   int slot, left_slot;        // the block's first slots for the pairs below
   SharedPair entered,         // the pair that an earlier block began, if begin is inside one
       left;                   // the pair at middle, if end is inside it
-  int blocks[kWarp];          // of the cache: where keys 8i .. 8i + 7 of the first unit's chunk are
+};
+/// The same with what a block would else have to look up.
+struct DecodeShare : ShareUnits {
+  int blocks[kWarp];  // of the cache: where keys 8i .. 8i + 7 of the first unit's chunk are
 };
 static_assert(8 * kWarp == kChunk);
 
@@ -62,8 +65,6 @@ struct PlanArguments {
   const int* block_tables;
   int64_t table_stride;
   int block_shift;
-  int pair_cost;       // what a pair costs beside its units
-  int unit_cost;       // what a unit costs beside its keys, of which 16 cost 1
   DecodeShare* share;  // [shares]
 };
 
