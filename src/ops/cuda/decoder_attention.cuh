@@ -93,10 +93,10 @@ struct UnitWorker {
       uint2 weight{};
       if (is_query || is_key) turn = worker.find_turn();
       if (norm) weight = load_early_four(w.of_layer(norm) + lane % kLanes * 4);
-      HeadPart* to =
+      uint32_t to = shared_address(
           is_query ? reinterpret_cast<HeadPart*>(&w.shared.attention.q[lane % kLanes / 2][head]) +
                          lane % 2
-                   : new_in_tile(is_key ? key_place(tiles - 1) : value_place(tiles - 1));
+                   : new_in_tile(is_key ? key_place(tiles - 1) : value_place(tiles - 1)));
       find_now(to);
       const Packed eight =
           worker.receive(is_query ? unit.kv_head * a.group + head
@@ -108,7 +108,7 @@ struct UnitWorker {
         x.pair[1] = normalised(x.pair[1], reciprocal, weight.y);
       }
       if (is_query || is_key) worker.rotate(x, turn);
-      if (lane < kLanes) *to = x;
+      if (lane < kLanes) store_shared(to, x.pair[0], x.pair[1]);
     } else if (const int others = kWarps - kMultiplying - a.group - 2; head >= 0) {
       clear_values(warp < kKeyWarp ? head - a.group : others - 1, others);
     }

@@ -1,4 +1,4 @@
-// How the decoder layers' kernel names the weights of a mixture of experts to the copy engine.
+// How the decoder layers' kernel names weights to the copy engine.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,27 @@ inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
          !w.gate_up_bias.defined() && !w.down_bias.defined();
 }
 
-/// Experts and layers lie on one axis, in steps that divide the strides of both, of so many bytes.
+/// A matrix of `halves` (gate and up) of n rows, each of `row` bytes, in boxes that are what a
+/// stage holds of a tile: eight rows of each half in turns, so that gate and up of an output come
+/// to one thread. The last axis counts `atoms`, of this matrix and, layer after layer, of the
+/// others.
+inline bool encode_weights(EncodeMap encoder, CUtensorMap& map, void* data, const MatrixCut& cut,
+                           int64_t halves, int64_t n, int64_t row, int64_t atoms) {
+  return encode_map<5>(encoder, map, data, {kAtomDepth, 8, halves, n / 8, atoms},
+                       {row, n * row, 8 * row, kAtomRow},
+                       {kAtomDepth, 8, halves, cut.columns_of_tile / 8, cut.stage_atoms},
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
+}
+
+/// Experts and layers lie on one axis, in steps that divide the strides of both and `unit`, of so
+/// many bytes.
 struct ExpertAxis {
   int64_t stride, size;
   int steps[2];  // to the next expert, the next layer
 
-  ExpertAxis(const Tensor& w, int64_t layers, int64_t layer_stride) {
+  ExpertAxis(const Tensor& w, int64_t layers, int64_t layer_stride, int64_t unit) {
     const int64_t of_expert = w.stride[0] * static_cast<int64_t>(sizeof(bf16));
-    stride = std::gcd(of_expert, layer_stride);
+    stride = std::gcd(std::gcd(of_expert, layer_stride), unit);
     size = ((w.shape[0] - 1) * of_expert + (layers - 1) * layer_stride) / stride + 1;
     steps[0] = static_cast<int>(of_expert / stride);
     steps[1] = static_cast<int>(layer_stride / stride);
@@ -50,17 +63,15 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   m.normalises = stack.normalises_experts;
   m.tiles = static_cast<int>(n / kGateUpColumns);
   m.most_underway = kExpertsUnderway;
-  const ExpertAxis gate_up(w.gate_up, layers, layer_stride), down(w.down, layers, layer_stride);
+  const ExpertAxis gate_up(w.gate_up, layers, layer_stride, kAtomRow),
+      down(w.down, layers, layer_stride, 0);
   std::copy_n(gate_up.steps, 2, m.gate_up_steps);
   std::copy_n(down.steps, 2, m.down_steps);
   a.cuts[kGateUp] = cut_gate_up(per_token, n, h);
   a.cuts[kDown] = cut_down(per_token, h, n);
-  constexpr int64_t kAtomRow = 2 * kAtomDepth;  // bytes
-  return gate_up.fits() && down.fits() &&
-         encode_map<5>(encoder, a.maps[kGateUp], w.gate_up.data, {64, n, 2, h / 64, gate_up.size},
-                       {h * 2, n * h * 2, kAtomRow, gate_up.stride},
-                       {64, kGateUpColumns, 2, a.cuts[kGateUp].stage_atoms, 1},
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS &&
+  return gate_up.fits() && gate_up.stride == kAtomRow && down.fits() &&
+         encode_weights(encoder, a.maps[kGateUp], w.gate_up.data, a.cuts[kGateUp], 2, n, h * 2,
+                        gate_up.size - 1 + a.cuts[kGateUp].atoms) &&
          encode_map<5>(encoder, a.maps[kDown], w.down.data, {64, 8, n / 64, h / 8, down.size},
                        {n * 2, kAtomRow, 8 * n * 2, down.stride},
                        {64, 8, kExpertAtoms, kExpertColumns / 8, 1},

@@ -13,14 +13,15 @@
 
 namespace nanovllm::decoder {
 
-/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on. `calm`:
-/// its stages of which `most` are on their way at once; of the others, `later`.
+/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on, whose
+/// first atom is `first` on the map's last axis. Gate and up are there in turns, eight rows each.
+/// `calm`: its stages of which `most` are on their way at once; of the others, `later`.
 __device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const MatrixCut& cut, int row,
-                                  int matrix, int calm, int most, int later) {
+                                  int first, int calm, int most, int later) {
   for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms, --calm) {
     const Ring::Place place = ring.claim(calm > 0 ? most : later);
     arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
-    copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, row, 0, atom, matrix);
+    copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, 0, 0, row / 8, first + atom);
   }
 }
 
@@ -193,12 +194,16 @@ struct Outlet {
   uint32_t is;
   static constexpr uint32_t kBiased = 4, kPlain = 8;
 
-  /// Of a lane: columns 16 warp + lane / 4 and the next, or those 8 further on, of two rows.
+  /// Of a lane: columns 16 warp + lane / 4 and the next, or those 8 further on, of two rows; of
+  /// gate_up, columns 8 warp + lane / 4 and the next, of one.
   template <int kHeadDim>
   __device__ void find(const Worker<kHeadDim>& w, int product, int tile, int warp, int lane) {
     const Arguments& a = w.a;
     const MatrixCut& cut = a.cuts[product];
-    const int at = warp * 16 + lane / 4 % 2 * 8 + lane / 8 * 2, row = lane % 4 * 2;
+    const int odd = lane / 4 % 2, even_column = lane / 8 * 2;
+    const bool gated = product == kGateUp;  // emit_gated()
+    const int at = gated ? warp * 8 + even_column : warp * 16 + odd * 8 + even_column,
+              row = lane % 4 * 2 + (gated ? odd : 0);
     column = tile * cut.columns_of_tile + at;
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
@@ -253,41 +258,27 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
   }
 }
 
-/// Gate and up of a tile become one: up passes through shared memory to where its gate is.
+/// Gate and up of a tile become one, and leave. A lane has column lane / 4 of its warp's eight,
+/// gate and up, of two rows: of two lanes four apart one has both columns of the first row then,
+/// the other those of the second.
 template <int kHeadDim>
-__device__ __forceinline__ void close_gates(const Worker<kHeadDim>& w, int tile, int parity,
-                                            int warp, int lane, Sums& c) {
+__device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int tile, int warp, int lane,
+                                           const Outlet& outlet, const Sums& c) {
   const MatrixCut& cut = w.a.cuts[kGateUp];
-  const int ups = cut.columns_of_tile, at = warp * 16 + lane / 4, row = lane % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float2 rounded = unpack(pack_bf16(c[0][2 * half], c[0][2 * half + 1]));
-    c[0][2 * half] = rounded.x;
-    c[0][2 * half + 1] = rounded.y;
-    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias) {
-      const int of_tile = at + 8 * half, gate = of_tile < ups ? of_tile : of_tile - ups,
-                column = min(tile * ups + gate, cut.columns - 1);
-      const float more = to_float(bias[of_tile < ups ? column : cut.columns + column]);
-      const float2 sum = unpack(pack_bf16(rounded.x + more, rounded.y + more));
-      c[0][2 * half] = sum.x;
-      c[0][2 * half + 1] = sum.y;
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-      if (row + e < w.rows())
-        w.shared.of_row[row + e].sums[parity][at + 8 * half] = c[0][2 * half + e];
+  const bool odd = lane / 4 % 2;
+  float2 gate = unpack(pack_bf16(c[0][0], c[0][1])), up = unpack(pack_bf16(c[0][2], c[0][3]));
+  if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias) {
+    const int column = min(tile * cut.columns_of_tile + warp * 8 + lane / 4, cut.columns - 1);
+    const float of_gate = to_float(bias[column]), of_up = to_float(bias[cut.columns + column]);
+    gate = unpack(pack_bf16(gate.x + of_gate, gate.y + of_gate));
+    up = unpack(pack_bf16(up.x + of_up, up.y + of_up));
   }
-  w.multiplied();
-  if (warp * 16 >= ups) return;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if (e >= w.rows()) break;
-    const float* const up =
-        &w.shared.of_row[min(row + e, w.rows() - 1)].sums[parity][(at + ups) % 64];
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      c[0][2 * half + e] = silu_times_straight(c[0][2 * half + e], up[8 * half]);
-  }
+  const float first = silu_times_straight(gate.x, up.x);
+  float second = 0.0f;
+  if (w.rows() > 1) second = silu_times_straight(gate.y, up.y);
+  const float other = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
+  const uint32_t pair = pack_bf16(odd ? other : first, odd ? second : other);
+  if (outlet.is & 1) w.send_all(outlet.words, pair);
 }
 
 /// Outputs of a mixture's router: eight logits of one row, as they are.
@@ -307,27 +298,25 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   // Known to be the same in all lanes: addresses of weights are made once for a warp.
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
-  const bool absent = blockIdx.x >= tiles, gathered = product == kOut || product == kDown;
+  const bool absent = blockIdx.x >= tiles;
   if (warp >= kMultiplying || absent) {
-    if (!absent) {
-      if (!(w.lean && gathered)) w.give_operand();
+    if (!absent)
       w.ring.advance(w.a.cuts[product].stages *
                      (w.lean ? 1 : (tiles - blockIdx.x - 1) / gridDim.x + 1));
-    }
     if (product == kGateUp && warp >= kMultiplying) gather_early(w);
     // The router's is gate_up's, too; qkv's is left alone until after attention.
     if (product != kRouter && (product != kQkv || absent)) w.await_operand();
     return;
   }
-  int parity = 0;
 #pragma unroll 1
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const MatrixCut& cut = w.a.cuts[product];
     Outlet outlet;
     outlet.find(w, product, tile, warp, lane);
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
     Sums c = {};
+    const bool gathered = product == kOut || product == kDown;
     multiply(w, ring, cut, lane,
              w.lean && gathered             ? Waits::parts
              : w.lean || tile == blockIdx.x ? Waits::all
@@ -338,8 +327,10 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
       continue;
     }
     if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
-    if (product == kGateUp) close_gates(w, tile, parity, warp, lane, c);
-    emit(w, product, lane, outlet, c);
+    if (product == kGateUp)
+      emit_gated(w, tile, warp, lane, outlet, c);
+    else
+      emit(w, product, lane, outlet, c);
     if (w.lean) return;
   }
 }

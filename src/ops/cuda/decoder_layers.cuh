@@ -30,7 +30,8 @@ constexpr int kMostStages = 16;
 constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
 constexpr int kAtomBytes = 1024;                // 8 rows of 64 elements
 constexpr int kAtomDepth = 64;
-constexpr int kMostGroups = 8;  // of a tile: the 64 rows of wgmma's A
+constexpr int kAtomRow = 2 * kAtomDepth;  // bytes of one of its rows
+constexpr int kMostGroups = 8;            // of a tile: the 64 rows of wgmma's A
 /// Of a tile of so many groups, in a stage.
 constexpr int atoms_of_stage(int groups) { return kStageBytes / kAtomBytes / groups; }
 /// What atom / atoms_of_stage() is found with: a multiplication and a shift by kInverseBits, for
@@ -92,6 +93,7 @@ struct Arguments {
   const __nv_bfloat16* norms[2];  // before qkv, before gate_up
   const __nv_bfloat16 *q_norm, *k_norm;
   int64_t layer_stride;
+  int layer_atoms;  // the same in rows of an atom, of the weights' maps
   __nv_bfloat16 *k_cache, *v_cache;
   int64_t k_layer_stride, v_layer_stride;
   __nv_bfloat16 *x, *residual;
@@ -282,7 +284,6 @@ struct AttentionShared {
 template <int kHeadDim>
 struct RowShared {
   float4 squares[kWarps / 4];  // of each warp that has a part in the row; 0 of the others
-  float sums[2][64];           // of a tile of a product, and of the next one
   float cos_sin[kHeadDim];
 };
 

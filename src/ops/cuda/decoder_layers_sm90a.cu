@@ -64,6 +64,9 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
           w.shared.units.find(a, w.shared.context, w.layer, this_thread());
         w.together();
       }
+      // Found early: this lies between an operand and its product.
+      int gives = has(product) && this_thread() >= kMultiplying * kWarp;
+      find_now(gives);
       if (product == kQkv || product == (kMixture ? kRouter : kGateUp)) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
@@ -78,6 +81,7 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
       } else if (has(product) && !(kMixture && product == kGateUp)) {
         gather(w, cut, product == kOut ? a.heads_at : a.cuts[kGateUp].words, product == kOut);
       }
+      if (gives && !(w.lean && (product == kOut || product == kDown))) w.give_operand();
       project(w, product);
       if (kMixture && product == kRouter) choose(w);
     }
@@ -189,6 +193,9 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     stride = here;
   }
   a.layer_stride = stride / static_cast<int64_t>(sizeof(bf16));
+  if (stride % decoder::kAtomRow != 0 || layers * (stride / decoder::kAtomRow) > INT32_MAX)
+    return false;
+  a.layer_atoms = static_cast<int>(stride / decoder::kAtomRow);
   const auto vector = [](const Tensor& t) { return t.defined() ? device_ptr<bf16>(t) : nullptr; };
   a.norms[0] = vector(first.input_norm);
   a.norms[1] = vector(first.post_norm);
@@ -201,10 +208,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     if (w.packed || !w.contiguous() || n % 8 != 0 || k % decoder::kAtomDepth != 0) return false;
     cut = decoder::cut_matrix(n, k, halves, blocks);
     cut.bias = vector(bias);
-    return encode_map<5>(encoder, map, w.data, {64, n, halves, k / 64, layers},
-                         {row, n * row, 128, std::max<int64_t>(stride, 16)},
-                         {64, cut.columns_of_tile, halves, cut.stage_atoms, 1},
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
+    return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
+                                   (layers - 1) * a.layer_atoms + cut.atoms);
   };
   const auto matrix = [&](decoder::Product product, const Tensor& w, const Tensor& bias) {
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,

@@ -29,9 +29,9 @@ __device__ inline void bring_gate_up(Ring& ring, const Arguments& a, const int* 
   for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x) {
     const int of_token = tile / a.mixture.tiles,
               row = (tile - of_token * a.mixture.tiles) * cut.columns_of_tile,
-              matrix = chosen[of_token] * a.mixture.gate_up_steps[0] +
-                       layer * a.mixture.gate_up_steps[1];
-    bring_tile(ring, &a.maps[kGateUp], cut, row, matrix, cut.stages, a.mixture.most_underway, 0);
+              first = chosen[of_token] * a.mixture.gate_up_steps[0] +
+                      layer * a.mixture.gate_up_steps[1];
+    bring_tile(ring, &a.maps[kGateUp], cut, row, first, cut.stages, a.mixture.most_underway, 0);
   }
 }
 

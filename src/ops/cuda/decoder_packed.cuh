@@ -40,8 +40,22 @@ __device__ inline void add(Packed& x, const Packed& more) {
   }
 }
 
-/// To shared memory by its address there: of a pointer that is found early the compiler forgets
-/// that it points there.
+// Shared memory by its address there: of a pointer that is found early the compiler forgets that it
+// points there, and access by such a pointer is slower.
+
+__device__ inline Packed load_shared(uint32_t address) {
+  Packed x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.pair[0]), "=r"(x.pair[1]), "=r"(x.pair[2]), "=r"(x.pair[3])
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ inline void store_shared(uint32_t address, const Packed& x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.pair[0]),
+               "r"(x.pair[1]), "r"(x.pair[2]), "r"(x.pair[3])
+               : "memory");
+}
 __device__ inline void store_shared(uint32_t address, uint32_t first, uint32_t second) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
                : "memory");

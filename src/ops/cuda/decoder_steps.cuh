@@ -11,14 +11,14 @@ namespace nanovllm::decoder {
 // -- The warp that brings weights, keys and values --
 
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
-                                    int layer, int more_underway) {
+                                    int first, int more_underway) {
   const int rows = cut.columns_of_tile, grid = static_cast<int>(gridDim.x);
   int calm = cut.calm_stages;
   for (int tile = blockIdx.x; tile < cut.tiles; tile += grid, calm -= cut.stages) {
     // In the last round of several some blocks have no tile: they leave room for the others.
     const int more =
         more_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
-    bring_tile(ring, map, cut, tile * rows, layer, calm, cut.underway + more,
+    bring_tile(ring, map, cut, tile * rows, first, calm, cut.underway + more,
                cut.underway_later + more);
   }
 }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
 #pragma unroll 1
     for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
       if (threadIdx.x % kWarp == 0)
-        bring_matrix(ring, &a.maps[product], a.cuts[product], layer,
+        bring_matrix(ring, &a.maps[product], a.cuts[product], layer * a.layer_atoms,
                      product <= kOut ? more_underway : 0);
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
                    __shfl_sync(kFullMask, ring.next.parity, 0)};
@@ -104,7 +104,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
     }
     if constexpr (kMixture) {
       if (threadIdx.x % kWarp == 0) {
-        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer, 0);
+        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer * a.layer_atoms, 0);
         bring_experts(ring, a, shared, layer);
       }
       ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
@@ -141,8 +141,8 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
   const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
             c = thread * 8;
   const bool present = row < w.rows() && c < a.hidden;
-  auto* residual = reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
-  Packed* operand = &w.operand_at(a.cuts[kQkv], row, c);
+  uint32_t residual = shared_address(w.residual + row * a.hidden + c),
+           operand = shared_address(&w.operand_at(a.cuts[kQkv], row, c));
   find_now(residual);
   find_now(operand);
   Packed weight{}, values{};
@@ -152,11 +152,11 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
     if (product < 0) {
       values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
     } else if (w.lean || a.world == 1) {
-      values = *residual;
+      values = load_shared(residual);
       add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
     } else {
       const Packed more = receive_output(a, product, at, epoch);
-      values = *residual;
+      values = load_shared(residual);
       add(values, more);
     }
   }
@@ -169,9 +169,9 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
   if (present) {
     Packed normal = values;
     normalise(normal, reciprocal_of(w, row), weight);
-    *operand = normal;
+    store_shared(operand, normal);
     fence_shared_for_async();
-    *residual = values;
+    store_shared(residual, values);
   }
 }
 
@@ -373,12 +373,15 @@ __device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
-  const int columns = cut.atoms * kAtomDepth - first_column, total = w.a.rows * columns / 8,
+  const int columns = cut.atoms * kAtomDepth - first_column, total = w.rows() * columns / 8,
             thread = w.ready_thread();
-  if (2 * total > kPairsGathered * kGathering)
+  if (2 * total > kPairsGathered * kGathering) {
     gather_many(w, cut, sent, columns, absent, thread);
-  else if (thread < kGathering)
+  } else {
+    // The others have sent outputs, for which their fence would wait.
+    if (thread >= kGathering) return;
     gather_few(w, cut, sent, columns / 8, total, absent, thread);
+  }
   fence_shared_for_async();
 }
 
