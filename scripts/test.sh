@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh -DNANOVLLM_TESTS=ON -DNANOVLLM_WERROR="${NANOVLLM_WERROR:-OFF}"
-ctest --test-dir build/release --output-on-failure -j2 "$@"
+# One more than there are cores: some tests wait most of their time.
+ctest --test-dir build/release --output-on-failure -j"$(($(nproc) + 1))" "$@"
