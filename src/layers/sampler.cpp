@@ -13,31 +13,54 @@ SamplingBatch rows_of(const SamplingBatch& params, int64_t begin, int64_t end) {
   return rows;
 }
 
+/// Rows begin .. end of Batch::logits_rows; those before samples_end sample.
+struct Chunk {
+  int64_t begin, end, samples_end;
+};
+
+/// The rows of `hidden` that the chunk's logits are made of.
+Tensor hidden_of(const Step& step, const Chunk& c, Tensor hidden, bool wants_logprobs) {
+  const Tensor& rows = step.batch.logits_rows;
+  // All rows, where none is a prompt's, are in their order.
+  const bool in_order = rows.shape[0] == step.batch.num_tokens() && !wants_logprobs;
+  if (in_order || hidden.shape[0] < step.batch.num_tokens()) return hidden.rows(c.begin, c.end);
+  const Tensor x = step.arena.take(hidden.dtype, {c.end - c.begin, hidden.shape[1]});
+  step.ops.gather_rows(x, hidden, rows.rows(c.begin, c.end));
+  return x;
+}
+
+void write_logprobs(const Step& step, const Chunk& c, Tensor logits, const SamplerInput& input,
+                    const SamplerOutput& output) {
+  const int64_t num_samples = output.token_ids.shape[0];
+  const auto top = [&](int64_t from, int64_t to, Tensor chosen) {
+    if (from < to)
+      step.ops.top_logprobs(output.ids.rows(from, to), output.logprobs.rows(from, to),
+                            output.ranks.rows(from, to), logits.rows(from - c.begin, to - c.begin),
+                            chosen);
+  };
+  if (c.samples_end > c.begin)
+    top(c.begin, c.samples_end, output.token_ids.rows(c.begin, c.samples_end));
+  if (c.end > c.samples_end)
+    top(c.samples_end, c.end,
+        input.prompt_targets.rows(c.samples_end - num_samples, c.end - num_samples));
+}
+
 }  // namespace
 
 void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
                       Tensor hidden, const SamplerInput& input, const SamplerOutput& output,
                       int64_t max_rows) const {
-  const Tensor& rows = step.batch.logits_rows;
-  const int64_t num_rows = rows.shape[0], num_samples = output.token_ids.shape[0];
+  const int64_t num_rows = step.batch.logits_rows.shape[0], num_samples = output.token_ids.shape[0];
+  const bool wants_logprobs = input.num_logprobs >= 0;
   for (int64_t begin = 0, chunk = 0; begin < num_rows; begin += max_rows, ++chunk) {
-    const int64_t end = std::min(begin + max_rows, num_rows);
-    const int64_t samples_end =
-        std::clamp(num_samples, begin, end);  // rows begin .. samples_end sample
+    const int64_t end = std::min(begin + max_rows, num_rows),
+                  samples_end = std::clamp(num_samples, begin, end);
     ArenaScope scope(step.arena);
-    Tensor x;
-    // All rows, where none is a prompt's, are in their order.
-    const bool in_order = num_rows == step.batch.num_tokens() && input.num_logprobs < 0;
-    if (in_order || hidden.shape[0] < step.batch.num_tokens()) {
-      x = hidden.rows(begin, end);
-    } else {
-      x = step.arena.take(hidden.dtype, {end - begin, hidden.shape[1]});
-      step.ops.gather_rows(x, hidden, rows.rows(begin, end));
-    }
+    const Tensor x = hidden_of(step, {begin, end, samples_end}, hidden, wants_logprobs);
     const auto c = static_cast<size_t>(chunk);
     const bool masked =
         !input.mask_starts.empty() && input.mask_starts[c] < input.mask_starts[c + 1];
-    const bool only_samples = !masked && input.num_logprobs < 0 && samples_end == end;
+    const bool only_samples = !masked && !wants_logprobs && samples_end == end;
     if (only_samples && lm_head.sample(step, output.token_ids.rows(begin, end), x,
                                        rows_of(input.params, begin, end)))
       continue;
@@ -60,20 +83,10 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
                       logits.rows(0, samples_end - begin),
                       rows_of(input.params, begin, samples_end));
 
-    if (input.num_logprobs < 0) continue;
-    if (masked)
-      lm_head.forward(step, logits,
-                      x);  // log probabilities are those of the raw logits; masks are rare
-    const auto top = [&](int64_t from, int64_t to, Tensor chosen) {
-      if (from < to)
-        step.ops.top_logprobs(output.ids.rows(from, to), output.logprobs.rows(from, to),
-                              output.ranks.rows(from, to), logits.rows(from - begin, to - begin),
-                              chosen);
-    };
-    if (samples_end > begin) top(begin, samples_end, output.token_ids.rows(begin, samples_end));
-    if (end > samples_end)
-      top(samples_end, end,
-          input.prompt_targets.rows(samples_end - num_samples, end - num_samples));
+    if (!wants_logprobs) continue;
+    // Log probabilities are those of the raw logits; masks are rare.
+    if (masked) lm_head.forward(step, logits, x);
+    write_logprobs(step, {begin, end, samples_end}, logits, input, output);
   }
 }
 

@@ -59,6 +59,28 @@ struct CacheView {
   }
 };
 
+/// What a thread takes of a sequence: some of its tokens, for one KV head.
+struct Unit {
+  int64_t sequence, first, count;
+};
+
+/// As many tokens a unit as fill a piece, the longest contexts of a sequence first.
+std::vector<Unit> units_of(const Batch& batch, int64_t tokens, int64_t group) {
+  const int32_t *starts = batch.cu_seqlens_q.ptr<int32_t>(),
+                *lengths = batch.context_lens.ptr<int32_t>();
+  const int64_t step = std::max<int64_t>(1, kAttentionRows / group);
+  std::vector<Unit> units;
+  for (int64_t s = 0; s < batch.num_seqs(); ++s) {
+    const int64_t count = starts[s + 1] - starts[s];
+    check(count >= 0 && starts[s + 1] <= tokens && lengths[s] >= count,
+          "attention: sequence {} has rows {}..{} and {} keys", s, starts[s], starts[s + 1],
+          lengths[s]);
+    for (int64_t first = (count - 1) / step * step; first >= 0 && count > 0; first -= step)
+      units.push_back({s, first, std::min(step, count - first)});
+  }
+  return units;
+}
+
 }  // namespace
 
 void CpuBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
@@ -157,22 +179,7 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
   const int32_t* tables = batch.block_tables.ptr<int32_t>();
   reserve_scratch(attention_scratch_floats(view.head_dim));
 
-  // A unit of work is one KV head and as many of a sequence's tokens as fill a piece, the longest
-  // first.
-  const int64_t step = std::max<int64_t>(1, kAttentionRows / group);
-  struct Unit {
-    int64_t sequence, first, count;
-  };
-  std::vector<Unit> units;
-  for (int64_t s = 0; s < sequences; ++s) {
-    check(starts[s] <= starts[s + 1] && starts[s + 1] <= tokens &&
-              lengths[s] >= starts[s + 1] - starts[s],
-          "attention: sequence {} has rows {}..{} and {} keys", s, starts[s], starts[s + 1],
-          lengths[s]);
-    const int64_t count = starts[s + 1] - starts[s];
-    for (int64_t first = (count - 1) / step * step; first >= 0 && count > 0; first -= step)
-      units.push_back({s, first, std::min(step, count - first)});
-  }
+  const std::vector<Unit> units = units_of(batch, tokens, group);
   dispatch_float(q.dtype, [&]<class T>() {
     const T *q_data = q.ptr<T>(), *k_data = cache.k.ptr<T>(), *v_data = cache.v.ptr<T>();
     T* out_data = out.ptr<T>();
