@@ -9,7 +9,6 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <variant>
 #include <vector>

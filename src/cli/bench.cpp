@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -12,7 +11,7 @@
 #include "cli/machine.h"
 #include "comm/process_group.h"
 #include "core/check.h"
-#include "ops/cpu/threads.h"
+#include "ops/cpu/num_threads.h"
 #include "ops/gpu_rates.h"
 
 namespace nanovllm::cli {
@@ -36,11 +35,11 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
 
 CLI::App& add_benchmark(CLI::App& bench, const std::string& name, const std::string& help,
                         BenchOptions& o) {
-  CLI::App& command = *bench.add_subcommand(name, help);
+  CLI::App& command = add_command(bench, name, help);
   add_model(command, o.model);
   add_bench_options(command, o);
-  command.add_flag("--peers", o.peers, "also print what other engines reach at the same");
-  command.add_flag("--quiet,-q", o.quiet, "no progress on standard error");
+  add_flag(command, "--peers", o.peers, "also print what other engines reach at the same");
+  add_flag(command, "--quiet,-q", o.quiet, "no progress on standard error");
   add_engine_options(command, o.engine);
   return command;
 }
@@ -170,7 +169,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 void add_bench(CLI::App& program, Action& action) {
   CLI::App& bench =
-      *program.add_subcommand("bench", "Measure an engine against what its machine allows at best");
+      add_command(program, "bench", "Measure an engine against what its machine allows at best");
   add_bench_throughput(bench, action);
   add_bench_latency(bench, action);
   add_bench_prefill(bench, action);

@@ -152,7 +152,7 @@ class AttentionBench {
 void add_bench_attention(CLI::App& bench, Action& action) {
   auto options = std::make_shared<AttentionOptions>();
   AttentionOptions& o = *options;
-  CLI::App& command = *bench.add_subcommand("attention", "The attention kernels alone");
+  CLI::App& command = add_command(bench, "attention", "The attention kernels alone");
   add_bench_options(command, o);
   add_value(command, "--device", "DEVICE", "auto, cpu, cuda or cuda:N (auto)",
             [&o](const std::string& s) { o.engine.device = s; });
@@ -178,8 +178,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
             [&o](const std::string& s) { o.head_dims = parse_integers(s, 1, 1024); });
   add_value(command, "--block-size", "N", "tokens of a page (64)",
             [&o](const std::string& s) { o.block_size = parse_integer(s, 8, 256); });
-  command.callback(
-      [options, &action] { action = [options] { return AttentionBench(*options).run(); }; });
+  set_action(command, action, [options] { return AttentionBench(*options).run(); });
 }
 
 }  // namespace nanovllm::cli

@@ -4,11 +4,8 @@
 #include <memory>
 #include <random>
 
-#include <fmt/format.h>
-
 #include "cli/bench.h"
 #include "cli/exit_code.h"
-#include "cli/machine.h"
 #include "cli/timing.h"
 #include "ops/backend.h"
 
@@ -159,10 +156,10 @@ void add_bench_gemm(CLI::App& bench, Action& action) {
   CLI::App& command = add_benchmark(bench, "gemm", "The model's matrix products, one by one", o);
   add_value(command, "--rows", "N,...", "rows at once (1,16,64,256,1024,4096,16384)",
             [&o](const std::string& s) { o.rows = parse_integers(s, 1, 1 << 20); });
-  command.add_flag("--tune", o.tune,
-                   "on a GPU: also measure the library's algorithms, and keep the fastest of equal "
-                   "bits in the user's cache");
-  command.callback([options, &action] { action = [options] { return bench_gemm(*options); }; });
+  add_flag(command, "--tune", o.tune,
+           "on a GPU: also measure the library's algorithms, and keep the fastest of equal "
+           "bits in the user's cache");
+  set_action(command, action, [options] { return bench_gemm(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -91,7 +91,7 @@ void add_bench_latency(CLI::App& bench, Action& action) {
             [&o](const std::string& s) { o.output_len = parse_integer(s, 2, 1 << 24); });
   add_value(command, "--temperature", "T", "of sampling (0)",
             [&o](const std::string& s) { o.temperature = parse_number(s); });
-  command.callback([options, &action] { action = [options] { return bench_latency(*options); }; });
+  set_action(command, action, [options] { return bench_latency(*options); });
 }
 
 }  // namespace nanovllm::cli

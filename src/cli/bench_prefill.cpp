@@ -75,7 +75,7 @@ void add_bench_prefill(CLI::App& bench, Action& action) {
             [&o](const std::string& s) { o.batch_sizes = parse_integers(s, 1, 65536); });
   add_value(command, "--input-len", "N,...", "tokens of each prompt (512)",
             [&o](const std::string& s) { o.input_lens = parse_integers(s, 1, 1 << 24); });
-  command.callback([options, &action] { action = [options] { return bench_prefill(*options); }; });
+  set_action(command, action, [options] { return bench_prefill(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -1,5 +1,4 @@
 // The report of a benchmark: a table for people, JSON for programs.
-#include <cstdio>
 
 #include <fmt/format.h>
 

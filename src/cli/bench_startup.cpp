@@ -214,8 +214,8 @@ void add_bench_startup(CLI::App& bench, Action& action) {
   CLI::App& command = add_benchmark(bench, "startup", "Time from exec to the first token", o);
   add_value(command, "--input-len", "N", "prompt tokens (16)",
             [&o](const std::string& s) { o.input_len = parse_integer(s, 1, 1 << 24); });
-  command.add_flag("--measured-process", o.child)->group("");
-  command.callback([options, &action] { action = [options] { return bench_startup(*options); }; });
+  add_flag(command, "--measured-process", o.child, "");
+  set_action(command, action, [options] { return bench_startup(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -8,8 +8,6 @@
 #include <memory>
 #include <unordered_set>
 
-#include <fmt/format.h>
-
 #include "cli/bench.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
@@ -309,8 +307,8 @@ void add_bench_step(CLI::App& bench, Action& action) {
   auto options = std::make_shared<StepOptions>();
   StepOptions& o = *options;
   CLI::App& command = add_benchmark(bench, "step", "Where the time of a step goes", o);
-  command.add_flag("--prefill", o.prefill,
-                   "the step that computes the prompts, instead of one that decodes");
+  add_flag(command, "--prefill", o.prefill,
+           "the step that computes the prompts, instead of one that decodes");
   add_value(command, "--batch-size", "N,...", "sequences at once (1)",
             [&o](const std::string& s) { o.batch_sizes = parse_integers(s, 1, 65536); });
   add_value(command, "--input-len", "N,...", "prompt tokens (1024)",
@@ -319,7 +317,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
             [&o](const std::string& s) { o.steps = parse_integer(s, 1, 1 << 20); });
   add_value(command, "--temperature", "T", "of sampling (0)",
             [&o](const std::string& s) { o.temperature = parse_number(s); });
-  command.callback([options, &action] { action = [options] { return bench_step(*options); }; });
+  set_action(command, action, [options] { return bench_step(*options); });
 }
 
 }  // namespace nanovllm::cli

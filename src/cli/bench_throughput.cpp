@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <memory>
 
-#include <fmt/format.h>
-
 #include "cli/bench.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
@@ -154,8 +152,7 @@ void add_bench_throughput(CLI::App& bench, Action& action) {
   });
   add_value(command, "--temperature", "T", "of sampling (0.6)",
             [&o](const std::string& s) { o.temperature = parse_number(s); });
-  command.callback(
-      [options, &action] { action = [options] { return bench_throughput(*options); }; });
+  set_action(command, action, [options] { return bench_throughput(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "nanovllm/tokenizer.h"
@@ -15,8 +16,8 @@
 #include "cli/load_model.h"
 #include "cli/output.h"
 #include "core/check.h"
-#include "io/jinja/text.h"
 #include "io/json.h"
+#include "io/utf8.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -127,7 +128,7 @@ void Chat::obey(const std::string& command) {
 }
 
 void Chat::ask(std::string text) {
-  if (!jinja::is_valid_utf8(text))
+  if (find_invalid_utf8(text) != std::string::npos)
     return complain(fmt::format("line {} is not valid UTF-8", input_.line_number()));
   messages_.push_back({{"role", "user"}, {"content", std::move(text)}});
   answer();
@@ -197,7 +198,7 @@ int chat(const ChatOptions& options) {
 
 void add_chat(CLI::App& program, Action& action) {
   auto options = std::make_shared<ChatOptions>();
-  CLI::App& command = *program.add_subcommand("chat", "Talk with a model in the terminal");
+  CLI::App& command = add_command(program, "chat", "Talk with a model in the terminal");
   ChatOptions& o = *options;
   add_model(command, o.model);
   add_system(command, o.system, "the system message");
@@ -213,11 +214,11 @@ void add_chat(CLI::App& program, Action& action) {
                     quote(s));
               o.template_kwargs = s;
             });
-  command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
+  add_flag(command, "--quiet,-q", o.quiet, "no notes and no progress on standard error");
   add_generation_config(command, o.generation_config);
   o.sampling.add_to(command);
   add_engine_options(command, o.engine);
-  command.callback([options, &action] { action = [options] { return chat(*options); }; });
+  set_action(command, action, [options] { return chat(*options); });
 }
 
 }  // namespace nanovllm::cli

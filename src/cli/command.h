@@ -1,14 +1,9 @@
-// A command of the program: what add_*() registers, and what runs once the line is parsed.
+// The commands of the program.
 #pragma once
 
-#include <functional>
-
-#include <CLI/CLI.hpp>
+#include "cli/options.h"
 
 namespace nanovllm::cli {
-
-/// Runs a command and returns the exit code. Throws Error and OutputError, which main() reports.
-using Action = std::function<int()>;
 
 // Each adds one command with its options; if the command is given, parsing sets `action`.
 void add_generate(CLI::App& program, Action& action);

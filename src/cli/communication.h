@@ -2,7 +2,6 @@
 // issued again by themselves when it is over.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <mutex>
 #include <string>

@@ -1,6 +1,5 @@
 // nanovllm generate: text for prompts, from the command line or a file of JSON lines.
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <unordered_map>
 
@@ -14,7 +13,7 @@
 #include "cli/ordered_results.h"
 #include "cli/request_source.h"
 #include "core/check.h"
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -296,7 +295,7 @@ int generate(const GenerateOptions& options) {
 
 void add_generate(CLI::App& program, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App& command = *program.add_subcommand("generate", "Generate text for prompts");
+  CLI::App& command = add_command(program, "generate", "Generate text for prompts");
   GenerateOptions& o = *options;
   add_model(command, o.model);
   add_value(command, "--prompt,-p", "TEXT", "a prompt; repeatable",
@@ -305,15 +304,15 @@ void add_generate(CLI::App& program, Action& action) {
             [&o](const std::string& s) { o.input = s; });
   add_value(command, "--output,-o", "FILE", "results as JSON lines; - is standard output",
             [&o](const std::string& s) { o.output = s; });
-  command.add_flag("--chat", o.chat,
-                   "each --prompt is a user's message, put into the chat template");
+  add_flag(command, "--chat", o.chat,
+           "each --prompt is a user's message, put into the chat template");
   add_system(command, o.system, "the system message of --chat");
-  command.add_flag("--json", o.json, "JSON lines on standard output for --prompt, too");
-  command.add_flag("--quiet,-q", o.quiet, "no notes and no progress on standard error");
+  add_flag(command, "--json", o.json, "JSON lines on standard output for --prompt, too");
+  add_flag(command, "--quiet,-q", o.quiet, "no notes and no progress on standard error");
   add_generation_config(command, o.generation_config);
   o.sampling.add_to(command);
   add_engine_options(command, o.engine);
-  command.callback([options, &action] { action = [options] { return generate(*options); }; });
+  set_action(command, action, [options] { return generate(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -1,9 +1,9 @@
 // nanovllm inspect: what a model is, the memory it would take, and how many sequences would fit.
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "nanovllm/llm.h"
 
@@ -125,12 +125,12 @@ int run_inspect(const InspectOptions& options) {
 
 void add_inspect(CLI::App& program, Action& action) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App& command = *program.add_subcommand(
-      "inspect", "Show a model's facts, its memory plan and what would fit");
+  CLI::App& command =
+      add_command(program, "inspect", "Show a model's facts, its memory plan and what would fit");
   add_model(command, options->model);
-  command.add_flag("--json", options->json, "print JSON");
+  add_flag(command, "--json", options->json, "print JSON");
   add_engine_options(command, options->engine);
-  command.callback([options, &action] { action = [options] { return run_inspect(*options); }; });
+  set_action(command, action, [options] { return run_inspect(*options); });
 }
 
 }  // namespace nanovllm::cli

@@ -6,8 +6,9 @@
 #include <limits>
 #include <span>
 
+#include <fmt/format.h>
+
 #include "cli/suggest.h"
-#include "core/check.h"
 #include "io/json_object.h"
 
 namespace nanovllm::cli {

@@ -6,6 +6,8 @@
 #include <variant>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "nanovllm/llm.h"
 
 #include "io/json.h"

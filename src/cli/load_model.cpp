@@ -6,7 +6,7 @@
 #include "comm/process_group.h"
 #include "core/check.h"
 #include "io/json.h"
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace nanovllm::cli {
 

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/model_directory.h"
 #include "core/check.h"
 #include "io/json.h"
@@ -71,6 +73,14 @@ std::string twin_with(const CLI::Option& option, const std::string& value) {
 
 }  // namespace
 
+CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& help) {
+  return *parent.add_subcommand(name, help);
+}
+
+void set_action(CLI::App& command, Action& action, Action run) {
+  command.callback([&action, run = std::move(run)] { action = run; });
+}
+
 int64_t parse_integer(std::string_view text, int64_t min, int64_t max) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -123,6 +133,21 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
   return option;
 }
 
+CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
+                      const std::string& help) {
+  CLI::Option* flag = command.add_flag(names, value, help);
+  return help.empty() ? flag->group("") : flag;
+}
+
+CLI::Option* add_argument(CLI::App& command, const std::string& names, const std::string& help,
+                          std::function<void(const std::string&)> set) {
+  const auto take = [set = std::move(set)](const CLI::results_t& values) {
+    set(values.back());
+    return true;
+  };
+  return command.add_option(names, CLI::callback_t(take), help)->type_name("")->expected(1);
+}
+
 void name_environment_twins(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
@@ -151,15 +176,9 @@ void check_flags(CLI::App& command) {
 }
 
 void add_model(CLI::App& command, std::string& model) {
-  const auto set = [&model](const CLI::results_t& values) {
-    model = find_model(values.back());
-    return true;
-  };
-  command
-      .add_option("MODEL,--model,-m", CLI::callback_t(set),
-                  "Hugging Face model directory, or ORG/NAME of a model in Hugging Face's cache")
-      ->type_name("")
-      ->expected(1)
+  add_argument(command, "MODEL,--model,-m",
+               "Hugging Face model directory, or ORG/NAME of a model in Hugging Face's cache",
+               [&model](const std::string& s) { model = find_model(s); })
       ->envname("NANOVLLM_MODEL");
 }
 
@@ -208,17 +227,15 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.load_format = one_of(s, {"auto", "dummy"});
         });
-  command
-      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
-                "reuse the KV cache of shared prefixes (on)")
-      ->group(group);
-  command
-      .add_flag("--allow-long-max-model-len", c.allow_long_max_model_len,
-                "let --max-model-len be beyond the model's own limit")
-      ->group(group);
-  command.add_flag("--enforce-eager", c.enforce_eager, "no CUDA graphs")->group(group);
-  command.add_flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out")
-      ->group(group);
+  const auto flag = [&](const char* names, bool& field, const char* help) {
+    add_flag(command, names, field, help)->group(group);
+  };
+  flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
+       "reuse the KV cache of shared prefixes (on)");
+  flag("--allow-long-max-model-len", c.allow_long_max_model_len,
+       "let --max-model-len be beyond the model's own limit");
+  flag("--enforce-eager", c.enforce_eager, "no CUDA graphs");
+  flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out");
 }
 
 void SamplingOptions::apply(SamplingParams& params) const {

@@ -1,20 +1,30 @@
-// Options that commands share, and how every option is declared: one name, one environment twin,
-// one message for a bad value.
+// How commands and their options are declared: one name, one environment twin, one message for a
+// bad value; and the options that commands share.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "nanovllm/llm.h"
 
+namespace CLI {  // its header takes seconds to compile: options.cpp and main.cpp alone see it
+class App;
+class Option;
+}  // namespace CLI
+
 namespace nanovllm::cli {
+
+/// Runs a command and returns the exit code. Throws Error and OutputError, which main() reports.
+using Action = std::function<int()>;
+
+/// Adds a command to the program, or one to a command that is a group of them.
+CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& help);
+/// If `command` is given, parsing sets `action` to `run`.
+void set_action(CLI::App& command, Action& action, Action run);
 
 // What an option's text means. Each throws Error(invalid_argument) with the end of a sentence that
 // begins with the option: "must be an integer from 1 to 8, got "x"".
@@ -31,6 +41,14 @@ std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
 /// help.
 CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,
                        const std::string& help, std::function<void(const std::string&)> set);
+
+/// Adds an option without a value. One without a `help` text is hidden.
+CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
+                      const std::string& help);
+
+/// Adds an argument that stands in its place, without a name, and may be left out.
+CLI::Option* add_argument(CLI::App& command, const std::string& names, const std::string& help,
+                          std::function<void(const std::string&)> set);
 
 /// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins.
 void name_environment_twins(CLI::App& command);

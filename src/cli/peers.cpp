@@ -1,6 +1,7 @@
 #include "cli/peers.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/table.h"
 

@@ -4,7 +4,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "cli/jsonl.h"
 #include "cli/line_reader.h"

@@ -84,8 +84,4 @@ double Roofline::offline(std::span<const int64_t> prompt_lens,
   return seconds;
 }
 
-double Roofline::read_weights() const {
-  return double(num_parameters()) * bytes_per_value_ / rate_bytes_;
-}
-
 }  // namespace nanovllm::cli

@@ -35,8 +35,6 @@ class Roofline {
   /// gives its first token), then one decode step after another, each sequence leaving with its
   /// last token.
   double offline(std::span<const int64_t> prompt_lens, std::span<const int64_t> output_lens) const;
-  /// Seconds to read all weights once.
-  double read_weights() const;
 
  private:
   /// Layer parameters that a forward pass of `tokens` reads, and that one token is multiplied by.

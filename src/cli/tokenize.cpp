@@ -1,6 +1,4 @@
 // nanovllm tokenize: text to token ids, and back.
-#include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <optional>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "nanovllm/tokenizer.h"
 
@@ -106,26 +105,21 @@ void add_tokenize(CLI::App& program, Action& action) {
   auto options = std::make_shared<TokenizeOptions>();
   TokenizeOptions& o = *options;
   CLI::App& command =
-      *program.add_subcommand("tokenize", "Turn text into token ids, or ids into text");
+      add_command(program, "tokenize", "Turn text into token ids, or ids into text");
   add_model(command, o.model);
-  command
-      .add_option("TEXT", CLI::callback_t([&o](const CLI::results_t& values) {
-                    o.text = values.back();
-                    return true;
-                  }),
-                  "the text; without it, --file or standard input")
-      ->type_name("");
+  add_argument(command, "TEXT", "the text; without it, --file or standard input",
+               [&o](const std::string& t) { o.text = t; });
   add_value(command, "--file,-f", "FILE", "a file of text; - is standard input",
             [&o](const std::string& s) { o.file = s; });
   add_value(command, "--ids", "IDS", "ids to turn into text, separated by commas or spaces",
             [&o](const std::string& s) { o.ids = parse_ids(s); });
-  command.add_flag("--no-special", o.no_special,
-                   "encoding: add no special tokens; decoding: leave them out");
-  command.add_flag("--no-parse-special", o.plain_special,
-                   "text that spells a special token stays text");
-  command.add_flag("--show", o.show, "a table of ids, tokens and their text");
-  command.add_flag("--json", o.json, "print JSON");
-  command.callback([options, &action] { action = [options] { return run_tokenize(*options); }; });
+  add_flag(command, "--no-special", o.no_special,
+           "encoding: add no special tokens; decoding: leave them out");
+  add_flag(command, "--no-parse-special", o.plain_special,
+           "text that spells a special token stays text");
+  add_flag(command, "--show", o.show, "a table of ids, tokens and their text");
+  add_flag(command, "--json", o.json, "print JSON");
+  set_action(command, action, [options] { return run_tokenize(*options); });
 }
 
 }  // namespace nanovllm::cli

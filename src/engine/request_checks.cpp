@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "engine/memory_plan.h"
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 #include "ops/backend.h"
 
 namespace nanovllm {

@@ -1,11 +1,12 @@
 #include "io/checkpoint.h"
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "io/json.h"

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
-#include "core/check.h"
 #include "io/json_object.h"
 
 namespace nanovllm {

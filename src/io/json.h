@@ -1,11 +1,11 @@
 // JSON as we read it from files and users: bounded in size, depth and nodes, no duplicate keys,
-// errors with a place.
+// errors with a place. Who looks into a Json includes <nlohmann/json.hpp>, a second of compiling.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "nanovllm/error.h"
 

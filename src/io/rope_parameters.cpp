@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 namespace nanovllm {
 namespace {

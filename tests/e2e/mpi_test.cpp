@@ -1,5 +1,4 @@
 // Ranks that are processes: the built program under mpirun, two of them for real.
-#include <algorithm>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // Every architecture of the table: what would change its mathematics is refused by name, before a
 // weight is read.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/memory_plan.h"
 #include "models/model.h"

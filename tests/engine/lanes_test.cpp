@@ -4,7 +4,6 @@
 #include "models/lanes.h"
 
 #include <cstring>
-#include <set>
 
 #include <gtest/gtest.h>
 

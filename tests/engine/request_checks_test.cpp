@@ -1,6 +1,5 @@
 #include "engine/request_checks.h"
 
-#include <cmath>
 #include <functional>
 #include <limits>
 

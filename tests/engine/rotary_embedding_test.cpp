@@ -2,9 +2,8 @@
 // tools/make_rope_fixtures.py.
 #include "layers/rotary_embedding.h"
 
-#include <cmath>
-
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "io/json.h"
 

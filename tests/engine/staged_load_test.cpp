@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <set>
 #include <thread>
 
 #include <gtest/gtest.h>

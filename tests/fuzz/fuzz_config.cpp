@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <nlohmann/json.hpp>
+
 #include "io/generation_config.h"
 #include "io/model_config.h"
 

@@ -1,5 +1,4 @@
 // Any bytes as a prompt, and as ids to decode, for tokenizers of every kind.
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -8,7 +7,7 @@
 #include "nanovllm/error.h"
 #include "nanovllm/tokenizer.h"
 
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace {
 

@@ -1,6 +1,5 @@
 // Any bytes as tokenizer.json: refused with Error(model), or a tokenizer that works.
 #include <cstdint>
-#include <string_view>
 
 #include "nanovllm/error.h"
 #include "nanovllm/tokenizer.h"

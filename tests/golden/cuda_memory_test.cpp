@@ -1,6 +1,5 @@
 // What engines do with a GPU's memory: they share it as they are told, say what is missing, and
 // give all of it back.
-#include <fmt/format.h>
 
 #include "llm_rig.h"
 

@@ -3,7 +3,8 @@
 // f32: every log probability within 1e-4 and the greedy tokens equal. bf16: teacher-forced, errors
 // within twice what transformers' own bf16 run shows on the same prompts; another likeliest token
 // only where transformers' top-2 gap is below that bound.
-#include <cmath>
+
+#include <nlohmann/json.hpp>
 
 #include "devices.h"
 

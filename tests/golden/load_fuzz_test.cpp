@@ -14,6 +14,7 @@
 #include <random>
 #include <set>
 
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "llm_rig.h"

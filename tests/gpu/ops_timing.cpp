@@ -2,7 +2,6 @@
 // ops_timing [gemm|attention|layers|sampling|small].
 // Times are medians of graph replays; the inputs rotate through more memory than the L2 cache holds
 // where that matters.
-#include <cmath>
 
 #include "gpu/decoder_rig.h"
 #include "gpu/timing.h"

@@ -1,5 +1,4 @@
 // The parts of ops_timing that go over rows: sampling, and the small operations of a decode step.
-#include <limits>
 
 #include "gpu/timing.h"
 

@@ -2,7 +2,6 @@
 // against probability theory.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
 
 #include "parity/sampling.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <list>
 #include <map>
-#include <set>
 
 #include <gtest/gtest.h>
 

@@ -2,10 +2,10 @@
 // place.
 #include "io/json.h"
 
-#include <filesystem>
 #include <fstream>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
 #include "unit/temp_directory.h"

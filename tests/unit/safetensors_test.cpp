@@ -9,6 +9,7 @@
 #include <map>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "io/json.h"
 #include "unit/temp_directory.h"

@@ -1,7 +1,6 @@
 // Long runs of random operations on the Scheduler, with every invariant checked. What should come
 // out is the FakeRunner's function of each request's plain history.
 #include <algorithm>
-#include <list>
 #include <map>
 #include <set>
 

@@ -1,10 +1,10 @@
 // All reference vectors of the eight tokenizers in ../shared/tokenizers: ids and text as the
 // Hugging Face library gives them.
 #include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "nanovllm/tokenizer.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "nanovllm/error.h"
@@ -15,6 +16,7 @@
 #include "io/json.h"
 #include "io/tokenizer/pattern.h"
 #include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

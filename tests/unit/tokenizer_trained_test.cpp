@@ -1,13 +1,13 @@
 // Small tokenizers of every kind (tests/data/tokenizers, made by tools/make_tokenizers.py) against
 // what the Hugging Face library answers.
-#include <filesystem>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "nanovllm/tokenizer.h"
 
 #include "io/json.h"
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "io/jinja/chat_template.h"
+#include "io/jinja/render_settings.h"
 
 namespace nanovllm::jinja {
 

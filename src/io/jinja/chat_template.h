@@ -6,26 +6,16 @@
 // steps, memory, depth and output.
 #pragma once
 
-#include <cstddef>
 #include <ctime>
-#include <functional>
 #include <memory>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
+#include "io/jinja/render_settings.h"
 #include "io/json.h"
 
 namespace nanovllm {
-
-/// What one render may cost. Exceeding a limit is an Error(invalid_argument) that names the limit.
-struct ChatTemplateLimits {
-  size_t max_steps = 20'000'000;  ///< evaluated nodes, and one per 16 bytes of text worked on
-  size_t max_memory_bytes = size_t{256} << 20;  ///< values alive at one time
-  size_t max_output_bytes = size_t{64} << 20;   ///< the rendered text
-  size_t max_depth = 600;  ///< nested expressions, blocks and macro calls while running
-};
-
-/// What `strftime_now` tells the time by.
-using ChatClock = std::function<std::tm()>;
 
 /// Local time, as Python's `datetime.now()`.
 std::tm local_time_now();

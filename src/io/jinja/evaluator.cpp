@@ -1,5 +1,7 @@
 #include "io/jinja/evaluator.h"
 
+#include <nlohmann/json.hpp>
+
 #include "io/jinja/loop.h"
 
 namespace nanovllm::jinja {

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "io/jinja/runtime.h"
 #include "io/jinja/text.h"
+#include "io/utf8.h"
 
 namespace nanovllm::jinja {
 
@@ -358,8 +359,8 @@ class Lexer {
 }  // namespace
 
 std::vector<Token> tokenize(std::string_view source, std::string_view template_name) {
-  check(is_valid_utf8(source), ErrorKind::model, "{}: the chat template is not valid UTF-8",
-        template_name);
+  check(find_invalid_utf8(source) == std::string_view::npos, ErrorKind::model,
+        "{}: the chat template is not valid UTF-8", template_name);
   return Lexer(source, template_name).run();
 }
 

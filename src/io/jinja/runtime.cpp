@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <nlohmann/json.hpp>
+
 #include "io/jinja/text.h"
 
 namespace nanovllm::jinja {

@@ -11,7 +11,9 @@
 
 #include <fmt/format.h>
 
+#include "io/jinja/render_settings.h"
 #include "io/jinja/value.h"
+#include "io/json.h"
 
 namespace nanovllm::jinja {
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "io/jinja/filters.h"
-#include "io/jinja/text.h"
 
 namespace nanovllm::jinja {
 

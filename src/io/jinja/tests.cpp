@@ -1,6 +1,5 @@
 // The tests of `value is name`.
 #include <algorithm>
-#include <cctype>
 
 #include "io/jinja/runtime.h"
 #include "io/jinja/text.h"

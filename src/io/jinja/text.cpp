@@ -39,15 +39,6 @@ void append_utf8(std::string& out, char32_t code_point) {
   out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
 }
 
-bool is_valid_utf8(std::string_view text) {
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_at(text, at);
-    if (c.size == 1 && c.value >= 0x80) return false;
-    at += c.size;
-  }
-  return true;
-}
-
 size_t length_of(std::string_view text) {
   size_t count = 0;
   for (size_t at = 0; at < text.size(); at += decode_at(text, at).size) ++count;

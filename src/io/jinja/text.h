@@ -2,7 +2,6 @@
 // space, case and repr.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -19,7 +18,6 @@ CodePoint decode_at(std::string_view text, size_t at);
 /// Byte offset of the last code point of `text`, which must not be empty.
 size_t last_code_point(std::string_view text);
 void append_utf8(std::string& out, char32_t code_point);
-bool is_valid_utf8(std::string_view text);
 
 /// Code points in `text`.
 size_t length_of(std::string_view text);

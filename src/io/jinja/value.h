@@ -5,7 +5,6 @@
 // kMaxValueDepth: what walks a value recursively, its destructor included, is bounded by that.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

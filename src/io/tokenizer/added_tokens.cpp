@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "io/utf8.h"
+
 namespace nanovllm {
 
 AddedTokens::AddedTokens(const std::vector<Entry>& entries, const Vocabulary& vocabulary,

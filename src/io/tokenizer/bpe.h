@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "io/tokenizer/byte_level.h"
-#include "io/tokenizer/unicode.h"
 #include "io/tokenizer/vocabulary.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 

@@ -1,6 +1,6 @@
 #include "io/tokenizer/byte_level.h"
 
-#include "io/tokenizer/unicode.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 

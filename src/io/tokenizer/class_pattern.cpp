@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/check.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

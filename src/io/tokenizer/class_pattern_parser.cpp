@@ -4,6 +4,7 @@
 #include <string>
 
 #include "io/tokenizer/class_pattern.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 

@@ -1,12 +1,12 @@
 #include "io/tokenizer/decoder.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
 #include "io/tokenizer/nesting.h"
 #include "io/tokenizer/replace.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

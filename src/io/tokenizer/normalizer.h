@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "io/tokenizer/entry.h"
 #include "io/tokenizer/unicode.h"

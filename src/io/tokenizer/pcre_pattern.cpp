@@ -7,6 +7,7 @@
 #include <pcre2.h>
 
 #include "core/check.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "io/tokenizer/nesting.h"
 #include "io/tokenizer/replace.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

@@ -1,7 +1,5 @@
 #include "io/tokenizer/replace.h"
 
-#include <utility>
-
 namespace nanovllm {
 
 std::unique_ptr<Pattern> make_pattern(const Entry& entry, const CategoryTable& categories) {

@@ -1,12 +1,10 @@
 #include "nanovllm/tokenizer.h"
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 #include "core/check.h"
-#include "io/json.h"
 #include "io/tokenizer/state.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {

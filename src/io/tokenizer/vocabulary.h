@@ -26,7 +26,6 @@ class Vocabulary {
   bool contains(int32_t id) const;
   /// One more than the largest id.
   int32_t size() const { return static_cast<int32_t>(entry_of_id_.size()); }
-  size_t longest_text() const { return longest_text_; }
 
  private:
   struct Entry {

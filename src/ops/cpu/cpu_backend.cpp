@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "ops/cpu/memory.h"
-#include "ops/cpu/threads.h"
+#include "ops/cpu/num_threads.h"
 
 namespace nanovllm {
 

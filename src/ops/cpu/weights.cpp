@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/threads.h"
