@@ -11,7 +11,7 @@
 // cycles, but reading it there costs more.)
 #pragma once
 
-#include "ops/cuda/device.cuh"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_wgmma.cuh"
 #include "ops/cuda/tensor_map.h"
 
@@ -87,14 +87,15 @@ __device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const 
            at.item % shape.row_blocks * shape.block_rows, 0, at.step * kDepth);
 }
 
-/// One thread's part: all copies.
+/// One thread's part: all copies. The next kernel may begin as soon as the ring is full, so that
+/// its own weight is there when this one ends.
 template <int kOutputs, int kDepth>
 __device__ void produce(const CUtensorMap& w, const CUtensorMap& x, const SkinnyShape& shape,
                         const SkinnyRing& ring) {
   SkinnyCursor weight;
   for (; weight.round == 0 && !weight.done(shape); weight.next(shape))
     copy_weight<kOutputs, kDepth>(w, shape, ring, weight);
-  if (weight.done(shape)) let_next_start();
+  let_next_start();
   wait_for_previous();
   SkinnyCursor rows;
   for (; rows.round == 0 && !rows.done(shape); rows.next(shape))
@@ -104,7 +105,6 @@ __device__ void produce(const CUtensorMap& w, const CUtensorMap& x, const Skinny
     copy_weight<kOutputs, kDepth>(w, shape, ring, weight);
     copy_rows<kDepth>(x, shape, ring, weight);
   }
-  let_next_start();
 }
 
 template <class Y>
@@ -119,12 +119,10 @@ __device__ void store_pair(Y* y, float first, float second, int left) {
   }
 }
 
-/// What a tile's sums become: y's columns, or, where the tile's first half is rows of the gate and
-/// its second the same rows of up, silu(gate) * up of both rounded first.
-template <int kColumns, bool gated, class Y>
+/// A tile's sums become y's columns.
+template <int kColumns, class Y>
 __device__ void store_tile(Y* y, const SkinnyShape& shape, const float (&sum)[kColumns / 2],
                            int row0, int column0) {
-  constexpr int kUp = kColumns / 4;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -133,19 +131,49 @@ __device__ void store_tile(Y* y, const SkinnyShape& shape, const float (&sum)[kC
     const int column = column0 + lane % 4 * 2;
     Y* out = y + row * shape.stride + column;
 #pragma unroll
-    for (int j = 0; j < kColumns / (gated ? 16 : 8); ++j) {
-      float pair[2];
+    for (int j = 0; j < kColumns / 8; ++j)
+      store_pair(out + 8 * j, sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1],
+                 shape.columns - column - 8 * j);
+  }
+}
+
+/// The same of a tile whose first half is rows of the gate and whose second the same rows of up:
+/// silu(gate) * up, both rounded first. Without a branch at each element: few warps have rows.
+template <int kColumns>
+__device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
+                                 const float (&sum)[kColumns / 2], int row0, int column0) {
+  constexpr int kPairs = kColumns / 16, kUp = kColumns / 4;
+  const int lane = threadIdx.x % kWarp, first = 16 * (threadIdx.x / kWarp) + lane / 4;
+  uint32_t gate[2][kPairs], up[2][kPairs], most = 0;
+  bool needed[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int i = 4 * j + 2 * half + e;
-        if constexpr (gated)
-          pair[e] = silu_times(to_float(round_to<Y>(sum[i])), to_float(round_to<Y>(sum[i + kUp])));
-        else
-          pair[e] = sum[i];
-      }
-      store_pair(out + 8 * j, pair[0], pair[1], shape.columns - column - 8 * j);
+  for (int half = 0; half < 2; ++half) {
+    const int r = first + 8 * half;
+    needed[half] = r < shape.block_rows && row0 + r < shape.rows;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = 4 * j + 2 * half;
+      gate[half][j] = pack_bf16(sum[i], sum[i + 1]);
+      up[half][j] = pack_bf16(sum[i + kUp], sum[i + kUp + 1]);
+      if (needed[half]) most = __vmaxu2(most, gate[half][j] & 0x7fff7fff);
     }
   }
+  const auto store = [&](auto silu) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const int row = row0 + first + 8 * half, column = column0 + 8 * j + lane % 4 * 2;
+        const uint32_t g = gate[half][j], u = up[half][j];
+        const float low = silu(low_of(g), low_of(u)), high = silu(high_of(g), high_of(u));
+        if (needed[half])
+          store_pair(y + row * shape.stride + column, low, high, shape.columns - column);
+      }
+  };
+  if (__all_sync(kFullMask, max(most & 0xffff, most >> 16) <= kMostPlain))
+    store(silu_times_plain);
+  else
+    store(silu_times_straight);
 }
 
 /// Four warps' part: the products of all steps.
@@ -177,8 +205,11 @@ __device__ void consume(Y* y, const SkinnyShape& shape, const SkinnyRing& ring) 
     }
     wgmma_wait<0>();
     if (leader) arrive(ring.empty + last);
-    store_tile<kColumns, gated>(y, shape, sum, item % shape.row_blocks * shape.block_rows,
-                                item / shape.row_blocks * (gated ? kColumns / 2 : kColumns));
+    const int row0 = item % shape.row_blocks * shape.block_rows, group = item / shape.row_blocks;
+    if constexpr (gated)
+      store_gated_tile<kColumns>(y, shape, sum, row0, group * kColumns / 2);
+    else
+      store_tile<kColumns>(y, shape, sum, row0, group * kColumns);
   }
 }
 
