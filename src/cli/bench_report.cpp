@@ -65,12 +65,14 @@ Json BenchReport::to_json(const std::string& device, const Machine& machine) con
 
 // Where both go to standard output, the JSON stands alone.
 void BenchReport::deliver(const Json& json, const std::string& text) {
+  const std::string all = json.dump(2) + "\n";
+  if (file_) {  // first: it stands also where nobody reads the table to its end
+    file_->write(all);
+    file_->close();
+  }
   Output output;
-  output.write(options_.json == "-" ? json.dump(2) + "\n" : text);
+  output.write(options_.json == "-" ? all : text);
   output.close();
-  if (!file_) return;
-  file_->write(json.dump(2) + "\n");
-  file_->close();
 }
 
 void BenchReport::write(const EngineInfo& info, const Machine& machine, const ModelConfig& config,

@@ -61,6 +61,17 @@ TEST(Bench, AFileThatCannotBeWrittenCostsNoMeasurement) {
             std::string::npos);
 }
 
+TEST(Bench, TheFileIsWhatItIsAlsoWhereTheTableCannotBeWritten) {
+  const TempDirectory directory;
+  const std::string file = directory.path() / "x.json";
+  const auto result = run_process(
+      "/bin/sh", {"-c", "\"$0\" \"$@\" > /dev/full", NANOVLLM_BINARY_DIR "/bin/nanovllm", "bench",
+                  "gemm", demo_model(), "-q", "-r", "1", "--rows", "1", "--device", "cpu",
+                  "--bandwidth", "10", "--tflops", "1", "--json", file});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(Json::parse(file_text(file))["benchmark"], "gemm");
+}
+
 // The first request, which does not count, must not be longer than those that do.
 TEST(Bench, TheShortestRequestsAreMeasured) {
   EXPECT_EQ(
