@@ -9,6 +9,7 @@
 #include "io/utf8.h"
 
 namespace nanovllm {
+
 uint32_t categories_named(std::string_view name) {
   static constexpr std::string_view kNames =
       "CnLuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCsCo";
