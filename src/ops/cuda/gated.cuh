@@ -33,12 +33,18 @@ __device__ inline float silu_times_straight(float gate, float up) {
   return q * up;
 }
 
+constexpr uint32_t kGateSizes = 0x7fff7fff;  // of a pair of bf16, what is left without signs
+
+/// Whether gates whose largest sizes are `most`, a pair, are such.
+__device__ inline bool are_plain_sizes(uint32_t most) {
+  return max(most & 0xffff, most >> 16) <= kMostPlain;
+}
+
 /// Whether all of these gates, pairs of bf16, are such.
 __device__ inline bool are_plain_gates(const uint4& gate) {
-  constexpr uint32_t kSize = 0x7fff7fff;
-  const uint32_t most =
-      __vmaxu2(__vimax3_u16x2(gate.x & kSize, gate.y & kSize, gate.z & kSize), gate.w & kSize);
-  return max(most & 0xffff, most >> 16) <= kMostPlain;
+  return are_plain_sizes(
+      __vmaxu2(__vimax3_u16x2(gate.x & kGateSizes, gate.y & kGateSizes, gate.z & kGateSizes),
+               gate.w & kGateSizes));
 }
 
 /// silu_times() of eight gates: pairs of bf16, as the result. By a whole warp; anything where not

@@ -155,7 +155,7 @@ __device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
       const int i = 4 * j + 2 * half;
       gate[half][j] = pack_bf16(sum[i], sum[i + 1]);
       up[half][j] = pack_bf16(sum[i + kUp], sum[i + kUp + 1]);
-      if (needed[half]) most = __vmaxu2(most, gate[half][j] & 0x7fff7fff);
+      if (needed[half]) most = __vmaxu2(most, gate[half][j] & kGateSizes);
     }
   }
   const auto store = [&](auto silu) {
@@ -170,7 +170,7 @@ __device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
           store_pair(y + row * shape.stride + column, low, high, shape.columns - column);
       }
   };
-  if (__all_sync(kFullMask, max(most & 0xffff, most >> 16) <= kMostPlain))
+  if (__all_sync(kFullMask, are_plain_sizes(most)))
     store(silu_times_plain);
   else
     store(silu_times_straight);
