@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <future>
 #include <mutex>
 
@@ -18,11 +17,6 @@ namespace nanovllm {
 namespace {
 
 ModelConfig read_model_config(const std::string& directory) {
-  check(std::filesystem::exists(directory), ErrorKind::model,
-        "{}: no such directory; give a Hugging Face model directory (nothing is downloaded)",
-        directory);
-  check(std::filesystem::is_directory(directory), ErrorKind::model,
-        "{} is not a directory; give a Hugging Face model directory", directory);
   std::vector<std::string_view> supported;
   for (const Architecture& entry : architectures()) supported.emplace_back(entry.name);
   return load_model_config(directory, supported);

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "io/json.h"
 #include "io/json_object.h"
+#include "io/model_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -22,9 +23,8 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 /// Says why a directory without safetensors weights cannot be loaded.
 [[noreturn]] void refuse_directory(const std::string& directory) {
+  check_model_directory(directory);
   std::error_code error;
-  check(fs::exists(directory, error), ErrorKind::model, "{}: no such directory", directory);
-  check(fs::is_directory(directory, error), ErrorKind::model, "{}: is not a directory", directory);
   // Sorted: the message does not depend on the file system.
   std::set<std::string> pickles, ggufs, others;
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end;

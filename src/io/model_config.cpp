@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "io/json_object.h"
+#include "io/model_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -342,12 +343,9 @@ ModelConfig parse_model_config(const Json& json, std::string_view what,
 
 ModelConfig load_model_config(const std::string& directory,
                               std::span<const std::string_view> supported) {
+  check_model_directory(directory);
   const std::filesystem::path path = std::filesystem::path(directory) / "config.json";
   std::error_code error;
-  check(std::filesystem::exists(directory, error), ErrorKind::model, "{}: no such model directory",
-        directory);
-  check(std::filesystem::is_directory(directory, error), ErrorKind::model,
-        "{}: is not a directory: give the model's directory", directory);
   const bool has_config = std::filesystem::exists(path, error);
   check(!error, ErrorKind::model, "{}: cannot be read: {}", path.string(), error.message());
   check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory",

@@ -34,6 +34,7 @@ inline bool is_utf8_continuation(char byte) {
 /// Length in bytes of the longest prefix that is ASCII.
 size_t ascii_prefix(std::string_view text);
 
+/// Appends one character, at most U+10FFFF; a surrogate is written as three bytes like any other.
 void append_utf8(std::string& out, char32_t character);
 
 /// Offset of the first byte that is not part of a valid UTF-8 character; npos where all is valid.

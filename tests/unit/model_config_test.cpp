@@ -273,7 +273,9 @@ class InDirectory : public testing::Test {
 TEST_F(InDirectory, SaysWhichPartOfAModelDirectoryIsMissing) {
   const std::string path = directory_;
   EXPECT_EQ(refusal([&] { load_model_config(path + "/none"); }),
-            path + "/none: no such model directory");
+            path +
+                "/none: no such directory; give a Hugging Face model directory (nothing is "
+                "downloaded)");
   EXPECT_EQ(refusal([&] { load_model_config(path); }),
             path + ": no config.json: not a Hugging Face model directory");
   write("config.json", "{\"a\": }");

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <utf8proc.h>
 
+#include "io/utf8.h"
+
 namespace nanovllm::jinja {
 
 CodePoint decode_at(std::string_view text, size_t at) {
@@ -21,22 +23,8 @@ CodePoint decode_at(std::string_view text, size_t at) {
 
 size_t last_code_point(std::string_view text) {
   size_t start = text.size() - 1;  // back over continuation bytes to the byte that begins it
-  while (start > 0 && text.size() - start < 4 &&
-         (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80)
-    --start;
+  while (start > 0 && text.size() - start < 4 && is_utf8_continuation(text[start])) --start;
   return start + decode_at(text, start).size == text.size() ? start : text.size() - 1;
-}
-
-void append_utf8(std::string& out, char32_t code_point) {
-  if (code_point < 0x80) return out.push_back(static_cast<char>(code_point));
-  if (code_point >= 0xDC80 &&
-      code_point <= 0xDCFF) {  // a byte that was no UTF-8 goes back as it came
-    out.push_back(static_cast<char>(code_point - 0xDC00));
-    return;
-  }
-  utf8proc_uint8_t bytes[4];
-  const auto size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code_point), bytes);
-  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
 }
 
 size_t length_of(std::string_view text) {
@@ -55,6 +43,15 @@ size_t byte_offset(std::string_view text, size_t index) {
 }
 
 namespace {
+
+/// The inverse of decode_at(): a byte that was no UTF-8 goes back as it came.
+void append_code_point(std::string& out, char32_t c) {
+  if (c >= 0xDC80 && c <= 0xDCFF) {
+    out.push_back(static_cast<char>(c - 0xDC00));
+  } else {
+    append_utf8(out, c);
+  }
+}
 
 utf8proc_category_t category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
@@ -78,7 +75,7 @@ void append_upper(std::string& out, char32_t c) {
   if (c == kSharpS) {
     out += "SS";
   } else {
-    append_utf8(out, upper(c));
+    append_code_point(out, upper(c));
   }
 }
 
@@ -86,7 +83,7 @@ void append_title(std::string& out, char32_t c) {
   if (c == kSharpS) {
     out += "Ss";
   } else {
-    append_utf8(out, title(c));
+    append_code_point(out, title(c));
   }
 }
 
@@ -181,13 +178,14 @@ bool is_lower(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LL; }
 std::string to_upper(std::string_view text) { return map_code_points(text, append_upper); }
 
 std::string to_lower(std::string_view text) {
-  return map_code_points(text, [](std::string& out, char32_t c) { append_utf8(out, lower(c)); });
+  return map_code_points(text,
+                         [](std::string& out, char32_t c) { append_code_point(out, lower(c)); });
 }
 
 std::string swap_case(std::string_view text) {
   return map_code_points(text, [](std::string& out, char32_t c) {
     if (is_upper(c)) {
-      append_utf8(out, lower(c));
+      append_code_point(out, lower(c));
     } else {
       append_upper(out, c);
     }
@@ -197,7 +195,7 @@ std::string swap_case(std::string_view text) {
 std::string capitalize(std::string_view text) {
   bool first = true;
   return map_code_points(text, [&first](std::string& out, char32_t c) {
-    first ? append_title(out, c) : append_utf8(out, lower(c));
+    first ? append_title(out, c) : append_code_point(out, lower(c));
     first = false;
   });
 }
@@ -205,7 +203,7 @@ std::string capitalize(std::string_view text) {
 std::string title_case(std::string_view text) {
   bool inside_word = false;
   return map_code_points(text, [&inside_word](std::string& out, char32_t c) {
-    inside_word ? append_utf8(out, lower(c)) : append_title(out, c);
+    inside_word ? append_code_point(out, lower(c)) : append_title(out, c);
     inside_word = is_cased(c);
   });
 }
@@ -263,7 +261,7 @@ std::string string_repr(std::string_view text) {
     } else if (c.value == '\t') {
       out += "\\t";
     } else if (is_printable(c.value)) {
-      append_utf8(out, c.value);
+      append_code_point(out, c.value);
     } else if (c.value <= 0xFF) {
       out += fmt::format("\\x{:02x}", static_cast<uint32_t>(c.value));
     } else if (c.value <= 0xFFFF) {
@@ -313,7 +311,7 @@ std::string json_quote(std::string_view text, bool ensure_ascii) {
       escape(0xD800 + ((value - 0x10000) >> 10));
       escape(0xDC00 + ((value - 0x10000) & 0x3FF));
     } else {
-      append_utf8(out, c.value);
+      append_code_point(out, c.value);
     }
   }
   return out += '"';

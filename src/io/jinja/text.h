@@ -17,7 +17,6 @@ struct CodePoint {
 CodePoint decode_at(std::string_view text, size_t at);
 /// Byte offset of the last code point of `text`, which must not be empty.
 size_t last_code_point(std::string_view text);
-void append_utf8(std::string& out, char32_t code_point);
 
 /// Code points in `text`.
 size_t length_of(std::string_view text);

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include "io/model_directory.h"
 #include "io/tokenizer/state.h"
 
 namespace nanovllm {
@@ -74,8 +75,7 @@ bool exists(const std::string& path) {
 /// Older models have a tokenizer in other files alone.
 void check_present(const std::string& directory) {
   if (exists(directory + "/tokenizer.json")) return;
-  check(exists(directory), ErrorKind::model,
-        "{}: no such directory; give a Hugging Face model directory", directory);
+  check_model_directory(directory);
   for (const char* other : {"tokenizer.model", "vocab.json"})
     if (exists(directory + "/" + other))
       fail(ErrorKind::model,
