@@ -25,6 +25,14 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+/// For a request without a seed: from the engine's and the request's number.
+uint64_t drawn_seed(uint64_t engine_seed, int64_t request_id) {
+  const auto number = static_cast<uint64_t>(request_id);
+  const Philox4 drawn =
+      noise_bits(engine_seed ^ (number << 32), static_cast<uint32_t>(number), ~0u);
+  return uint64_t{drawn.x[0]} << 32 | drawn.x[1];
+}
+
 /// Row `row` of a step's candidates: the chosen one and `k` more.
 PositionLogprobs candidates(const StepResult& result, int64_t row, int64_t k) {
   PositionLogprobs list;
@@ -80,10 +88,8 @@ int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams
   sequence->max_tokens = max_tokens;
   sequence->num_prompt_tokens = length;
   sequence->token_ids = std::move(prompt);
-  const auto number = static_cast<uint64_t>(sequence->request_id);
-  const Philox4 drawn = noise_bits(seed_ ^ (number << 32), static_cast<uint32_t>(number), ~0u);
   sequence->seed =
-      params.seed ? static_cast<uint64_t>(*params.seed) : (uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
+      params.seed ? static_cast<uint64_t>(*params.seed) : drawn_seed(seed_, sequence->request_id);
   if (!params.ignore_eos) sequence->stop_token_ids = eos_;
   for (const int64_t id : params.stop_token_ids)
     if (!contains(sequence->stop_token_ids, static_cast<int32_t>(id)))
@@ -205,28 +211,28 @@ void LLMEngine::take_finished(std::vector<RequestOutput>& outputs) {
   }
 }
 
+void LLMEngine::report_end(const Sequence& sequence, Request& request, RequestOutput& out) {
+  if (request.text && !request.stop_string) request.text->finish();
+  out.finish_reason = sequence.finish_reason;
+  out.stop_reason = sequence.stop_reason;
+  out.error = sequence.error;
+  // Both with the same token: the text decides.
+  if (request.stop_string && sequence.finish_reason == FinishReason::length) {
+    out.finish_reason = FinishReason::stop;
+    out.stop_reason = *request.stop_string;
+  }
+  request.metrics.total_time = seconds_since(request.added);
+}
+
 RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool finished) {
   RequestOutput out;
   out.request_id = sequence.request_id;
   out.finished = finished;
-  if (finished) {
-    if (request.text && !request.stop_string) request.text->finish();
-    out.finish_reason = sequence.finish_reason;
-    out.stop_reason = sequence.stop_reason;
-    out.error = sequence.error;
-    if (request.stop_string &&
-        sequence.finish_reason ==
-            FinishReason::length) {  // both with the same token: the text decides
-      out.finish_reason = FinishReason::stop;
-      out.stop_reason = *request.stop_string;
-    }
-    request.metrics.total_time = seconds_since(request.added);
-  }
+  if (finished) report_end(sequence, request, out);
   const bool delta = sequence.params.output_kind == OutputKind::delta;
-  const auto prompt = static_cast<size_t>(sequence.num_prompt_tokens);
   const size_t text_from = delta ? request.reported_text : 0,
                tokens_from = delta ? request.reported_tokens : 0;
-  const auto generated = sequence.token_ids.begin() + static_cast<int64_t>(prompt);
+  const auto generated = sequence.token_ids.begin() + sequence.num_prompt_tokens;
   if (!delta || request.reported_tokens == 0)
     out.prompt_token_ids.assign(sequence.token_ids.begin(), generated);
   out.token_ids.assign(generated + static_cast<int64_t>(tokens_from), sequence.token_ids.end());

@@ -27,6 +27,7 @@ class LLMEngine {
   LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model, const EngineConfig& config,
             std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos);
 
+  // LLM's methods of the same names say what these do.
   int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
   /// Queues the output of a request that could not even be turned into tokens.
   int64_t refuse_request(std::vector<int32_t> prompt, std::string error);
@@ -36,7 +37,7 @@ class LLMEngine {
   void reset_prefix_cache();
 
   EngineStats stats() const;
-  const MemoryPlan& memory() const { return runner_->memory(); }
+  const MemoryPlan& memory() const { return runner_->memory(); }  ///< of one rank
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -58,6 +59,7 @@ class LLMEngine {
   void add_text(Sequence& sequence, Request& request);
   void take_finished(std::vector<RequestOutput>& outputs);
   RequestOutput report(const Sequence& sequence, Request& request, bool finished);
+  void report_end(const Sequence& sequence, Request& request, RequestOutput& out);
 
   std::unique_ptr<Runner> runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -175,10 +175,10 @@ class DecoderLayer {
             make_norm(c, context, prefix + ".post_attention_layernorm", c.hidden_size)),
         mlp_(c, context, prefix + ".mlp", layer) {}
 
-  /// x: the last block's output. residual: the stream, without x. This block's output, this rank's
-  /// part of a sum, and its stream are y and y_residual: x and residual themselves, or, in the last
-  /// layer, only the batch's logits_rows of them, since after its attention a row matters to no
-  /// other. What the next norm is to add of it: the result.
+  /// x, residual: the layer's input, of which `input` says what the stream still lacks. y,
+  /// y_residual: its output, of which the result says the same. They are x and residual themselves,
+  /// or, in the last layer, the batch's logits_rows of them alone: after its attention a row
+  /// matters to no other.
   LayerInput forward(const Step& step, Tensor y, Tensor y_residual, Tensor x, Tensor residual,
                      KvCache cache, LayerInput input) const {
     norm_stream(step, input_layernorm_, x, residual, input);
@@ -189,8 +189,11 @@ class DecoderLayer {
     return mlp_.forward(step, y, y_residual);
   }
 
-  /// The same with y = x, for a step with halves, whose norms have been started before (but for the
-  /// first layer) and are afterwards: `next` is that of the layer behind.
+  /// The same with y = x, for a step with halves. A half's sum over the ranks and the norm after it
+  /// are started here and finished where that norm's result is needed, so that they run beside the
+  /// other half's products: this layer's own input norm was started by the layer before (the first
+  /// layer's has nothing to sum), and it starts `next`, the input norm of the layer after it.
+  /// Before the last layer, which is not done in halves, every rank needs the whole stream.
   void forward_halves(const Step& step, Tensor x, Tensor residual, KvCache cache, bool is_first,
                       const RmsNorm& next, bool before_last) const {
     const Halves halves{step};
@@ -261,28 +264,33 @@ class DecoderForCausalLM final : public Model {
   Tensor forward(const Step& step) const override {
     const Tensor residual = embed_tokens_.forward(step, step.batch.tokens);
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
-    const Batch& batch = step.batch;
-    const bool decodes = batch.is_decode();
-    const int lanes = decodes && step.comm.world_size() == 1 ? lanes_of(step) : 1;
-    if (lanes > 1) {
-      run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
-        const Tensor rows = x.rows(from, to), stream = residual.rows(from, to);
-        const LayerInput end = run_layers(part, layers_.size(), rows, stream);
-        norm_stream(part, norm_, rows, stream, end);
-      });
-      return x;
-    }
-    if (!decodes || !step.comm.sums_in_decoder_layers() ||
-        !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, batch))
-      return run_and_leave_out(step, x, residual);
-    norm_.add_forward(step, x, residual);
-    return x;
+    return step.batch.is_decode() && run_decode(step, x, residual)
+               ? x
+               : run_and_leave_out(step, x, residual);
   }
 
   const ParallelLMHead& lm_head() const override { return lm_head_; }
 
  private:
   using Layer = DecoderLayer<Attention, MLP>;
+
+  /// All layers and the norm, in one of the two ways that are for decode steps alone: in lanes, or
+  /// as one operation. False, and nothing is done, where neither pays.
+  bool run_decode(const Step& step, Tensor x, Tensor residual) const {
+    if (const int lanes = lanes_of(step); lanes > 1) {
+      run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
+        const Tensor rows = x.rows(from, to), stream = residual.rows(from, to);
+        const LayerInput end = run_layers(part, layers_.size(), rows, stream);
+        norm_stream(part, norm_, rows, stream, end);
+      });
+      return true;
+    }
+    if (!step.comm.sums_in_decoder_layers() ||
+        !step.ops.decoder_layers(x, residual, stack_, step.kv_cache, step.batch))
+      return false;
+    norm_.add_forward(step, x, residual);
+    return true;
+  }
 
   /// The first `count` layers, and what the next norm is to add.
   LayerInput run_layers(const Step& step, size_t count, Tensor x, Tensor residual) const {
@@ -292,7 +300,7 @@ class DecoderForCausalLM final : public Model {
     return input;
   }
 
-  /// The same in halves, if the step has them. x ends as the input norm of the layer behind.
+  /// The same in halves, if the step has them; x is then what the next layer's input norm gives.
   bool run_halves(const Step& step, size_t count, Tensor x, Tensor residual) const {
     if (step.halves.rows == 0 || count == 0) return false;
     for (size_t i = 0; i < count; ++i)
@@ -320,6 +328,7 @@ class DecoderForCausalLM final : public Model {
   }
 
   int lanes_of(const Step& step) const {
+    if (step.comm.world_size() > 1) return 1;
     if (stack_.experts_per_token > 0) return 1;  // not a few large products
     const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step.batch));
     return step.batch.num_seqs() < lanes ? 1 : lanes;

@@ -8,6 +8,7 @@
 
 namespace nanovllm {
 
+/// The two halves of `step`.
 struct Halves {
   const Step& step;
 
@@ -29,9 +30,9 @@ struct Halves {
     part.num_decodes = std::clamp<int64_t>(batch.num_decodes - from, 0, to - from);
     return part;
   }
-  /// body(from, to) for the rows of a half, at once or one part after the other: where all of a
-  /// device works on one product, the other half's sums, which need a little of it, go on between
-  /// products alone.
+  /// body(from, to) for the rows of a half, at once or in two parts. The other half's sums need a
+  /// little of the device, and get none while one product has all of it: of many rows, two shorter
+  /// products let them in between.
   template <class Body>
   void in_turns(int64_t from, int64_t to, const Body& body) const {
     const int64_t at_once = 2048 * step.comm.world_size(),

@@ -28,6 +28,7 @@ struct ModelContext {
   Tensor cos_sin;  // RotaryEmbedding's table
 };
 
+/// A name that config.json may have, and what builds its model.
 struct Architecture {
   const char* name;  // config.json, architectures[0]
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ModelContext& context);
