@@ -26,10 +26,10 @@ struct Prompt {
   Prompt(std::string text) : value(std::move(text)) {}         // NOLINT
   Prompt(std::vector<int32_t> ids) : value(std::move(ids)) {}  // NOLINT
   std::variant<std::string, std::vector<int32_t>> value;
-  bool add_special_tokens =
-      true;  ///< text only: the tokenizer's post-processor (BOS where the model has one)
-  bool parse_special_tokens =
-      true;  ///< text only: false keeps "<|im_end|>" in the text from becoming the token
+  /// Text only: the tokenizer's post-processor adds its tokens (BOS where the model has one).
+  bool add_special_tokens = true;
+  /// Text only: false keeps "<|im_end|>" in the text from becoming the token.
+  bool parse_special_tokens = true;
 };
 
 /// One part of an engine's start, in seconds since the start. Parts overlap: files are read while
@@ -56,8 +56,8 @@ struct EngineInfo {
   int64_t num_blocks = 0, block_size = 0, max_model_len = 0, vocab_size = 0;
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
   std::vector<RankInfo> ranks{};  ///< tensor_parallel_size of them
-  std::vector<std::string>
-      notes{};  ///< what was found, chosen or ignored; one sentence each, to be shown once
+  /// What was found, chosen or ignored; one sentence each, to be shown once.
+  std::vector<std::string> notes{};
   std::vector<StartupPhase> startup{};  ///< in the order of their ends; empty from inspect()
 };
 
@@ -66,10 +66,11 @@ struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0,
           preemptions = 0;
   int64_t waiting = 0, running = 0, free_blocks = 0;
-  double schedule_seconds = 0,
-         build_seconds = 0;  ///< host time: Scheduler::schedule, batch building
+  double schedule_seconds = 0;  ///< host time spent on deciding what runs next
+  double build_seconds = 0;     ///< host time spent on turning that into batches
 };
 
+/// An engine and what is around it: tokenizer, chat template, the queue of requests.
 class LLM {
  public:
   /// Loads `model`, a Hugging Face model directory. Throws Error: invalid_argument, model or
@@ -104,6 +105,7 @@ class LLM {
   /// No request is waiting, running or has an output to be fetched.
   bool is_finished() const;
 
+  /// What the engine is and has; fixed when it was made.
   const EngineInfo& info() const;
   EngineStats stats() const;
   /// Forgets all cached prefixes that no running request uses.

@@ -29,11 +29,11 @@ struct SamplingParams {
   std::vector<std::string> stop{};  ///< text ends before the first of these
   std::vector<int64_t> stop_token_ids{};
   bool include_stop_str_in_output = false;
-  std::optional<int>
-      logprobs{};  ///< k likeliest and the chosen token, per generated token; at most 20
-  std::optional<int> prompt_logprobs{};  ///< the same per prompt token; turns prefix-cache hits off
-                                         ///< for the request
-  bool skip_special_tokens = true;       ///< in `text`
+  /// The k likeliest tokens and the chosen one, per generated token; at most 20.
+  std::optional<int> logprobs{};
+  /// The same per prompt token; turns prefix-cache hits off for the request.
+  std::optional<int> prompt_logprobs{};
+  bool skip_special_tokens = true;  ///< in `text`
   bool detokenize = true;
   OutputKind output_kind = OutputKind::cumulative;
 };
@@ -41,8 +41,8 @@ struct SamplingParams {
 /// One candidate at one position.
 struct TokenLogprob {
   int32_t token_id = 0;
-  float logprob =
-      0;  ///< natural logarithm, from the raw logits: before temperature, masks and filters
+  /// Natural logarithm, from the raw logits: before temperature, masks and filters.
+  float logprob = 0;
   int32_t rank = 0;  ///< 1 is the likeliest; ties go to the lower id
 };
 /// The chosen token first, then the k likeliest (the chosen one again if it is among them).
@@ -60,6 +60,7 @@ struct RequestMetrics {
   int64_t num_preemptions = 0;
 };
 
+/// What one step() reports of a request; of its end if `finished`.
 struct RequestOutput {
   int64_t request_id = 0;
   std::vector<int32_t> prompt_token_ids{};
@@ -67,12 +68,12 @@ struct RequestOutput {
   std::vector<int32_t> token_ids{};  ///< generated so far, the final EOS or stop token included
   bool finished = false;
   FinishReason finish_reason = FinishReason::none;
-  std::string stop_reason{};  ///< the stop string, or the stop token's id in decimal; empty for EOS
-                              ///< and length
-  std::string error{};        ///< why, if finish_reason is error
+  /// The stop string, or the stop token's id in decimal; empty for EOS and length.
+  std::string stop_reason{};
+  std::string error{};                       ///< why, if finish_reason is error
   std::vector<PositionLogprobs> logprobs{};  ///< one per generated token, if asked for
-  std::vector<PositionLogprobs>
-      prompt_logprobs{};  ///< one per prompt token (the first is empty), if asked for
+  /// One per prompt token (the first is empty), if asked for.
+  std::vector<PositionLogprobs> prompt_logprobs{};
   RequestMetrics metrics;
 };
 
@@ -80,23 +81,23 @@ struct RequestOutput {
 struct EngineConfig {
   std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
   std::string dtype = "auto";   ///< auto (the checkpoint's; f16 runs as bf16) | bf16 | f32
-  int64_t max_model_len =
-      0;  ///< tokens of prompt + output; 0: 4096 or the model's limit if that is less
-  bool allow_long_max_model_len =
-      false;  ///< max_model_len may be beyond what the model was made for: its answers may be poor
+  /// Tokens of prompt + output; 0: 4096, or the model's limit if that is less.
+  int64_t max_model_len = 0;
+  /// max_model_len may be beyond what the model was made for: its answers may be poor.
+  bool allow_long_max_model_len = false;
   int64_t max_num_seqs = 256;          ///< running at once
   int64_t max_num_batched_tokens = 0;  ///< per step; 0: 8192 on a GPU, 512 on a CPU
-  double gpu_memory_utilization =
-      0.9;  ///< (0, 1] of the device's memory, for weights, workspace and KV cache together
+  /// (0, 1] of the device's memory, for weights, workspace and KV cache together.
+  double gpu_memory_utilization = 0.9;
   int64_t num_gpu_blocks_override = 0;  ///< 0: from memory
-  int64_t cpu_kvcache_bytes = 0;  ///< KV cache on the CPU, of all ranks; 0: what max_num_seqs x
-                                  ///< max_model_len needs, 4 GiB at most
-  int block_size = 64;            ///< tokens per KV block: a power of two, 8 to 256
+  /// KV cache on the CPU, of all ranks; 0: what max_num_seqs x max_model_len needs, 4 GiB at most.
+  int64_t cpu_kvcache_bytes = 0;
+  int block_size = 64;  ///< tokens per KV block: a power of two, 8 to 256
   bool enable_prefix_caching = true;
   bool enforce_eager = false;  ///< no CUDA graphs
   int decode_lanes = 0;        ///< parts of a decode step that run side by side, 1 or 2; 0: choose
-  int tensor_parallel_size = 1;  ///< ranks that share the model: GPUs from `device` on, or shares
-                                 ///< of the CPU
+  /// Ranks that share the model: GPUs from `device` on, or shares of the CPU.
+  int tensor_parallel_size = 1;
   uint64_t seed = 0;
   int num_threads = 0;  ///< CPU backend, all ranks; 0: OMP_NUM_THREADS or the physical cores
   std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)

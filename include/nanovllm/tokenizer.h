@@ -15,6 +15,7 @@ namespace nanovllm {
 
 class DecodeStream;
 
+/// Text to token ids and back. Immutable once made: its methods may be called from any thread.
 class Tokenizer {
  public:
   /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
@@ -28,23 +29,25 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  /// Thread-safe. `text` must be valid UTF-8: Error(invalid_argument) with the byte offset
+  /// `text` must be valid UTF-8: Error(invalid_argument) with the byte offset
   /// otherwise. add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens
   /// = false, text that spells a special token ("<|im_end|>") is encoded as plain text; added
   /// tokens that are not special are still recognised.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
                               bool parse_special_tokens = true) const;
-  /// Thread-safe. Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside
+  /// Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside
   /// the vocabulary are ignored.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   int64_t vocab_size() const;  ///< one more than the largest id, added tokens included
+  /// Of a token as tokenizer.json spells it.
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  std::string_view id_to_token(
-      int32_t id) const;  ///< as tokenizer.json spells it; empty where there is none
+  /// As tokenizer.json spells it; empty where there is none. Valid as long as the tokenizer.
+  std::string_view id_to_token(int32_t id) const;
+  /// Whether decode() leaves it out with skip_special_tokens.
   bool is_special(int32_t id) const;
   std::optional<int32_t> bos_token_id() const;  ///< from tokenizer_config.json
-  std::optional<int32_t> eos_token_id() const;
+  std::optional<int32_t> eos_token_id() const;  ///< the same
   /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is
   /// none.
   const std::string& chat_template() const;

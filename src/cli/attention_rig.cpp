@@ -12,8 +12,8 @@ double AttentionShape::cache_bytes() const {
 }
 
 double AttentionShape::flops() const {
-  const double n = double(queries),
-               pairs = n * double(context - queries) + n * (n + 1) / 2;  // causal
+  const double n = double(queries);
+  const double pairs = n * double(context - queries) + n * (n + 1) / 2;  // causal
   return 4.0 * double(seqs * heads * head_dim) * pairs;
 }
 

@@ -21,11 +21,12 @@
 
 namespace nanovllm::cli {
 
+/// The options that all benchmarks have.
 struct BenchOptions {
   std::string model;
   EngineConfig engine;
   std::string json;      ///< file for the report as JSON, "-" for standard output
-  double bandwidth = 0;  ///< GB/s; 0: measured (CPU) or known (GPU)
+  double bandwidth = 0;  ///< GB/s; 0: measured, or what is known of the GPU
   double tflops = 0;     ///< TFLOP/s; 0: the same
   double temperature = 0;
   int64_t repetitions = 5;
@@ -45,6 +46,7 @@ struct Machine {
   Rates rates;         ///< zeros where they are not known
   std::string source;  ///< "measured in this run", "--bandwidth and --tflops", ...
 };
+/// By measurement, by the options, or by the GPU's name where it has no room for a measurement.
 Machine find_machine(const BenchOptions& options, const EngineInfo& info);
 
 /// What is to be measured: a model and options, and the machine's rates, taken before it loads.

@@ -7,14 +7,15 @@ namespace nanovllm::cli {
 
 enum ExitCode : int {
   kExitDone = 0,
-  kExitRequestsFailed =
-      1,  ///< some requests failed or were aborted, or results could not be written
-  kExitUsage = 2,
+  /// Some requests failed or were aborted, or results could not be written.
+  kExitRequestsFailed = 1,
+  kExitUsage = 2,   ///< an option, a file name, a missing argument
   kExitModel = 3,   ///< the model cannot be loaded
   kExitDevice = 4,  ///< no such device, or not enough memory
   kExitEngine = 5,  ///< the engine failed while running
 };
 
+/// The exit code of a program that an Error of this kind ends.
 inline ExitCode exit_code(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::invalid_argument:

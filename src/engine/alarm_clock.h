@@ -18,10 +18,11 @@ class AlarmClock {
   AlarmClock(const AlarmClock&) = delete;
   AlarmClock& operator=(const AlarmClock&) = delete;
 
+  /// A wait begins: rings unless stop() comes in time.
   void set() { set(patience_); }
   /// For a wait that may take another time than usual.
   void set(std::chrono::milliseconds patience);
-  /// Whether it has rung, now or before.
+  /// The wait has ended. Whether the clock has rung, now or before.
   bool stop();
 
  private:

@@ -12,6 +12,7 @@
 
 namespace nanovllm {
 
+/// An engine, and what was read for it.
 struct LoadedEngine {
   ModelConfig model;
   GenerationConfig generation;

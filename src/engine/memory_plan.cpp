@@ -175,8 +175,8 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
     cache = std::min({cache, useful, (size_t{4} << 30) / static_cast<size_t>(shard.world_size)});
   }
   plan.num_blocks = asked.value_or(static_cast<int64_t>(cache / plan.bytes_per_block));
-  plan.num_blocks =
-      std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);  // slots are 32-bit
+  // Slots are 32-bit.
+  plan.num_blocks = std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);
   if (plan.num_blocks >= per_seq || config.num_gpu_blocks_override > 0) return;
   // A length that nobody asked for bends to the memory; one that was asked for is an error.
   if (config.max_model_len > 0 || plan.num_blocks < 1)

@@ -3,8 +3,6 @@
 // gives the exact figures without touching the device.
 #pragma once
 
-#include <string>
-
 #include "engine/batch_builder.h"
 #include "io/model_config.h"
 #include "models/model.h"
@@ -16,17 +14,19 @@ struct EngineConfig;
 
 constexpr int kMaxRanks = 64;  // EngineConfig::tensor_parallel_size
 
+/// Bytes on one rank, and the sizes that they allow.
 struct MemoryPlan {
   size_t weights = 0;         // this rank's parameters, in the backend's layout
   size_t step_workspace = 0;  // the arena: activations and logits of the largest step
-  size_t workspace =
-      0;  // the arena, the input and output blocks, the rotary table, the backend's own scratch
+  // The arena, the input and output blocks, the rotary table, the backend's own scratch.
+  size_t workspace = 0;
   size_t bytes_per_block = 0;  // of KV cache, all layers
   size_t available = 0;        // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
   StepLimits limits;  // with the defaults filled in
 
+  /// Bytes of the KV cache.
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }
 };
 

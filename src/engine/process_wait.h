@@ -39,13 +39,13 @@ class WatchForStoppedRanks {
   std::thread looks_;
 };
 
-/// Whatever waits for other processes while this lives, or calls of drivers that can hang with
-/// them, ends in time, or ends this process: when it has taken longer than `patience`, which has to
-/// do for slow disks and devices.
+/// For waits for other processes, and for calls of drivers that can hang with them: what takes
+/// longer than `patience` while this lives ends the process. `patience` has to do for slow disks
+/// and devices.
 class WaitForProcesses {
  public:
   WaitForProcesses(const std::string& what, std::chrono::milliseconds patience);
-  /// Starts afresh.
+  /// The same object for the next wait: time counts from now.
   void go_on(std::chrono::milliseconds patience) { alarm_.set(patience); }
 
  private:

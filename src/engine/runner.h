@@ -12,9 +12,9 @@ namespace nanovllm {
 
 /// The results of one step, on the host; valid until launch() or wait() is called again.
 struct StepResult {
-  const StepInput* input = nullptr;  ///< what the rows below belong to
-  std::span<const int32_t>
-      sampled;  // one per sampling sequence, in plan order; -1: its logits were not finite
+  const StepInput* input = nullptr;  // what the rows below belong to
+  // One per sampling sequence, in the plan's order; -1: its logits were not finite.
+  std::span<const int32_t> sampled;
   // Log probabilities of all rows (sampling ones first), `width` candidates each, the chosen token
   // first; empty if none were asked for.
   std::span<const int32_t> ids, ranks;

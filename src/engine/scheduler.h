@@ -153,8 +153,8 @@ class Scheduler {
   BlockManager blocks_;
   // By request_id, until given out.
   std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
-  SequenceQueue running_,
-      waiting_;             // in order of arrival: all of the first before all of the second
+  // In order of arrival: all of the first before all of the second.
+  SequenceQueue running_, waiting_;
   SequenceQueue finished_;  // ended and in no plan in flight: to be given out
   int64_t num_arrivals_ = 0;
   int64_t last_planned_ = 0, last_processed_ = 0;  // steps

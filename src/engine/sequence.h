@@ -47,8 +47,8 @@ struct Sequence {
   // -- The scheduler's own.
   int64_t arrival = 0;    // order of add(): who came first is served first
   int64_t last_step = 0;  // the newest plan that this sequence is part of
-  int64_t num_offered_blocks =
-      0;  // leading blocks that came from the prefix cache or were offered to it
+  // Leading blocks that came from the prefix cache or were offered to it.
+  int64_t num_offered_blocks = 0;
   Sequence* previous = nullptr;  // in the queue (SequenceQueue) it is in
   Sequence* next = nullptr;
 

@@ -223,13 +223,12 @@ Tensor StoredTensor::view() const {
   check(!shape.empty() && shape.size() <= tensor.shape.size(), ErrorKind::model,
         "tensor {} is {}: weights of 1 to {} dimensions are supported", quote(name), describe(),
         tensor.shape.size());
-  tensor.data = const_cast<std::byte*>(
-      data.data());  // Tensor has no const form; the mapping itself is read-only
+  // Tensor has no const form; the mapping itself is read-only.
+  tensor.data = const_cast<std::byte*>(data.data());
   tensor.dtype = *type;
   tensor.rank = static_cast<int8_t>(shape.size());
-  int64_t step = 1,
-          extent =
-              1;  // extent: as if no dimension were 0, so that an empty view cannot overflow either
+  int64_t step = 1;
+  int64_t extent = 1;  // as if no dimension were 0, so that an empty view cannot overflow either
   bool overflow = false;
   for (size_t axis = shape.size(); axis-- > 0;) {
     tensor.shape[axis] = shape[axis];

@@ -14,19 +14,22 @@ namespace nanovllm {
 struct SamplerInput {
   SamplingBatch params;   // of the rows that sample
   Tensor prompt_targets;  // i32 [rows that do not sample]
-  Tensor masked;  // i32 [n, 2]: (row within its chunk, token id) pairs that may not be sampled
-                  // (min_tokens)
-  std::span<const int64_t> mask_starts;  // host: chunk c of max_rows rows has the pairs
-                                         // mask_starts[c] .. mask_starts[c + 1]; may be empty
+  // i32 [n, 2]: pairs (row within its chunk, token id) that may not be sampled (min_tokens).
+  Tensor masked;
+  // On the host: chunk c of max_rows rows has the pairs mask_starts[c] .. mask_starts[c + 1]; may
+  // be empty.
+  std::span<const int64_t> mask_starts;
   int64_t num_logprobs = -1;  // k of top_logprobs, the largest asked for; -1: none wanted
 };
 
+/// Where the results go, on the device.
 struct SamplerOutput {
   Tensor token_ids;  // i32 [rows that sample]
-  Tensor ids, logprobs,
-      ranks;  // of all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows]
+  // Of all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows].
+  Tensor ids, logprobs, ranks;
 };
 
+/// Has no state: the head and its weights are given.
 class Sampler {
  public:
   /// Computes logits for Batch::logits_rows of `hidden`, which is what Model::forward() gives,

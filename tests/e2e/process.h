@@ -27,8 +27,8 @@ struct ProcessOptions {
 };
 
 struct ProcessResult {
-  int exit_code =
-      -1;  ///< 128 + signal if a signal ended it; 124 if it ran past the limit and was killed
+  /// 128 + signal if a signal ended it; 124 if it ran past the limit and was killed.
+  int exit_code = -1;
   std::string output, errors;
   /// standard output as JSON lines
   std::vector<Json> lines() const;

@@ -203,8 +203,8 @@ TEST(TextStream, AgreesWithTheWholeTextForEveryWayToCutItIntoTokens) {
       const int min_tokens = pick(0, 1) * pick(0, 6);
       std::string shown;
       for (int token = 1; token <= 12 && !oracle.stopped; ++token) {
-        const int piece =
-            pick(-2, static_cast<int>(pieces.size()) - 1);  // below 0: a single letter
+        // Below 0: a single letter.
+        const int piece = pick(-2, static_cast<int>(pieces.size()) - 1);
         const int32_t id = piece < 0 ? 'a' + piece + 2 : 256 + piece;
         const std::string text =
             piece < 0 ? std::string(1, static_cast<char>(id)) : pieces[static_cast<size_t>(piece)];

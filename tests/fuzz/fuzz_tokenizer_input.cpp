@@ -1,6 +1,5 @@
 // Any bytes as a prompt, and as ids to decode, for tokenizers of every kind.
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 

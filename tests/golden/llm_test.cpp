@@ -331,8 +331,7 @@ TEST(Llm, CountersOnlyRiseAndMetricsAreInOrder) {
   EXPECT_EQ(before.free_blocks, blocks);
 }
 
-// -- A model with a broken weight
-// ------------------------------------------------------------------------------------------------
+// -- A model with a broken weight.
 
 class BrokenToken : public testing::TestWithParam<const char*> {};
 

@@ -170,8 +170,8 @@ TEST(CudaModule, RefusesAProgramOfAnotherBuild) {
   ASSERT_NE(open, nullptr);
   char error[32] = {};
   EXPECT_EQ(open("0.0.0-of-another-build", 0, error, sizeof error), nullptr);
-  EXPECT_EQ(std::string(error),
-            "the CUDA module belongs to anot");  // cut to the room there is, terminated
+  // Cut to the room there is, and terminated.
+  EXPECT_EQ(std::string(error), "the CUDA module belongs to anot");
 }
 
 }  // namespace

@@ -41,8 +41,8 @@ TEST_F(CudaInvariance, GemmRowsDoNotDependOnTheNumberOfRows) {
     Rig rig(*gpu_);
     const int64_t most = shape.n > 100'000 ? 512 : kMaxRows;
     const Tensor x = rig.upload(normal_values(most * shape.k, 1), shape.in, {most, shape.k});
-    const Tensor odd = rig.padded(normal_values(most * shape.k, 1), shape.in, most, shape.k,
-                                  1);  // rows at any address
+    // Rows at any address.
+    const Tensor odd = rig.padded(normal_values(most * shape.k, 1), shape.in, most, shape.k, 1);
     const Tensor w =
         rig.weight(normal_values(shape.n * shape.k, 2, 0.03f), shape.in, shape.n, shape.k);
     const Tensor all = rig.empty(shape.out, {most, shape.n}),

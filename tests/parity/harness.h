@@ -50,7 +50,7 @@ class ParityTest : public testing::TestWithParam<Case> {
   Backend* backend_ = nullptr;
 };
 
-/// A test of one backend in f32 or without floating point operands of choice.
+/// A test of one backend whose operation has no choice of dtype.
 class BackendTest : public testing::TestWithParam<BackendCase> {
  protected:
   void SetUp() override {

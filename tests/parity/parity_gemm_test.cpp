@@ -168,8 +168,8 @@ class HostPart {
   HostPart(DType dtype, std::vector<int64_t> shape, int64_t row_stride, size_t misalignment,
            uint32_t seed) {
     const int64_t rows = shape[0], columns = shape.size() > 1 ? shape[1] : 1;
-    values = random_values(DType::bf16, rows * columns,
-                           seed);  // few bits, exact in bf16; in f16 too, being near 1
+    // Few bits, exact in bf16; in f16 too, being near 1.
+    values = random_values(DType::bf16, rows * columns, seed);
     for (double& v : values) v = std::abs(v) < 0x1p-6 ? 0.0 : v;
     bytes_.resize(static_cast<size_t>(rows * row_stride) * size_of(dtype) + misalignment);
     for (int64_t r = 0; r < rows; ++r)

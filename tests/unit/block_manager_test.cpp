@@ -132,8 +132,8 @@ TEST(BlockManager, ForgetsTheChildrenOfAnEvictedBlockEvenIfItsNumberComesBack) {
   const int32_t same = parent;
   blocks.release(same);
   EXPECT_EQ(blocks.allocate(), same);
-  ASSERT_TRUE(
-      blocks.publish(kNone, same, Tokens{1}));  // even with the old content: it is another entry
+  // Even with the old content it is another entry.
+  ASSERT_TRUE(blocks.publish(kNone, same, Tokens{1}));
   EXPECT_EQ(blocks.find(same, Tokens{2}), kNone);
   blocks.release(child);
   blocks.check_integrity();

@@ -61,8 +61,8 @@ TEST(Scheduler, ABlockThatEndsInATokenInFlightIsCachedOnceTheTokenIsKnown) {
   Scheduler scheduler(small_config(/*num_blocks=*/8, /*block_size=*/2));
   add(scheduler, 1, {5}, 8);
   const Plan first = scheduler.schedule();
-  const Plan second =
-      scheduler.schedule();  // fills the block with the token that the first samples
+  // The second fills the block with the token that the first samples.
+  const Plan second = scheduler.schedule();
   EXPECT_EQ(scheduler.blocks().num_cached(), 0);
   process(scheduler, first, 6);
   EXPECT_EQ(scheduler.blocks().num_cached(), 1);

@@ -247,8 +247,8 @@ TEST(Scheduler, ACacheExhaustedWhileDecodingPreemptsInsteadOfFailing) {  // nano
   }
 }
 
-TEST(Scheduler,
-     PreemptionWithPrefixHitsUnder512RequestsGivesPlainOutputs) {  // nano-vLLM #211, #233
+// nano-vLLM's issues 211 and 233.
+TEST(Scheduler, PreemptionWithPrefixHitsUnder512RequestsGivesPlainOutputs) {
   for (const int depth : {1, 2}) {
     auto config = small_config(/*num_blocks=*/40, /*block_size=*/4);
     config.max_plans_in_flight = depth;
@@ -309,8 +309,8 @@ TEST(Scheduler, NoStaleEntrySurvivesTheReuseOfItsBlock) {  // nano-vLLM #163
   EXPECT_EQ(s.num_cached_tokens, 0);
 }
 
-TEST(Scheduler,
-     AnEmptyPlanIsNotInFlight) {  // MinivLLM unpacks three values of a step that returned two
+// MinivLLM unpacks three values of a step that returned two.
+TEST(Scheduler, AnEmptyPlanIsNotInFlight) {
   Scheduler scheduler(small_config());
   const Plan plan = scheduler.schedule();
   EXPECT_TRUE(plan.empty());

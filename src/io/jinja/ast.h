@@ -193,8 +193,7 @@ struct Statement {
 struct Template {
   std::string name;
   std::vector<std::string> symbols;
-  Symbol caller = 0, varargs = 0, kwargs = 0,
-         loop = 0;  ///< the names that have a meaning of their own
+  Symbol caller = 0, varargs = 0, kwargs = 0, loop = 0;  ///< names with a meaning of their own
   Body body;
 };
 

@@ -52,8 +52,8 @@ struct ChatRequest {
   Json documents = nullptr;  ///< array of objects, or null
   bool add_generation_prompt = true;
   Json special_tokens = Json::object();  ///< "bos_token", "eos_token", ... as strings
-  Json kwargs =
-      Json::object();  ///< further variables ("enable_thinking"); they win over special_tokens
+  /// Further variables ("enable_thinking"); they win over special_tokens.
+  Json kwargs = Json::object();
 };
 
 /// The variables a template sees for `request`. A message's reasoning is available under each of

@@ -180,8 +180,8 @@ Value strftime_now(Runtime& runtime, const Arguments& arguments) {
   constexpr size_t kMaxFormat = 1024;
   if (format.size() > kMaxFormat)
     render_fail("strftime_now: the format is longer than {} bytes", kMaxFormat);
-  const std::string terminated =
-      std::string(format) + "|";  // so that an empty result differs from one that did not fit
+  // strftime() returns 0 for an empty result and for one that does not fit: this one is not empty.
+  const std::string terminated = std::string(format) + "|";
   const std::tm now = runtime.now();
   std::vector<char> buffer(16 * kMaxFormat);
   const size_t size = std::strftime(buffer.data(), buffer.size(), terminated.c_str(), &now);

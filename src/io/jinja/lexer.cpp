@@ -76,8 +76,8 @@ class Lexer {
   std::string_view trimmed_before(std::string_view text, char mark, bool is_variable) const {
     if (mark == '-') return strip_right(text);
     if (mark == '+' || is_variable) return text;
-    const size_t newline =
-        text.rfind('\n');  // lstrip_blocks: a tag alone on its line eats the indentation
+    // lstrip_blocks: a tag alone on its line eats the indentation.
+    const size_t newline = text.rfind('\n');
     const size_t line_start = newline == std::string_view::npos ? 0 : newline + 1;
     if (line_start == 0 && !at_line_start_) return text;
     return strip(text.substr(line_start)).empty() ? text.substr(0, line_start) : text;
@@ -352,8 +352,7 @@ class Lexer {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int line_ = 1;
-  bool at_line_start_ =
-      true;  // nothing but the end of a line, or of the file's start, lies before at_
+  bool at_line_start_ = true;  // the end of a line lies before at_, or nothing at all
 };
 
 }  // namespace

@@ -39,8 +39,8 @@ Arguments rest_of(const Arguments& arguments, size_t count) {
 }
 
 Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  const Budget::Level level(
-      runtime.budget());  // map("map", "map", ...) nests as deep as it has arguments
+  // map("map", "map", ...) nests as deep as it has arguments.
+  const Budget::Level level(runtime.budget());
   std::vector<Value> results;
   if (!input.truth()) return runtime.sequence({}, Sequence::Kind::generator);
   if (arguments.positional.empty()) {

@@ -20,9 +20,8 @@ Value list(Runtime& runtime, const Value& input, const Arguments& arguments) {
 
 Value first(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound none("first", arguments, {});
-  if (input.is_sequence() &&
-      input.sequence().kind == Sequence::Kind::generator) {  // takes one item, no more
-    const Sequence& generator = input.sequence();
+  if (input.is_sequence() && input.sequence().kind == Sequence::Kind::generator) {
+    const Sequence& generator = input.sequence();  // of which one item is taken, no more
     if (generator.taken < generator.items.size()) return generator.items[generator.taken++];
     return Value::undefined("no first item, sequence was empty");
   }

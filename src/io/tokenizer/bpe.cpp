@@ -187,8 +187,8 @@ void Bpe::start_symbols(std::string_view segment, Scratch& scratch) const {
   if (!options_.byte_level) return start_text_symbols(segment, scratch);
   for (const char c : segment) {
     const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
-    if (id ==
-        Vocabulary::kNone) {  // an incomplete byte alphabet: its characters are treated as text is
+    // An incomplete byte alphabet: its characters are treated as text is.
+    if (id == Vocabulary::kNone) {
       symbols.clear();
       return start_text_symbols(alphabet_.spell(segment), scratch);
     }

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "io/tokenizer/nesting.h"
-#include "io/tokenizer/pattern.h"
 #include "io/tokenizer/replace.h"
 #include "io/utf8.h"
 

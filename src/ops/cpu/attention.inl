@@ -12,13 +12,12 @@ namespace {
 /// What one tile's rows look like once they are where the inner loops want them.
 template <class T>
 struct Tile {
-  const T* k[kAttentionTile];  // rows of padded_dim elements
+  const T* k[kAttentionTile];  // rows of Piece::d elements
   const T* v[kAttentionTile];
   int64_t count;  // keys of the tile that some row of the piece sees
 };
 
-// -- Scores: dot products along head_dim, sixteen partial sums each, reduced by one fixed tree
-// ---------------------------------------
+// -- Scores: dot products along head_dim, sixteen partial sums each, reduced by one fixed tree.
 
 #if defined(__AVX512BF16__)
 struct DotBf16 {
@@ -76,8 +75,7 @@ NANOVLLM_INLINE void score_rows(float* scores, const T* q, const Tile<T>& tile, 
   for (int64_t key = first; key < last; key += 16 / ROWS) score_block<ROWS>(scores, q, k, key, d);
 }
 
-// -- Values
-// ----------------------------------------------------------------------------------------------------------------------
+// -- Values.
 
 /// acc[r] = acc[r] * decay[r] + sum over keys [begin, end) of p[r][key] * v[key], 64 elements of
 /// the head at a time.
@@ -108,8 +106,7 @@ NANOVLLM_INLINE void add_values(float* acc, const float* p, const float* decay, 
   }
 }
 
-// -- One row's softmax
-// ------------------------------------------------------------------------------------------------------------
+// -- One row's softmax.
 
 struct RowState {
   float max, sum;
@@ -141,18 +138,17 @@ NANOVLLM_INLINE float softmax_step(float* s, int64_t begin, int64_t end, float s
   return decay;
 }
 
-// -- A piece of up to kAttentionRows rows
-// ---------------------------------------------------------------------------------------------
+// -- A piece of up to kAttentionRows rows.
 
 template <class T>
 struct Piece {
   const AttentionTask<T>& task;
-  int64_t first_row, rows,
-      d;  // rows count (token, head of the group) pairs, tokens outermost; d: head_dim padded to 32
-  T* q;   // [rows, d]
-  float *acc, *scores;  // [rows, d], [rows, kAttentionTile]
-  T *k_copy, *v_copy;   // [kAttentionTile, d]: used where head_dim is no multiple of 32
-  float* v_f32;         // [kAttentionTile, d]: values widened once for many rows
+  int64_t first_row, rows;  // they count (token, head of the group) pairs, tokens outermost
+  int64_t d;                // head_dim padded to 32
+  T* q;                     // [rows, d]
+  float *acc, *scores;      // [rows, d], [rows, kAttentionTile]
+  T *k_copy, *v_copy;       // [kAttentionTile, d]: used where head_dim is no multiple of 32
+  float* v_f32;             // [kAttentionTile, d]: values widened once for many rows
   RowState* state;
 
   int64_t position(int64_t row) const {

@@ -64,8 +64,6 @@ WeightLayout read_layout(const memory::desc& desc, int64_t n, int64_t k, size_t 
   return layout;
 }
 
-// -------------------------------------------------------------------------------------------------------------------------------
-
 struct Weight {
   memory::desc desc;
   WeightLayout layout;

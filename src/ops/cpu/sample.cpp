@@ -184,8 +184,8 @@ void CpuBackend::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor 
             static_cast<float>(static_cast<double>(row[id]) - log_sum);
       };
       for (int64_t j = 0; j < vocab; ++j) keys[static_cast<size_t>(j)] = sort_key(row[j], j);
-      const int32_t id =
-          chosen_ids[i] >= 0 && chosen_ids[i] < vocab ? chosen_ids[i] : 0;  // a failed row has -1
+      // A failed row has -1.
+      const int32_t id = chosen_ids[i] >= 0 && chosen_ids[i] < vocab ? chosen_ids[i] : 0;
       put(0, id);
       const SortKey mine = sort_key(row[id], id);
       rank_data[i] = static_cast<int32_t>(
