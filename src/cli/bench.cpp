@@ -137,10 +137,9 @@ BatchTrace run_batch(LLMEngine& engine, const std::vector<std::vector<int32_t>>&
       if (!output.token_ids.empty()) started.insert(output.request_id);
     }
     const auto now = std::chrono::steady_clock::now();
-    if (all_decode && tokens == prompts.size())
-      trace.steps.push_back(std::chrono::duration<double>(now - last).count());
+    if (all_decode && tokens == prompts.size()) trace.steps.push_back(to_seconds(now - last));
     if (tokens > 0) last = now;
-    if (!all_decode) trace.first_tokens = std::chrono::duration<double>(now - start).count();
+    if (!all_decode) trace.first_tokens = to_seconds(now - start);
   }
   trace.host_seconds = host_seconds_per_step(before, engine.stats());
   return trace;
@@ -161,10 +160,6 @@ double quantile(std::vector<double> values, double share) {
 
 double median(std::vector<double> values) {
   return (quantile(values, 0.5) + quantile(values, 0.5 + 0.5 / double(values.size() + 1))) / 2;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void add_bench(CLI::App& program, Action& action) {

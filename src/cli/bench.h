@@ -2,7 +2,6 @@
 // every figure beside its physical floor.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "cli/progress.h"
 #include "cli/roofline.h"
 #include "cli/workload.h"
+#include "core/seconds.h"
 #include "io/json.h"
 
 namespace nanovllm::cli {
@@ -105,9 +105,6 @@ double host_seconds_per_step(const EngineStats& before, const EngineStats& after
 /// The middle of the values, and the one that `share` of them do not exceed; 0 for none.
 double median(std::vector<double> values);
 double quantile(std::vector<double> values, double share);
-
-/// Seconds since `start`.
-double seconds_since(std::chrono::steady_clock::time_point start);
 
 class BenchReport {
  public:

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/seconds.h"
+
 namespace nanovllm::cli {
 namespace {
 
@@ -62,7 +64,7 @@ double measure_read_bandwidth(int threads) {
       const auto& buffer = buffers[static_cast<size_t>(rank)];
       sums[static_cast<size_t>(rank)] = sum(buffer.data(), buffer.size());
     });
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = seconds_since(start);
     // The sums are used, or the compiler would not read at all.
     const bool read = std::all_of(sums.begin(), sums.end(), [](uint64_t s) { return s > 0; });
     if (read) best = std::max(best, double(share * sizeof(uint64_t)) * threads / seconds);

@@ -6,6 +6,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "cli/machine.h"
+#include "core/seconds.h"
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cli {
@@ -47,8 +48,8 @@ double measure_gemm_rate(int threads, const std::string& dtype) {
     const auto start = std::chrono::steady_clock::now();
     matmul.execute(stream, {{DNNL_ARG_SRC, in}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, out}});
     stream.wait();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, 2.0 * kRows * kInner * kColumns / seconds.count());
+    const double seconds = seconds_since(start);
+    best = std::max(best, 2.0 * kRows * kInner * kColumns / seconds);
   }
   return best;
 }

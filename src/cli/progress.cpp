@@ -4,13 +4,10 @@
 #include <unistd.h>
 
 #include "cli/output.h"
+#include "core/seconds.h"
 
 namespace nanovllm::cli {
 namespace {
-
-double seconds(std::chrono::steady_clock::duration d) {
-  return std::chrono::duration<double>(d).count();
-}
 
 std::string clock_time(double s) {
   const auto whole = static_cast<int64_t>(s + 0.5);
@@ -27,7 +24,7 @@ Progress::~Progress() { clear(); }
 
 bool Progress::due() {
   const auto now = Clock::now();
-  if (!active_ || (last_shown_ && seconds(now - *last_shown_) < 0.2)) return false;
+  if (!active_ || (last_shown_ && to_seconds(now - *last_shown_) < 0.2)) return false;
   last_shown_ = now;
   return true;
 }
@@ -49,7 +46,7 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
     window_start_ = start_ = now;
     window_stats_ = stats;
   }
-  const double window = seconds(now - *window_start_);
+  const double window = to_seconds(now - *window_start_);
   if (window >= 1) {
     prefill_rate_ = double(stats.prompt_tokens - window_stats_.prompt_tokens) / window;
     decode_rate_ = double(stats.generated_tokens - window_stats_.generated_tokens) / window;
@@ -62,7 +59,7 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
                       prefill_rate_, decode_rate_);
   if (total > 0 && done > 0)
     line +=
-        ", " + clock_time(seconds(now - start_) / double(done) * double(total - done)) + " left";
+        ", " + clock_time(to_seconds(now - start_) / double(done) * double(total - done)) + " left";
   show(line);
 }
 

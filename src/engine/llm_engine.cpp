@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/seconds.h"
 #include "engine/request_checks.h"
 #include "ops/noise.h"
 
@@ -15,10 +16,6 @@ SchedulerConfig scheduler_config(const MemoryPlan& plan, const EngineConfig& con
           .num_blocks = plan.num_blocks,
           .block_size = plan.limits.block_size,
           .enable_prefix_caching = config.enable_prefix_caching};
-}
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {

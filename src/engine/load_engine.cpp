@@ -6,6 +6,7 @@
 #include <future>
 #include <mutex>
 
+#include "core/seconds.h"
 #include "engine/model_runner.h"
 #include "engine/open_ranks.h"
 #include "engine/process_runner.h"
@@ -118,9 +119,7 @@ class PhaseLog {
   std::vector<StartupPhase> phases() const { return phases_; }
 
  private:
-  double now() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
+  double now() const { return seconds_since(start_); }
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
   std::vector<StartupPhase> phases_;

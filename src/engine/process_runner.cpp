@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "comm/stopped_ranks.h"
+#include "core/seconds.h"
 #include "engine/open_ranks.h"
 #include "io/checkpoint.h"
 
@@ -138,7 +139,7 @@ void ProcessRunner::launch(const Plan& plan) {
       runner_->uses_graphs() ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
   BatchBuilder(memory().limits).build(plan, block_.data(), input_, shape);
   pack_step(input_, block_.data(), message_);
-  build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  build_seconds_ += seconds_since(begin);
   auto bytes = static_cast<int64_t>(message_.size());
   group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
   group_->broadcast(message_);

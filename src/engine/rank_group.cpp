@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/seconds.h"
 #include "engine/open_ranks.h"
 #include "io/checkpoint.h"
 
@@ -14,8 +15,6 @@ namespace nanovllm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 /// A batch that the ranks are about to copy, or have copied.
 struct BuiltStep {
@@ -258,7 +257,7 @@ RankGroup::Watch RankGroup::watch_progress(const LoadProgress& progress) {
     for (const int r : missing)
       if (now - since[static_cast<size_t>(r)] > limits_.load)
         return fail_hung(r, fmt::format("no progress in loading for {:.1f} s",
-                                        seconds(now - since[static_cast<size_t>(r)])));
+                                        to_seconds(now - since[static_cast<size_t>(r)])));
   };
 }
 
@@ -278,11 +277,12 @@ RankGroup::Watch RankGroup::watch_step() {
     if (!last) since.reset();
     if (last && !since) since = now;
     if (since && now > *since + limits_.peer)
-      fail_hung(*last,
-                fmt::format("the other ranks have been done for {:.1f} s", seconds(now - *since)));
+      fail_hung(*last, fmt::format("the other ranks have been done for {:.1f} s",
+                                   to_seconds(now - *since)));
     // Devices that work on their own are waited for in one place, and fast: a step has an end.
     else if (max_steps_in_flight_ > 1 && now > begin + limits_.step)
-      fail_hung(missing.front(), fmt::format("its step has taken {:.1f} s", seconds(now - begin)));
+      fail_hung(missing.front(),
+                fmt::format("its step has taken {:.1f} s", to_seconds(now - begin)));
   };
 }
 
@@ -306,7 +306,7 @@ void RankGroup::launch(const Plan& plan) {
   const auto shape =
       uses_graphs_ ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
   BatchBuilder(memory().limits).build(plan, step.block.data(), step.input, shape);
-  build_seconds_ += seconds(Clock::now() - begin);
+  build_seconds_ += seconds_since(begin);
   const auto turn = turn_.take();
   post([&step](Rank& rank) { rank.runner->launch(step.input, step.block.data()); });
 }
