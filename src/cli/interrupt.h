@@ -12,7 +12,7 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  bool requested() const;
+  bool requested() const;  ///< to end; from the first signal on
 };
 
 }  // namespace nanovllm::cli

@@ -18,7 +18,7 @@ double measure_gemm_rate(int threads, const std::string& dtype);
 /// Measured earlier for GPUs of this name; zeros for one that is not known.
 Rates known_gpu_rates(const std::string& device);
 
-/// The most memory this process had resident, in bytes, since reset_peak_memory(); 0 if unknown.
+/// The most memory this process had resident, in bytes, since the reset; 0 if unknown.
 int64_t peak_memory();
 void reset_peak_memory();
 

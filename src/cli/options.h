@@ -30,6 +30,7 @@ void set_action(CLI::App& command, Action& action, Action run);
 // begins with the option: "must be an integer from 1 to 8, got "x"".
 int64_t parse_integer(std::string_view text, int64_t min,
                       int64_t max = std::numeric_limits<int64_t>::max());
+/// "inf" and "nan" are numbers, too: the range is for the caller to check.
 double parse_number(std::string_view text);
 /// "1,16,64" or a single number.
 std::vector<int64_t> parse_integers(std::string_view text, int64_t min,

@@ -18,6 +18,7 @@ class OrderedResults {
     pending_.emplace_back();
     return first_ + static_cast<int64_t>(pending_.size()) - 1;
   }
+  /// The result of the request with that place, once.
   void put(int64_t place, std::string text) {
     pending_[static_cast<size_t>(place - first_)] = std::move(text);
   }

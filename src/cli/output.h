@@ -17,9 +17,6 @@ class OutputError : public std::runtime_error {
 /// full) is no error: results are worth more than what is said about them.
 void say(std::string_view text);
 
-/// `text` as one line of a terminal: line ends and other control characters become spaces.
-std::string one_line(std::string text);
-
 class Output {
  public:
   /// Standard output.

@@ -19,6 +19,7 @@ class PythonRandom {
   std::mt19937 engine_;
 };
 
+/// Requests: prompt i asks for max_tokens[i] tokens.
 struct Workload {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<int64_t> max_tokens;

@@ -18,13 +18,14 @@ namespace nanovllm {
 /// own included).
 enum class AttentionType : uint8_t { full, sliding };
 
+/// A mixture of experts in place of the MLP.
 struct MoeConfig {
   int64_t num_experts = 0;
-  int64_t num_experts_per_tok = 0;    ///< 1 .. num_experts
-  int64_t moe_intermediate_size = 0;  ///< of one expert
-  bool norm_topk_prob = false;        ///< the chosen experts' weights are scaled to sum 1
-  int64_t decoder_sparse_step = 1;
-  std::vector<int64_t> mlp_only_layers;
+  int64_t num_experts_per_tok = 0;       ///< 1 .. num_experts
+  int64_t moe_intermediate_size = 0;     ///< of one expert
+  bool norm_topk_prob = false;           ///< the chosen experts' weights are scaled to sum 1
+  int64_t decoder_sparse_step = 1;       ///< every so many layers there are experts
+  std::vector<int64_t> mlp_only_layers;  ///< indices of layers without
 
   /// Whether layer `index` (from 0) has experts; the others have a dense MLP of intermediate_size.
   bool is_sparse(int64_t index) const;

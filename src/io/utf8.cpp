@@ -1,5 +1,6 @@
 #include "io/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -58,6 +59,12 @@ void append_utf8(std::string& out, char32_t c) {
     push(0x80 | (c >> 6 & 0x3F));
   }
   push(0x80 | (c & 0x3F));
+}
+
+std::string one_line(std::string text) {
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  std::replace_if(text.begin(), text.end(), is_control, ' ');
+  return text;
 }
 
 size_t find_invalid_utf8(std::string_view text) {

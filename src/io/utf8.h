@@ -37,6 +37,9 @@ size_t ascii_prefix(std::string_view text);
 /// Appends one character, at most U+10FFFF; a surrogate is written as three bytes like any other.
 void append_utf8(std::string& out, char32_t character);
 
+/// `text` on one line, for messages: line ends and other ASCII control characters become spaces.
+std::string one_line(std::string text);
+
 /// Offset of the first byte that is not part of a valid UTF-8 character; npos where all is valid.
 size_t find_invalid_utf8(std::string_view text);
 

@@ -18,12 +18,14 @@ class RenderError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What a render has used so far.
 class Budget {
  public:
   explicit Budget(const ChatTemplateLimits& limits) : limits_(limits) {}
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
+  /// Throws RenderError where that is more than the limit, as hold() and Level do.
   void spend(size_t steps = 1);
   /// Work in proportion to the length of a text.
   void spend_bytes(size_t bytes) { spend(1 + bytes / 16); }

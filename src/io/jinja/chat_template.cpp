@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "io/jinja/ast.h"
 #include "io/jinja/evaluator.h"
-#include "io/jinja/text.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 
@@ -38,8 +38,7 @@ std::string ChatTemplate::render(const Json& context, const ChatTemplateLimits& 
       throw;
     }
   } catch (const jinja::RenderError& error) {
-    fail(ErrorKind::invalid_argument, "{}:{}: {}", template_->name, line,
-         jinja::one_line(error.what()));
+    fail(ErrorKind::invalid_argument, "{}:{}: {}", template_->name, line, one_line(error.what()));
   }
 }
 

@@ -49,8 +49,8 @@ class Lexer {
   }
 
  private:
-  [[noreturn]] void syntax_error(std::string_view message) const {
-    fail(ErrorKind::model, "{}:{}: {}", name_, line_, one_line(message));
+  [[noreturn]] void syntax_error(std::string message) const {
+    fail(ErrorKind::model, "{}:{}: {}", name_, line_, one_line(std::move(message)));
   }
 
   std::string_view rest() const { return std::string_view(source_).substr(at_); }

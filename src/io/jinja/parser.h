@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "io/jinja/ast.h"
 #include "io/jinja/lexer.h"
-#include "io/jinja/text.h"
+#include "io/utf8.h"
 
 namespace nanovllm::jinja {
 

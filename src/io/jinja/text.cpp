@@ -218,14 +218,6 @@ std::string_view strip_right(std::string_view text, std::string_view set) {
   return trim_right(text, [set](char32_t c) { return contains(set, c); });
 }
 
-std::string one_line(std::string_view text) {
-  std::string line(text);
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  return line;
-}
-
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";

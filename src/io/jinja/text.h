@@ -48,9 +48,6 @@ std::string_view strip(std::string_view text);
 std::string_view strip_left(std::string_view text, std::string_view set);
 std::string_view strip_right(std::string_view text, std::string_view set);
 
-/// The text with line breaks and other control characters as spaces, for error messages.
-std::string one_line(std::string_view text);
-
 /// repr(float): the shortest text that reads back as the same number.
 std::string float_repr(double value);
 /// repr(str), quotes included.

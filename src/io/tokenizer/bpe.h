@@ -16,6 +16,7 @@
 
 namespace nanovllm {
 
+/// Fields of tokenizer.json's model, under their names there.
 struct BpeOptions {
   std::optional<std::string> unk_token;
   bool fuse_unk = false;
@@ -28,6 +29,7 @@ struct BpeOptions {
 
 class Bpe {
  public:
+  /// Two tokens that become one. Earlier merges go first.
   struct Merge {
     std::string_view left, right;
   };

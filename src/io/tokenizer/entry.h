@@ -14,6 +14,8 @@
 
 namespace nanovllm {
 
+/// A value of tokenizer.json and its place in the file. What is not as it is asked for throws
+/// Error(model) with the place.
 class Entry {
  public:
   /// `place` is what errors call the value: "tokenizer.json: decoder". The JSON must outlive the
@@ -22,6 +24,7 @@ class Entry {
 
   const Json& json() const { return json_; }
   const std::string& place() const { return place_; }
+  /// The place of a member: "tokenizer.json: decoder.type".
   std::string place_of(std::string_view key) const {
     return fmt::format("{}{}{}", place_, place_.ends_with(':') ? ' ' : '.', key);
   }
@@ -32,15 +35,18 @@ class Entry {
     const auto it = json_.find(std::string(key));
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
+  /// Nothing where find() gives null.
   std::optional<Entry> member(std::string_view key) const {
     const Json* value = find(key);
     return value ? std::optional(Entry(*value, place_of(key))) : std::nullopt;
   }
+  /// A member that must be there.
   Entry required(std::string_view key) const {
     auto value = member(key);
     check(value.has_value(), ErrorKind::model, "{} is missing", place_of(key));
     return *value;
   }
+  /// Of an array.
   std::vector<Entry> elements() const {
     require(json_.is_array(), "an array");
     std::vector<Entry> result;
@@ -49,6 +55,7 @@ class Entry {
     return result;
   }
 
+  // The value itself, or a member's; a flag may be absent.
   const std::string& string() const {
     require(json_.is_string(), "a string");
     return json_.get_ref<const std::string&>();
@@ -73,6 +80,7 @@ class Entry {
     check(fits, ErrorKind::model, "{} must be an integer from 0 to {}", place_, max);
     return json_.get<int64_t>();
   }
+  /// Which of its kinds the entry is; a kind that is not supported is refused by name.
   const std::string& type() const { return string("type"); }
   [[noreturn]] void refuse_type(std::string_view supported) const {
     fail(ErrorKind::model, "{}: type \"{}\" is not supported (supported: {})", place_, type(),

@@ -20,6 +20,7 @@ class Vocabulary {
   /// text() gives the first.
   bool add(std::string_view text, int32_t id);
 
+  /// kNone where there is no such token.
   int32_t find(std::string_view text) const;
   /// Empty where the id is unused.
   std::string_view text(int32_t id) const;
