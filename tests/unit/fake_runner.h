@@ -99,8 +99,6 @@ class FakeRunner {
     return sampled;
   }
 
-  int64_t num_stored() const { return num_stored_; }  // positions computed so far
-
  private:
   struct Cell {
     int64_t position = -1;
@@ -160,7 +158,6 @@ class FakeRunner {
                                                : row.tokens[static_cast<size_t>(i)];
       const uint64_t previous = position == 0 ? 0 : cell(row, position - 1).state;
       cell(row, position) = {position, token, fake_state(previous, token)};
-      ++num_stored_;
     }
   }
 
@@ -180,7 +177,6 @@ class FakeRunner {
   std::vector<Cell> cells_;
   std::deque<Step> steps_;
   std::unordered_map<int64_t, int32_t> device_tokens_;  // the last token sampled for each request
-  int64_t num_stored_ = 0;
 };
 
 }  // namespace nanovllm
