@@ -14,14 +14,18 @@ struct Philox4 {
   uint32_t x[4];
 };
 
+/// Of Philox4x32: what a round multiplies by, and what it adds to the keys.
+constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u,
+                   kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
+
 constexpr Philox4 philox4x32_10(Philox4 counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * counter.x[0],
-                   p1 = uint64_t{0xCD9E8D57u} * counter.x[2];
+    const uint64_t p0 = uint64_t{kPhiloxFactor0} * counter.x[0],
+                   p1 = uint64_t{kPhiloxFactor1} * counter.x[2];
     counter = {{static_cast<uint32_t>(p1 >> 32) ^ counter.x[1] ^ key0, static_cast<uint32_t>(p1),
                 static_cast<uint32_t>(p0 >> 32) ^ counter.x[3] ^ key1, static_cast<uint32_t>(p0)}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+    key0 += kPhiloxStep0;
+    key1 += kPhiloxStep1;
   }
   return counter;
 }

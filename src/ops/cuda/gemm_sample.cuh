@@ -6,7 +6,7 @@
 // each SM and goes through tiles of 128 tokens by up to 128 rows. One warp issues bulk copies into
 // a ring of stages, on across tiles; one or two groups of four warps multiply, 64 rows of x (A)
 // with the weight's rows (B): one chain of k16 steps from zero, the bits of gemm_in_order. They
-// leave their sums in shared memory, where eight warps look through them while the next tile is
+// leave their sums in shared memory, where more warps look through them while the next tile is
 // multiplied: noise takes the other units of an SM as long as a product takes its tensor cores.
 //
 // What is known of a row lies in shared memory: the best keys so far, and bounds that rule out
@@ -16,6 +16,7 @@
 #include "ops/cuda/gemm_cluster.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
 #include "ops/cuda/noisy_best.cuh"
+#include "ops/cuda/row_noise.cuh"
 
 namespace nanovllm {
 
@@ -31,21 +32,22 @@ struct HeadShape {
 
 constexpr int kHeadColumns = 128;  // tokens of a tile: four to a lane
 constexpr int kHeadGroup = 128;    // threads of four warps
-constexpr int kHeadScanWarps = 8;
 constexpr int kHeadWeightBytes = kHeadColumns * kSliceRowBytes;
 constexpr int kHeadPitch = kHeadColumns + 8;  // of a row of logits: no two lanes store to one bank
+/// The warps that scan. Beside two groups of multipliers, all that have room with their 90
+/// registers: noise takes longer than products. One group waits for memory.
+constexpr int head_scan_warps(int groups) { return groups == 1 ? 8 : 11; }
 
 /// What a block knows of a row of logits. One warp has the row.
 struct HeadRow {
   float most = -kInfinity,
         offset;              // the largest logit, and Bar::offset of a score that a token has
   float temperature, scale;  // Bar::scale
-  uint64_t seed;
   uint64_t likeliest = 0, noisy = 0;  // keys
-  uint32_t position;
+  RowNoise noise;
 
   __device__ explicit HeadRow(const RowRule& rule)
-      : temperature(rule.temperature), seed(rule.seed), position(rule.position) {
+      : temperature(rule.temperature), noise(rule.seed, rule.position) {
     // Nothing is ruled out before the first score; in a greedy row all noise is.
     const bool noisy_row = rule.temperature > 0.0f;
     scale = noisy_row ? Bar(rule.temperature).scale : 0.0f;
@@ -75,7 +77,9 @@ struct HeadRing {
 struct HeadLayout {
   int groups, tile_rows;
   constexpr int rows() const { return groups * tile_rows; }
-  constexpr int threads() const { return groups * kHeadGroup + (kHeadScanWarps + 1) * kWarp; }
+  constexpr int threads() const {
+    return groups * kHeadGroup + (head_scan_warps(groups) + 1) * kWarp;
+  }
   constexpr int logits_at() const {
     return kSkinnyBarrierBytes + rows() * static_cast<int>(sizeof(HeadRow));
   }
@@ -125,7 +129,7 @@ constexpr int kLogitsFull = 2, kLogitsEmpty = 3;
 template <int kGroups>
 __device__ void multiply_tiles(float* logits, const HeadShape& shape, const HeadRing& ring,
                                const HeadPlace& place, int group) {
-  constexpr int kThreads = kGroups * kHeadGroup + kHeadScanWarps * kWarp;
+  constexpr int kThreads = kGroups * kHeadGroup + head_scan_warps(kGroups) * kWarp;
   const int lane = threadIdx.x % kWarp, first = group * shape.tile_rows,
             warp_row = threadIdx.x / kWarp % 4 * 16;
   float* const mine = logits + (first + warp_row + lane / 4) * kHeadPitch + lane % 4 * 2;
@@ -181,7 +185,7 @@ struct HeadTokens {
   }
   __device__ float room(const HeadRow& row) const { return Bar(row.scale, row.offset).room(most); }
   __device__ void draw(const HeadRow& row, int id) {
-    bits = noise_bits(row.seed, row.position, static_cast<uint32_t>(id) / 4);
+    bits = row.noise.bits(static_cast<uint32_t>(id) / 4);
   }
 };
 
@@ -245,12 +249,13 @@ __device__ inline KnownRow load_known(const KnownRow* p) {
   return {known.x, known.y};
 }
 
-/// A warp's part, `warp` of kHeadScanWarps: all tiles of every eighth row of `count`.
+/// A warp's part, `warp` of head_scan_warps(): of all tiles the rows warp, warp + so many, ... of
+/// `count`.
 template <int kGroups>
 __device__ void scan_tiles(HeadRow* rows, KnownRow* known, const float* logits,
                            const HeadShape& shape, const HeadPlace& place, int warp, int count) {
-  constexpr int kThreads = kGroups * kHeadGroup + kHeadScanWarps * kWarp;
-  const int lane = threadIdx.x % kWarp, own = warp + kHeadScanWarps * lane;
+  constexpr int kWarps = head_scan_warps(kGroups), kThreads = kGroups * kHeadGroup + kWarps * kWarp;
+  const int lane = threadIdx.x % kWarp, own = warp + kWarps * lane;
   arrive_at<kLogitsEmpty, kThreads>();
   for (int tile = place.slice; tile < shape.tiles; tile += shape.slices) {
     sync_threads<kLogitsFull, kThreads>();
@@ -260,8 +265,8 @@ __device__ void scan_tiles(HeadRow* rows, KnownRow* known, const float* logits,
     const int id = tile * kHeadColumns + 4 * lane;
     // Two rows at a time: one's random bits take as long as two's.
 #pragma unroll 1
-    for (int r = warp; r < count; r += 2 * kHeadScanWarps) {
-      const int other = min(r + kHeadScanWarps, count - 1);
+    for (int r = warp; r < count; r += 2 * kWarps) {
+      const int other = min(r + kWarps, count - 1);
       HeadTokens tokens, more;
       tokens.load(logits + r * kHeadPitch + 4 * lane, id, shape.vocab);
       more.load(logits + other * kHeadPitch + 4 * lane, id, shape.vocab);
@@ -272,7 +277,7 @@ __device__ void scan_tiles(HeadRow* rows, KnownRow* known, const float* logits,
         more.draw(rows[other], id);
       }
       look_through(rows[r], known + r, tokens, id, draws);
-      if (r + kHeadScanWarps < count) look_through(rows[other], known + other, more, id, draws);
+      if (r + kWarps < count) look_through(rows[other], known + other, more, id, draws);
     }
     if (tile + shape.slices < shape.tiles) arrive_at<kLogitsEmpty, kThreads>();
     if (own < count) rows[own].learn(is_first ? load_known(known + own) : news);
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
                        const HeadShape shape, const RowRules rules, const RowScan scan,
                        KnownRow* known) {
   extern __shared__ __align__(16) unsigned char shared[];
-  constexpr int kMultipliers = kGroups * kHeadGroup, kScanners = kHeadScanWarps * kWarp;
+  constexpr int kMultipliers = kGroups * kHeadGroup, kScanners = head_scan_warps(kGroups) * kWarp;
   const HeadLayout layout{kGroups, shape.tile_rows};
   auto* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMostStages;
