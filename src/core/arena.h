@@ -11,12 +11,14 @@
 
 namespace nanovllm {
 
+/// Hands out tensors one behind the other; does not own their memory.
 class Arena {
  public:
   static constexpr size_t kAlignment = 256;  // bytes; what cuBLASLt and 128-bit loads want
 
   Arena(std::byte* data, size_t capacity, Device device)
       : data_(data), capacity_(capacity), device_(device) {}
+  /// Without memory and without end: for peak(), to learn what a step takes.
   static Arena measuring(Device device) { return {nullptr, ~size_t{0}, device}; }
 
   /// A contiguous tensor, alive until release() of an earlier mark. Throws when full: a bug in the
@@ -35,10 +37,9 @@ class Arena {
   /// What is not taken, as an arena of its own: valid until this one hands out more. Its peak says
   /// what to take here to keep it.
   Arena rest() const { return {data_ ? data_ + used_ : nullptr, capacity_ - used_, device_}; }
-  size_t mark() const { return used_; }
-  void release(size_t mark) { used_ = mark; }
-  size_t peak() const { return peak_; }
-  bool is_measuring() const { return data_ == nullptr; }
+  size_t mark() const { return used_; }        ///< for release(): what is taken so far stays
+  void release(size_t mark) { used_ = mark; }  ///< gives back all that was taken since
+  size_t peak() const { return peak_; }        ///< bytes: the most that was ever taken
 
  private:
   std::byte* data_;

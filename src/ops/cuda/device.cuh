@@ -136,14 +136,4 @@ __device__ T block_sum(T x, T* shared) {
   return total;
 }
 
-template <class T>
-__device__ T block_max(T x, T* shared) {
-  x = warp_max(x);
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  T best = shared[0];
-  for (unsigned i = 1; i < blockDim.x / kWarp; ++i) best = shared[i] > best ? shared[i] : best;
-  return best;
-}
-
 }  // namespace nanovllm
