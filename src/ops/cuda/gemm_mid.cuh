@@ -25,6 +25,7 @@ struct MidShape {
   int64_t stride;     // of y's rows
   int tile_rows;      // of a tensor core tile that are used: a multiple of 8, at most 64
   int row_blocks;     // that cover all rows: even, if paired
+  int block_rows;     // of x that a block copies: a multiple of 8
   int blocks;         // that have a tile, or would have, did none stay for several
   int steps;          // stages that cover k
   int stages;         // of the ring
@@ -52,22 +53,30 @@ struct MidTile {
   constexpr int threads() const { return consumers() + (is_large() ? kGroupThreads : 2 * kWarp); }
   constexpr int block_rows(int tile_rows) const { return groups * tiles * tile_rows; }
   constexpr int weight_bytes() const { return depth * columns * kSliceRowBytes; }
-  constexpr int stage_bytes(int tile_rows) const {
-    return weight_bytes() + depth * block_rows(tile_rows) * kSliceRowBytes;
+  constexpr int stage_bytes(int rows) const {
+    return weight_bytes() + depth * rows * kSliceRowBytes;
   }
-  /// As skinny_shared_bytes().
-  constexpr int shared_bytes(int tile_rows, int stages) const {
-    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(tile_rows) +
-           (64 - tile_rows) * kSliceRowBytes;
+  /// As skinny_shared_bytes(), of a block that copies `rows`.
+  constexpr int shared_bytes(int tile_rows, int rows, int stages) const {
+    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(rows) +
+           (block_rows(tile_rows) - rows + 64 - tile_rows) * kSliceRowBytes;
   }
 };
 
 // -- Copies --
 
-/// Where a block's tile lies: its first row of x and y, its first column of y.
+/// Where a block's tile lies: its first row of x and y, its first column of y. The last rows' block
+/// begins early rather than end behind them: the copy engine is slow where it fills with zeros.
 struct MidPlace {
   int row, column;
+  int own;  // rows before are another block's as well
 };
+template <MidTile tile>
+__device__ MidPlace place_of(const MidShape& shape, int block) {
+  const int own = block % shape.row_blocks * shape.block_rows;
+  return {max(min(own, shape.rows - shape.block_rows), 0),
+          block / shape.row_blocks * tile.outputs(), own};
+}
 
 /// Weights for one stage; in a pair, this block's half of them for both: half the slices or, where
 /// there is one, the gate or up.
@@ -90,8 +99,7 @@ __device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const S
 template <MidTile tile, class F>
 __device__ void for_tiles(const MidShape& shape, F&& f) {
   for (int i = static_cast<int>(blockIdx.x); i < shape.blocks; i += static_cast<int>(gridDim.x))
-    f(MidPlace{i % shape.row_blocks * tile.block_rows(shape.tile_rows),
-               i / shape.row_blocks * tile.outputs()});
+    f(place_of<tile>(shape, i));
 }
 
 /// The two threads' parts where blocks stay.
@@ -156,7 +164,7 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
   const int lane = threadIdx.x % kWarp, blocks = shape.paired ? kPair : 1;
   const int tile_bytes = shape.tile_rows * kSliceRowBytes;
   const uint64_t next_tile = static_cast<uint64_t>(tile_bytes >> 4),
-                 next_slice = next_tile * (tile.groups * tile.tiles);
+                 next_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
 #pragma unroll
   for (int t = 0; t < tile.tiles; ++t)
 #pragma unroll
@@ -301,7 +309,8 @@ __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const 
             first = place.row + group * shape.tile_rows,
             rows = min(shape.tile_rows, shape.rows - first);
   for_pieces<tile.columns>(sum[0], [&](int half, int column, auto piece) {
-    if (in_tile + half < rows && place.column + column < shape.columns)
+    if (in_tile + half < rows && first + in_tile + half >= place.own &&
+        place.column + column < shape.columns)
       sender.send(first + in_tile + half, place.column + column, piece);
   });
 }
@@ -345,9 +354,8 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     return;
   }
   const SkinnyRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                        tile.stage_bytes(shape.tile_rows), tile.weight_bytes(), full, empty};
-  const MidPlace place{block % shape.row_blocks * tile.block_rows(shape.tile_rows),
-                       block / shape.row_blocks * tile.outputs()};
+                        tile.stage_bytes(shape.block_rows), tile.weight_bytes(), full, empty};
+  const MidPlace place = place_of<tile>(shape, block);
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == kConsumers) {

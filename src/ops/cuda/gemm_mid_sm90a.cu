@@ -135,11 +135,14 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
     shape.stride = y.stride[0];
     shape.tile_rows = plan.tile_rows;
     shape.row_blocks = plan.row_blocks;
+    shape.block_rows =
+        static_cast<int>(std::min<int64_t>(tile.block_rows(plan.tile_rows), ceil_div(m, 8) * 8));
     shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
     shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
     const int most = static_cast<int>(divides_sms() ? kLaneProductBytes : max_shared_bytes_),
-              ring = std::min(kKernels[i].ring, most - tile.shared_bytes(plan.tile_rows, 0));
-    shape.stages = std::clamp(ring / tile.stage_bytes(plan.tile_rows), 2,
+              ring = std::min(kKernels[i].ring,
+                              most - tile.shared_bytes(plan.tile_rows, shape.block_rows, 0));
+    shape.stages = std::clamp(ring / tile.stage_bytes(shape.block_rows), 2,
                               std::min(kMostStages, std::max(2, shape.steps)));
     shape.paired = kKernels[i].shares && plan.row_blocks % kPair == 0;
     const unsigned cluster = shape.paired ? kPair : 1;
@@ -148,14 +151,15 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
                            : divides_sms() ? shape.blocks
                                            : std::max(shape.blocks, num_sms_);
     const dim3 grid{grid_size(ceil_div(blocks, cluster) * cluster)};
-    const auto shared = static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.stages));
+    const auto shared =
+        static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.block_rows, shape.stages));
     const int parts = gated ? 2 : 1;
     MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
     if (shape.paired && tile.depth % kPair == 0)
       box.slices /= kPair;
     else if (shape.paired)
       box.rows /= kPair, box.parts_of_box = 1;
-    const MapBox rows{.parts = 1, .rows = tile.block_rows(plan.tile_rows), .slices = tile.depth};
+    const MapBox rows{.parts = 1, .rows = shape.block_rows, .slices = tile.depth};
     const auto go = [&]<class Input>(const Input& input) {
       launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
                                       DeviceType<Y>, Input>,

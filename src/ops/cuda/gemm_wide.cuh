@@ -19,6 +19,7 @@ struct WideShape {
   int rows, columns;       // of y
   int64_t stride;          // of y's rows
   int row_blocks;          // that cover all rows
+  int block_rows;          // of x that a block copies: a multiple of 8
   int blocks;              // that have a tile
   int steps;               // stages that cover k
   int stages, row_stages;  // of the rings of weights and of rows
@@ -62,8 +63,9 @@ struct WideTile {
   }
 };
 
+/// As MidPlace (gemm_mid.cuh).
 struct WidePlace {
-  int row, column;  // of y
+  int row, column, own;
 };
 
 template <WideTile tile>
@@ -74,9 +76,9 @@ __device__ void wide_copy_weight(const CUtensorMap& w, const WideRing& ring, con
                 step * tile.depth);
 }
 template <WideTile tile>
-__device__ void wide_copy_x(const CUtensorMap& x, const WideRing& ring, const WidePlace& place,
-                            int step, int stage) {
-  arrive_expecting(ring.full + stage, tile.row_bytes());
+__device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
+                            const WidePlace& place, int step, int stage) {
+  arrive_expecting(ring.full + stage, tile.depth * shape.block_rows * kSliceRowBytes);
   copy_box(ring.at(stage), &x, ring.full + stage, 0, place.row, 0, step * tile.depth);
 }
 
@@ -101,7 +103,7 @@ __device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, con
   RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-    wide_copy_x<tile>(x, ring, place, step, at.stage);
+    wide_copy_x<tile>(x, shape, ring, place, step, at.stage);
     at.next(shape.row_stages);
   }
 }
@@ -115,7 +117,7 @@ __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, cons
   let_next_start();
   wait_for_previous();
   for (int step = 0; step < min(shape.row_stages, shape.steps); ++step)
-    wide_copy_x<tile>(x, rows, place, step, step);
+    wide_copy_x<tile>(x, shape, rows, place, step, step);
 }
 /// And when the stages of `step` are left.
 template <WideTile tile>
@@ -129,7 +131,7 @@ __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const
   }
   if (step + shape.row_stages < shape.steps) {
     wait_barrier(rows.empty + x_at.stage, x_at.parity);
-    wide_copy_x<tile>(x, rows, place, step + shape.row_stages, x_at.stage);
+    wide_copy_x<tile>(x, shape, rows, place, step + shape.row_stages, x_at.stage);
   }
 }
 
@@ -140,6 +142,7 @@ __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_
                               const WideRing& weights, const WideRing& rows, const WidePlace& place,
                               int group) {
   const int lane = threadIdx.x % kWarp;
+  const uint64_t next_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
 #pragma unroll
   for (int i = 0; i < tile.rows / 2; ++i) sum[i] = 0.0f;
   RingCursor w_at, x_at, w_last, x_last;
@@ -155,7 +158,7 @@ __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_
 #pragma unroll
       for (int i = 0; i < kSliceWidth / 16; ++i)
         product<tile.rows>(sum, w + (slice * tile.columns() * kSliceRowBytes >> 4) + 2 * i,
-                           x + (slice * tile.rows * kSliceRowBytes >> 4) + 2 * i);
+                           x + slice * next_slice + 2 * i);
     wgmma_commit();
     wgmma_wait<1>();  // all but these
     if (step > 0) {   // the stages before these are free
@@ -226,7 +229,7 @@ __device__ void wide_store(const Output& output, const WideShape& shape, const W
 #pragma unroll 1
   for (int row = thread / kUnits; row < (rows + 31) / 32 * 32; row += kWideGroup / kUnits) {
     const auto* at = reinterpret_cast<const uint4*>(mine + min(row, rows - 1) * kWidePitch);
-    const bool needed = inside && row < rows;
+    const bool needed = inside && row < rows && place.row + row >= place.own;
     if constexpr (tile.gated) {
       const uint4 v = silu_times_vector(at[2 * unit], at[2 * unit + 1], needed);
       if (needed) output.send(place.row + row, column, v);
@@ -255,8 +258,9 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
   const WideRing weights{data, tile.weight_bytes(), barriers, barriers + kMostStages},
       rows{data + shape.stages * tile.weight_bytes(), tile.row_bytes(), barriers + 2 * kMostStages,
            barriers + 3 * kMostStages};
-  const WidePlace place{block % shape.row_blocks * tile.rows,
-                        block / shape.row_blocks * tile.outputs()};
+  const int own = block % shape.row_blocks * shape.block_rows;
+  const WidePlace place{max(min(own, shape.rows - shape.block_rows), 0),
+                        block / shape.row_blocks * tile.outputs(), own};
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == (tile.copies_itself() ? 0 : kConsumers)) {

@@ -79,13 +79,14 @@ bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const Sent
     shape.columns = static_cast<int>(outputs);
     shape.stride = y.stride[0];
     shape.row_blocks = plan.row_blocks;
+    shape.block_rows = static_cast<int>(std::min<int64_t>(tile.rows, ceil_div(m, 8) * 8));
     shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
     shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
     shape.row_stages = std::min(kRowStages, shape.steps);
     shape.stages = std::min({(kRingBytes - kRowStages * tile.row_bytes()) / tile.weight_bytes(),
                              kMostStages, shape.steps});
     const dim3 grid{grid_size(std::max(shape.blocks, num_sms_))};
-    const MapBox rows{.parts = 1, .rows = tile.rows, .slices = tile.depth};
+    const MapBox rows{.parts = 1, .rows = shape.block_rows, .slices = tile.depth};
     const auto go = [&]<class Y>(const Y& out) {
       launch_early(
           gemm_wide_kernel<tile.rows, tile.groups, tile.depth, tile.gated, Y>, grid, tile.threads(),
