@@ -49,6 +49,7 @@ constexpr MidKernel kKernels[] = {
     {{192, 2, 2, 1}, false, kWholeRing, DType::f32},
     {{96, 1, 1, 1, true}, true},
     {{96, 2, 1, 1, true}, true},
+    {{96, 3, 1, 1, true}, false},
     {{192, 1, 1, 1, true}, false},
     {{192, 2, 1, 1, true}, false},
     {{192, 3, 1, 1, true}, false},

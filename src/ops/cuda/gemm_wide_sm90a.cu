@@ -13,7 +13,8 @@ constexpr int64_t kFewestRows = 129, kMostRows = 256;
 constexpr bool takes_rows(int64_t rows, bool gated) {
   return (kFewestRows <= rows && rows <= kMostRows) || (gated && 65 <= rows && rows <= 112);
 }
-constexpr int kRingBytes = 224 * 1024;  // of an SM's shared memory
+constexpr int64_t kMostRowsAtOnce = 192;  // of gemm_mid.cuh's tiles of two parts
+constexpr int kRingBytes = 224 * 1024;    // of an SM's shared memory
 
 /// A kernel, and the stages of rows in its ring; 0: as many as of weights. Measured on an H200.
 struct WideKernel {
@@ -33,8 +34,8 @@ struct WidePlan {
 };
 
 /// The cut with the fewest rows in vain whose tiles are all under way at once, and keep nine of ten
-/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much, and of
-/// few rows one.
+/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much, and one
+/// where gemm_mid.cuh has tiles for all rows.
 WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
   WidePlan best;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -43,7 +44,7 @@ WidePlan plan_of(int64_t rows, int64_t outputs, bool gated, int num_sms) {
     const int64_t row_blocks = ceil_div(rows, int64_t{t.rows}),
                   blocks = row_blocks * ceil_div(outputs, int64_t{t.outputs()});
     if (t.gated != gated || blocks > num_sms || 10 * blocks < 9 * num_sms) continue;
-    if (gated && row_blocks > (rows < kFewestRows ? 1 : 2)) continue;
+    if (gated && row_blocks > (rows <= kMostRowsAtOnce ? 1 : 2)) continue;
     if (row_blocks * t.rows < least)
       least = row_blocks * t.rows, best = {i, static_cast<int>(row_blocks)};
   }
