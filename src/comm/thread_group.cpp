@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "comm/sum.h"
+#include "core/seconds.h"
 
 namespace nanovllm {
 
@@ -43,9 +44,9 @@ void ThreadGroup::barrier(int rank) {
   if (!woken) {
     const auto missing =
         std::find(rounds_of_.begin(), rounds_of_.end(), round) - rounds_of_.begin();
-    fail_locked({static_cast<int>(missing), ErrorKind::engine,
-                 fmt::format("hangs: the other ranks have waited {:.1f} s for it",
-                             std::chrono::duration<double>(patience_).count())});
+    fail_locked(
+        {static_cast<int>(missing), ErrorKind::engine,
+         fmt::format("hangs: the other ranks have waited {:.1f} s for it", to_seconds(patience_))});
   }
   if (round_ == round) throw_failure();
 }

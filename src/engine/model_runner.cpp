@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "core/seconds.h"
 #include "io/checkpoint.h"
 #include "layers/linear.h"
 
@@ -72,7 +73,7 @@ void ModelRunner::launch(const Plan& plan) {
   const auto begin = std::chrono::steady_clock::now();
   const auto shape = use_graphs_ ? decode_shape(plan, plan_.limits) : std::optional<StepShape>();
   builder_.build(plan, slot.input_host.get(), slot.input, shape);
-  build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  build_seconds_ += seconds_since(begin);
   launch_built(slot);
 }
 
