@@ -15,6 +15,7 @@
 #include "ops/cuda/gemm_heads.cuh"
 #include "ops/cuda/gemm_pieces.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
+#include "ops/cuda/gemm_tiles.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/sent_parts.cuh"
 
@@ -65,24 +66,11 @@ struct MidTile {
 
 // -- Copies --
 
-/// Where a block's tile lies: its first row of x and y, its first column of y. The last rows' block
-/// begins early rather than end behind them: the copy engine is slow where it fills with zeros.
-struct MidPlace {
-  int row, column;
-  int own;  // rows before are another block's as well
-};
-template <MidTile tile>
-__device__ MidPlace place_of(const MidShape& shape, int block) {
-  const int own = block % shape.row_blocks * shape.block_rows;
-  return {max(min(own, shape.rows - shape.block_rows), 0),
-          block / shape.row_blocks * tile.outputs(), own};
-}
-
 /// Weights for one stage; in a pair, this block's half of them for both: half the slices or, where
 /// there is one, the gate or up.
 template <MidTile tile>
 __device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const SkinnyRing& ring,
-                            const MidPlace& place, int step, int stage) {
+                            const TilePlace& place, int step, int stage) {
   uint64_t* barrier = ring.full + stage;
   arrive_expecting(barrier, ring.stage_bytes);
   const int slice = step * tile.depth;
@@ -99,7 +87,7 @@ __device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const S
 template <MidTile tile, class F>
 __device__ void for_tiles(const MidShape& shape, F&& f) {
   for (int i = static_cast<int>(blockIdx.x); i < shape.blocks; i += static_cast<int>(gridDim.x))
-    f(place_of<tile>(shape, i));
+    f(place_of(shape, tile.outputs(), i));
 }
 
 /// The two threads' parts where blocks stay.
@@ -107,7 +95,7 @@ template <MidTile tile>
 __device__ void copy_all_weights(const CUtensorMap& w, const MidShape& shape,
                                  const SkinnyRing& ring) {
   RingCursor at;
-  for_tiles<tile>(shape, [&](const MidPlace& place) {
+  for_tiles<tile>(shape, [&](const TilePlace& place) {
     for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
       wait_barrier(ring.empty + at.stage, at.parity ^ 1);
       copy_weight<tile>(w, shape, ring, place, step, at.stage);
@@ -119,7 +107,7 @@ template <MidTile tile>
 __device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape, const SkinnyRing& ring) {
   wait_for_previous();
   RingCursor at;
-  for_tiles<tile>(shape, [&](const MidPlace& place) {
+  for_tiles<tile>(shape, [&](const TilePlace& place) {
     for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
       wait_barrier(ring.empty + at.stage, at.parity ^ 1);
       copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, place.row, 0, step * tile.depth);
@@ -130,7 +118,7 @@ __device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape, const
 /// One thread's part.
 template <MidTile tile>
 __device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const SkinnyRing& ring,
-                             const MidPlace& place) {
+                             const TilePlace& place) {
   const int first = min(shape.steps, shape.stages);
   for (int i = 0; i < first; ++i) copy_weight<tile>(w, shape, ring, place, i, i);
   let_next_start();
@@ -145,7 +133,7 @@ __device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const 
 /// Another's.
 template <MidTile tile>
 __device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const SkinnyRing& ring,
-                          const MidPlace& place) {
+                          const TilePlace& place) {
   wait_for_previous();
   uint32_t parity = 1;
   for (int step = 0, stage = 0; step < shape.steps; ++step) {
@@ -260,7 +248,7 @@ struct MidNothing {};
 /// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.
 template <MidTile tile>
 __device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const SkinnyRing& ring,
-                                   const MidPlace& place, int group, const HeadsInput& input) {
+                                   const TilePlace& place, int group, const HeadsInput& input) {
   static_assert(tile.columns == kProductHead && tile.tiles == 1 && !tile.gated);
   const int lane = threadIdx.x % kWarp, c = lane % 4 * 8, head = place.column / kProductHead,
             first = place.row + group * shape.tile_rows,
@@ -284,7 +272,7 @@ __device__ void multiply_and_store_all(float* y, const MidShape& shape, const Sk
                                        int group) {
   RingCursor at;
   wait_for_previous();
-  for_tiles<tile>(shape, [&](const MidPlace& place) {
+  for_tiles<tile>(shape, [&](const TilePlace& place) {
     float sum[tile.tiles][tile.columns / 2];
     multiply<tile, true>(sum, shape, ring, group, at);
 #pragma unroll
@@ -298,7 +286,7 @@ __device__ void multiply_and_store_all(float* y, const MidShape& shape, const Sk
 /// Sends the results to where they are summed.
 template <MidTile tile>
 __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const SkinnyRing& ring,
-                                   const MidPlace& place, int group, const SentParts& to) {
+                                   const TilePlace& place, int group, const SentParts& to) {
   static_assert(tile.tiles == 1 && !tile.gated);
   wait_for_previous();
   const PartSender sender(to, place.column);
@@ -316,7 +304,7 @@ __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const 
 }
 template <MidTile tile, class Y>
 __device__ void multiply_and_store(Y* y, const MidShape& shape, const SkinnyRing& ring,
-                                   const MidPlace& place, int group, MidNothing) {
+                                   const TilePlace& place, int group, MidNothing) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
   RingCursor at;
@@ -355,7 +343,7 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
   }
   const SkinnyRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
                         tile.stage_bytes(shape.block_rows), tile.weight_bytes(), full, empty};
-  const MidPlace place = place_of<tile>(shape, block);
+  const TilePlace place = place_of(shape, tile.outputs(), block);
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == kConsumers) {

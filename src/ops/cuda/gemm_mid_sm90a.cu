@@ -136,8 +136,7 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
     shape.stride = y.stride[0];
     shape.tile_rows = plan.tile_rows;
     shape.row_blocks = plan.row_blocks;
-    shape.block_rows =
-        static_cast<int>(std::min<int64_t>(tile.block_rows(plan.tile_rows), ceil_div(m, 8) * 8));
+    shape.block_rows = copied_rows(tile.block_rows(plan.tile_rows), m);
     shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
     shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
     const int most = static_cast<int>(divides_sms() ? kLaneProductBytes : max_shared_bytes_),

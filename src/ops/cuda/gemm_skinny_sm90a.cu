@@ -4,6 +4,7 @@
 
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_skinny.cuh"
+#include "ops/cuda/gemm_tiles.cuh"
 
 namespace nanovllm {
 namespace {
@@ -35,7 +36,7 @@ SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
     for (int block_rows : {8, 16, 32, 64}) {
       if (gated && columns % 16 != 0) continue;  // half a tile is whole groups of 8
       if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
-      block_rows = static_cast<int>(std::min<int64_t>(block_rows, ceil_div(m, 8) * 8));
+      block_rows = copied_rows(block_rows, m);
       const int64_t items =
           ceil_div(m, block_rows) * ceil_div(outputs, gated ? columns / 2 : columns);
       const int64_t cost = ceil_div(items, num_sms) * (columns + block_rows + kItem);

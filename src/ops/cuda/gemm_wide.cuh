@@ -10,6 +10,7 @@
 #include "ops/cuda/gated.cuh"
 #include "ops/cuda/gemm_cluster.cuh"
 #include "ops/cuda/gemm_skinny.cuh"
+#include "ops/cuda/gemm_tiles.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/sent_parts.cuh"
 
@@ -63,13 +64,8 @@ struct WideTile {
   }
 };
 
-/// As MidPlace (gemm_mid.cuh).
-struct WidePlace {
-  int row, column, own;
-};
-
 template <WideTile tile>
-__device__ void wide_copy_weight(const CUtensorMap& w, const WideRing& ring, const WidePlace& place,
+__device__ void wide_copy_weight(const CUtensorMap& w, const WideRing& ring, const TilePlace& place,
                                  int step, int stage) {
   arrive_expecting(ring.full + stage, tile.weight_bytes());
   copy_box_once(ring.at(stage), &w, ring.full + stage, 0, 0, 0, place.column / kWideUnit,
@@ -77,7 +73,7 @@ __device__ void wide_copy_weight(const CUtensorMap& w, const WideRing& ring, con
 }
 template <WideTile tile>
 __device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
-                            const WidePlace& place, int step, int stage) {
+                            const TilePlace& place, int step, int stage) {
   arrive_expecting(ring.full + stage, tile.depth * shape.block_rows * kSliceRowBytes);
   copy_box(ring.at(stage), &x, ring.full + stage, 0, place.row, 0, step * tile.depth);
 }
@@ -85,7 +81,7 @@ __device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const 
 /// One thread's part. What fits the ring is asked for before the kernel before has ended.
 template <WideTile tile>
 __device__ void wide_copy_weights(const CUtensorMap& w, const WideShape& shape,
-                                  const WideRing& ring, const WidePlace& place) {
+                                  const WideRing& ring, const TilePlace& place) {
   RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
     if (step == shape.stages) let_next_start();
@@ -98,7 +94,7 @@ __device__ void wide_copy_weights(const CUtensorMap& w, const WideShape& shape,
 /// Another's.
 template <WideTile tile>
 __device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
-                               const WidePlace& place) {
+                               const TilePlace& place) {
   wait_for_previous();
   RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
@@ -111,7 +107,7 @@ __device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, con
 template <WideTile tile>
 __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, const WideShape& shape,
                                 const WideRing& weights, const WideRing& rows,
-                                const WidePlace& place) {
+                                const TilePlace& place) {
   for (int step = 0; step < min(shape.stages, shape.steps); ++step)
     wide_copy_weight<tile>(w, weights, place, step, step);
   let_next_start();
@@ -123,7 +119,7 @@ __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, cons
 template <WideTile tile>
 __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const WideShape& shape,
                                const WideRing& weights, const WideRing& rows,
-                               const WidePlace& place, int step, const RingCursor& w_at,
+                               const TilePlace& place, int step, const RingCursor& w_at,
                                const RingCursor& x_at) {
   if (step + shape.stages < shape.steps) {
     wait_barrier(weights.empty + w_at.stage, w_at.parity);
@@ -139,7 +135,7 @@ __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const
 template <WideTile tile>
 __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_map,
                               const CUtensorMap& x_map, const WideShape& shape,
-                              const WideRing& weights, const WideRing& rows, const WidePlace& place,
+                              const WideRing& weights, const WideRing& rows, const TilePlace& place,
                               int group) {
   const int lane = threadIdx.x % kWarp;
   const uint64_t next_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
@@ -198,16 +194,16 @@ struct WideRows {
     *reinterpret_cast<uint4*>(y + row * stride + column) = piece;
   }
 };
-__device__ inline WideRows wide_output(__nv_bfloat16* y, const WideShape& shape, const WidePlace&) {
+__device__ inline WideRows wide_output(__nv_bfloat16* y, const WideShape& shape, const TilePlace&) {
   return {y, shape.stride};
 }
 __device__ inline PartSender wide_output(const SentParts& to, const WideShape&,
-                                         const WidePlace& place) {
+                                         const TilePlace& place) {
   return {to, place.column};
 }
 
 template <WideTile tile, class Output>
-__device__ void wide_store(const Output& output, const WideShape& shape, const WidePlace& place,
+__device__ void wide_store(const Output& output, const WideShape& shape, const TilePlace& place,
                            const float (&sum)[tile.rows / 2], unsigned char* shared, int group) {
   const int lane = threadIdx.x % kWarp, thread = threadIdx.x % kWideGroup, warp = thread / kWarp;
   unsigned char* const mine = shared + group * tile.result_bytes();
@@ -258,9 +254,7 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
   const WideRing weights{data, tile.weight_bytes(), barriers, barriers + kMostStages},
       rows{data + shape.stages * tile.weight_bytes(), tile.row_bytes(), barriers + 2 * kMostStages,
            barriers + 3 * kMostStages};
-  const int own = block % shape.row_blocks * shape.block_rows;
-  const WidePlace place{max(min(own, shape.rows - shape.block_rows), 0),
-                        block / shape.row_blocks * tile.outputs(), own};
+  const TilePlace place = place_of(shape, tile.outputs(), block);
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == (tile.copies_itself() ? 0 : kConsumers)) {

@@ -80,7 +80,7 @@ bool CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const Sent
     shape.columns = static_cast<int>(outputs);
     shape.stride = y.stride[0];
     shape.row_blocks = plan.row_blocks;
-    shape.block_rows = static_cast<int>(std::min<int64_t>(tile.rows, ceil_div(m, 8) * 8));
+    shape.block_rows = copied_rows(tile.rows, m);
     shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
     shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
     shape.row_stages = std::min(kRowStages, shape.steps);
