@@ -16,6 +16,7 @@
 
 #include <omp.h>
 
+#include "core/seconds.h"
 #include "ops/backend.h"
 
 namespace {
@@ -27,9 +28,7 @@ constexpr int64_t kLayers = 28, kHidden = 1024, kHeads = 16, kKvHeads = 8, kHead
 constexpr int64_t kVocab = 151936, kBlockSize = 256;
 constexpr int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return to_seconds(std::chrono::steady_clock::now().time_since_epoch()); }
 
 /// The model's tensors, filled with something harmless.
 class Model {

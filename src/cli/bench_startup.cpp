@@ -29,9 +29,7 @@ struct StartupOptions : BenchOptions {
 };
 
 // The monotonic clock is the same for all processes of a machine.
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return to_seconds(std::chrono::steady_clock::now().time_since_epoch()); }
 
 /// Points in time of one start.
 struct Start {

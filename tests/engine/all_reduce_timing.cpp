@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/seconds.h"
 #ifdef NANOVLLM_NCCL
 #include "engine/nccl_timing.h"
 #endif
@@ -43,7 +44,7 @@ class Timer {
     const auto begin = Clock::now();
     for (int i = 0; i < rounds; ++i) graph->launch();
     backend_.synchronize();
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = seconds_since(begin);
     group_.barrier(comm_.rank());
     return 1e6 * seconds / (kCalls * rounds);
   }

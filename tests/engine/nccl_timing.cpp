@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include "core/seconds.h"
 #include "ops/cuda/nccl_library.h"
 
 namespace nanovllm {
@@ -80,7 +81,7 @@ double NcclTimer::time(int64_t bytes, int calls, int rounds) {
   const auto begin = Clock::now();
   for (int i = 0; i < rounds; ++i) check_cuda(cudaGraphLaunch(instance, state_->stream));
   check_cuda(cudaStreamSynchronize(state_->stream));
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double seconds = seconds_since(begin);
   state_->meet();
   check_cuda(cudaGraphExecDestroy(instance));
   check_cuda(cudaGraphDestroy(graph));

@@ -11,6 +11,8 @@
 
 #include "nanovllm/llm.h"
 
+#include "core/seconds.h"
+
 namespace nanovllm {
 
 class Stopwatch {
@@ -18,7 +20,7 @@ class Stopwatch {
   /// Seconds since this was made, or since the last call.
   double lap() {
     const auto now = std::chrono::steady_clock::now(), before = std::exchange(last_, now);
-    return std::chrono::duration<double>(now - before).count();
+    return to_seconds(now - before);
   }
 
  private:

@@ -9,15 +9,13 @@
 
 #include <dlfcn.h>
 
+#include "core/seconds.h"
 #include "gpu/timing.h"
 
 namespace nanovllm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 /// NVML's counters of one GPU. The energy counter moves some ten to fifty times a second: what
 /// counts are the moments at which it moved.
