@@ -126,6 +126,7 @@ void run_rank(int rank, const std::shared_ptr<ThreadGroup>& group, int64_t hidde
   time_reductions(*backend, *comm, timer, hidden);
 #ifdef NANOVLLM_NCCL
   time_nccl(*comm, *group, hidden);
+  group->barrier(rank);  // freeing what NCCL had waits for the other ranks' GPUs, too
 #endif
   time_gathering(*backend, *comm, timer, vocab);
   backend->synchronize();
