@@ -17,6 +17,12 @@ std::string describe(const Json& value) {
   return value.dump();
 }
 
+bool is_integer_in(const Json& value, int64_t min, int64_t max) {
+  // What is beyond int64_t stays unsigned in Json, and would turn negative.
+  if (value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>())) return false;
+  return value.is_number_integer() && value.get<int64_t>() >= min && value.get<int64_t>() <= max;
+}
+
 JsonObject::JsonObject(const Json& json, std::string what, ErrorKind kind)
     : json_(&json), what_(std::move(what)), kind_(kind) {
   check(json.is_object(), kind_, "{}: must be a JSON object, got {}", what_, describe(json));
@@ -52,13 +58,8 @@ int64_t JsonObject::to_integer(std::string_view key, const Json& value, int64_t 
       real && kind_ == ErrorKind::invalid_argument && std::abs(*real) <= 0x1p53 &&
       *real == std::floor(*real))
     return to_integer(key, static_cast<int64_t>(*real), min, max);
-  // Unsigned values beyond int64_t stay unsigned in Json: compare before converting.
-  const bool fits =
-      value.is_number_unsigned()
-          ? max >= 0 && value.get<uint64_t>() <= static_cast<uint64_t>(max) &&
-                (min <= 0 || value.get<uint64_t>() >= static_cast<uint64_t>(min))
-          : value.is_number_integer() && value.get<int64_t>() >= min && value.get<int64_t>() <= max;
-  if (!fits) refuse(key, fmt::format("an integer from {} to {}", min, max), value);
+  if (!is_integer_in(value, min, max))
+    refuse(key, fmt::format("an integer from {} to {}", min, max), value);
   return value.get<int64_t>();
 }
 

@@ -63,4 +63,7 @@ class JsonObject {
 /// A value as an error message shows it: scalars in full up to 80 bytes, containers by their kind.
 std::string describe(const Json& value);
 
+/// Whether a value is an integer in [min, max]; a float, even a whole one, is none.
+bool is_integer_in(const Json& value, int64_t min, int64_t max);
+
 }  // namespace nanovllm

@@ -109,6 +109,24 @@ TEST(TokenizerJson, ContradictionsAreRefusedWithTheEntry) {
       {"added_tokens[1]", "used twice"});
 }
 
+TEST(TokenizerJson, WrongTypesAreRefusedWithWhatWasFound) {
+  const auto set_token = [](const char* key, const char* value) {
+    return [=](Json& json) { json["added_tokens"][0][key] = Json::parse(value); };
+  };
+  const std::string token = "tokenizer.json: added_tokens[0].";
+  expect_refused(set_token("id", "-1"), {token + "id must be an integer from 0 to ", ", got -1"});
+  expect_refused(set_token("id", "18446744073709551615"), {"got 18446744073709551615"});
+  expect_refused(set_token("id", "1.0"), {token + "id must be an integer", ", got 1.0"});
+  expect_refused(set_token("content", "[1]"),
+                 {token + "content must be a string, got a list of 1"});
+  expect_refused(set_token("content", "null"), {token + "content is missing"});
+  expect_refused(set_token("special", "1"), {token + "special must be true or false, got 1"});
+  expect_refused([](Json& json) { json["added_tokens"] = 5; },
+                 {"tokenizer.json: added_tokens must be an array, got 5"});
+  expect_refused([](Json& json) { json["decoder"] = "ByteLevel"; },
+                 {"tokenizer.json: decoder must be an object, got \"ByteLevel\""});
+}
+
 TEST(TokenizerJson, BadPatternsAreRefusedWithTheEntry) {
   const auto with_regex = [](const char* regex) {
     return [=](Json& json) {

@@ -1,4 +1,5 @@
-// Typed access to the entries of tokenizer.json, with errors that name the entry.
+// Typed access to the entries of tokenizer.json and tokenizer_config.json, with errors that name
+// the entry. JsonObject does that for the fields of one flat object; here lists of objects nest.
 #pragma once
 
 #include <optional>
@@ -10,12 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "io/json.h"
+#include "io/json_object.h"
 
 namespace nanovllm {
 
-/// A value of tokenizer.json and its place in the file. What is not as it is asked for throws
-/// Error(model) with the place.
+/// A value and its place in the file. What is not as it is asked for throws Error(model): place,
+/// what was expected and what was found.
 class Entry {
  public:
   /// `place` is what errors call the value: "tokenizer.json: decoder". The JSON must outlive the
@@ -31,7 +32,7 @@ class Entry {
 
   /// Null where the key is absent or its value is null.
   const Json* find(std::string_view key) const {
-    require(json_.is_object(), "an object");
+    if (!json_.is_object()) refuse("an object");
     const auto it = json_.find(std::string(key));
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
@@ -48,7 +49,7 @@ class Entry {
   }
   /// Of an array.
   std::vector<Entry> elements() const {
-    require(json_.is_array(), "an array");
+    if (!json_.is_array()) refuse("an array");
     std::vector<Entry> result;
     for (size_t i = 0; i < json_.size(); ++i)
       result.emplace_back(json_[i], fmt::format("{}[{}]", place_, i));
@@ -57,27 +58,19 @@ class Entry {
 
   // The value itself, or a member's; a flag may be absent.
   const std::string& string() const {
-    require(json_.is_string(), "a string");
+    if (!json_.is_string()) refuse("a string");
     return json_.get_ref<const std::string&>();
   }
-  const std::string& string(std::string_view key) const {
-    const Json* value = find(key);
-    check(value && value->is_string(), ErrorKind::model, "{} must be a string", place_of(key));
-    return value->get_ref<const std::string&>();
-  }
+  const std::string& string(std::string_view key) const { return required(key).string(); }
   bool flag(std::string_view key, bool absent) const {
-    const Json* value = find(key);
+    const auto value = member(key);
     if (!value) return absent;
-    check(value->is_boolean(), ErrorKind::model, "{} must be true or false", place_of(key));
-    return value->get<bool>();
+    if (!value->json_.is_boolean()) value->refuse("true or false");
+    return value->json_.get<bool>();
   }
   /// An integer in [0, max].
   int64_t integer(int64_t max) const {
-    const bool fits =
-        json_.is_number_unsigned()
-            ? json_.get<uint64_t>() <= static_cast<uint64_t>(max)
-            : json_.is_number_integer() && json_.get<int64_t>() >= 0 && json_.get<int64_t>() <= max;
-    check(fits, ErrorKind::model, "{} must be an integer from 0 to {}", place_, max);
+    if (!is_integer_in(json_, 0, max)) refuse(fmt::format("an integer from 0 to {}", max));
     return json_.get<int64_t>();
   }
   /// Which of its kinds the entry is; a kind that is not supported is refused by name.
@@ -88,8 +81,8 @@ class Entry {
   }
 
  private:
-  void require(bool fits, std::string_view what) const {
-    check(fits, ErrorKind::model, "{} must be {}", place_, what);
+  [[noreturn]] void refuse(std::string_view expected) const {
+    fail(ErrorKind::model, "{} must be {}, got {}", place_, expected, describe(json_));
   }
 
   const Json& json_;
