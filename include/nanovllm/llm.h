@@ -1,4 +1,5 @@
-// nano-vllm.cpp's public API. This header, and the two that it includes, are all of it.
+// nano-vllm.cpp's public API. This header, the two that it includes, and nanovllm/tokenizer.h are
+// all of it.
 //
 //   nanovllm::LLM llm("path/to/Qwen3-0.6B");
 //   for (auto& output : llm.generate({"The sky was"}, {.temperature = 0.6, .max_tokens = 256}))
@@ -74,7 +75,8 @@ struct EngineStats {
 class LLM {
  public:
   /// Loads `model`, a Hugging Face model directory. Throws Error: invalid_argument, model or
-  /// device.
+  /// device. A weight file that is cut meanwhile, or whose disk fails, may raise SIGBUS instead:
+  /// see "Errors" in docs/contract.md.
   explicit LLM(const std::string& model, const EngineConfig& config = {});
   ~LLM();
   LLM(LLM&&) noexcept;
