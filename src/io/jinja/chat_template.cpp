@@ -51,7 +51,7 @@ Json with_reasoning_aliases(const Json& message) {
   for (const char* field : kFields) {
     const auto found = message.find(field);
     if (found == message.end() || found->is_null()) continue;
-    const Json reasoning = *found;
+    const Json& reasoning = *found;
     Json result = message;
     if (!result.contains("thinking")) result["thinking"] = reasoning;
     result["reasoning_content"] = reasoning;

@@ -1,6 +1,5 @@
 #include "io/tokenizer/decoder.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
