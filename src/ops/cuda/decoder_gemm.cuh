@@ -71,10 +71,31 @@ __device__ __forceinline__ int stage_of(const MatrixCut& cut, int atom) {
   return atom * cut.inverse >> kInverseBits;
 }
 
-/// c += weights x operand^T, of some atoms: straight code that waits for nothing. A lane each waits
-/// for an atom before. At its end the chain is waited for, since around a loop whose products are
-/// still under way the compiler waits for each of them. `waits`: for the operand; all that can be
-/// is done before.
+/// Starts c += weights x operand^T of some atoms: straight code that waits for nothing but, by
+/// `await_operand`, for the operand; all that can be is done before. Lane i has the i-th atom's
+/// `address`; `at_x`, where the operand is, moves on.
+template <int kAtoms, int kHeadDim, class Await>
+__device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t address,
+                                          uint32_t& at_x, Sums& c, const Await& await_operand) {
+  uint32_t atoms[kAtoms];
+#pragma unroll
+  for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
+  await_operand();
+  const uint32_t step_of_x = 2 * w.rows();
+  uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
+  at_x += 4 * kAtoms * step_of_x;
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kAtoms; ++i)
+#pragma unroll
+    for (int step = 0; step < 4; ++step, x += step_of_x)
+      product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
+  wgmma_commit();
+}
+
+/// c += weights x operand^T, of some atoms. A lane each waits for an atom before. At its end the
+/// chain is waited for, since around a loop whose products are still under way the compiler waits
+/// for each of them. `waits`: for the operand.
 template <int kHeadDim, int kAtoms>
 __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const MatrixCut& cut,
                                                Progress& p, int lane, bool waits, bool last,
@@ -85,20 +106,9 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   p.ring.wait_full(place);
   __syncwarp();
   const uint32_t address = shared_address(p.ring.at(place)) + in_stage * cut.groups * kAtomBytes;
-  uint32_t atoms[kAtoms];
-#pragma unroll
-  for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
-  if (waits) w.take_operand();
-  const uint32_t step_of_x = 2 * w.rows();
-  uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
-  p.x += 4 * kAtoms * step_of_x;
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kAtoms; ++i)
-#pragma unroll
-    for (int step = 0; step < 4; ++step, x += step_of_x)
-      product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
-  wgmma_commit();
+  begin_run<kAtoms>(w, address, p.x, c, [&] {
+    if (waits) w.take_operand();
+  });
   wgmma_wait<0>();
   const bool ends = in_stage + 1 == cut.atoms_that_fit || (last && lane == kAtoms - 1);
   if (lane < kAtoms && ends) p.ring.release(place, kWarps / kMultiplying);
@@ -131,23 +141,12 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
   __syncwarp();
 #pragma unroll 1
   for (int run = 0; run < cut.atoms; run += kRun) {
-    uint32_t atoms[kRun];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) atoms[i] = __shfl_sync(kFullMask, address[0], i);
-    if (w.lean && waits == Waits::parts)
-      w.take_part(run / kRun);
-    else if (waits != Waits::no && run == 0)
-      w.take_operand();
-    const uint32_t step_of_x = 2 * w.rows();
-    uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
-    at_x += 4 * kRun * step_of_x;
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kRun; ++i)
-#pragma unroll
-      for (int step = 0; step < 4; ++step, x += step_of_x)
-        product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
-    wgmma_commit();
+    begin_run<kRun>(w, address[0], at_x, c, [&] {
+      if (w.lean && waits == Waits::parts)
+        w.take_part(run / kRun);
+      else if (waits != Waits::no && run == 0)
+        w.take_operand();
+    });
     // The next run's come to the first lanes: a constant lane's value is known to be all lanes'.
     const uint32_t later = __shfl_sync(kFullMask, address[0], lane + kRun & kWarp - 1);
     address[1] = __shfl_sync(kFullMask, address[1], lane + kRun & kWarp - 1);
