@@ -288,6 +288,9 @@ __device__ __forceinline__ void send_logits(const Worker<kHeadDim>& w, int tile,
     w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(c[0][0]));
 }
 
+/// How many of a product's tiles this block has, if it has the first one.
+__device__ inline int tiles_of_block(int tiles) { return (tiles - blockIdx.x - 1) / gridDim.x + 1; }
+
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
 /// warps multiply; the others only keep count, and wait until the operand has been read: they are
 /// ready for the next one while the first still send.
@@ -299,9 +302,7 @@ __device__ __forceinline__ void project(Worker<kHeadDim>& w, int product) {
   const int tiles = w.a.cuts[product].tiles;
   const bool absent = blockIdx.x >= tiles;
   if (warp >= kMultiplying || absent) {
-    if (!absent)
-      w.ring.advance(w.a.cuts[product].stages *
-                     (w.lean ? 1 : (tiles - blockIdx.x - 1) / gridDim.x + 1));
+    if (!absent) w.ring.advance(w.a.cuts[product].stages * (w.lean ? 1 : tiles_of_block(tiles)));
     if (product == kGateUp && warp >= kMultiplying) gather_early(w);
     // The router's is gate_up's, too; qkv's is left alone until after attention.
     if (product != kRouter && (product != kQkv || absent)) w.await_operand();

@@ -275,7 +275,7 @@ __device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
   if (blockIdx.x >= tiles) return;
   if (warp >= kMultiplying) {
     w.give_operand();
-    w.ring.advance(cut.stages * ((tiles - blockIdx.x - 1) / gridDim.x + 1));
+    w.ring.advance(cut.stages * tiles_of_block(tiles));
     w.await_operand();
     return;
   }

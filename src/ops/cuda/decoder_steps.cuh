@@ -71,6 +71,12 @@ __device__ inline void prefetch_vectors(const Arguments& a, int head_dim, int la
   }
 }
 
+/// All lanes are where the first one is, which alone has brought something.
+__device__ __forceinline__ void follow_first_lane(Ring& ring) {
+  ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
+               __shfl_sync(kFullMask, ring.next.parity, 0)};
+}
+
 template <int kHeadDim, bool kMixture>
 __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
   const int* contexts = shared.context;
@@ -92,8 +98,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
       if (threadIdx.x % kWarp == 0)
         bring_matrix(ring, &a.maps[product], a.cuts[product], layer * a.layer_atoms,
                      product <= kOut ? more_underway : 0);
-      ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
-                   __shfl_sync(kFullMask, ring.next.parity, 0)};
+      follow_first_lane(ring);
       if (product != kQkv) continue;
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
@@ -107,8 +112,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
         bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer * a.layer_atoms, 0);
         bring_experts(ring, a, shared, layer);
       }
-      ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
-                   __shfl_sync(kFullMask, ring.next.parity, 0)};
+      follow_first_lane(ring);
     }
   }
 }
