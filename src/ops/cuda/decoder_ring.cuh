@@ -49,8 +49,6 @@ struct Ring {
     wait_empty(place);
     return place;
   }
-  /// The same, from this place on.
-  __device__ Ring from(Place p) const { return {data, full, empty, stages, p}; }
   /// A stage is empty after kWarps of these: `times` at once where fewer warps read it.
   __device__ void release(Place p, uint32_t times) const { arrive(&empty[p.stage], times); }
 };
