@@ -64,14 +64,14 @@ struct RowState {
   }
 };
 
-/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
-/// - 1.
+/// A warp's scores of a tile: [8 keys][elements of mma's result].
+using TileScores = float[kTileKeys / 8][4];
+
+/// score += q k^T.
 template <int kHeadDim>
-__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim>& tile, int stage,
-                         int warp_row, const int (&lowest)[2], const int (&limit)[2],
-                         float scale_log2) {
+__device__ __forceinline__ void score_keys(TileScores& score, const AttentionTile<kHeadDim>& tile,
+                                           int stage, int warp_row) {
   const int lane = threadIdx.x % kWarp;
-  float score[kTileKeys / 8][4] = {};
 #pragma unroll
   for (int kk = 0; kk < kHeadDim; kk += 16) {
     uint32_t q[4];
@@ -84,7 +84,15 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
       mma_m16n8k16(score[j + 1], q, k[2], k[3]);
     }
   }
-  float factor[2];
+}
+
+/// The scores become weights, and are added to the rows' sums; `factor`: what the rows' results of
+/// before are worth now. Row r sees the keys lowest[r] .. limit[r] - 1 of the tile.
+template <int kHeadDim>
+__device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores& score,
+                                           float (&factor)[2], const int (&lowest)[2],
+                                           const int (&limit)[2], float scale_log2) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float maximum = kMinusInfinity;
@@ -113,15 +121,16 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
     state.sum[r] =
         __fmaf_rn(state.sum[r], factor[r], tile_sum(group[0], group[1], group[2], group[3]));
   }
-  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
-  }
+}
+
+/// out += weights v.
+template <int kHeadDim>
+__device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
+                                           const AttentionTile<kHeadDim>& tile, int stage) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int kk = 0; kk < kTileKeys / 16; ++kk) {
-    const float(&low)[4] = score[2 * kk], (&high)[4] = score[2 * kk + 1];
+    const float(&low)[4] = weights[2 * kk], (&high)[4] = weights[2 * kk + 1];
     const uint32_t p[4] = {pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]),
                            pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3])};
 #pragma unroll
@@ -132,6 +141,25 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
       mma_m16n8k16(state.out[j + 1], p, v[2], v[3]);
     }
   }
+}
+
+/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
+/// - 1.
+template <int kHeadDim>
+__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim>& tile, int stage,
+                         int warp_row, const int (&lowest)[2], const int (&limit)[2],
+                         float scale_log2) {
+  TileScores score = {};
+  score_keys(score, tile, stage, warp_row);
+  float factor[2];
+  weigh_keys(state, score, factor, lowest, limit, scale_log2);
+  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
+  }
+  add_values(state, score, tile, stage);
 }
 
 /// The keys first .. first + 64 of the sequence, zeros before `low` and from `end` on: a masked key
