@@ -244,6 +244,22 @@ __device__ void store_output(const RowState<kHeadDim>& state,
                   finish(state.merged[j][2 * r + 1], state.merged_sum[r]));
 }
 
+/// This lane's parts of its rows that see keys from `begin` on.
+template <bool kSplit, int kHeadDim>
+__device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
+                                           const AttentionArguments<__nv_bfloat16>& a,
+                                           const RowTile& mine, const int (&row)[2],
+                                           const int (&position)[2], int begin, int chunk) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (position[r] < 0 || (kSplit && position[r] < begin)) continue;
+    if constexpr (kSplit)
+      store_partial(state, a, mine, row[r], r, chunk);
+    else
+      store_output(state, a, mine, row[r], r);
+  }
+}
+
 /// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
 /// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
 /// heads, sequences.
@@ -303,14 +319,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   }
   if (warp_end == 0) return;
   if (kSplit) state.finish_chunk();
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (position[r] < 0 || (kSplit && position[r] < begin)) continue;
-    if constexpr (kSplit)
-      store_partial(state, a, mine, row[r], r, chunk);
-    else
-      store_output(state, a, mine, row[r], r);
-  }
+  store_rows<kSplit>(state, a, mine, row, position, begin, chunk);
 }
 
 /// Merges the chunks of a split row in order. Grid: tokens, heads; a thread has one element.
