@@ -37,6 +37,14 @@ int stages_in(size_t ring_bytes, size_t shared_bytes) {
   return fit < kFewestDecodeStages ? 0 : std::min(fit, wanted);
 }
 
+DecodeMaps maps_of(EncodeMap encoder, const KvCache& cache, int block_shift) {
+  const int many = box_keys(block_shift, true), few = box_keys(block_shift, false);
+  const auto map = [&](const Tensor& half, int keys) {
+    return cache_map(encoder, half, keys, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  };
+  return {map(cache.k, many), map(cache.v, many), map(cache.k, few), map(cache.v, few)};
+}
+
 }  // namespace
 
 void CudaBackend::begin_step(const Batch& batch) {
@@ -78,15 +86,8 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows || num_sms_ > kPlanThreads ||
       arguments.num_seqs > kMaxPlanSeqs)
     return false;
-  DecodeMaps maps{};
-  if (encode_map_) {
-    const int many = box_keys(arguments.block_shift, true),
-              few = box_keys(arguments.block_shift, false);
-    const auto map = [&](const Tensor& half, int keys) {
-      return cache_map(encode_map_, half, keys, CU_TENSOR_MAP_L2_PROMOTION_NONE);
-    };
-    maps = {map(cache.k, many), map(cache.v, many), map(cache.k, few), map(cache.v, few)};
-  }
+  const DecodeMaps maps =
+      encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {
     const bool has_neighbours = runs_lanes_ && !divides_sms();

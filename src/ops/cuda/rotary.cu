@@ -105,6 +105,25 @@ __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
   }
 }
 
+/// The sum over `lanes` neighbours, a power of two, in the order of warp_sum().
+__device__ __forceinline__ float sum_of_lanes(float sum, unsigned lanes) {
+  for (unsigned offset = lanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(kFullMask, sum, static_cast<int>(offset));
+  return sum;
+}
+
+/// A lane's part of the table, from `cosine` on; the sines lie `half` behind the cosines.
+template <int kParts>
+__device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
+                                           Vec<float> (&sines)[kParts], int half,
+                                           const float* cosine) {
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    cosines[i] = load_vec(cosine + 4 * i, 4, true);
+    sines[i] = load_vec(cosine + half + 4 * i, 4, true);
+  }
+}
+
 /// The same, with or without the norm, for heads that fit one vector per lane: a head stays in the
 /// registers of `lanes` lanes (a power of two), so that a warp may have several heads. Sums run
 /// over the lanes in the order of warp_sum(), whose other lanes would add zeros.
@@ -130,14 +149,9 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   const bool turned = mine && (is_q || is_k) && c < 2 * a.half, is_first = c < a.half;
   const auto find_place = [&] {
     if (mine && !is_q) slot = a.slots[token];
-    if (!turned) return;
-    const float* table =
-        a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
-#pragma unroll
-    for (int i = 0; i < kSize / 4; ++i) {
-      cosines[i] = load_vec(table + 4 * i, 4, true);
-      sines[i] = load_vec(table + a.half + 4 * i, 4, true);
-    }
+    if (turned)
+      load_turns(cosines, sines, a.half,
+                 a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half));
   };
   if (a.is_settled) find_place();
   wait_for_previous();
@@ -149,10 +163,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   }
   if (!a.is_settled) find_place();
   if (kNorm) {
-    float sum = add_squares(0.0f, x);
-    for (unsigned offset = lanes / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(kFullMask, sum, static_cast<int>(offset));
-    const float reciprocal = reciprocal_rms(sum, a.d, a.eps);
+    const float reciprocal = reciprocal_rms(sum_of_lanes(add_squares(0.0f, x), lanes), a.d, a.eps);
     if (is_q || is_k)
 #pragma unroll
       for (int i = 0; i < kSize; ++i) x.v[i] = normalise(x.v[i], reciprocal, weights.v[i]);
