@@ -109,6 +109,40 @@ MidPlan plan_of(const Tensor& y, const Tensor& w, const MidDemand& demand) {
   return best;
 }
 
+/// y in the cut of `plan`, with a ring as deep as its kernel's and `most` bytes of shared memory
+/// allow.
+MidShape shape_of(const MidKernel& kernel, const MidPlan& plan, const Tensor& y, int64_t k,
+                  size_t most) {
+  const MidTile& tile = kernel.tile;
+  const int64_t m = y.shape[0], outputs = y.shape[1];
+  MidShape shape{};
+  shape.rows = static_cast<int>(m);
+  shape.columns = static_cast<int>(outputs);
+  shape.stride = y.stride[0];
+  shape.tile_rows = plan.tile_rows;
+  shape.row_blocks = plan.row_blocks;
+  shape.block_rows = copied_rows(tile.block_rows(plan.tile_rows), m);
+  shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
+  shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
+  const int fixed = tile.shared_bytes(plan.tile_rows, shape.block_rows, 0),
+            ring = std::min(kernel.ring, static_cast<int>(most) - fixed);
+  shape.stages = std::clamp(ring / tile.stage_bytes(shape.block_rows), 2,
+                            std::min(kMostStages, std::max(2, shape.steps)));
+  shape.paired = kernel.shares && plan.row_blocks % kPair == 0;
+  return shape;
+}
+
+/// What is copied of the weights at once; `paired` blocks bring a part each.
+MapBox weights_box(const MidTile& tile, bool paired) {
+  const int parts = tile.gated ? 2 : 1;
+  MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
+  if (paired && tile.depth % kPair == 0)
+    box.slices /= kPair;
+  else if (paired)
+    box.rows /= kPair, box.parts_of_box = 1;
+  return box;
+}
+
 }  // namespace
 
 bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads,
@@ -130,21 +164,8 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
   with_index<std::size(kKernels)>(plan.kernel, [&]<int i>() {
     using Y = std::conditional_t<kKernels[i].out == DType::f32, float, bf16>;
     constexpr MidTile tile = kKernels[i].tile;
-    MidShape shape{};
-    shape.rows = static_cast<int>(m);
-    shape.columns = static_cast<int>(outputs);
-    shape.stride = y.stride[0];
-    shape.tile_rows = plan.tile_rows;
-    shape.row_blocks = plan.row_blocks;
-    shape.block_rows = copied_rows(tile.block_rows(plan.tile_rows), m);
-    shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
-    shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
-    const int most = static_cast<int>(divides_sms() ? kLaneProductBytes : max_shared_bytes_),
-              ring = std::min(kKernels[i].ring,
-                              most - tile.shared_bytes(plan.tile_rows, shape.block_rows, 0));
-    shape.stages = std::clamp(ring / tile.stage_bytes(shape.block_rows), 2,
-                              std::min(kMostStages, std::max(2, shape.steps)));
-    shape.paired = kKernels[i].shares && plan.row_blocks % kPair == 0;
+    const MidShape shape =
+        shape_of(kKernels[i], plan, y, k, divides_sms() ? kLaneProductBytes : max_shared_bytes_);
     const unsigned cluster = shape.paired ? kPair : 1;
     constexpr int kBlocksPerSm = kKernels[i].ring == kHalfRing ? 2 : 1;
     const int64_t blocks = kStays<Y>       ? std::min(shape.blocks, num_sms_ * kBlocksPerSm)
@@ -153,18 +174,13 @@ bool CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const Heads
     const dim3 grid{grid_size(ceil_div(blocks, cluster) * cluster)};
     const auto shared =
         static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.block_rows, shape.stages));
-    const int parts = gated ? 2 : 1;
-    MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
-    if (shape.paired && tile.depth % kPair == 0)
-      box.slices /= kPair;
-    else if (shape.paired)
-      box.rows /= kPair, box.parts_of_box = 1;
     const MapBox rows{.parts = 1, .rows = shape.block_rows, .slices = tile.depth};
     const auto go = [&]<class Input>(const Input& input) {
       launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
                                       DeviceType<Y>, Input>,
                       grid, cluster, tile.threads(), shared, can_launch_early_, device_ptr<Y>(y),
-                      gemm_map(encode_map_, w, box), gemm_map(encode_map_, x, rows), shape, input);
+                      gemm_map(encode_map_, w, weights_box(tile, shape.paired)),
+                      gemm_map(encode_map_, x, rows), shape, input);
     };
     if constexpr (makes_heads(tile))
       if (heads) return go(*heads);
