@@ -80,6 +80,20 @@ ExpertPlan plan_of(const Tensor& ids, const Tensor& plan, int64_t experts, int t
   return p;
 }
 
+void check_experts(const Tensor& y, const Tensor& x, const Tensor& weights, const Tensor& ids,
+                   const Tensor& gate_up, const Tensor& down, const MoeWorkspace& work) {
+  const int64_t h = x.shape[1], n = down.shape[2], experts = down.shape[0], pairs = ids.numel();
+  check(gate_up.rank == 3 && down.rank == 3 && gate_up.shape[0] == experts &&
+            gate_up.shape[1] == 2 * n && gate_up.shape[2] == h && down.shape[1] == h &&
+            gate_up.dtype == x.dtype && down.dtype == x.dtype && y.dtype == x.dtype,
+        "moe_mlp: {} and {} of {}", gate_up.describe(), down.describe(), x.describe());
+  check(ids.shape[0] == x.shape[0] && weights.shape == ids.shape && ids.contiguous() &&
+            weights.contiguous() && work.act.shape[0] == pairs && work.act.shape[1] == n &&
+            work.out.shape[0] == pairs && work.out.shape[1] == h && work.out.contiguous(),
+        "moe_mlp: workspace {}, {} for {}", work.act.describe(), work.out.describe(),
+        ids.describe());
+}
+
 }  // namespace
 
 CUtensorMap CudaBackend::map_experts(const Tensor& w, int halves, int box_rows,
@@ -139,15 +153,7 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor
                           Tensor down, const MoeWorkspace& work) {
   const int64_t tokens = x.shape[0], h = x.shape[1], n = down.shape[2], experts = down.shape[0],
                 pairs = ids.numel();
-  check(gate_up.rank == 3 && down.rank == 3 && gate_up.shape[0] == experts &&
-            gate_up.shape[1] == 2 * n && gate_up.shape[2] == h && down.shape[1] == h &&
-            gate_up.dtype == x.dtype && down.dtype == x.dtype && y.dtype == x.dtype,
-        "moe_mlp: {} and {} of {}", gate_up.describe(), down.describe(), x.describe());
-  check(ids.shape[0] == tokens && weights.shape == ids.shape && ids.contiguous() &&
-            weights.contiguous() && work.act.shape[0] == pairs && work.act.shape[1] == n &&
-            work.out.shape[0] == pairs && work.out.shape[1] == h && work.out.contiguous(),
-        "moe_mlp: workspace {}, {} for {}", work.act.describe(), work.out.describe(),
-        ids.describe());
+  check_experts(y, x, weights, ids, gate_up, down, work);
   if (pairs == 0) return;
   // By the weights' shape alone: the two kinds of kernel do not give the same bits.
   if (x.dtype == DType::f32 || h % 8 != 0 || n % 8 != 0) {
