@@ -166,10 +166,10 @@ __device__ inline void send_to_ranks(const Arguments& a, int product, int64_t at
         : "memory");
 }
 
-/// Eight elements, from pair `at` on, of the output of o or down.
+/// Eight elements, from pair `at` on, of the output of o or down, of which several ranks have
+/// parts.
 __device__ __forceinline__ Packed receive_output(const Arguments& a, int product, int64_t at,
                                                  uint32_t epoch) {
-  if (a.world == 1) return Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch);
   // Asked for together: one after another, each would be waited for.
   constexpr int kAtOnce = 4;
   float2 sum[4];
