@@ -37,10 +37,7 @@ struct HeadWorker {
   /// 1 / the root mean square of a head. rotary.cu's sum: lanes of eight elements, the furthest
   /// first.
   __device__ float reciprocal_of(const Packed& eight) const {
-    float sum = add_squares(0.0f, eight);
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 1; offset /= 2)
-      sum += __shfl_xor_sync(kFullMask, sum, offset);
+    const float sum = lane_sum(add_squares(0.0f, eight), kLanes, 2);
     // Multiplying by 1 / kHeadDim is dividing.
     return reciprocal_of_mean(__fmul_rn(sum, 1.0f / kHeadDim), w.a.eps);
   }

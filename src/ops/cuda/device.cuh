@@ -106,11 +106,18 @@ __device__ inline void let_next_start() {
 constexpr int kWarp = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+/// The sum over `lanes` neighbours, a power of two, the furthest first: over those with the same
+/// place in a group of `apart`.
+template <class T>
+__device__ __forceinline__ T lane_sum(T x, unsigned lanes, unsigned apart = 1) {
+  for (unsigned offset = lanes / 2; offset >= apart; offset /= 2)
+    x += __shfl_xor_sync(kFullMask, x, static_cast<int>(offset));
+  return x;
+}
+
 template <class T>
 __device__ T warp_sum(T x) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
-  return x;
+  return lane_sum(x, kWarp);
 }
 
 template <class T>

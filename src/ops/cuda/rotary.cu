@@ -105,25 +105,6 @@ __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
   }
 }
 
-/// The sum over `lanes` neighbours, a power of two, in the order of warp_sum().
-__device__ __forceinline__ float sum_of_lanes(float sum, unsigned lanes) {
-  for (unsigned offset = lanes / 2; offset > 0; offset /= 2)
-    sum += __shfl_xor_sync(kFullMask, sum, static_cast<int>(offset));
-  return sum;
-}
-
-/// A lane's part of the table, from `cosine` on; the sines lie `half` behind the cosines.
-template <int kParts>
-__device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
-                                           Vec<float> (&sines)[kParts], int half,
-                                           const float* cosine) {
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    cosines[i] = load_vec(cosine + 4 * i, 4, true);
-    sines[i] = load_vec(cosine + half + 4 * i, 4, true);
-  }
-}
-
 /// The same, with or without the norm, for heads that fit one vector per lane: a head stays in the
 /// registers of `lanes` lanes (a power of two), so that a warp may have several heads. Sums run
 /// over the lanes in the order of warp_sum(), whose other lanes would add zeros.
@@ -149,9 +130,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   const bool turned = mine && (is_q || is_k) && c < 2 * a.half, is_first = c < a.half;
   const auto find_place = [&] {
     if (mine && !is_q) slot = a.slots[token];
-    if (turned)
-      load_turns(cosines, sines, a.half,
-                 a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half));
+    if (turned) load_turns(cosines, sines, a, token, c);
   };
   if (a.is_settled) find_place();
   wait_for_previous();
@@ -163,7 +142,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   }
   if (!a.is_settled) find_place();
   if (kNorm) {
-    const float reciprocal = reciprocal_rms(sum_of_lanes(add_squares(0.0f, x), lanes), a.d, a.eps);
+    const float reciprocal = reciprocal_rms(lane_sum(add_squares(0.0f, x), lanes), a.d, a.eps);
     if (is_q || is_k)
 #pragma unroll
       for (int i = 0; i < kSize; ++i) x.v[i] = normalise(x.v[i], reciprocal, weights.v[i]);

@@ -104,6 +104,25 @@ struct alignas(16) Words {
   __device__ float high(int i) const { return high_of(pair[i]); }
 };
 
+/// What turns the elements from `c` on of a token's heads: those of both halves turn by the same
+/// angles. `turned_back`: the sines of the first half change their sign.
+template <class T, int kParts>
+__device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
+                                           Vec<float> (&sines)[kParts], const FusedArguments<T>& a,
+                                           int64_t token, int c, bool turned_back = false) {
+  const bool is_first = c < a.half;
+  const float* table =
+      a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    cosines[i] = load_vec(table + 4 * i, 4, true);
+    sines[i] = load_vec(table + a.half + 4 * i, 4, true);
+    if (turned_back && is_first)
+#pragma unroll
+      for (float& sine : sines[i].v) sine = -sine;
+  }
+}
+
 /// The same of many tokens: a warp has all heads of its token, kLanes lanes to a head, and reads
 /// angles and weights once for them. The arithmetic is that of row_math.cuh, two elements at a
 /// time: a head's size is a power of two, so that multiplying by its inverse is dividing by it, and
@@ -127,18 +146,7 @@ struct TokenHeads {
         partner(static_cast<int>(threadIdx.x % kWarp) + (c < a.half ? a.half : -a.half) / kSize),
         turned(c < 2 * a.half) {}
   __device__ void load_angles() {
-    if (!turned) return;
-    const bool is_first = c < a.half;
-    const float* table =
-        a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
-#pragma unroll
-    for (int i = 0; i < kSize / 4; ++i) {
-      cosines[i] = load_vec(table + 4 * i, 4, true);
-      sines[i] = load_vec(table + a.half + 4 * i, 4, true);
-      if (is_first)
-#pragma unroll
-        for (float& sine : sines[i].v) sine = -sine;
-    }
+    if (turned) load_turns(cosines, sines, a, token, c, true);
   }
   __device__ void normalise_words(Words& x, const Words& weights) const {
     float sum = 0.0f;
@@ -147,10 +155,7 @@ struct TokenHeads {
       sum = __fmaf_rn(x.low(i), x.low(i), sum);
       sum = __fmaf_rn(x.high(i), x.high(i), sum);
     }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(kFullMask, sum, offset);
-    const float mean = __fmul_rn(sum, 1.0f / (kLanes * kSize)),
+    const float mean = __fmul_rn(lane_sum(sum, kLanes), 1.0f / (kLanes * kSize)),
                 reciprocal = __frsqrt_rn(__fadd_rn(mean, a.eps));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
