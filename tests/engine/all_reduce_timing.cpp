@@ -34,6 +34,8 @@ class Timer {
 
   double time(int64_t bytes, const std::function<void()>& body) {
     const int rounds = rounds_for(bytes);
+    // A rank that still frees or allocates would wait for the GPUs of those that wait for it.
+    group_.barrier(comm_.rank());
     body();
     const auto graph = backend_.capture([&] {
       for (int i = 0; i < kCalls; ++i) body();
@@ -126,7 +128,6 @@ void run_rank(int rank, const std::shared_ptr<ThreadGroup>& group, int64_t hidde
   time_reductions(*backend, *comm, timer, hidden);
 #ifdef NANOVLLM_NCCL
   time_nccl(*comm, *group, hidden);
-  group->barrier(rank);  // freeing what NCCL had waits for the other ranks' GPUs, too
 #endif
   time_gathering(*backend, *comm, timer, vocab);
   backend->synchronize();
