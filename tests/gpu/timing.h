@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "core/seconds.h"
 #include "gpu/rig.h"
 
 namespace nanovllm {
@@ -45,10 +46,7 @@ double microseconds(Backend& gpu, int count, Body&& body) {
     const auto begin = std::chrono::steady_clock::now();
     graph->launch();
     gpu.synchronize();
-    times.push_back(
-        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-            .count() /
-        count);
+    times.push_back(1e6 * seconds_since(begin) / count);
   }
   std::sort(times.begin() + 1, times.end());  // the first run warms up
   return times[4];

@@ -14,7 +14,7 @@ Vocabulary read_vocabulary(const Entry& entry) {
         "{} must be an object with at least one token", entry.place());
   Vocabulary vocabulary(entry.json().size());
   for (const auto& [text, value] : entry.json().items()) {
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > Vocabulary::kMaxId)
+    if (!is_integer_in(value, 0, Vocabulary::kMaxId))
       Entry(value, fmt::format("{}[\"{}\"]", entry.place(), text)).integer(Vocabulary::kMaxId);
     const auto id = value.get<int32_t>();
     check(!vocabulary.contains(id), ErrorKind::model, "{}: \"{}\" and \"{}\" have the same id {}",
