@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/io/tokenizer/unicode_newer.h: what the Hugging Face library `tokenizers` knows about Unicode beyond, or short of,
+"""Writes src/io/tokenizer/patterns/unicode_newer.h: what the Hugging Face library `tokenizers` knows about Unicode beyond, or short of,
 version 14.0, the oldest that a supported utf8proc has.
 
 Its regular expressions and its lower case know a newer version: the characters whose general category or lower case differs.
@@ -14,7 +14,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-TARGET = pathlib.Path(__file__).resolve().parent.parent / "src/io/tokenizer/unicode_newer.h"
+TARGET = pathlib.Path(__file__).resolve().parent.parent / "src/io/tokenizer/patterns/unicode_newer.h"
 
 HEADER = """\
 // Written by tools/make_unicode_newer.py: do not edit.
@@ -23,7 +23,7 @@ HEADER = """\
 
 #include <array>
 
-#include "io/tokenizer/unicode.h"
+#include "io/tokenizer/patterns/unicode.h"
 
 namespace nanovllm {
 

@@ -8,9 +8,9 @@
 
 #include "core/seconds.h"
 #include "engine/model_runner.h"
-#include "engine/open_ranks.h"
-#include "engine/process_runner.h"
-#include "engine/rank_group.h"
+#include "engine/ranks/open_ranks.h"
+#include "engine/ranks/process_runner.h"
+#include "engine/ranks/rank_group.h"
 #include "engine/request_checks.h"
 #include "io/checkpoint.h"
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "e2e/process.h"
+#include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
-#include "unit/tensor_file.h"
 
 namespace nanovllm {
 namespace {

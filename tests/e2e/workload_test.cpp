@@ -1,10 +1,10 @@
 // The benchmark's draw against Python's own, and its floors against the formulas of
 // docs/benchmarks.md evaluated in Python.
-#include "cli/workload.h"
+#include "bench/workload.h"
 
 #include <gtest/gtest.h>
 
-#include "cli/roofline.h"
+#include "bench/roofline.h"
 
 namespace nanovllm::cli {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/weight_loader_rig.h"
 #include "layers/linear.h"
-#include "weight_loader_rig.h"
 
 namespace nanovllm {
 namespace {

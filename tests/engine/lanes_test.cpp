@@ -9,7 +9,7 @@
 
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
-#include "ops/cuda/lanes.h"
+#include "ops/cuda/core/lanes.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "io/checkpoint.h"
+#include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
-#include "unit/tensor_file.h"
 
 namespace nanovllm {
 namespace {

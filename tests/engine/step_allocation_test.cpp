@@ -6,7 +6,7 @@
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
 #include "ops/null_backend.h"
-#include "unit/count_allocations.h"
+#include "unit/engine/count_allocations.h"
 
 namespace nanovllm {
 namespace {

@@ -11,8 +11,8 @@
 #include "layers/weight_loader.h"
 #include "models/model.h"
 #include "ops/null_backend.h"
+#include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
-#include "unit/tensor_file.h"
 
 namespace nanovllm {
 

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/weight_loader_rig.h"
 #include "layers/embed_head.h"
 #include "layers/linear.h"
-#include "weight_loader_rig.h"
 
 namespace nanovllm {
 namespace {

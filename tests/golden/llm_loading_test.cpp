@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "llm_rig.h"
+#include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
-#include "unit/tensor_file.h"
 
 namespace nanovllm {
 namespace {

@@ -5,8 +5,8 @@
 #include "nanovllm/tokenizer.h"
 
 #include "llm_rig.h"
+#include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
-#include "unit/tensor_file.h"
 
 namespace nanovllm {
 namespace {

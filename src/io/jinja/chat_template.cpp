@@ -3,8 +3,8 @@
 #include <array>
 
 #include "core/check.h"
-#include "io/jinja/ast.h"
 #include "io/jinja/evaluator.h"
+#include "io/jinja/syntax/ast.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "io/jinja/ast.h"
+#include "io/jinja/syntax/ast.h"
 
 namespace nanovllm::jinja {
 

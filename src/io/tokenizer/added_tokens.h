@@ -9,7 +9,7 @@
 
 #include "io/tokenizer/entry.h"
 #include "io/tokenizer/normalizer.h"
-#include "io/tokenizer/string_matcher.h"
+#include "io/tokenizer/patterns/string_matcher.h"
 #include "io/tokenizer/vocabulary.h"
 
 namespace nanovllm {

@@ -10,7 +10,7 @@
 
 #include "io/tokenizer/byte_level.h"
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/unicode.h"
+#include "io/tokenizer/patterns/unicode.h"
 
 namespace nanovllm {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/unicode.h"
+#include "io/tokenizer/patterns/unicode.h"
 
 namespace nanovllm {
 

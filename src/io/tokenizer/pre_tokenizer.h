@@ -8,7 +8,7 @@
 
 #include "io/tokenizer/byte_level.h"
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/pattern.h"
+#include "io/tokenizer/patterns/pattern.h"
 
 namespace nanovllm {
 

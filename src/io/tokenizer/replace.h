@@ -5,7 +5,7 @@
 #include <string>
 
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/pattern.h"
+#include "io/tokenizer/patterns/pattern.h"
 
 namespace nanovllm {
 

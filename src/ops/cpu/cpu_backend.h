@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/backend.h"
-#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/onednn.h"
 
 namespace nanovllm::cpu {

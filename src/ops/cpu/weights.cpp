@@ -4,7 +4,7 @@
 #include <cstring>
 #include <span>
 
-#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {

@@ -1,0 +1,164 @@
+// StepRecorder: a backend that does what another does and remembers the operations of the step that
+// ran last, so that each kind of them can be run again alone, and timed. It also counts the steps
+// by what they say to other ranks.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/ranks/open_ranks.h"
+#include "ops/backend.h"
+
+namespace nanovllm::cli {
+
+struct RecordedOp {
+  const char* part = "";  ///< "attention", "gemm qkv", "small kernels", "sampling", ...
+  const char* name = "";  ///< of a small kernel, its own: "add_rms_norm", ...; else the part's
+  double bytes = 0;       ///< of activations that a small kernel reads and writes
+  /// Of a gemm: x is [rows, k], the weight [n, k]. Of all layers in one: n of k = 1, all weights.
+  int64_t rows = 0, n = 0, k = 0;
+  std::function<void()> run;  ///< issues it again, on the same memory
+  /// Of communication: runs beside what follows it, which waits for events of other devices.
+  bool beside = false;
+  /// Of all layers in one, where these sum over ranks: `num_sums` all_reduce() of the same sizes,
+  /// and what issues them.
+  int64_t num_sums = 0;
+  std::function<void()> sums{};
+};
+
+/// Steps that issue the same collectives.
+struct StepKind {
+  std::vector<RecordedOp> collectives;  ///< of one of them, in order
+  int64_t calls = 0;                    ///< collectives of a step
+  int64_t count = 0;                    ///< steps issued
+};
+
+class StepRecorder : public Backend, public BackendProxy {
+ public:
+  explicit StepRecorder(std::unique_ptr<Backend> ops) : ops_(std::move(ops)) {}
+
+  /// The operations of the step that was issued last, in order, be it eagerly or as a graph.
+  const std::vector<RecordedOp>& last_step() const { return *current_; }
+  using StepKinds = std::map<std::string, StepKind>;
+  /// Of several ranks: the kinds of steps that were issued, by names that are the same on all
+  /// ranks.
+  const StepKinds& kinds();
+  /// The name of the one that was issued last; null before the first.
+  const std::string* last_kind();
+  /// Of all kinds, none was issued yet.
+  void forget_steps();
+  /// What they were issued on.
+  Backend& inner() override { return *ops_; }
+  /// Its operations are recorded, too: "communication".
+  std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> communicator) override;
+
+  Device device() const override { return ops_->device(); }
+  std::string name() const override { return ops_->name(); }
+  MemoryInfo memory() const override { return ops_->memory(); }
+  Buffer allocate(size_t bytes) override { return ops_->allocate(bytes); }
+  Buffer allocate_host(size_t bytes) override { return ops_->allocate_host(bytes); }
+  void copy(Tensor dst, Tensor src) override { ops_->copy(dst, src); }
+  void synchronize() override { ops_->synchronize(); }
+  bool is_asynchronous() const override { return ops_->is_asynchronous(); }
+  std::unique_ptr<Fence> make_fence() override { return ops_->make_fence(); }
+  bool has_graphs() const override { return ops_->has_graphs(); }
+  std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
+  int64_t max_logits_rows() const override { return ops_->max_logits_rows(); }
+  size_t scratch_bytes() const override { return ops_->scratch_bytes(); }
+  void begin_step(const Batch& batch) override;
+  int lanes_for(const DecodeSize& size) const override { return ops_->lanes_for(size); }
+  void run_lanes(int lanes, const std::function<void(int)>& body) override;
+
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
+    return ops_->weight_bytes(dtype, n, k);
+  }
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
+    return ops_->weight_view(data, dtype, n, k);
+  }
+  void load(Tensor dst, std::span<const Tensor> parts) override { ops_->load(dst, parts); }
+  void load_all(std::span<const WeightSource> weights, const SourceReader& read,
+                const std::function<void(size_t)>& loaded) override {
+    ops_->load_all(weights, read, loaded);
+  }
+
+  void gemm(Tensor y, Tensor x, Tensor w) override;
+  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
+  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
+  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
+                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
+                               KvCache cache) override;
+  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void gather_rows(Tensor y, Tensor x, Tensor rows) override;
+  void add(Tensor x, Tensor y) override;
+  void add_bias(Tensor x, Tensor bias) override;
+  void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
+  void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
+  void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                 int64_t window) override;
+  void silu_and_mul(Tensor y, Tensor gate_up) override;
+  bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                      std::span<const KvCache> caches, const Batch& batch) override;
+  void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+               const MoeWorkspace& work) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                  bool normalise) override;
+  void mask_logits(Tensor logits, Tensor pairs) override;
+  void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
+  void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                    Tensor chosen) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                  KvCache cache) override;
+  void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
+                          const Batch& batch, Tensor cos_sin, KvCache cache) override;
+
+ private:
+  using Ops = std::vector<RecordedOp>;
+  class RecordedGraph;
+  class RecordedCommunicator;
+
+  /// Remembers `run` and does it.
+  void note(const char* part, std::function<void()> run);
+  /// The same for a small kernel that reads or writes each of `touched` once.
+  void note_small(const char* name, std::initializer_list<Tensor> touched,
+                  std::function<void()> run);
+  /// The same for the product of x and w.
+  void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
+  /// Remembers a product of x and w that has run, and what it reads and writes besides.
+  void add_gemm(const char* part, Tensor x, Tensor w, double bytes, std::function<void()> run);
+  /// The part that is the product of w, which is issued now.
+  const char* next_product(Tensor w);
+  /// Which weight is read after that of `down`.
+  const char* after_layer() const;
+  /// Where steps with these operations are counted.
+  StepKinds::value_type& kind_of(const Ops& ops);
+  /// A step was issued.
+  void count(StepKinds::value_type& kind);
+  /// Counts the one whose operations are complete only now that the next one begins.
+  void count_eager();
+
+  std::unique_ptr<Backend> ops_;
+  Communicator* communicator_ = nullptr;  // what it is without the recorder, once it is wrapped
+  StepKinds kinds_;
+  const std::string* last_kind_ = nullptr;
+  std::shared_ptr<Ops> eager_;  // the operations of a step to be counted
+  bool is_capturing_ = false;
+  std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
+  bool in_lanes_ = false;
+  const char* next_gemm_ =
+      nullptr;               // which weight the next product reads: told by what came before
+  int64_t qkv_columns_ = 0;  // of the first layer's, once it has run
+  bool is_last_layer_ = false;
+  const std::byte* last_weight_ = nullptr;  // of gemm(): some of its rows may follow
+  const char* last_gemm_ = nullptr;
+};
+
+}  // namespace nanovllm::cli

@@ -1,0 +1,206 @@
+#include "engine/ranks/process_runner.h"
+
+#include <chrono>
+#include <cstring>
+#include <type_traits>
+
+#include "comm/stopped_ranks.h"
+#include "core/seconds.h"
+#include "engine/ranks/open_ranks.h"
+#include "io/checkpoint.h"
+
+namespace nanovllm {
+namespace {
+
+/// What a StepInput is beside its vectors; tensors point to offsets from address 0.
+struct StepHeader {
+  Batch batch;
+  Tensor token_source;
+  SamplingBatch params;
+  Tensor prompt_targets, masked;
+  int64_t num_logprobs;
+  bool is_decode;
+  size_t block_bytes, num_masks, num_sampling;
+};
+static_assert(std::is_trivially_copyable_v<StepHeader>);
+
+constexpr std::chrono::milliseconds kPatience{8000}, kLastPatience{9500};
+constexpr std::chrono::milliseconds kLoadPatience{60'000};  // without progress
+constexpr std::chrono::milliseconds kLeavePatience{30'000};
+
+}  // namespace
+
+void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
+  StepInput at_zero = input;
+  move_to(at_zero, block, nullptr, {});
+  const StepHeader header{at_zero.batch,
+                          at_zero.token_source,
+                          at_zero.sampler.params,
+                          at_zero.sampler.prompt_targets,
+                          at_zero.sampler.masked,
+                          input.sampler.num_logprobs,
+                          input.is_decode,
+                          input.bytes,
+                          input.mask_starts.size(),
+                          input.sampling.size()};
+  const size_t mask_bytes = input.mask_starts.size() * sizeof(int64_t);
+  message.resize(sizeof header + mask_bytes + input.bytes);
+  std::byte* to = message.data();
+  std::memcpy(to, &header, sizeof header);
+  if (mask_bytes > 0) std::memcpy(to + sizeof header, input.mask_starts.data(), mask_bytes);
+  std::memcpy(to + sizeof header + mask_bytes, block, input.bytes);
+}
+
+void unpack_step(std::span<const std::byte> message, StepInput& input, std::byte* block) {
+  StepHeader header;
+  std::memcpy(static_cast<void*>(&header), message.data(), sizeof header);
+  const std::byte* from = message.data() + sizeof header;
+  input.batch = header.batch;
+  input.token_source = header.token_source;
+  input.sampler.params = header.params;
+  input.sampler.prompt_targets = header.prompt_targets;
+  input.sampler.masked = header.masked;
+  input.sampler.num_logprobs = header.num_logprobs;
+  input.is_decode = header.is_decode;
+  input.bytes = header.block_bytes;
+  input.sampling.assign(header.num_sampling, 0);  // their number counts: nobody here asks for more
+  input.prompt_rows.clear();
+  input.mask_starts.resize(header.num_masks);
+  if (header.num_masks > 0)
+    std::memcpy(input.mask_starts.data(), from, header.num_masks * sizeof(int64_t));
+  input.sampler.mask_starts = input.mask_starts;
+  std::memcpy(block, from + header.num_masks * sizeof(int64_t), header.block_bytes);
+  move_to(input, nullptr, block, {});
+}
+
+std::unique_ptr<ProcessRunner> make_process_runner(std::unique_ptr<ProcessGroup> group,
+                                                   std::unique_ptr<Backend> backend,
+                                                   const ModelConfig& model,
+                                                   const EngineConfig& config) {
+  const WaitForProcesses wait("the others to open their devices", kOpenPatience);
+  auto communicator = open_communicator(*backend, *group);
+  MemoryPlan plan = plan_memory(*backend, model, config, compute_dtype(model, config),
+                                {group->rank(), group->world_size()}, group->ranks_on_host());
+  plan.num_blocks = group->smallest(plan.num_blocks);
+  plan.limits.max_model_len = group->smallest(plan.limits.max_model_len);
+  auto runner = std::make_unique<ModelRunner>(std::move(backend), std::move(communicator), model,
+                                              config, plan);
+  return std::make_unique<ProcessRunner>(std::move(group), std::move(runner));
+}
+
+ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
+                             std::unique_ptr<ModelRunner> runner)
+    : group_(std::move(group)),
+      runner_(std::move(runner)),
+      block_(BatchBuilder(memory().limits).max_bytes()) {
+  if (runner_->max_steps_in_flight() == 1) return;
+  alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
+  last_alarm_ =
+      std::make_unique<AlarmClock>(kLastPatience, [this] { end_process(describe_wait()); });
+}
+
+ProcessRunner::~ProcessRunner() {
+  if (failed_) {  // what waits on the device for others must not keep this process
+    if (last_alarm_) last_alarm_->set();
+    runner_->communicator().abort();
+    return;
+  }
+  try {
+    int64_t over = 0;
+    if (group_->rank() == 0) group_->broadcast(std::as_writable_bytes(std::span(&over, 1)));
+    const WatchForStoppedRanks watch("the others to end");
+    const WaitForProcesses wait("the others to end", kLeavePatience);
+    group_->leave();
+  } catch (const std::exception&) {  // the others are gone already
+  }
+}
+
+void ProcessRunner::load(const Checkpoint* checkpoint, uint64_t seed,
+                         const LoadProgress& progress) {
+  failed_ = true;  // until it is done
+  const auto begin = std::chrono::steady_clock::now();
+  WaitForProcesses wait("weights", kLoadPatience);
+  runner_->load(checkpoint, seed, [&](int64_t done, int64_t total) {
+    wait.go_on(kLoadPatience);
+    if (progress) progress(done, total);
+  });
+  // Nobody starts before all have loaded; others' disks may be slower.
+  const auto own = std::chrono::steady_clock::now() - begin;
+  wait.go_on(kLoadPatience + 3 * std::chrono::duration_cast<std::chrono::milliseconds>(own));
+  group_->smallest(0);
+  failed_ = false;
+}
+
+void ProcessRunner::launch(const Plan& plan) {
+  failed_ = true;  // until the step is done
+  ++num_in_flight_;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto shape =
+      runner_->uses_graphs() ? decode_shape(plan, memory().limits) : std::optional<StepShape>();
+  BatchBuilder(memory().limits).build(plan, block_.data(), input_, shape);
+  pack_step(input_, block_.data(), message_);
+  build_seconds_ += seconds_since(begin);
+  auto bytes = static_cast<int64_t>(message_.size());
+  group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
+  group_->broadcast(message_);
+  launch_built();
+}
+
+// A device that waits for others can make its driver wait: to load a kernel, or to record a step.
+void ProcessRunner::launch_built() {
+  const auto stop = [](AlarmClock* alarm) { alarm->stop(); };
+  const std::unique_ptr<AlarmClock, decltype(stop)> alarm(last_alarm_.get(), stop);
+  if (alarm) alarm->set();
+  runner_->launch(input_, block_.data());
+}
+
+std::string ProcessRunner::describe_wait() const {
+  return fmt::format(
+      "rank {} of {} has waited {} s for its device to finish a step: {}", group_->rank(),
+      group_->world_size(), kPatience.count() / 1000,
+      describe_missing_ranks("another rank hangs, or the step is too large for the network"));
+}
+
+StepResult ProcessRunner::wait() {
+  const StepResult result = finish_step();
+  failed_ = num_in_flight_ > 0;
+  return result;
+}
+
+StepResult ProcessRunner::finish_step() {
+  if (alarm_) alarm_->set();
+  if (last_alarm_) last_alarm_->set();
+  const StepResult result = runner_->wait();
+  check(!alarm_ || !alarm_->stop(), "{}", describe_wait());  // and the last one stays set
+  if (last_alarm_) last_alarm_->stop();
+  --num_in_flight_;
+  return result;
+}
+
+void ProcessRunner::serve() {
+  failed_ = true;
+  // Others are missed by rank 0, which can tell its requests.
+  const WatchForStoppedRanks watch("the next step", 0);
+  for (;;) {
+    int64_t bytes = 0;
+    // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.
+    group_->await_broadcast(std::as_writable_bytes(std::span(&bytes, 1)), [this] {
+      while (num_in_flight_ > 0) finish_step();
+    });
+    if (bytes == 0) break;
+    message_.resize(static_cast<size_t>(bytes));
+    group_->broadcast(message_);
+    unpack_step(message_, input_, block_.data());
+    if (num_in_flight_ == max_steps_in_flight()) finish_step();
+    launch_built();
+    ++num_in_flight_;
+  }
+  while (num_in_flight_ > 0) finish_step();
+  failed_ = false;
+}
+
+std::string ProcessRunner::device_name() const {
+  return fmt::format("{} processes, {} each", group_->world_size(), runner_->device_name());
+}
+
+}  // namespace nanovllm

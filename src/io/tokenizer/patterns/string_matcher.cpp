@@ -1,0 +1,84 @@
+#include "io/tokenizer/patterns/string_matcher.h"
+
+#include <algorithm>
+
+namespace nanovllm {
+
+StringMatcher::StringMatcher(const std::vector<std::string_view>& strings) : nodes_(1) {
+  for (size_t i = 0; i < strings.size(); ++i) {
+    if (strings[i].empty()) continue;
+    uint32_t node = kRoot;
+    for (const char c : strings[i]) node = add_child(node, static_cast<uint8_t>(c));
+    if (nodes_[node].string != kNone) continue;
+    nodes_[node].string = static_cast<uint32_t>(i);
+    nodes_[node].length = static_cast<uint32_t>(strings[i].size());
+  }
+  first_.fill(kNone);
+  for (const auto& [byte, node] : nodes_[kRoot].children) first_[byte] = node;
+  link_failures();
+}
+
+uint32_t StringMatcher::add_child(uint32_t node, uint8_t byte) {
+  auto& children = nodes_[node].children;
+  const auto at = std::lower_bound(children.begin(), children.end(), byte,
+                                   [](const auto& c, uint8_t b) { return c.first < b; });
+  if (at != children.end() && at->first == byte) return at->second;
+  const auto created = static_cast<uint32_t>(nodes_.size());
+  children.insert(at, {byte, created});
+  const uint32_t depth = nodes_[node].depth + 1;
+  nodes_.emplace_back().depth = depth;
+  return created;
+}
+
+uint32_t StringMatcher::child(uint32_t node, uint8_t byte) const {
+  if (node == kRoot) return first_[byte];
+  const auto& children = nodes_[node].children;
+  const auto at = std::lower_bound(children.begin(), children.end(), byte,
+                                   [](const auto& c, uint8_t b) { return c.first < b; });
+  return at != children.end() && at->first == byte ? at->second : kNone;
+}
+
+void StringMatcher::link_failures() {
+  std::vector<uint32_t> queue = {kRoot};  // breadth first: a failure link leads to a smaller depth
+  for (size_t i = 0; i < queue.size(); ++i) {
+    const uint32_t parent = queue[i];
+    for (const auto& [byte, node] : nodes_[parent].children) {
+      uint32_t suffix = nodes_[parent].failure;
+      uint32_t target = parent == kRoot ? kRoot : child(suffix, byte);
+      while (target == kNone && suffix != kRoot) {
+        suffix = nodes_[suffix].failure;
+        target = child(suffix, byte);
+      }
+      Node& linked = nodes_[node];
+      linked.failure = target == kNone ? kRoot : target;
+      if (linked.string == kNone) {
+        linked.string = nodes_[linked.failure].string;
+        linked.length = nodes_[linked.failure].length;
+      }
+      queue.push_back(node);
+    }
+  }
+}
+
+std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, size_t from) const {
+  std::optional<Match> best;
+  uint32_t node = kRoot;
+  for (size_t at = from; at < text.size(); ++at) {
+    const auto byte = static_cast<uint8_t>(text[at]);
+    uint32_t next = child(node, byte);
+    while (next == kNone && node != kRoot) {
+      node = nodes_[node].failure;
+      next = child(node, byte);
+    }
+    node = next == kNone ? kRoot : next;
+    const size_t end = at + 1;
+    // What the automaton still follows begins after the best match: nothing better can come.
+    if (best && end - nodes_[node].depth > best->span.begin) break;
+    if (nodes_[node].string == kNone) continue;
+    const size_t begin = end - nodes_[node].length;
+    if (!best || begin <= best->span.begin) best = Match{{begin, end}, nodes_[node].string};
+  }
+  return best;
+}
+
+}  // namespace nanovllm

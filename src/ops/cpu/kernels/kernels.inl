@@ -1,0 +1,36 @@
+// The body of kernels_<isa>.cpp: all inner loops, compiled for one instruction set.
+//
+// Only headers without inline functions that the loops could call may be included: an out-of-line
+// copy compiled for AVX-512 might be the one that the linker keeps for the whole program.
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include "ops/cpu/kernels/kernels.h"
+#include "ops/noise.h"
+
+namespace nanovllm::cpu {
+#include "ops/cpu/kernels/simd.inl"
+//
+#include "ops/cpu/kernels/rowwise.inl"
+//
+#include "ops/cpu/kernels/attention.inl"
+#include "ops/cpu/kernels/gemm.inl"
+#include "ops/cpu/kernels/sampling.inl"
+
+namespace {
+template <class T>
+constexpr FloatKernels<T> float_kernels() {
+  return {add<T>, rms_norm<T>, rope<T>, silu_and_mul<T>, attention<T>, gemm<T>};
+}
+constexpr Kernels kKernels{
+    NANOVLLM_KERNELS_NAME, float_kernels<float>(), float_kernels<bf16>(), row_stats, sum_exp,
+    gumbel_argmax};
+}  // namespace
+
+const Kernels& NANOVLLM_KERNELS() { return kKernels; }
+
+}  // namespace nanovllm::cpu

@@ -1,4 +1,0 @@
-// The CPU kernels for any processor.
-#define NANOVLLM_KERNELS kernels_base
-#define NANOVLLM_KERNELS_NAME "base"
-#include "ops/cpu/kernels.inl"

@@ -1,0 +1,141 @@
+// The decode step's attention: its plan and its launch (attention_decode.cuh).
+#include <algorithm>
+
+#include "ops/cuda/attention/attention_decode.cuh"
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/core/lanes.h"
+
+namespace nanovllm {
+namespace {
+
+/// Where things lie in the memory of plans: the counters, then the plans, `shares` of each.
+struct PlanMemory {
+  int* counters;
+  DecodeShare* shares;
+  PlanMemory(std::byte* data, int num_shares)
+      : counters(reinterpret_cast<int*>(data)),
+        shares(reinterpret_cast<DecodeShare*>(data + ceil_div(num_shares, 64) * 256)) {}
+};
+
+/// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
+/// the kernel after this one.
+constexpr size_t kRingBytes = size_t{128} << 10;
+/// The same where another lane's products have the same SMs.
+constexpr size_t kLaneRingBytes = size_t{96} << 10;
+/// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
+/// as the kernel before this one ends, its SMs do not become free in turn.
+constexpr size_t kLeastSharedBytes = size_t{115} << 10;
+
+/// The stages of a ring of so many bytes, or 0 where too few fit into a block's shared memory.
+template <int kHeadDim, int kRows>
+int stages_in(size_t ring_bytes, size_t shared_bytes) {
+  constexpr size_t kTile = sizeof(DecodeTile<kHeadDim>),
+                   kFixed = sizeof(DecodeExchange<kHeadDim, kRows>);
+  const int wanted =
+      std::clamp(static_cast<int>(ring_bytes / kTile), kFewestDecodeStages, kDecodeStages);
+  const int fit = shared_bytes < kFixed ? 0 : static_cast<int>((shared_bytes - kFixed) / kTile);
+  return fit < kFewestDecodeStages ? 0 : std::min(fit, wanted);
+}
+
+DecodeMaps maps_of(EncodeMap encoder, const KvCache& cache, int block_shift) {
+  const int many = box_keys(block_shift, true), few = box_keys(block_shift, false);
+  const auto map = [&](const Tensor& half, int keys) {
+    return cache_map(encoder, half, keys, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  };
+  return {map(cache.k, many), map(cache.v, many), map(cache.k, few), map(cache.v, few)};
+}
+
+}  // namespace
+
+void CudaBackend::begin_step(const Batch& batch) {
+  lane_->step = batch.context_lens.data;
+  lane_->step_plans.clear();
+}
+
+/// The plan for a batch, by its number. `is_new`: it is made by a kernel just launched.
+size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
+  is_new = false;
+  for (size_t i = 0; i < lane_->step_plans.size(); ++i)
+    if (lane_->step_plans[i] == key) return i;
+  is_new = true;
+  // Plans that no step remembers share the last place.
+  const bool remember = key.context_lens == lane_->step && lane_->step_plans.size() + 1 < kMaxPlans;
+  const size_t plan = remember ? lane_->step_plans.size() : kMaxPlans - 1;
+  if (remember) lane_->step_plans.push_back(key);
+  const PlanMemory memory(lane_->plans.get(), num_sms_);
+  launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
+         PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
+                       .context_lens = reinterpret_cast<const int*>(key.context_lens),
+                       .num_seqs = static_cast<int>(key.num_seqs),
+                       .kv_heads = static_cast<int>(key.kv_heads),
+                       .window = static_cast<int>(key.window),
+                       .shares = static_cast<int>(key.shares),
+                       .max_slots = static_cast<int>(key.max_slots),
+                       .block_tables = reinterpret_cast<const int*>(key.block_tables),
+                       .table_stride = key.table_stride,
+                       .block_shift = static_cast<int>(key.block_shift),
+                       .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
+  return plan;
+}
+
+/// False, and nothing done, if the batch or the GPU is none for the decode kernel.
+bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch,
+                                   float scale, int64_t window) {
+  auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
+  const int64_t head_dim = q.shape[2], slot_bytes = arguments.group * (head_dim + 2) * 4;
+  if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows || num_sms_ > kPlanThreads ||
+      arguments.num_seqs > kMaxPlanSeqs)
+    return false;
+  const DecodeMaps maps =
+      encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
+  bool served = false;
+  const auto run = [&]<int kHeadDim, int kRows>() {
+    const bool has_neighbours = runs_lanes_ && !divides_sms();
+    const int stages =
+        stages_in<kHeadDim, kRows>(has_neighbours ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
+    const int64_t sms = num_sms_ - (divides_sms() ? lane_sms_ : 0);
+    if (stages == 0) return;
+    // An even number: behind their sums the outputs are aligned.
+    const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes / 2 * 2;
+    bool is_new = false;
+    const size_t plan = plan_decode({.cu_seqlens_q = batch.cu_seqlens_q.data,
+                                     .context_lens = batch.context_lens.data,
+                                     .block_tables = batch.block_tables.data,
+                                     .table_stride = arguments.table_stride,
+                                     .block_shift = arguments.block_shift,
+                                     .num_seqs = arguments.num_seqs,
+                                     .kv_heads = cache.k.shape[1],
+                                     .window = arguments.window,
+                                     .shares = sms,
+                                     .max_slots = max_slots},
+                                    is_new);
+    const PlanMemory memory(lane_->plans.get(), num_sms_);
+    arguments.partial_sum = reinterpret_cast<float2*>(lane_->partials.get());
+    arguments.partial_out =
+        reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
+    const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),
+                          .counters = memory.counters,
+                          .kv_heads = static_cast<int>(cache.k.shape[1]),
+                          .stages = stages,
+                          .lets_next_wait = runs_lanes_};
+    const size_t shared_bytes = std::max(
+        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
+            sizeof(DecodeExchange<kHeadDim, kRows>),
+        std::min(divides_sms() ? kLaneAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
+    // The first kernel after the plan waits for all that went before: the later ones count on it,
+    // and on old keys. Where this step makes those, too, every kernel waits.
+    launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(sms), kDecodeThreads,
+                shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
+                maps);
+    served = true;
+  };
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    if (arguments.group <= kDecodeRows / 2)
+      run.template operator()<kHeadDim, 1>();
+    else
+      run.template operator()<kHeadDim, 2>();
+  });
+  return served;
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,162 @@
+// The warp of the decode kernel that copies: keys, values and queries, from the cache to the ring.
+#pragma once
+
+#include "ops/cuda/attention/attention_decode_work.cuh"
+
+namespace nanovllm {
+
+/// The cache as the copy engine sees it: [blocks, KV heads, block size, head_dim], in boxes of 64
+/// elements of many keys for tiles that are seen whole, of few for others. Unused before sm_90.
+struct DecodeMaps {
+  CUtensorMap k, v, k_few, v_few;
+};
+/// The keys of a box. Copying takes about 70 ns a box, however small.
+__host__ __device__ constexpr int box_keys(int block_shift, bool is_whole) {
+  const int most = is_whole ? kTileKeys : kFewKeys;
+  return most < 1 << block_shift ? most : 1 << block_shift;
+}
+/// How many arrivals fill a stage: with the copy engine one, which tells how many bytes come.
+#if __CUDA_ARCH__ >= 900
+constexpr int kFullArrivals = 1;
+#else
+constexpr int kFullArrivals = kWarp;
+#endif
+
+/// The queries of a pair, by `threads` threads; rows past the group become zeros.
+template <int kHeadDim, int kRows>
+__device__ void copy_queries(const DecodeArguments& a, const UnitWalk& walk,
+                             __nv_bfloat16 (*rows)[DecodeExchange<kHeadDim, kRows>::kPitch],
+                             int thread, int threads) {
+  const __nv_bfloat16* from =
+      a.q + walk.keys.row * a.q_token_stride + walk.at.head * a.group * a.q_head_stride;
+  for (int part = thread; part < kRows * kHeadDim; part += threads) {
+    const int row = part / (kHeadDim / 8), element = part % (kHeadDim / 8) * 8;
+    const bool valid = row < a.group;
+    copy_async(rows[row] + element, valid ? from + row * a.q_head_stride + element : a.q, valid);
+  }
+}
+
+/// Copies the tiles of one unit after another. Of keys that no row sees, some are copied, too, but
+/// none from blocks of the cache that the sequence does not have.
+template <int kHeadDim>
+class UnitCopier {
+ public:
+  using Tile = DecodeTile<kHeadDim>;
+
+  __device__ UnitCopier(const DecodeArguments& a, const DecodeMaps& maps) : a_(a), maps_(maps) {}
+
+  /// In lane i: where keys 8i .. 8i + 7 of the unit's chunk are, if the sequence has them.
+  __device__ int find_block(const UnitWalk& walk) const {
+    const UnitKeys unit(walk);
+    const int lane = threadIdx.x % kWarp, key = walk.at.chunk * kChunk + 8 * lane;
+    if (8 * lane >= unit.end) return 0;
+    return a_.block_tables[walk.at.s * a_.table_stride + (key >> a_.block_shift)];
+  }
+  __device__ void begin(const UnitWalk& walk, int block) {
+    at_ = walk.at;
+    keys_end_ = walk.keys.end;
+    block_ = block;
+  }
+  /// Before whatever this step's kernels have made is read.
+  __device__ void wait_for_step() {
+    if (!waited_) wait_for_previous();
+    waited_ = true;
+  }
+  /// Tile `index` of the unit's chunk.
+  template <bool is_key>
+  __device__ void copy(Tile& tile, uint64_t* full, const UnitKeys& unit, int index) {
+#if __CUDA_ARCH__ >= 900
+    copy_boxes<is_key>(tile, full, unit, index * kTileKeys);
+#else
+    copy_parts(tile, unit, index * kTileKeys, is_key ? a_.k : a_.v,
+               is_key ? a_.k_block_stride : a_.v_block_stride,
+               is_key ? a_.k_head_stride : a_.v_head_stride);
+    arrive_after_copies(full);
+#endif
+  }
+
+ private:
+  /// A box to a lane.
+  template <bool is_key>
+  __device__ void copy_boxes(Tile& tile, uint64_t* full, const UnitKeys& unit, int first) {
+    const bool is_whole = unit.begin <= first && first + kTileKeys <= unit.end;
+    const int lane = threadIdx.x % kWarp, keys = box_keys(a_.block_shift, is_whole);
+    const int slice = lane % Tile::kSlices, row = lane / Tile::kSlices * keys, key = first + row;
+    const bool mine = row < kTileKeys && key + keys > unit.begin && key < unit.end;
+    const int block = __shfl_sync(kFullMask, block_, key / 8);
+    const int boxes = __popc(__ballot_sync(kFullMask, mine));
+    // The row's own key, its sequence's last, may be the work of the kernel before; the others have
+    // been in the cache since earlier steps.
+    if (at_.chunk * kChunk + first + kTileKeys >= keys_end_) wait_for_step();
+    if (lane == 0)
+      arrive_expecting(full, boxes * keys * kSliceColumns * static_cast<int>(sizeof(bf16)));
+    __syncwarp();
+    if (mine)
+      copy_box_once(
+          tile.slice[slice][row],
+          is_key ? (is_whole ? &maps_.k : &maps_.k_few) : (is_whole ? &maps_.v : &maps_.v_few),
+          full, slice * kSliceColumns, key & ((1 << a_.block_shift) - 1), at_.head, block);
+  }
+  __device__ void copy_parts(Tile& tile, const UnitKeys& unit, int first,
+                             const __nv_bfloat16* cache, int64_t block_stride,
+                             int64_t head_stride) const {
+    const int64_t lane = threadIdx.x % kWarp, mask = (1 << a_.block_shift) - 1;
+    const int64_t offset =
+        block_ * block_stride + at_.head * head_stride + (8 * lane & mask) * kHeadDim;
+    for (int row = 0; row < kTileKeys; row += 8) {
+      const __nv_bfloat16* from = cache + __shfl_sync(kFullMask, offset, (first + row) / 8);
+      if (first + row + 8 <= unit.begin || first + row >= unit.end) continue;
+      for (int part = static_cast<int>(lane); part < kHeadDim; part += kWarp) {
+        const int unit_of_key = part % (kHeadDim / 8);
+        copy_async(tile.part(row + part / (kHeadDim / 8), unit_of_key / 2 * 16, unit_of_key % 2),
+                   from + part * 8, true);
+      }
+    }
+  }
+
+  const DecodeArguments& a_;
+  const DecodeMaps& maps_;
+  UnitPlace at_{};
+  int keys_end_ = 0, block_ = 0;
+  bool waited_ = false;
+};
+
+/// Copies the units of a share, and the queries of all pairs but the first. By a whole warp.
+template <int kHeadDim, int kRows>
+__device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, const DecodeWork& work,
+                           DecodeTile<kHeadDim>* ring, DecodeExchange<kHeadDim, kRows>& exchange) {
+  const int lane = threadIdx.x % kWarp;
+  UnitWalk walk(a, work, exchange.share);
+  UnitCopier<kHeadDim> copier(a, maps);
+  RingPlace place, query;
+  const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
+    for (int i = 0; i < unit.tiles; ++i) {
+      wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);
+      copier.template copy<is_key>(ring[place.stage], &exchange.full[place.stage], unit,
+                                   unit.first_tile + i);
+      place = place.plus(1, work.stages);
+    }
+  };
+  arrive(&exchange.query_full[0]);  // who computes fetches the first
+  int block = exchange.share.blocks[lane];
+  for (UnitPlace before = walk.at; !walk.done();) {
+    if (!same_pair(walk.at, before)) {
+      query = query.plus(1, kDecodeQueries);
+      copier.wait_for_step();
+      wait_barrier(&exchange.query_empty[query.stage], query.parity ^ 1);
+      copy_queries<kHeadDim, kRows>(a, walk, exchange.query[query.stage], lane, kWarp);
+      arrive_after_copies(&exchange.query_full[query.stage]);
+    }
+    before = walk.at;
+    const UnitKeys unit(walk);
+    copier.begin(walk, block);
+    walk.advance();
+    copy_tiles(std::true_type{}, unit);
+    if (!walk.done()) block = copier.find_block(walk);  // is there when it is needed
+    copy_tiles(std::false_type{}, unit);
+  }
+  commit_copies();
+  wait_copies<0>();
+}
+
+}  // namespace nanovllm

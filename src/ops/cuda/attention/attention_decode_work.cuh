@@ -1,0 +1,155 @@
+// What the warps of the decode kernel have in common (attention_decode.cuh): its sizes, what they
+// exchange in shared memory, and the walk over a share's units, which all do alike.
+#pragma once
+
+#include "ops/cuda/attention/attention_decode_plan.cuh"
+#include "ops/cuda/ptx/mma.cuh"
+#include "ops/cuda/ptx/tma.cuh"
+
+namespace nanovllm {
+
+constexpr int kDecodeWarps = 8;  // those that compute; one more copies, and one hands in
+constexpr int kDecodeThreads = (kDecodeWarps + 2) * kWarp;
+constexpr int kDecodeRows = 16;         // query heads of a group, at most
+constexpr int kDecodeQueries = 2;       // pairs whose queries are there at a time
+constexpr int kDecodeStages = 16;       // of the ring, at most
+constexpr int kFewestDecodeStages = 5;  // a chunk of keys must be there at once
+constexpr int kChunkTiles = kChunk / kTileKeys, kTileWarps = kDecodeWarps / kChunkTiles;
+static_assert(kTileKeys / kTileWarps == 32);
+constexpr int kSliceColumns = 64;  // elements of a tile that lie together
+constexpr int kFewKeys = 16;       // that are copied at once where a tile is not seen whole
+
+using DecodeArguments = AttentionArguments<__nv_bfloat16>;
+
+struct DecodeWork {
+  const DecodeShare* share;  // [blocks]
+  int* counters;             // [blocks], zeros between kernels
+  int kv_heads, stages;
+  bool lets_next_wait;  // until blocks end, and takes no room beside them before
+};
+
+/// Keys or values: slices of 64 elements, in which 16 bytes u of key k lie at u ^ k % 8, as the
+/// copy engine swizzles them and so that ldmatrix meets no bank twice. A last slice may be half
+/// empty.
+template <int kHeadDim>
+struct alignas(1024) DecodeTile {
+  static constexpr int kSlices = (kHeadDim + kSliceColumns - 1) / kSliceColumns;
+  __nv_bfloat16 slice[kSlices][kTileKeys][kSliceColumns];
+
+  /// Eight elements of a key: from `first`, a multiple of 16, or with `second` from 8 behind it.
+  __device__ __nv_bfloat16* part(int key, int first, int second) {
+    return slice[first / kSliceColumns][key] + (first % kSliceColumns / 8 ^ second ^ key % 8) * 8;
+  }
+  __device__ const __nv_bfloat16* part(int key, int first, int second) const {
+    return const_cast<DecodeTile*>(this)->part(key, first, second);
+  }
+};
+
+/// Slots of a pair, so many of them new. None: there is no more to hand in.
+struct HandIn {
+  SharedPair pair;
+  int slots;
+  __nv_bfloat16* out;  // the pair's, for the group's first head
+};
+constexpr int kDecodeHands = 2;   // of a block that are under way
+constexpr int kFewSlotRows = 64;  // of all slots of a pair, that one warp merges
+
+/// kRows: 1 where a lane has one row (groups up to 8), 2 where it has another 8 below.
+template <int kHeadDim, int kRows>
+struct DecodeExchange {
+  DecodeShare share;
+  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte units, for ldmatrix
+  __nv_bfloat16 query[kDecodeQueries][8 * kRows][kPitch];
+  float maximum[8 * kRows][kDecodeWarps];           // of a warp's keys
+  float sum[kDecodeWarps][kRows][kWarp];            // of a lane's weights
+  uint32_t weights[kChunk / 16][kWarp][2 * kRows];  // operand A of 16 keys
+  uint64_t full[kDecodeStages], empty[kDecodeStages];
+  uint64_t query_full[kDecodeQueries], query_empty[kDecodeQueries];
+  HandIn hand[kDecodeHands];
+  uint64_t hand_full[kDecodeHands], hand_empty[kDecodeHands];
+  bool is_last;
+};
+
+/// A walk over the units of a share: first those of the pair that a later block goes on with, then
+/// the others. What several blocks share is thus done while there is other work, and the keys that
+/// come first are old ones, which can be fetched before the kernel before this one has ended.
+struct UnitWalk {
+  UnitPlace at, end;
+  RowKeys keys;
+
+  __device__ UnitWalk(const DecodeArguments& a, const DecodeWork& work, const DecodeShare& share)
+      : at(share.middle),
+        end(share.end),
+        keys(share.middle_keys),
+        a_(a),
+        work_(work),
+        share_(share) {
+    if (at == end) begin_rest();
+  }
+  __device__ bool done() const { return at == end; }
+  __device__ void advance() {
+    step();
+    if (at == end && !in_rest_) begin_rest();
+  }
+
+ private:
+  __device__ void begin_rest() {
+    in_rest_ = true;
+    at = share_.begin;
+    end = share_.middle;
+    keys = share_.keys;
+  }
+  __device__ void step() {
+    if (at.chunk < keys.last_chunk()) {
+      ++at.chunk;
+      return;
+    }
+    if (++at.head == work_.kv_heads) {
+      // No look at the next sequence, for which all would wait, if it is none of the share's.
+      if (end.head == 0 && at.s + 1 == end.s) {
+        at = end;
+        return;
+      }
+      at.head = 0;
+      do {
+        ++at.s;
+        if (at.s < a_.num_seqs) keys = RowKeys(a_.cu_seqlens_q, a_.context_lens, a_.window, at.s);
+      } while (at.s < a_.num_seqs && keys.end == 0);
+    }
+    at.chunk = at.s < a_.num_seqs ? keys.first_chunk() : 0;
+  }
+
+  const DecodeArguments& a_;
+  const DecodeWork& work_;
+  const DecodeShare& share_;
+  bool in_rest_ = false;
+};
+
+/// The keys of a unit that are seen, counted from the start of its chunk, and the tiles they are
+/// in.
+struct UnitKeys {
+  int begin, end, first_tile, tiles;
+  __device__ explicit UnitKeys(const UnitWalk& walk) {
+    const int first = walk.at.chunk * kChunk;
+    begin = max(walk.keys.low - first, 0);
+    end = min(walk.keys.end - first, kChunk);
+    first_tile = begin / kTileKeys;
+    tiles = (end - 1) / kTileKeys + 1 - first_tile;
+  }
+};
+
+/// A place in the ring: the stage, and the parity of the phase in which it is filled.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ RingPlace plus(int n, int stages) const {
+    RingPlace next{stage + n, parity};
+    while (next.stage >= stages) {
+      next.stage -= stages;
+      next.parity ^= 1;
+    }
+    return next;
+  }
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,346 @@
+// bf16 attention on tensor cores. One block has 64 packed query rows of one KV head (query rows
+// times the heads of its group, so that decode of 8 grouped heads fills 8 rows of a tile with one
+// read of K and V) and walks keys in tiles of 64: S = Q K^T, online softmax, O += P V, all in
+// registers; K and V tiles arrive by cp.async, one tile ahead where two fit.
+#pragma once
+
+#include "ops/cuda/attention/attention.cuh"
+#include "ops/cuda/ptx/mma.cuh"
+
+namespace nanovllm {
+
+constexpr int kTileRows = 64;
+constexpr int kAttentionThreads = 128;  // four warps of 16 rows
+
+template <int kHeadDim>
+struct AttentionTile {
+  // An odd number of 16-byte units: ldmatrix meets no bank twice.
+  static constexpr int kPitch = kHeadDim + 8;
+  static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
+  __nv_bfloat16 q[kTileRows][kPitch];
+  __nv_bfloat16 k[kStages][kTileKeys][kPitch], v[kStages][kTileKeys][kPitch];
+};
+
+/// A warp's 16 rows: their scores, their running softmax within a chunk, and the result of the
+/// chunks before it. Every lane has two of the rows (lane / 4 and 8 below it), index 0 and 1 here.
+template <int kHeadDim>
+struct RowState {
+  float out[kHeadDim / 8][4], merged[kHeadDim / 8][4];
+  float base[2], sum[2], merged_base[2], merged_sum[2];
+
+  __device__ void start_chunk() {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[j][e] = 0.0f;
+    base[0] = base[1] = kMinusInfinity;
+    sum[0] = sum[1] = 0.0f;
+  }
+  __device__ void start() {
+    start_chunk();
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) merged[j][e] = 0.0f;
+    merged_base[0] = merged_base[1] = kMinusInfinity;
+    merged_sum[0] = merged_sum[1] = 0.0f;
+  }
+  __device__ void finish_chunk() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
+  }
+  __device__ void merge_chunk(float scale_log2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Merge merge(merged_base[r], merged_sum[r], base[r], sum[r], scale_log2);
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          merged[j][2 * r + e] = merge(merged[j][2 * r + e], out[j][2 * r + e]);
+      merged_base[r] = merge.base;
+      merged_sum[r] = merge.sum;
+    }
+  }
+};
+
+/// A warp's scores of a tile: [8 keys][elements of mma's result].
+using TileScores = float[kTileKeys / 8][4];
+
+/// score += q k^T.
+template <int kHeadDim>
+__device__ __forceinline__ void score_keys(TileScores& score, const AttentionTile<kHeadDim>& tile,
+                                           int stage, int warp_row) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int kk = 0; kk < kHeadDim; kk += 16) {
+    uint32_t q[4];
+    load_matrices(q, &tile.q[warp_row + lane % 16][kk + lane / 16 * 8]);
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; j += 2) {
+      uint32_t k[4];
+      load_matrices(k, &tile.k[stage][8 * j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);
+      mma_m16n8k16(score[j], q, k[0], k[1]);
+      mma_m16n8k16(score[j + 1], q, k[2], k[3]);
+    }
+  }
+}
+
+/// The scores become weights, and are added to the rows' sums; `factor`: what the rows' results of
+/// before are worth now. Row r sees the keys lowest[r] .. limit[r] - 1 of the tile.
+template <int kHeadDim>
+__device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores& score,
+                                           float (&factor)[2], const int (&lowest)[2],
+                                           const int (&limit)[2], float scale_log2) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float maximum = kMinusInfinity;
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = score[j][2 * r + e];
+        const int key = 8 * j + lane % 4 * 2 + e;
+        if (key < lowest[r] || key >= limit[r]) s = kMinusInfinity;
+        maximum = fmaxf(maximum, s);
+      }
+    state.base[r] = next_base(state.base[r], quad_max(maximum), scale_log2, factor[r]);
+    const float base = finite_or_zero(state.base[r]);
+    float group[4];
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& s = score[2 * g + e / 2][2 * r + e % 2];
+        s = weight_of(s, base, scale_log2);
+      }
+      group[g] = group_sum(score[2 * g][2 * r], score[2 * g][2 * r + 1], score[2 * g + 1][2 * r],
+                           score[2 * g + 1][2 * r + 1]);
+    }
+    state.sum[r] =
+        __fmaf_rn(state.sum[r], factor[r], tile_sum(group[0], group[1], group[2], group[3]));
+  }
+}
+
+/// out += weights v.
+template <int kHeadDim>
+__device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
+                                           const AttentionTile<kHeadDim>& tile, int stage) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int kk = 0; kk < kTileKeys / 16; ++kk) {
+    const float(&low)[4] = weights[2 * kk], (&high)[4] = weights[2 * kk + 1];
+    const uint32_t p[4] = {pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]),
+                           pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3])};
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; j += 2) {
+      uint32_t v[4];
+      load_matrices_transposed(v, &tile.v[stage][16 * kk + lane % 16][8 * j + lane / 16 * 8]);
+      mma_m16n8k16(state.out[j], p, v[0], v[1]);
+      mma_m16n8k16(state.out[j + 1], p, v[2], v[3]);
+    }
+  }
+}
+
+/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
+/// - 1.
+template <int kHeadDim>
+__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim>& tile, int stage,
+                         int warp_row, const int (&lowest)[2], const int (&limit)[2],
+                         float scale_log2) {
+  TileScores score = {};
+  score_keys(score, tile, stage, warp_row);
+  float factor[2];
+  weigh_keys(state, score, factor, lowest, limit, scale_log2);
+  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
+  }
+  add_values(state, score, tile, stage);
+}
+
+/// The keys first .. first + 64 of the sequence, zeros before `low` and from `end` on: a masked key
+/// must be finite, whatever lies in its slot.
+template <int kHeadDim>
+__device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
+                          const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int first,
+                          int low, int end) {
+  constexpr int kParts = kHeadDim / 8;
+  for (int i = threadIdx.x; i < kTileKeys * kParts; i += kAttentionThreads) {
+    const int row = i / kParts, c = i % kParts * 8, position = first + row;
+    const bool valid = low <= position && position < end;
+    const __nv_bfloat16 *k = a.k, *v = a.v;
+    if (valid) {
+      k += key_offset(a, s, position, a.k_block_stride, kHeadDim) + kv_head * a.k_head_stride + c;
+      v += key_offset(a, s, position, a.v_block_stride, kHeadDim) + kv_head * a.v_head_stride + c;
+    }
+    copy_async(&tile.k[stage][row][c], k, valid);
+    copy_async(&tile.v[stage][row][c], v, valid);
+  }
+}
+
+/// Which rows a block has: 64 of a sequence's packed rows, query by query, the heads of the group
+/// within. Row numbers below count from the tile's first row.
+struct RowTile {
+  int first_token, first_position, first_row, group, first_head, rows;
+
+  __device__ RowTile(const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int tile)
+      : first_token(a.cu_seqlens_q[s]), first_row(tile * kTileRows), group(a.group) {
+    const int query_len = a.cu_seqlens_q[s + 1] - first_token;
+    first_position = a.context_lens[s] - query_len;
+    first_head = kv_head * group;
+    rows = query_len * group - first_row;  // from the tile's first row to the sequence's last
+  }
+  __device__ int64_t token(int row) const { return first_token + (first_row + row) / group; }
+  __device__ int head(int row) const { return first_head + (first_row + row) % group; }
+  /// -1 past the end of the sequence: such a row sees no key.
+  __device__ int position(int row) const {
+    return row < rows ? first_position + (first_row + row) / group : -1;
+  }
+};
+
+template <int kHeadDim>
+__device__ void load_queries(AttentionTile<kHeadDim>& tile,
+                             const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine) {
+  constexpr int kParts = kHeadDim / 8;
+  for (int i = threadIdx.x; i < kTileRows * kParts; i += kAttentionThreads) {
+    const int row = i / kParts, c = i % kParts * 8;
+    uint4 values{};
+    if (row < mine.rows)
+      values = *reinterpret_cast<const uint4*>(a.q + mine.token(row) * a.q_token_stride +
+                                               mine.head(row) * a.q_head_stride + c);
+    *reinterpret_cast<uint4*>(&tile.q[row][c]) = values;
+  }
+}
+
+/// This lane's part of row `row`, its index `r`, as the chunk's partial result.
+template <int kHeadDim>
+__device__ void store_partial(const RowState<kHeadDim>& state,
+                              const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
+                              int row, int r, int chunk) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t slot = (mine.token(row) * a.num_heads + mine.head(row)) * a.max_chunks + chunk;
+  if (lane % 4 == 0) a.partial_sum[slot] = {state.base[r], state.sum[r]};
+  float* out = a.partial_out + slot * kHeadDim + lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j)
+    *reinterpret_cast<float2*>(out + 8 * j) = {state.out[j][2 * r], state.out[j][2 * r + 1]};
+}
+
+/// The same part of the final result.
+template <int kHeadDim>
+__device__ void store_output(const RowState<kHeadDim>& state,
+                             const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
+                             int row, int r) {
+  __nv_bfloat16* out = a.out + mine.token(row) * a.out_token_stride +
+                       mine.head(row) * a.out_head_stride + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j)
+    *reinterpret_cast<uint32_t*>(out + 8 * j) =
+        pack_bf16(finish(state.merged[j][2 * r], state.merged_sum[r]),
+                  finish(state.merged[j][2 * r + 1], state.merged_sum[r]));
+}
+
+/// This lane's parts of its rows that see keys from `begin` on.
+template <bool kSplit, int kHeadDim>
+__device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
+                                           const AttentionArguments<__nv_bfloat16>& a,
+                                           const RowTile& mine, const int (&row)[2],
+                                           const int (&position)[2], int begin, int chunk) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (position[r] < 0 || (kSplit && position[r] < begin)) continue;
+    if constexpr (kSplit)
+      store_partial(state, a, mine, row[r], r, chunk);
+    else
+      store_output(state, a, mine, row[r], r);
+  }
+}
+
+/// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
+/// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
+/// heads, sequences.
+template <int kHeadDim, bool kSplit>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention_mma_kernel(const AttentionArguments<__nv_bfloat16> a) {
+  using Tile = AttentionTile<kHeadDim>;
+  extern __shared__ uint4 shared[];
+  Tile& tile = *reinterpret_cast<Tile*>(shared);
+  const int s = blockIdx.z, kv_head = blockIdx.y, chunk = kSplit ? blockIdx.x % a.max_chunks : 0;
+  const RowTile mine(a, s, kv_head,
+                     kSplit ? blockIdx.x / a.max_chunks : gridDim.x - 1 - blockIdx.x);
+  if (mine.rows <= 0) return;
+  // The keys that some row of the tile sees: low .. key_end.
+  const int low = first_key(mine.position(0), a.window),
+            key_end = mine.position(min(kTileRows, mine.rows) - 1) + 1;
+  const int begin = max(chunk * kChunk, low / kTileKeys * kTileKeys);
+  const int end = kSplit ? min((chunk + 1) * kChunk, key_end) : key_end;
+  if (begin >= end) return;
+  load_keys(tile, 0, a, s, kv_head, begin, low, end);
+  commit_copies();
+  load_queries(tile, a, mine);
+
+  // Which warp has which rows varies with the block: decode fills one warp's rows, and not always
+  // those of the same scheduler.
+  const int warp_row = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % 4 * 16;
+  const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;
+  const int row[2] = {lane_row, lane_row + 8};
+  const int position[2] = {mine.position(row[0]), mine.position(row[1])};
+  const int lowest[2] = {first_key(position[0], a.window), first_key(position[1], a.window)};
+  // Keys before and from here on are masked for all rows of the warp.
+  const int warp_low = first_key(mine.position(warp_row), a.window),
+            warp_end =
+                warp_row < mine.rows ? mine.position(min(warp_row + 15, mine.rows - 1)) + 1 : 0;
+  RowState<kHeadDim> state;
+  state.start();
+  for (int first = begin, index = 0; first < end; first += kTileKeys, ++index) {
+    const int stage = index % Tile::kStages, next = first + kTileKeys;
+    if (Tile::kStages > 1 && next < end)
+      load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, low, end);
+    commit_copies();
+    wait_copies<Tile::kStages - 1>();
+    __syncthreads();  // the tile of all threads is there, and q the first time
+    if (next > warp_low && first < warp_end) {
+      const int from[2] = {lowest[0] - first, lowest[1] - first},
+                to[2] = {position[0] + 1 - first, position[1] + 1 - first};
+      add_tile(state, tile, stage, warp_row, from, to, a.scale_log2);
+    }
+    const bool chunk_ends = next % kChunk == 0 || next >= end;
+    if (!kSplit && chunk_ends && first / kChunk * kChunk < warp_end) {
+      state.finish_chunk();
+      state.merge_chunk(a.scale_log2);
+      state.start_chunk();
+    }
+    __syncthreads();  // all have read the tile: its stage may be filled again
+    if (Tile::kStages == 1 && next < end) load_keys(tile, 0, a, s, kv_head, next, low, end);
+  }
+  if (warp_end == 0) return;
+  if (kSplit) state.finish_chunk();
+  store_rows<kSplit>(state, a, mine, row, position, begin, chunk);
+}
+
+/// Merges the chunks of a split row in order. Grid: tokens, heads; a thread has one element.
+template <int kHeadDim>
+__global__ void attention_merge_kernel(const AttentionArguments<__nv_bfloat16> a) {
+  const int token = blockIdx.x, head = blockIdx.y,
+            s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
+  if (s < 0 || token < a.cu_seqlens_q[s]) return;
+  const int position = a.context_lens[s] - (a.cu_seqlens_q[s + 1] - token);
+  if (position < 0) return;  // padding
+  const int64_t first = (int64_t{token} * a.num_heads + head) * a.max_chunks;
+  float value = 0.0f, base = kMinusInfinity, sum = 0.0f;
+  for (int chunk = first_key(position, a.window) / kChunk; chunk <= position / kChunk; ++chunk) {
+    const float2 partial = a.partial_sum[first + chunk];
+    const Merge merge(base, sum, partial.x, partial.y, a.scale_log2);
+    value = merge(value, a.partial_out[(first + chunk) * kHeadDim + threadIdx.x]);
+    base = merge.base;
+    sum = merge.sum;
+  }
+  a.out[token * a.out_token_stride + head * a.out_head_stride + threadIdx.x] =
+      __float2bfloat16_rn(finish(value, sum));
+}
+
+}  // namespace nanovllm

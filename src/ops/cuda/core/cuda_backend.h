@@ -1,0 +1,279 @@
+// CudaBackend: the catalogue of ops/backend.h on one NVIDIA GPU. One op, one launch (or two), on
+// one non-blocking stream (or two: run_lanes); nothing is allocated and nothing waits inside an op,
+// so that any sequence of ops can be recorded into a graph.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include <cuda.h>
+
+#include "ops/backend.h"
+#include "ops/cuda/core/handles.h"
+#include "ops/cuda/gemm/gemm_algorithms.h"
+#include "ops/cuda/gemm/gemm_large.h"
+#include "ops/cuda/ptx/tensor_map.h"
+#include "ops/staged_load.h"
+
+namespace nanovllm {
+
+struct HeadsInput;  // gemm_heads.cuh
+struct RowRules;    // noisy_best.cuh
+struct RowScan;     // row_scan.cuh
+
+struct ExpertPlan;
+struct PeerTable;
+struct SentParts;
+namespace decoder {
+struct Arguments;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  /// Throws Error(device) if there is no such GPU, or not enough memory on it for the scratch.
+  explicit CudaBackend(int index);
+  ~CudaBackend() override;
+
+  Device device() const override { return {Device::cuda, index_}; }
+  std::string name() const override { return name_; }
+  MemoryInfo memory() const override;
+  Buffer allocate(size_t bytes) override;
+  Buffer allocate_host(size_t bytes) override;
+  void copy(Tensor dst, Tensor src) override;
+  void synchronize() override;
+  bool is_asynchronous() const override { return true; }
+  std::unique_ptr<Fence> make_fence() override;
+  bool has_graphs() const override { return true; }
+  std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
+  int64_t max_logits_rows() const override { return 512; }
+  size_t scratch_bytes() const override {
+    return kMostLanes * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) + kExchangeBytes +
+           kScanBytes;
+  }
+
+  /// Decode steps are divided among the SMs once, by the first attention() of the batch that
+  /// follows this; without this call by every attention(). Between this and the last attention() of
+  /// the step nothing may change the batch's tensors, but its tokens, and nothing but the step's
+  /// own rows is stored in the cache. To be recorded together with the step.
+  void begin_step(const Batch& batch) override;
+
+  int lanes_for(const DecodeSize& size) const override;
+  void run_lanes(int lanes, const std::function<void(int)>& body) override;
+
+  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
+  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
+  void load(Tensor dst, std::span<const Tensor> parts) override;
+  void load_all(std::span<const WeightSource> weights, const SourceReader& read,
+                const std::function<void(size_t)>& loaded) override;
+
+  void gemm(Tensor y, Tensor x, Tensor w) override;
+  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override;
+  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
+  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void gather_rows(Tensor y, Tensor x, Tensor rows) override;
+  void add(Tensor x, Tensor y) override;
+  void add_bias(Tensor x, Tensor bias) override;
+  void rms_norm(Tensor y, Tensor x, Tensor w, float eps) override;
+  void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) override;
+  void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) override;
+  void attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                 int64_t window) override;
+  void silu_and_mul(Tensor y, Tensor gate_up) override;
+  void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+                  bool normalise) override;
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+               const MoeWorkspace& work) override;
+  void mask_logits(Tensor logits, Tensor pairs) override;
+  void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
+  void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
+                    Tensor chosen) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
+                  KvCache cache) override;
+  void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
+                          const Batch& batch, Tensor cos_sin, KvCache cache) override;
+#ifdef NANOVLLM_CUDA_HOPPER
+  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
+  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
+                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
+                               KvCache cache) override;
+  bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                      std::span<const KvCache> caches, const Batch& batch) override;
+#endif
+
+  /// The other ranks' GPUs, for sample_part() and decoder_layers(); null: none. Outlives its use.
+  void set_peers(const PeerTable* peers) { peers_ = peers; }
+  /// Communicator::sample() of a rank with peers.
+  bool sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
+                   const SamplingBatch& params);
+  /// gemm(y, x, w), rounded to bf16, whose results go to where ranks sum them; y is not written.
+  /// False, and nothing done, where no such kernel takes this product.
+  bool gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to);
+  /// Whether there are such kernels for this GPU.
+  bool sends_products() const { return is_hopper_; }
+
+ private:
+  static constexpr size_t kPartialBytes = size_t{64}
+                                          << 20;  // attention: partial results of split sequences
+  static constexpr size_t kPlanBytes = size_t{1} << 20;  // attention: kMaxPlans, and counters
+  static constexpr size_t kMaxPlans = 4;
+  static constexpr size_t kExchangeBytes = size_t{16} << 20;  // decoder_layers()
+  static constexpr size_t kScanBytes = size_t{8} << 20;  // sampling: what a pass over rows finds
+
+  /// What the division of a decode step depends on.
+  struct PlanKey {
+    const std::byte *cu_seqlens_q, *context_lens, *block_tables;
+    int64_t table_stride, block_shift, num_seqs, kv_heads, window, shares, max_slots;
+    bool operator==(const PlanKey&) const = default;
+  };
+
+  /// What operations of different lanes must not share.
+  struct Lane {
+    Stream stream;
+    Event fence;  // lane 0: the lanes begin; the others: their end
+    Buffer blas_workspace, partials, plans, prefill_counters;
+    const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
+    std::vector<PlanKey> step_plans;  // made since then
+  };
+  void open_lane(Lane& lane);
+  cudaStream_t stream() const { return lane_->stream.get(); }
+  /// Whether the operations issued now share the GPU's SMs with another lane's, each with its own.
+  bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
+  void use_device() const { cuda_check(cudaSetDevice(index_)); }
+  void gemm_in_order(Tensor y, Tensor x, Tensor w);
+  /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
+  /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
+  bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
+  /// The same for up to 256 rows (gemm_mid_sm90a.cu). With `heads`, y's columns are heads of
+  /// queries, keys and values, which it finishes; with `sent`, as gemm_sent().
+  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr,
+                const SentParts* sent = nullptr);
+  /// The same of large weights (gemm_wide_sm90a.cu).
+  bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const SentParts* sent = nullptr);
+  /// Finds of each row of x w^T what a scan for sampling would, without storing them
+  /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
+  bool gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan);
+  /// The same of many rows (gemm_large_sm90a.cu).
+  template <LargeEnd end>
+  bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});
+  /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
+  static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
+  /// False, and nothing done, where the algorithm does not take this product.
+  bool gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAlgo_t& algorithm);
+  void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                      int64_t window);
+  /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
+  /// is better.
+  bool attention_prefill(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                         int64_t window);
+  void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                     int64_t window);
+  bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                        int64_t window);
+  size_t plan_decode(const PlanKey& key, bool& is_new);
+  /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
+  template <bool kAdd>
+  bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
+  /// Whether what a kernel of this step reads of the batch is there before it is launched: since
+  /// begin_step() a kernel has waited for all before it, as the first attention after a plan does.
+  bool is_settled(const Batch& batch) const {
+    return lane_->step == batch.context_lens.data && !lane_->step_plans.empty();
+  }
+  /// How the copy engine sees a stack of weights: [64, rows of a half, halves, slices of 64 along
+  /// k, experts], in boxes of `box_rows` of each half by `box_slices`.
+  CUtensorMap map_experts(const Tensor& w, int halves, int box_rows, int box_slices) const;
+  void sample_rows(Tensor token_ids, Tensor logits, const SamplingBatch& params, int64_t first_id,
+                   const PeerTable* peers);
+  /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
+  /// gate where y is half as wide. A tile of the plan has at most 128 rows.
+  void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
+  void moe_plan(const ExpertPlan& plan);
+  /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
+  /// nothing done, where another way is better.
+  bool stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+                      const MoeWorkspace& work);
+  void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
+  template <int kHeadDim>
+  bool launch_decoder_layers(decoder::Arguments& arguments);
+  void allow_shared_memory(const void* kernel, size_t bytes);
+
+  /// Launches `kernel` on the stream; an empty grid launches nothing.
+  template <class... Parameters, class... Arguments>
+  void launch(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+              Arguments&&... arguments) {
+    launch_with(kernel, grid, block, shared_bytes, false, std::forward<Arguments>(arguments)...);
+  }
+  /// The same for a kernel that calls wait_for_previous() (device.cuh): it may begin while the one
+  /// before it ends.
+  template <class... Parameters, class... Arguments>
+  void launch_early(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+                    Arguments&&... arguments) {
+    launch_with(kernel, grid, block, shared_bytes, can_launch_early_,
+                std::forward<Arguments>(arguments)...);
+  }
+  template <class... Parameters, class... Arguments>
+  void launch_with(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
+                   bool early, Arguments&&... arguments) {
+    launch_clusters(kernel, grid, 1, block, shared_bytes, early,
+                    std::forward<Arguments>(arguments)...);
+  }
+  /// `early`: as launch_early(). Blocks are clusters of `cluster` neighbours, which divide grid.x.
+  template <class... Parameters, class... Arguments>
+  void launch_clusters(void (*kernel)(Parameters...), dim3 grid, unsigned cluster, unsigned block,
+                       size_t shared_bytes, bool early, Arguments&&... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    use_device();
+    const void* entry = reinterpret_cast<const void*>(kernel);
+    if (shared_bytes > kDefaultSharedBytes) allow_shared_memory(entry, shared_bytes);
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream();
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (early) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {cluster, 1, 1};
+    }
+    if (const cudaError_t status =
+            cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+        status != cudaSuccess) [[unlikely]]
+      fail_launch(entry, status, grid, block, shared_bytes);
+  }
+  static constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more needs the kernel's leave
+  [[noreturn]] static void fail_launch(const void* kernel, cudaError_t status, dim3 grid,
+                                       unsigned block, size_t shared_bytes);
+
+  int index_;
+  int num_sms_ = 0;
+  bool can_launch_early_ = false;       // programmatic dependent launch: from sm_90 on
+  bool can_run_cooperatively_ = false;  // and has TMA: from sm_90 on
+  bool is_hopper_ = false;              // has code for sm_90a alone
+  size_t max_shared_bytes_ = 0;         // of one block
+  std::string name_;
+  std::array<Lane, kMostLanes> lanes_;
+  Lane* lane_ = &lanes_[0];  // whose operations are issued
+  bool runs_lanes_ = false;  // several of them
+  int lane_sms_ = 0;         // that attention then leaves to another lane's products; 0: none
+  BlasLt blas_;
+  EncodeMap encode_map_ = nullptr;  // of the driver; from sm_90 on
+  Buffer exchange_, scan_scratch_;
+  const PeerTable* peers_ = nullptr;
+  std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
+  std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
+  std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first
+};
+
+}  // namespace nanovllm

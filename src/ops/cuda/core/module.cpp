@@ -1,0 +1,112 @@
+// The module's entry points.
+#include <cstdio>
+#include <cstring>
+
+#include "comm/cuda_module.h"
+#include "ops/cuda/comm/communicator.h"
+#include "ops/cuda_module.h"
+
+extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_open_cuda(
+    const char* version, int index, char* error, size_t error_size) {
+  const auto refuse = [&](const char* reason) {
+    if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
+    return nullptr;
+  };
+  if (std::strcmp(version, nanovllm::kCudaModuleVersion) != 0)
+    return refuse(
+        "the CUDA module belongs to another build of the program: install both from one build");
+  try {
+    return new nanovllm::CudaBackend(index);
+  } catch (const std::exception& failure) {
+    return refuse(failure.what());
+  } catch (...) {
+    return refuse("the CUDA module failed to open the device");
+  }
+}
+
+namespace nanovllm {
+namespace {
+
+void write_error(const char* reason, char* error, size_t error_size) {
+  if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
+}
+
+/// make() behind a C function: null with the reason, no exceptions.
+template <class Make>
+Communicator* open_communicator(int version, char* error, size_t error_size, Make&& make) {
+  if (version != kCommunicatorVersion) {
+    write_error(
+        "the CUDA module belongs to another build of the program: install both from one build",
+        error, error_size);
+    return nullptr;
+  }
+  try {
+    return make().release();
+  } catch (const std::exception& failure) {
+    write_error(failure.what(), error, error_size);
+  } catch (...) {
+    write_error("the CUDA module failed to connect the GPUs", error, error_size);
+  }
+  return nullptr;
+}
+
+std::unique_ptr<Communicator> connect(CudaBackend& backend, RankMeeting& meeting, int rank) {
+  if (all_reach_each_other(backend, meeting, rank))
+    return make_peer_communicator(backend, meeting, rank);
+#ifdef NANOVLLM_NCCL
+  NcclId id{};
+  if (rank == 0) id = new_nccl_id();
+  meeting.show(rank, &id);
+  meeting.barrier(rank);
+  id = *static_cast<const NcclId*>(meeting.shown_by(0));
+  meeting.barrier(rank);
+  return make_nccl_communicator(backend, id, rank, meeting.world_size(), &meeting);
+#else
+  fail(ErrorKind::device,
+       "the GPUs cannot reach each other's memory (NVLink, or PCIe with peer-to-peer enabled), and "
+       "the CUDA module was built without NCCL");
+#endif
+}
+
+}  // namespace
+}  // namespace nanovllm
+
+extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
+nanovllm_open_cuda_communicator(int version, nanovllm::Backend* backend,
+                                nanovllm::RankMeeting* meeting, int rank, char* error,
+                                size_t error_size) {
+  return nanovllm::open_communicator(version, error, error_size, [&] {
+    return nanovllm::connect(dynamic_cast<nanovllm::CudaBackend&>(*backend), *meeting, rank);
+  });
+}
+
+static_assert(std::is_same_v<decltype(nanovllm_open_cuda), nanovllm::OpenCudaFunction>);
+static_assert(
+    std::is_same_v<decltype(nanovllm_open_cuda_communicator), nanovllm::OpenCommunicatorFunction>);
+
+#ifdef NANOVLLM_NCCL
+extern "C" __attribute__((visibility("default"))) int nanovllm_new_nccl_id(nanovllm::NcclId* id,
+                                                                           char* error,
+                                                                           size_t error_size) {
+  try {
+    *id = nanovllm::new_nccl_id();
+    return 0;
+  } catch (const std::exception& failure) {
+    nanovllm::write_error(failure.what(), error, error_size);
+    return 1;
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
+nanovllm_open_nccl_communicator(int version, nanovllm::Backend* backend, const nanovllm::NcclId* id,
+                                int rank, int world_size, char* error, size_t error_size) {
+  return nanovllm::open_communicator(version, error, error_size, [&] {
+    return nanovllm::make_nccl_communicator(dynamic_cast<nanovllm::CudaBackend&>(*backend), *id,
+                                            rank, world_size, nullptr);
+  });
+}
+
+static_assert(std::is_same_v<decltype(nanovllm_new_nccl_id), nanovllm::NewNcclIdFunction>);
+static_assert(std::is_same_v<decltype(nanovllm_open_nccl_communicator),
+                             nanovllm::OpenNcclCommunicatorFunction>);
+#endif

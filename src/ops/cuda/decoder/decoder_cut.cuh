@@ -1,0 +1,150 @@
+// How the decoder layers' kernel cuts weights into tiles.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <span>
+
+#include "ops/cuda/decoder/decoder_layers.cuh"
+
+namespace nanovllm::decoder {
+
+/// A tile of `groups` takes about so many cycles: a chain of k16 steps, which is as long for one
+/// group as for eight; the block's share of what memory brings (17 bytes a cycle), in stages, of
+/// which one that is not full costs as much; and what lies around a chain.
+inline int64_t cycles_of_tile(int groups, int64_t atoms) {
+  constexpr int64_t kStep = 19, kStage = kStageBytes / 17, kAround = 1500;
+  return atoms * 4 * kStep + ceil_div(atoms, atoms_of_stage(groups)) * kStage + kAround;
+}
+
+/// What follows for a cut from the groups of its tiles, the atoms of k and the columns of all.
+inline MatrixCut cut_of(int64_t columns, int64_t columns_of_tile, int groups, int64_t atoms) {
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(columns);
+  cut.columns_of_tile = static_cast<int>(columns_of_tile);
+  cut.tiles = static_cast<int>(ceil_div(columns, columns_of_tile));
+  cut.groups = groups;
+  cut.atoms = static_cast<int>(atoms);
+  cut.atoms_that_fit = atoms_of_stage(groups);
+  cut.inverse = inverse_of(cut.atoms_that_fit);
+  cut.stage_atoms = std::min(cut.atoms, cut.atoms_that_fit);
+  cut.stages = (cut.atoms + cut.stage_atoms - 1) / cut.stage_atoms;
+  return cut;
+}
+
+/// Tiles of the size that gives the busiest block the least to do.
+inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) {
+  constexpr int64_t kRing = kMostStages * kStageBytes;
+  const int64_t groups = columns / 8, atoms = k / kAtomDepth;
+  // Larger than all rings, so that a product waits for memory.
+  const bool streams = groups * halves * atoms * kAtomBytes > blocks * kRing;
+  int64_t best = 1, best_cost = INT64_MAX;
+  for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
+    const int64_t tiles = ceil_div(groups, size),
+                  cost = ceil_div(tiles, blocks) *
+                         cycles_of_tile(static_cast<int>(size) * halves, atoms);
+    if (cost < best_cost || (cost == best_cost && (!streams || (halves == 1 && tiles <= blocks))))
+      best = size, best_cost = cost;
+  }
+  MatrixCut cut = cut_of(columns, best * 8, static_cast<int>(best) * halves, atoms);
+  cut.streams = streams;
+  return cut;
+}
+
+/// The stages of weights that a block has on their way at once. One is enough where a layer's come
+/// in the time that a layer takes at least; three, where memory is what is waited for, read as fast
+/// as more. With as many as fit, the words of the exchange would queue behind hundreds of
+/// kilobytes.
+inline int most_underway(std::span<const MatrixCut> cuts, int blocks) {
+  constexpr int64_t kOfLayer = 18, kMost = 3;
+  int64_t stages = 0;
+  for (const MatrixCut& cut : cuts) stages += ceil_div(cut.tiles, blocks) * cut.stages;
+  return static_cast<int>(std::min(ceil_div(stages, kOfLayer), kMost));
+}
+
+/// Of the place of operands: the largest.
+inline int64_t operand_bytes(const Arguments& a) {
+  int columns = 0;
+  for (const MatrixCut& cut : a.cuts) columns = std::max(columns, cut.atoms * kAtomDepth);
+  // A mixture's down has a row for each chosen expert.
+  if (a.mixture.per_token > 0)
+    columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);
+  return int64_t{a.rows} * columns * 2;
+}
+
+/// Down's first columns, which gate_up's tiles before a block's last make, are gathered while
+/// gate_up goes on. For that the operand of gate_up, and of qkv, lies behind them, where there is
+/// room: `spare` bytes more.
+inline void place_early(Arguments& a, int blocks, int64_t spare) {
+  // It pays where down is several rings long.
+  if (a.rows > 1 || a.mixture.per_token > 0 || a.cuts[kDown].stages < 3 * a.stages) return;
+  constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
+  const MatrixCut& cut = a.cuts[kGateUp];
+  const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
+  const int64_t of_input = int64_t{a.hidden} * 2;
+  a.operand_bytes += std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
+  const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
+  a.cuts[kDown].early_atoms = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce;
+  if (a.cuts[kDown].early_atoms > 0) a.cuts[kQkv].operand_at = a.cuts[kGateUp].operand_at = at;
+}
+
+/// How long the ring should be at most. Where one stage is under way, weights are there long before
+/// their operand: what comes still earlier is only in the way of the words.
+inline int most_stages(const Arguments& a) { return a.most_underway > 1 ? kMostStages : 11; }
+
+/// What depends on how long the ring is. The exchange before a product is over when its operand is
+/// there, so when the ring has been filled with its first stages; those behind come as fast as
+/// memory can bring them; not down's, where the exchange is in the middle. And what does not fit
+/// into the ring is only asked for when the first stages are free: soon, if few are waited for at
+/// once.
+inline void pace_products(Arguments& a) {
+  constexpr int kMoreLater = 1;
+  for (MatrixCut& cut : a.cuts) {
+    cut.underway = a.most_underway;
+    cut.underway_later = cut.underway + kMoreLater;
+    cut.calm_stages = cut.early_atoms > 0 ? INT_MAX : a.stages;
+    cut.fine_atoms = std::max(0, cut.stages - a.stages) * cut.stage_atoms;
+    cut.held = !cut.streams && cut.atoms % kRun == 0 && cut.atoms <= kMostHeld &&
+               cut.fine_atoms == 0 && cut.early_atoms == 0;
+  }
+}
+
+/// Whether a step is the usual one of a small model, for which there is a kernel of its own: one
+/// row of one rank, each block with one tile of a product at most, all of whose stages fit into the
+/// ring.
+inline bool is_lean(const Arguments& a, int blocks) {
+  const auto fits = [&](const MatrixCut& cut) {
+    return cut.held && !cut.bias && cut.tiles <= blocks &&
+           cut.atoms * (kAtomDepth / 4) <= kPairsGathered * kGathering;
+  };
+  return a.rows == 1 && a.world == 1 && a.mixture.per_token == 0 &&
+         a.hidden <= 8 * a.norm_threads && fits(a.cuts[kQkv]) && fits(a.cuts[kOut]) &&
+         fits(a.cuts[kGateUp]) && fits(a.cuts[kDown]);
+}
+
+constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up
+constexpr int kExpertsUnderway = 3;                     // stages of weights on their way at once
+constexpr int kExpertColumns = 16, kExpertsAtOnce = 4;  // of a tile of down
+constexpr int kExpertAtoms = 2;                         // of each of its experts, in a stage
+constexpr int kExpertBytes = kExpertColumns / 8 * kExpertAtoms * kAtomBytes;
+static_assert(kExpertsAtOnce * kExpertBytes == kStageBytes);
+
+/// Gate_up of all chosen experts of n outputs, one expert after the other.
+inline MatrixCut cut_gate_up(int64_t per_token, int64_t n, int64_t k) {
+  MatrixCut cut = cut_of(per_token * n, kGateUpColumns, 2 * kGateUpColumns / 8, k / kAtomDepth);
+  cut.streams = true;
+  return cut;
+}
+
+/// Down of all chosen experts.
+inline MatrixCut cut_down(int64_t per_token, int64_t columns, int64_t k) {
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(columns);
+  cut.columns_of_tile = kExpertColumns;
+  cut.tiles = cut.columns / kExpertColumns;
+  cut.atoms = static_cast<int>(k / kAtomDepth);
+  cut.stages = static_cast<int>(per_token / kExpertsAtOnce) * cut.atoms / kExpertAtoms;
+  return cut;
+}
+
+}  // namespace nanovllm::decoder

@@ -1,0 +1,392 @@
+// All layers of a decode step of few rows in one kernel.
+//
+// At batch 1 a step reads every weight once and computes next to nothing: it is bound by memory,
+// if the memory never idles. One kernel per operation idles between kernels, and while the first
+// bytes of each are on their way. Here one block per SM stays for the whole step; one of its warps
+// does nothing but bring the block's share of the weights, and of the keys and values, through a
+// ring of stages in shared memory, in the order in which the block will need them, across
+// operations and layers, as far ahead as the ring is long. Only activations wait for each other:
+// they travel through the L2 cache in words that say of which layer they are (decoder_layers.cuh).
+//
+// What a layer costs beside its bytes is latency: the chain of tensor core steps of each product
+// (its order is fixed: docs/contract.md) and six exchanges between blocks. Three things made it far
+// slower than it need be: copies of weights on their way, behind which the exchange's words queue
+// (most_underway(), pace_products()); a ring too short for memory to work on while an exchange
+// lasts (Layout, place_early()); and code: what a layer runs through should fit into the
+// instruction cache, so all products share one piece of straight code.
+//
+// For the usual step of a small model, of one row, there is a kernel of its own (is_lean()): of the
+// same code, but what that step never needs is not there.
+//
+//   norm, qkv      every block has the residual stream and normalises it for itself
+//   attention      units of (row, KV head, chunk): decoder_attention.cuh; then the merge of chunks
+//   o              |
+//   norm, gate_up  | decoder_gemm.cuh; gate and up of an output are in one thread
+//   down           |
+//
+// Of one token, a mixture of experts may take the MLP's place: decoder_mixture.cuh.
+//
+// No deadlock: the launch is cooperative, so all blocks run at once, and none waits for a result
+// that depends on what it has yet to do.
+#include <bit>
+#include <numbers>
+
+#include <cooperative_groups.h>
+
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/decoder/decoder_attend.cuh"
+#include "ops/cuda/decoder/decoder_cut.cuh"
+#include "ops/cuda/decoder/decoder_gemm.cuh"
+#include "ops/cuda/decoder/decoder_steps.cuh"
+
+namespace nanovllm {
+namespace decoder {
+
+// -- The kernel --
+
+template <int kHeadDim, bool kMixture>
+__device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
+  const Arguments& a = w.a;
+  const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
+  // A block without a part in the products of the stream need not follow it.
+  const bool follows = has(kQkv) || has(kGateUp) || blockIdx.x == 0;
+#pragma unroll 1
+  for (; w.layer < a.layers; ++w.layer, ++w.epoch)
+#pragma unroll 1
+    for (int step = 0; step < kProducts + kMixture; ++step) {
+      // A mixture's router comes before gate_up, and has its operand.
+      const int product = !kMixture || step < kGateUp ? step : step == kGateUp ? kRouter : step - 1;
+      const MatrixCut& cut = a.cuts[product];
+      if (product == kOut) attend(w);
+      if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1])) {
+        w.together();
+        if (this_thread() < OwnUnits::kFound)
+          w.shared.units.find(a, w.shared.context, w.layer, this_thread());
+        w.together();
+      }
+      // Found early: this lies between an operand and its product.
+      int gives = has(product) && this_thread() >= kMultiplying * kWarp;
+      find_now(gives);
+      if (product == kQkv || product == (kMixture ? kRouter : kGateUp)) {
+        const bool first = product == kQkv && w.layer == 0;
+        const int before = first ? -1 : product == kQkv ? kDown : kOut;
+        w.norms_apart = has(product) && w.rows() * a.norm_threads <= kGathering;
+        if (follows && !(w.norms_apart && this_thread() < kMultiplying * kWarp))
+          add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
+                            w.of_layer(a.norms[product > kQkv]));
+      } else if (kMixture && product == kDown) {
+        if (has(product)) gather_activations(w);
+        project_experts(w);
+        continue;
+      } else if (has(product) && !(kMixture && product == kGateUp)) {
+        gather(w, cut, product == kOut ? a.heads_at : a.cuts[kGateUp].words, product == kOut);
+      }
+      if (gives && !(w.lean && (product == kOut || product == kDown))) w.give_operand();
+      project(w, product);
+      if (kMixture && product == kRouter) choose(w);
+    }
+}
+
+/// Every so many steps (days) the epochs start again; then nothing may be left of the old ones.
+__device__ void renew(const Arguments& a, uint32_t epoch) {
+  constexpr uint32_t kLastEpoch = 0xf0000000u;
+  if (epoch > kLastEpoch) {
+    cooperative_groups::this_grid().sync();
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.total_words;
+         i += int64_t{gridDim.x} * blockDim.x)
+      a.words[i] = 0;
+    // Before any rank's next step: a step ends with a sum over all ranks.
+    if (a.world > 1)
+      for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.total_part_words;
+           i += int64_t{gridDim.x} * blockDim.x)
+        a.parts[a.rank][i] = 0;
+    epoch = 0;
+  }
+  if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
+}
+
+template <int kHeadDim, bool kMixture, bool kLean>
+__global__ void __launch_bounds__(kLaunched, 1)
+    decoder_layers_kernel(const __grid_constant__ Arguments a) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(1024) unsigned char memory[];
+  // The stages come first: wgmma reads up to seven groups of rows behind a tile.
+  static_assert(sizeof(Shared<kHeadDim>::attention) >= 7 * kAtomBytes);
+  unsigned char* stages = memory;
+  unsigned char* operand = memory + a.operand_place;
+  auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(memory + a.shared_place);
+  auto* residual = reinterpret_cast<__nv_bfloat16*>(memory + a.residual_place);
+  Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
+  const uint32_t epoch = a.epochs[blockIdx.x];
+  if (threadIdx.x < a.stages) {
+    init_barrier(&shared.full[threadIdx.x], 1);
+    init_barrier(&shared.empty[threadIdx.x], kWarps);
+    if (threadIdx.x == 0) init_barrier(&shared.early, kGathering / kWarp);
+    fence_new_barriers();
+  }
+  if (kMixture && threadIdx.x == 0) {
+    init_barrier(&shared.chosen_all, a.mixture.per_token);
+    fence_new_barriers();
+  }
+  if (threadIdx.x < a.rows * kWarps / 4)
+    shared.of_row[threadIdx.x / (kWarps / 4)].squares[threadIdx.x % (kWarps / 4)] = float4{};
+  if (threadIdx.x < a.rows) {
+    shared.context[threadIdx.x] = a.context_lens[threadIdx.x];
+    shared.slot[threadIdx.x] = a.slots[threadIdx.x];
+  }
+  for (int i = threadIdx.x; i < a.rows * 2 * a.half_rotary; i += blockDim.x) {
+    const int row = i / (2 * a.half_rotary), c = i % (2 * a.half_rotary);
+    shared.of_row[row].cos_sin[c] = a.cos_sin[a.positions[row] * a.cos_sin_stride + c];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kThreads) {
+    bring_all<kHeadDim, kMixture>(ring, a, shared);
+  } else {
+    Worker<kHeadDim> worker{a, shared, operand, residual, ring};
+    worker.epoch = epoch + 1;
+    worker.lean = kLean;
+    run_layers<kHeadDim, kMixture>(worker);
+    if (blockIdx.x == 0)
+      for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
+        *reinterpret_cast<uint4*>(a.residual + i / a.hidden * a.residual_stride + i % a.hidden) =
+            *reinterpret_cast<const uint4*>(residual + i);
+  }
+  renew(a, epoch + a.layers);
+#endif
+}
+
+}  // namespace decoder
+
+namespace {
+
+using decoder::MatrixCut;
+
+/// The bytes from each tensor to the next layer's: one number for all of them, or -1.
+int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> of_next) {
+  int64_t stride = -1;
+  for (size_t i = 0; i < of_layer.size(); ++i) {
+    if (of_layer[i].defined() != of_next[i].defined()) return -1;
+    if (!of_layer[i].defined()) continue;
+    const int64_t here = of_next[i].data - of_layer[i].data;
+    if (here <= 0 || here % 16 != 0 || (stride >= 0 && here != stride)) return -1;
+    stride = here;
+  }
+  return stride;
+}
+
+/// What the arguments take from the weights; false where the kernel does not fit them.
+bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
+                      int blocks) {
+  const auto list = [](const DecoderWeights& w) {
+    return std::array{w.input_norm, w.post_norm, w.q_norm, w.k_norm,  w.qkv,
+                      w.qkv_bias,   w.o,         w.o_bias, w.gate_up, w.gate_up_bias,
+                      w.down,       w.down_bias, w.router};
+  };
+  const DecoderWeights& first = stack.layers.front();
+  const int64_t layers = static_cast<int64_t>(stack.layers.size());
+  int64_t stride = 0;
+  for (size_t i = 0; i < stack.layers.size(); ++i) {
+    a.window[i] = static_cast<int>(stack.layers[i].window);
+    if (i == 0) continue;
+    const int64_t here = common_stride(list(stack.layers[i - 1]), list(stack.layers[i]));
+    if (here < 0 || (i > 1 && here != stride)) return false;
+    stride = here;
+  }
+  a.layer_stride = stride / static_cast<int64_t>(sizeof(bf16));
+  if (stride % decoder::kAtomRow != 0 || layers * (stride / decoder::kAtomRow) > INT32_MAX)
+    return false;
+  a.layer_atoms = static_cast<int>(stride / decoder::kAtomRow);
+  const auto vector = [](const Tensor& t) { return t.defined() ? device_ptr<bf16>(t) : nullptr; };
+  a.norms[0] = vector(first.input_norm);
+  a.norms[1] = vector(first.post_norm);
+  a.q_norm = vector(first.q_norm);
+  a.k_norm = vector(first.k_norm);
+  const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Tensor& w,
+                              const Tensor& bias) {
+    const int64_t n = w.shape[0] / halves, k = w.shape[1],
+                  row = k * static_cast<int64_t>(sizeof(bf16));
+    if (w.packed || !w.contiguous() || n % 8 != 0 || k % decoder::kAtomDepth != 0) return false;
+    cut = decoder::cut_matrix(n, k, halves, blocks);
+    cut.bias = vector(bias);
+    return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
+                                   (layers - 1) * a.layer_atoms + cut.atoms);
+  };
+  const auto matrix = [&](decoder::Product product, const Tensor& w, const Tensor& bias) {
+    return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
+                      bias);
+  };
+  if (!matrix(decoder::kQkv, first.qkv, first.qkv_bias) ||
+      !matrix(decoder::kOut, first.o, first.o_bias))
+    return false;
+  if (first.router.defined())
+    return map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
+           decoder::describe_experts(a, encoder, stack, stride);
+  return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
+         matrix(decoder::kDown, first.down, first.down_bias);
+}
+
+bool describe_caches(decoder::Arguments& a, EncodeMap encoder, std::span<const KvCache> caches) {
+  const Tensor& k = caches[0].k;
+  const int64_t blocks = k.shape[0], heads = k.shape[1], block_size = k.shape[2], d = k.shape[3];
+  int64_t strides[2] = {0, 0};
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (caches[i].k.shape != k.shape || caches[i].v.shape != k.shape || !caches[i].k.contiguous() ||
+        !caches[i].v.contiguous())
+      return false;
+    if (i == 0) continue;
+    const int64_t here[2] = {caches[i].k.data - caches[i - 1].k.data,
+                             caches[i].v.data - caches[i - 1].v.data};
+    for (int j = 0; j < 2; ++j) {
+      if (here[j] <= 0 || here[j] % 16 != 0 || (i > 1 && here[j] != strides[j])) return false;
+      strides[j] = here[j];
+    }
+  }
+  a.k_cache = device_ptr<bf16>(k);
+  a.v_cache = device_ptr<bf16>(caches[0].v);
+  a.k_layer_stride = strides[0] / 2;
+  a.v_layer_stride = strides[1] / 2;
+  a.block_shift = std::countr_zero(static_cast<uint64_t>(block_size));
+  const auto map = [&](CUtensorMap& to, const Tensor& cache, int64_t stride) {
+    return encode_map<5>(
+               encoder, to, cache.data,
+               {64, block_size, d / 64, blocks * heads, static_cast<int64_t>(caches.size())},
+               {d * 2, 128, block_size * d * 2, std::max<int64_t>(stride, 16)},
+               {64, std::min<int64_t>(block_size, kTileKeys), 1, 1, 1}) == CUDA_SUCCESS;
+  };
+  return std::has_single_bit(static_cast<uint64_t>(block_size)) && block_size >= 8 &&
+         block_size <= 256 && map(a.k, k, strides[0]) && map(a.v, caches[0].v, strides[1]);
+}
+
+/// Where each activation lies; the words that they take.
+int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context) {
+  a.max_chunks = static_cast<int>(ceil_div(std::max<int64_t>(max_context, 1), kChunk));
+  int64_t used = 0;
+  const auto take = [&](int64_t words) {
+    const int64_t at = used;
+    used += ceil_div(words, 16) * 16;
+    return at;
+  };
+  const int64_t slots = int64_t{a.rows} * a.heads * a.max_chunks;
+  for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
+  a.mixture.logits_at = take(a.mixture.experts);
+  a.heads_at = take(a.rows * a.heads * head_dim / 2);
+  if (used > decoder::kReplicaWords) return INT64_MAX;
+  used = decoder::kReplicas * decoder::kReplicaWords;
+  a.partial_at = take(slots * head_dim);
+  a.partial_sum_at = take(slots * 2);
+  return used;
+}
+
+/// Whether separate operations take less time: the more rows, the less room the ring has for the
+/// next unit's keys beside this one's. Measured on an H200, Qwen3-0.6B: 8 rows of 2,000 tokens and
+/// 4 of 8,000 are a tie, 6 and 8 of 4,000 would take 7 and 18 % longer, 2 of 8,000 take 20 % less.
+bool has_many_keys(const decoder::Arguments& a, int blocks) {
+  const int most_units = a.rows > 4 ? 5 : a.rows > 2 ? 8 : INT_MAX;  // of a block
+  return int64_t{a.rows} * a.kv_heads * a.max_chunks > int64_t{most_units} * blocks;
+}
+
+/// Where ranks leave their parts of sums; false where there is not enough room.
+bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
+  a.rank = peers ? peers->rank : 0;
+  a.world = peers ? peers->world : 1;
+  a.part_words = int64_t{a.rows} * a.hidden / 2;
+  if (!peers) return true;
+  for (int r = 0; r < a.world; ++r) a.parts[r] = reinterpret_cast<uint64_t*>(peers->layers[r]);
+  a.stop = peers->stop;
+  a.total_part_words = static_cast<int64_t>(PeerTable::layers_bytes(a.world) / sizeof(uint64_t));
+  return 4 * a.world * a.part_words <= a.total_part_words;
+}
+
+}  // namespace
+
+template <int kHeadDim>
+bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
+  auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true, false>
+                                        : decoder::decoder_layers_kernel<kHeadDim, false, false>;
+  a.operand_bytes = decoder::operand_bytes(a);
+  a.most_underway = decoder::most_underway(a.cuts, num_sms_);
+  const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };
+  const auto available = static_cast<int64_t>(max_shared_bytes_);
+  a.stages = static_cast<int>(
+      std::min<int64_t>(decoder::most_stages(a), (available - fixed()) / decoder::kStageBytes));
+  if (a.stages < decoder::kFewestStages) return false;
+  const int64_t of_stages = int64_t{a.stages} * decoder::kStageBytes;
+  decoder::place_early(a, num_sms_, (available - fixed() - of_stages) / 128 * 128);
+  decoder::pace_products(a);
+  if (kHeadDim == 128 && decoder::is_lean(a, num_sms_))
+    kernel = decoder::decoder_layers_kernel<128, false, true>;
+  const decoder::Layout layout = decoder::Layout::of<kHeadDim>(a);
+  a.operand_place = static_cast<int>(of_stages);
+  a.shared_place = static_cast<int>(of_stages + layout.shared);
+  a.residual_place = static_cast<int>(of_stages + layout.residual);
+  const auto shared_bytes = static_cast<size_t>(fixed() + of_stages);
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), max_shared_bytes_);
+  int resident = 0;
+  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, decoder::kLaunched,
+                                                           shared_bytes));
+  if (resident < 1) return false;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_sms_));
+  config.blockDim = dim3(decoder::kLaunched);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  if (const cudaError_t status = cudaLaunchKernelEx(&config, kernel, a); status != cudaSuccess)
+    fail_launch(reinterpret_cast<const void*>(kernel), status, config.gridDim, decoder::kLaunched,
+                shared_bytes);
+  return true;
+}
+
+bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                                 std::span<const KvCache> caches, const Batch& batch) {
+  const int64_t rows = x.shape[0], hidden = x.shape[1], d = stack.head_dim;
+  if (!is_hopper_ || !can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
+      stack.layers.size() > decoder::kMaxLayers || rows < 1 || rows > decoder::kMaxRows ||
+      hidden % 64 != 0 || stack.heads % stack.kv_heads != 0 ||
+      stack.heads / stack.kv_heads > decoder::kMaxGroup || (d != 64 && d != 128) ||
+      stack.cos_sin.shape[1] > d || stack.cos_sin.shape[1] % 16 != 0 || !wide_rows({x, residual}))
+    return false;
+  check(batch.num_seqs() == rows && batch.num_tokens() == rows && residual.shape == x.shape &&
+            caches.size() == stack.layers.size(),
+        "decoder_layers: {} and {} for {} tokens of {} sequences", x.describe(),
+        residual.describe(), batch.num_tokens(), batch.num_seqs());
+  use_device();
+  decoder::Arguments a{};
+  a.x = device_ptr<bf16>(x);
+  a.residual = device_ptr<bf16>(residual);
+  a.x_stride = x.stride[0];
+  a.residual_stride = residual.stride[0];
+  a.positions = batch.positions.ptr<int32_t>();
+  a.slots = batch.slot_mapping.ptr<int32_t>();
+  a.context_lens = batch.context_lens.ptr<int32_t>();
+  a.block_tables = batch.block_tables.ptr<int32_t>();
+  a.table_stride = batch.block_tables.stride[0];
+  a.cos_sin = stack.cos_sin.ptr<float>();
+  a.cos_sin_stride = stack.cos_sin.stride[0];
+  a.eps = stack.eps;
+  a.scale_log2 = stack.scale * std::numbers::log2e_v<float>;
+  a.layers = static_cast<int>(stack.layers.size());
+  a.rows = static_cast<int>(rows);
+  a.hidden = static_cast<int>(hidden);
+  a.inverse_hidden =
+      std::has_single_bit(static_cast<uint64_t>(hidden)) ? 1.0f / static_cast<float>(hidden) : 0.0f;
+  a.heads = static_cast<int>(stack.heads);
+  a.kv_heads = static_cast<int>(stack.kv_heads);
+  a.group = a.heads / a.kv_heads;
+  a.half_rotary = static_cast<int>(stack.cos_sin.shape[1] / 2);
+  a.norm_threads = static_cast<int>(row_threads(hidden));
+  a.epochs = reinterpret_cast<unsigned*>(exchange_.get());
+  a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
+  a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
+  if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
+      !describe_caches(a, encode_map_, caches) ||
+      place_words(a, d, batch.max_context_len) > a.total_words || has_many_keys(a, num_sms_))
+    return false;
+  return d == 64 ? launch_decoder_layers<64>(a) : launch_decoder_layers<128>(a);
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,298 @@
+// Mixtures of experts in the decoder layers' kernel, of one token. Every block chooses the experts
+// for itself, so that one exchange, of the router's logits, is all that a mixture costs beside a
+// dense MLP; the warp that brings weights learns them through shared memory.
+//
+//   router         a product like the others, but its outputs stay in f32
+//   choice         of all blocks; the arithmetic of moe_router.cu
+//   gate_up        a product whose tiles lie in the chosen experts, one expert after the other
+//   down, sum      a tile is 16 columns of four experts at once: each expert's activations are one
+//                  column of wgmma's B, and of the outputs those count whose row and column are of
+//                  one expert. So a block has all of a column's experts, and adds them.
+#pragma once
+
+#include "ops/cuda/decoder/decoder_experts.cuh"
+#include "ops/cuda/decoder/decoder_gemm.cuh"
+
+namespace nanovllm::decoder {
+
+#if __CUDA_ARCH__ >= 900
+
+/// Whether this block has a part in the experts' products.
+__device__ inline bool has_experts(const Arguments& a) {
+  return blockIdx.x < max(a.cuts[kGateUp].tiles, a.cuts[kDown].tiles);
+}
+
+// -- Of the warp that brings weights, one thread --
+
+__device__ inline void bring_gate_up(Ring& ring, const Arguments& a, const int* chosen, int layer) {
+  const MatrixCut& cut = a.cuts[kGateUp];
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x) {
+    const int of_token = tile / a.mixture.tiles,
+              row = (tile - of_token * a.mixture.tiles) * cut.columns_of_tile,
+              first = chosen[of_token] * a.mixture.gate_up_steps[0] +
+                      layer * a.mixture.gate_up_steps[1];
+    bring_tile(ring, &a.maps[kGateUp], cut, row, first, cut.stages, a.mixture.most_underway, 0);
+  }
+}
+
+__device__ inline void bring_down(Ring& ring, const Arguments& a, const int* chosen, int layer) {
+  const MatrixCut& cut = a.cuts[kDown];
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
+    for (int first = 0; first < a.mixture.per_token; first += kExpertsAtOnce) {
+      int matrices[kExpertsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kExpertsAtOnce; ++i)
+        matrices[i] = chosen[first + i] * a.mixture.down_steps[0] + layer * a.mixture.down_steps[1];
+      for (int atom = 0; atom < cut.atoms; atom += kExpertAtoms) {
+        const Ring::Place place = ring.claim(a.mixture.most_underway);
+        arrive_expecting(&ring.full[place.stage], kStageBytes);
+#pragma unroll
+        for (int i = 0; i < kExpertsAtOnce; ++i)
+          copy_box_once(ring.at(place) + i * kExpertBytes, &a.maps[kDown], &ring.full[place.stage],
+                        0, 0, atom, tile * (kExpertColumns / 8), matrices[i]);
+      }
+    }
+}
+
+/// What a layer reads after the router's weights.
+template <int kHeadDim>
+__device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
+                                              Shared<kHeadDim>& shared, int layer) {
+  if (!has_experts(a)) return;
+  wait_barrier(&shared.chosen_all, layer & 1);
+  bring_gate_up(ring, a, shared.chosen, layer);
+  bring_down(ring, a, shared.chosen, layer);
+}
+
+// -- The router and the choice --
+
+__device__ inline float comparable(float logit) { return logit == logit ? logit : kMinusInfinity; }
+
+/// What the choice keeps in shared memory.
+struct Ranking {
+  float comparable[kMostExperts];
+  int rank[kMostExperts];  // how many experts come before this one
+};
+
+/// What a mixture keeps where attention has its part of shared memory.
+union MixtureShared {
+  Ranking ranking;
+  float sums[2][kMostChosen][64];  // of a tile of down, [expert][column], and of the next one
+};
+template <int kHeadDim>
+__device__ __forceinline__ MixtureShared& of_mixture(const Worker<kHeadDim>& w) {
+  static_assert(sizeof(MixtureShared) <= sizeof w.shared.attention);
+  return reinterpret_cast<MixtureShared&>(w.shared.attention);
+}
+
+/// The logits from the blocks that made them: the warps behind those that multiply.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_logits(const Worker<kHeadDim>& w, Ranking& ranking) {
+  const int expert = this_thread() - kMultiplying * kWarp;
+  if (expert < 0 || expert >= w.a.mixture.experts) return;
+  const uint64_t* from = inbox(w.a, w.a.mixture.logits_at + expert);
+  uint64_t word = 0;
+  while (!has(word, w.epoch)) word = read_word(from);
+  const float logit = __uint_as_float(static_cast<uint32_t>(word));
+  w.shared.logits[expert] = logit;
+  ranking.comparable[expert] = comparable(logit);
+  ranking.rank[expert] = 0;
+}
+
+/// Counts those of 32 experts that come before one: of equals, the first `lower`.
+__device__ __forceinline__ int count_before(float own, const float* others, int lower) {
+  int count = 0;
+#pragma unroll 2
+  for (int i = 0; i < kWarp; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(others + i);
+    const float other[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) count += other[j] > own || (other[j] == own && i + j < lower);
+  }
+  return count;
+}
+
+/// The weights of the chosen ones, by one warp.
+template <int kHeadDim>
+__device__ __forceinline__ void weigh_chosen(const Worker<kHeadDim>& w) {
+  const Mixture& m = w.a.mixture;
+  const int lane = this_thread() % kWarp;
+  const float* logits = w.shared.logits;
+  float top = kMinusInfinity, total = 0.0f, sum = 0.0f;
+  for (int e = lane; e < m.experts; e += kWarp) top = logits[e] > top ? logits[e] : top;
+  top = warp_max(top);
+  for (int e = lane; e < m.experts; e += kWarp) total += expf(logits[e] - top);
+  total = warp_sum(total);
+  wait_barrier(&w.shared.chosen_all, w.layer & 1);
+  float mine = 0.0f;
+  if (lane < m.per_token) mine = expf(comparable(logits[w.shared.chosen[lane]]) - top) / total;
+#pragma unroll 1
+  for (int i = 0; i < m.per_token; ++i) sum += __shfl_sync(kFullMask, mine, i);
+  if (lane < m.per_token) w.shared.chosen_weights[lane] = m.normalises ? mine / sum : mine;
+}
+
+/// Chooses the experts: by all threads. A warp compares 32 experts with 32 others.
+template <int kHeadDim>
+__device__ __forceinline__ void choose(Worker<kHeadDim>& w) {
+  const Mixture& m = w.a.mixture;
+  if (!has_experts(w.a)) return;
+  Ranking& ranking = of_mixture(w).ranking;
+  static_assert(kMostExperts * 4 <= kThreads);
+  gather_logits(w, ranking);
+  w.together();
+  const int thread = this_thread(), warp = thread / kWarp, groups = m.experts / kWarp;
+  if (warp < groups * groups) {
+    const int own = warp % groups, others = warp / groups, expert = own * kWarp + thread % kWarp;
+    const int count = count_before(ranking.comparable[expert], ranking.comparable + others * kWarp,
+                                   others < own    ? kWarp
+                                   : others == own ? thread % kWarp
+                                                   : 0);
+    if (count > 0) atomicAdd(&ranking.rank[expert], count);
+  }
+  w.together();
+  const int expert = thread - kMultiplying * kWarp;
+  if (expert >= 0 && expert < m.experts && ranking.rank[expert] < m.per_token) {
+    w.shared.chosen[ranking.rank[expert]] = expert;
+    arrive(&w.shared.chosen_all);
+  }
+  if (warp == kWarps - 1) weigh_chosen(w);
+}
+
+// -- Down, and the sum over the experts --
+
+/// Row `row` (of the token's experts) of the operand of down, eight elements from `column` on.
+template <int kHeadDim>
+__device__ inline Packed& activations_at(const Worker<kHeadDim>& w, int row, int column) {
+  return *reinterpret_cast<Packed*>(w.operand + (column / 8 * kMostChosen + row) * sizeof(Packed));
+}
+
+/// The operand is the activations of all experts: by the warps that do not multiply.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_activations(const Worker<kHeadDim>& w) {
+  constexpr int kAtOnce = 4;
+  const int thread = this_thread() - kMultiplying * kWarp;
+  if (thread < 0) return;
+  const int of_row = w.a.cuts[kDown].atoms * kAtomDepth / 4, total = w.a.mixture.per_token * of_row;
+  for (int first = thread; first < total; first += kAtOnce * kGathering) {
+    WordPair pair[kAtOnce] = {};
+    uint32_t missing = 0;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (first + j * kGathering < total) missing |= 1u << j;
+    const uint64_t* from = inbox(w.a, w.a.cuts[kGateUp].words + first * 2);
+    receive_all(pair, missing, w.epoch, [&](int j) { return from + j * kGathering * 2; });
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kGathering, row = i / of_row, c = i % of_row * 4;
+      if (missing >> j & 1)
+        (&reinterpret_cast<uint2&>(activations_at(w, row, c)))[c / 4 % 2] = {
+            static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
+    }
+  }
+  fence_shared_for_async();
+}
+
+/// c += weights x activations^T, of some stages. Waits and ends as multiply_atoms() does.
+template <int kHeadDim, int kStages>
+__device__ __forceinline__ void multiply_stages(Ring& ring, uint32_t& at_x, int lane, Sums& c) {
+  const Ring::Place place = ring.place(min(lane, kStages - 1));
+  ring.wait_full(place);
+  __syncwarp();
+  const uint32_t address = shared_address(ring.at(place));
+  uint32_t stages[kStages];
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) stages[i] = __shfl_sync(kFullMask, address, i);
+  // tile_at(), but that the groups of rows are not side by side.
+  constexpr uint64_t kOther =
+      uint64_t{1} << 62 | uint64_t{kExpertAtoms * kAtomBytes >> 4} << 32 | uint64_t{1} << 16;
+  const uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
+  at_x += kStages * kExpertAtoms * 8 * kMostChosen;
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kStages; ++i)
+#pragma unroll
+    for (int step = 0; step < 4 * kExpertAtoms; ++step)
+      product<8>(c[0], (kOther | stages[i] >> 4) + step / 4 * (kAtomBytes >> 4) + step % 4 * 2,
+                 x + (i * 4 * kExpertAtoms + step) * 2 * kMostChosen);
+  wgmma_commit();
+  wgmma_wait<0>();
+  if (lane < kStages) ring.release(place, kWarps / kMultiplying);
+  ring.advance(kStages);
+}
+
+/// Four experts' outputs of a tile, into `sums` [expert][column].
+template <int kHeadDim>
+__device__ __forceinline__ void multiply_experts(const Worker<kHeadDim>& w, Ring& ring, int stages,
+                                                 int first, int warp, int lane, float (*sums)[64]) {
+  constexpr int kAtOnce = 3;
+  Sums c = {};
+  uint32_t x = describe_heads(w.operand);
+#pragma unroll 1
+  for (int left = stages; left > 0;) {
+    if (left >= kAtOnce) {
+      multiply_stages<kHeadDim, kAtOnce>(ring, x, lane, c);
+      left -= kAtOnce;
+    } else {
+      multiply_stages<kHeadDim, 1>(ring, x, lane, c);
+      --left;
+    }
+  }
+  pin(c);
+  const int expert = first + warp;  // a warp has 16 rows: the columns of one
+  if (lane % 4 != expert / 2) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
+}
+
+/// A tile's outputs: the sums over the experts in their order, two columns a thread.
+template <int kHeadDim>
+__device__ __forceinline__ void emit_sums(const Worker<kHeadDim>& w, int tile, int thread,
+                                          const float (*sums)[64]) {
+  if (thread >= kExpertColumns / 2) return;
+  float sum[2] = {};
+#pragma unroll
+  for (int i = 0; i < kMostChosen; ++i)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (i < w.a.mixture.per_token)
+        sum[e] = __fmaf_rn(w.shared.chosen_weights[i],
+                           to_float(__float2bfloat16_rn(sums[i][2 * thread + e])), sum[e]);
+  const int column = tile * kExpertColumns + 2 * thread;
+  const uint32_t pair = pack_bf16(sum[0], sum[1]);
+  if (w.layer + 1 == w.a.layers)
+    *reinterpret_cast<uint32_t*>(w.a.x + column) = pair;
+  else
+    w.send_all(w.a.words + w.a.cuts[kDown].words + column / 2, pair);
+}
+
+/// Down of the block's tiles, as project() does the others.
+template <int kHeadDim>
+__device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
+  const MatrixCut& cut = w.a.cuts[kDown];
+  const int thread = this_thread(), tiles = cut.tiles;
+  const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
+  if (blockIdx.x >= tiles) return;
+  if (warp >= kMultiplying) {
+    w.give_operand();
+    w.ring.advance(cut.stages * tiles_of_block(tiles));
+    w.await_operand();
+    return;
+  }
+  w.take_operand();
+  int parity = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
+#pragma unroll 1
+    for (int first = 0; first < w.a.mixture.per_token; first += kExpertsAtOnce)
+      multiply_experts(w, w.ring, cut.atoms / kExpertAtoms, first, warp, lane,
+                       of_mixture(w).sums[parity]);
+    if (tile + gridDim.x >= tiles) w.leave_operand();
+    w.multiplied();
+    emit_sums(w, tile, thread, of_mixture(w).sums[parity]);
+  }
+}
+
+#endif
+
+}  // namespace nanovllm::decoder

@@ -1,0 +1,392 @@
+// The parts of the decoder layers' kernel beside products and attention: the warp that brings the
+// operands from memory, the norms, and the gathering of what other blocks sent.
+#pragma once
+
+#include "ops/cuda/decoder/decoder_mixture.cuh"
+
+namespace nanovllm::decoder {
+
+#if __CUDA_ARCH__ >= 900
+
+// -- The warp that brings weights, keys and values --
+
+__device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
+                                    int first, int more_underway) {
+  const int rows = cut.columns_of_tile, grid = static_cast<int>(gridDim.x);
+  int calm = cut.calm_stages;
+  for (int tile = blockIdx.x; tile < cut.tiles; tile += grid, calm -= cut.stages) {
+    // In the last round of several some blocks have no tile: they leave room for the others.
+    const int more =
+        more_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
+    bring_tile(ring, map, cut, tile * rows, first, calm, cut.underway + more,
+               cut.underway_later + more);
+  }
+}
+
+/// The tiles of keys, then those of values, of a unit. Lanes have a half (64 elements) of a box of
+/// up to 64 keys each.
+template <int kHeadDim>
+__device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit,
+                                           int layer, int most_underway) {
+  constexpr int kHalves = kHeadDim / 64;
+  const int lane = threadIdx.x % kWarp, box = lane / kHalves, half = lane % kHalves;
+  const int shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
+  const int tiles = unit.tiles();
+  for (int i = 0; i < 2 * tiles; ++i) {
+    const CUtensorMap* map = i < tiles ? &a.k : &a.v;
+    const int first = (unit.first_tile() + i % tiles) * kTileKeys, key = first + (box << shift);
+    const int present = min(boxes, (unit.position - first >> shift) + 1);
+    const Ring::Place place = ring.place();
+    ring.pace(most_underway);
+    ring.advance();
+    ring.wait_empty(place);
+    const int half_bytes = 128 << shift;
+    if (lane == 0) arrive_expecting(&ring.full[place.stage], present * kHalves * half_bytes);
+    __syncwarp();
+    if (box < present) {
+      const int block = a.block_tables[unit.row * a.table_stride + (key >> a.block_shift)];
+      copy_box(ring.at(place) + half * kTileKeys * 128 + box * half_bytes, map,
+               &ring.full[place.stage], 0, key & ((1 << a.block_shift) - 1), half,
+               block * a.kv_heads + unit.kv_head, layer);
+    }
+    __syncwarp();
+  }
+}
+
+/// Brings the vectors of a layer as near as the L2 cache: the blocks a line each, in turns.
+__device__ inline void prefetch_vectors(const Arguments& a, int head_dim, int layer) {
+  const int lane = threadIdx.x % kWarp;
+  const auto prefetch = [&](const __nv_bfloat16* vector, int size) {
+    constexpr int kLine = 64;  // elements
+    if (vector)
+      for (int c = blockIdx.x * kLine; c < size; c += gridDim.x * kLine)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(vector + layer * a.layer_stride + c));
+  };
+  if (lane < 2) prefetch(a.norms[lane], a.hidden);
+  if (lane == 2) prefetch(a.q_norm, head_dim);
+  if (lane == 3) prefetch(a.k_norm, head_dim);
+  if (lane >= 4 && lane < 4 + kProducts) {
+    const MatrixCut& cut = a.cuts[lane - 4];
+    prefetch(cut.bias, cut.columns * (lane - 4 == kGateUp ? 2 : 1));
+  }
+}
+
+/// All lanes are where the first one is, which alone has brought something.
+__device__ __forceinline__ void follow_first_lane(Ring& ring) {
+  ring.next = {__shfl_sync(kFullMask, ring.next.stage, 0),
+               __shfl_sync(kFullMask, ring.next.parity, 0)};
+}
+
+template <int kHeadDim, bool kMixture>
+__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
+  const int* contexts = shared.context;
+#pragma unroll 1
+  for (int layer = 0; layer < a.layers; ++layer) {
+    if (layer == 0 || a.window[layer] != a.window[layer - 1]) {
+      __syncwarp();
+      if (threadIdx.x % kWarp < OwnUnits::kFound)
+        shared.brought.find(a, contexts, layer, threadIdx.x % kWarp);
+      __syncwarp();
+    }
+    const int units = shared.brought.count;
+    // A block that has keys to bring besides is given more of the way until it has done so.
+    const int more_underway = min(units, 1);
+    if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
+    if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
+#pragma unroll 1
+    for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
+      if (threadIdx.x % kWarp == 0)
+        bring_matrix(ring, &a.maps[product], a.cuts[product], layer * a.layer_atoms,
+                     product <= kOut ? more_underway : 0);
+      follow_first_lane(ring);
+      if (product != kQkv) continue;
+#pragma unroll 1
+      for (int i = 0; i < units; ++i) {
+        Unit unit;
+        shared.brought.get(unit, a, contexts, layer, i);
+        bring_keys<kHeadDim>(ring, a, unit, layer, a.most_underway + more_underway + min(i, 1));
+      }
+    }
+    if constexpr (kMixture) {
+      if (threadIdx.x % kWarp == 0) {
+        bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer * a.layer_atoms, 0);
+        bring_experts(ring, a, shared, layer);
+      }
+      follow_first_lane(ring);
+    }
+  }
+}
+
+#endif
+
+// -- Norms and the gathering of operands --
+
+/// The sum over a row, from its warps' parts, in their order; 1 / its root mean square.
+template <int kHeadDim>
+__device__ __forceinline__ float reciprocal_of(const Worker<kHeadDim>& w, int row) {
+  const Arguments& a = w.a;
+  float total = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < a.norm_threads; i += 4 * kWarp) {
+    const float4 part = w.shared.of_row[row].squares[i / (4 * kWarp)];
+    total = total + part.x + part.y + part.z + part.w;
+  }
+  const float mean = a.inverse_hidden > 0.0f ? __fmul_rn(total, a.inverse_hidden)
+                                             : __fdiv_rn(total, static_cast<float>(a.hidden));
+  return reciprocal_of_mean(mean, a.eps);
+}
+
+/// add_and_normalise() where a thread has one vector of a row at most: straight code, and what can
+/// be read early is.
+template <int kHeadDim>
+__device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                               const __nv_bfloat16* weights) {
+  const Arguments& a = w.a;
+  const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
+            c = thread * 8;
+  const bool present = row < w.rows() && c < a.hidden;
+  uint32_t residual = shared_address(w.residual + row * a.hidden + c),
+           operand = shared_address(&w.operand_at(a.cuts[kQkv], row, c));
+  find_now(residual);
+  find_now(operand);
+  Packed weight{}, values{};
+  if (present) {
+    weight = load_early(weights + c);
+    const int64_t at = (int64_t{row} * a.hidden + c) / 2;
+    if (product < 0) {
+      values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
+    } else if (w.lean || a.world == 1) {
+      values = load_shared(residual);
+      add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
+    } else {
+      const Packed more = receive_output(a, product, at, epoch);
+      values = load_shared(residual);
+      add(values, more);
+    }
+  }
+  if (row < w.rows()) {
+    const float sum = warp_sum(add_squares(0.0f, values));
+    if (own % kWarp == 0)
+      reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
+  }
+  w.norm_together();
+  if (present) {
+    Packed normal = values;
+    normalise(normal, reciprocal_of(w, row), weight);
+    store_shared(operand, normal);
+    fence_shared_for_async();
+    store_shared(residual, values);
+  }
+}
+
+/// add_and_normalise()'s first half for a thread's vectors of all its rows, which are asked for
+/// together: residual += the output of `product`, and the sums of squares.
+template <int kHeadDim>
+__device__ __forceinline__ void add_rows(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                         int first_row, int at_once, int thread) {
+  constexpr int kRows = 2;
+  const Arguments& a = w.a;
+  const int of_lane = thread % kWarp * 8;
+#pragma unroll 1
+  for (int row = first_row; row < a.rows; row += kRows * at_once) {
+    float sum[kRows] = {};
+#pragma unroll 1
+    for (int c = thread * 8; c - of_lane < a.hidden; c += a.norm_threads * 8) {
+      Packed more[kRows];
+      receive_rows(more,
+                   inbox(a, a.cuts[product].words + (int64_t{row} * a.hidden + c - of_lane) / 2),
+                   at_once * a.hidden / 2, ceil_div(a.rows - row, at_once),
+                   a.hidden - (c - of_lane), this_thread() % kWarp, epoch);
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (row + j * at_once >= a.rows || c >= a.hidden) break;
+        auto& kept = *reinterpret_cast<Packed*>(w.residual + (row + j * at_once) * a.hidden + c);
+        Packed values = kept;
+        add(values, more[j]);
+        kept = values;
+        sum[j] = add_squares(sum[j], values);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      if (row + j * at_once >= a.rows) break;
+      const float total = warp_sum(sum[j]);
+      auto* squares = reinterpret_cast<float*>(w.shared.of_row[row + j * at_once].squares);
+      if (thread % kWarp == 0) squares[thread / kWarp] = total;
+    }
+  }
+}
+
+/// residual += the output of o or down (`product` < 0: nothing, it is the embedding's); the operand
+/// is its norm. The threads that share a row, and the order of its sum, are norm.cu's.
+template <int kHeadDim>
+__device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                                  const __nv_bfloat16* weights) {
+  const Arguments& a = w.a;
+  const int own = w.ready_thread(), threads = a.norm_threads, thread = own % threads,
+            step = threads * 8;
+  const int at_once = kThreads / threads,
+            row0 = own / threads;  // at_once and above: none
+  if (w.lean || (a.rows <= at_once && a.hidden <= step))
+    return normalise_held(w, product, epoch, weights);
+  const int first_row = row0 < at_once ? row0 : a.rows;
+  const auto residual = [&](int row, int c) -> Packed& {
+    return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);
+  };
+  Packed first_weight{};
+  if (thread * 8 < a.hidden) first_weight = load_early(weights + thread * 8);
+  const bool received = product >= 0 && a.world == 1;
+  if (received) add_rows(w, product, epoch, first_row, at_once, thread);
+  for (int row = received ? a.rows : first_row; row < a.rows; row += at_once) {
+    float sum = 0.0f;
+    for (int c = thread * 8; c < a.hidden; c += step) {
+      Packed values;
+      if (product < 0) {
+        values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
+      } else {
+        const Packed more = receive_output(a, product, (int64_t{row} * a.hidden + c) / 2, epoch);
+        values = residual(row, c);
+        add(values, more);
+      }
+      residual(row, c) = values;
+      sum = add_squares(sum, values);
+    }
+    sum = warp_sum(sum);
+    if (own % kWarp == 0)
+      reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
+  }
+  w.norm_together();
+  for (int row = first_row; row < a.rows; row += at_once) {
+    const float reciprocal = reciprocal_of(w, row);
+    for (int c = thread * 8; c < a.hidden; c += step) {
+      Packed values = residual(row, c), weight = first_weight;
+      if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
+      normalise(values, reciprocal, weight);
+      w.operand_at(a.cuts[kQkv], row, c) = values;
+    }
+  }
+  fence_shared_for_async();
+}
+
+/// What a block without units of attention does before it asks for attention's output: it would ask
+/// for long, and all such blocks together keep the L2 cache so busy that the others wait for it. So
+/// one thread asks for a word of a chunk's output, where chunks are merged, which comes an exchange
+/// earlier, or else for the first word.
+template <int kHeadDim>
+__device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
+  const int position = w.shared.context[0] - 1;
+  if (w.shared.units.count > 0 || position < 0) return;
+  const bool merged = position / kChunk > first_key(position, w.a.window[w.layer]) / kChunk;
+  const int64_t head = blockIdx.x % w.a.heads;  // each line is asked for by a few
+  const uint64_t* first = merged ? w.a.words + w.a.partial_at + head * w.a.max_chunks * kHeadDim
+                                 : inbox(w.a, w.a.heads_at);
+  if (this_thread() == 0)
+    while (!has(read_word(first), w.epoch)) continue;
+  w.together();
+}
+
+/// gather() of few words: each of the warps that did not multiply asks for 512 bytes in a row at a
+/// time. `thread`: in the order of ready_thread().
+template <int kHeadDim>
+__device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+                                           int units, int total, bool absent, int thread) {
+  const int first = cut.early_atoms * kAtomDepth;
+  WordPair pair[kPairsGathered] = {};
+  uint32_t missing = 0;
+  uint2* to[kPairsGathered];
+#pragma unroll
+  for (int j = 0; j < kPairsGathered; ++j) {
+    const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
+    to[j] = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first + c)) + c / 4 % 2;
+    if (i >= 2 * total) break;
+    if (absent && w.shared.context[row] <= 0)
+      *to[j] = uint2{};
+    else
+      missing |= 1u << j;
+  }
+  const uint64_t* from = inbox(w.a, sent + thread * 2);
+  receive_all(pair, missing, w.epoch, [&](int j) { return from + j * kGathering * 2; });
+#pragma unroll
+  for (int j = 0; j < kPairsGathered; ++j)
+    if (missing >> j & 1)
+      *to[j] = uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
+}
+
+/// gather() of the lean kernel, which gives each part as soon as it is there: a product begins with
+/// the first, and the others come meanwhile.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const MatrixCut& cut,
+                                             int64_t sent, bool absent) {
+  const int thread = w.ready_thread(), total = cut.atoms * (kAtomDepth / 4);
+  if (thread >= kGathering) return;
+  const bool waits = !absent || w.shared.context[0] > 0;
+  const uint64_t* from = inbox(w.a, sent + thread * 2);
+  uint32_t to = shared_address(w.operand) + cut.operand_at + thread * 8;
+  find_now(to);
+  WordPair pair[kPairsGathered] = {};
+#pragma unroll
+  for (int j = 0; j < kPairsGathered; ++j) {
+    if (thread + j * kGathering >= total) break;
+    while (waits && !pair[j].there(w.epoch))
+#pragma unroll
+      for (int k = j; k < kPairsGathered; ++k)
+        if (thread + k * kGathering < total && !pair[k].there(w.epoch))
+          pair[k].read(from + k * kGathering * 2);
+    store_shared(to + j * kGathering * 8, static_cast<uint32_t>(pair[j].first),
+                 static_cast<uint32_t>(pair[j].second));
+    fence_shared_for_async();
+    w.give_part((thread + j * kGathering) / kPairsOfRun);
+  }
+}
+
+/// The same of many words, by all warps. A thread has four elements of 16 of a row, the threads
+/// next to these four the same of the next row: neighbours in the operand.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+                                            int columns, bool absent, int thread) {
+  constexpr int kAtOnce = 6, kInARow = 16;
+  const int rows = w.a.rows, step = kThreads / 4 / rows, row = thread / 4 % rows,
+            column = thread % 4 * 4, blocks = columns / kInARow;
+  const bool has_row = thread / 4 < step * rows;
+  const bool is_sent = !absent || w.shared.context[row] > 0;
+#pragma unroll 1
+  for (int block = has_row ? thread / 4 / rows : blocks; block < blocks; block += kAtOnce * step) {
+    const int first = block * kInARow + column;
+    WordPair pair[kAtOnce] = {};
+    uint32_t missing = 0;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (is_sent && block + j * step < blocks) missing |= 1u << j;
+    const uint64_t* from = inbox(w.a, sent + (int64_t{row} * columns + first) / 2);
+    receive_all(pair, missing, w.epoch, [&](int j) { return from + j * step * kInARow / 2; });
+    uint2* to = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first)) + first / 4 % 2;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (block + j * step < blocks)
+        to[j * step * rows * kInARow / 4] =
+            uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
+  }
+}
+
+/// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
+/// zeros.
+template <int kHeadDim>
+__device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+                                       bool absent) {
+  if (w.lean) return gather_parts(w, cut, sent, absent);
+  if (absent) await_chunks(w);
+  const int first_column = cut.early_atoms * kAtomDepth;
+  sent += first_column / 2;
+  const int columns = cut.atoms * kAtomDepth - first_column, total = w.rows() * columns / 8,
+            thread = w.ready_thread();
+  if (2 * total > kPairsGathered * kGathering) {
+    gather_many(w, cut, sent, columns, absent, thread);
+  } else {
+    // The others have sent outputs, for which their fence would wait.
+    if (thread >= kGathering) return;
+    gather_few(w, cut, sent, columns / 8, total, absent, thread);
+  }
+  fence_shared_for_async();
+}
+
+}  // namespace nanovllm::decoder

@@ -1,0 +1,100 @@
+// y = x w^T in bf16 through cuBLASLt, restricted to algorithms that add the k products of an output
+// in one chain, in order.
+//
+// Measured on an H200 with cuBLASLt 13: all algorithms of the tensor core families below, without a
+// split of K, give the same bits, whatever their tile, stages or cluster, and for every number of
+// rows; so does a plain loop of mma.sync m16n8k16 over k (gemm_in_order). The choice among them is
+// therefore free, and a row's bits do not depend on the batch. The matrix-vector family (13) and
+// family 16 add in other orders, and so do kernels for rows that do not begin on 16 bytes, for k
+// that is no multiple of a tile's depth, and some for few columns. Those, and f32, which has no
+// such class, take our own kernel.
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/core/layout.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr int64_t kTileDepth = 64, kTileColumns = 8, kFewestColumns = 16;
+
+cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+}  // namespace
+
+bool CudaBackend::gemm_takes_blas(Tensor y, Tensor x, Tensor w) {
+  const int64_t n = w.shape[0], k = x.shape[1];
+  return x.dtype == DType::bf16 && k % kTileDepth == 0 && n % kTileColumns == 0 &&
+         n >= kFewestColumns && wide_rows({y, x, w});
+}
+
+bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAlgo_t& algorithm) {
+  // Column-major, as cuBLASLt sees it: y^T [n, m] = (w^T)^T x^T.
+  const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
+  BlasLayout w_layout(type_of(w), k, n, w.stride[0]), x_layout(type_of(x), k, m, x.stride[0]),
+      y_layout(type_of(y), n, m, y.stride[0]);
+  const float one = 1.0f, zero = 0.0f;
+  const cublasStatus_t status =
+      cublasLtMatmul(blas_.get(), gemm_algorithms_->operation().get(), &one, w.data, w_layout.get(),
+                     x.data, x_layout.get(), &zero, y.data, y_layout.get(), y.data, y_layout.get(),
+                     &algorithm, lane_->blas_workspace.get(), GemmAlgorithms::kWorkspace, stream());
+  // The bucket's algorithm may not take this very row count.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
+  cublas_check(status);
+  return true;
+}
+
+void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
+  check(x.rank == 2 && w.rank == 2 && y.rank == 2 && x.shape[1] == w.shape[1] &&
+            y.shape[0] == x.shape[0] && y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
+            (y.dtype == x.dtype || y.dtype == DType::f32),
+        "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
+  if (y.numel() == 0) return;
+#ifdef NANOVLLM_CUDA_HOPPER
+  if (gemm_wide(y, x, w, false) || gemm_mid(y, x, w, false) || gemm_skinny(y, x, w, false) ||
+      gemm_large<LargeEnd::store>(y, x, w))
+    return;
+#endif
+  use_device();
+  // Whoever takes it, the bits are the same.
+  if (gemm_takes_blas(y, x, w))
+    if (const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
+            {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
+        algorithm && gemm_blas(y, x, w, *algorithm))
+      return;
+  gemm_in_order(y, x, w);
+}
+
+void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+  check(x.rank == 2 && w.rank == 2 && y.rank == 2 && x.shape[1] == w.shape[1] &&
+            y.shape[0] == x.shape[0] && 2 * y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
+            y.dtype == x.dtype,
+        "gemm_silu_and_mul: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
+  if (y.numel() == 0) return;
+#ifdef NANOVLLM_CUDA_HOPPER
+  if (gemm_wide(y, x, w, true) || gemm_mid(y, x, w, true) || gemm_skinny(y, x, w, true) ||
+      gemm_large<LargeEnd::gate>(y, x, w))
+    return;
+#endif
+  Backend::gemm_silu_and_mul(y, gate_up, x, w);
+}
+
+bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
+#ifdef NANOVLLM_CUDA_HOPPER
+  return gemm_wide(y, x, w, false, &to) || gemm_mid(y, x, w, false, nullptr, &to);
+#else
+  return (void)y, (void)x, (void)w, (void)to, false;
+#endif
+}
+
+bool CudaBackend::gemm_add(Tensor residual, Tensor x, Tensor w) {
+  check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
+            residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&
+            x.dtype == w.dtype && residual.dtype == x.dtype,
+        "gemm_add: {} += {} times {} transposed", residual.describe(), x.describe(), w.describe());
+#ifdef NANOVLLM_CUDA_HOPPER
+  return gemm_large<LargeEnd::add>(residual, x, w);
+#else
+  return false;
+#endif
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,219 @@
+#include "ops/cuda/gemm/gemm_algorithms.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cctype>
+#include <cstdlib>
+#include <fstream>
+#include <span>
+#include <utility>
+
+namespace nanovllm {
+namespace {
+
+using Preference = Owner<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+constexpr int kCandidates = 32;
+constexpr int64_t kFewestRows = 16, kManyRows = 256;
+
+/// cuBLASLt's own numbers: wgmma kernels fed by TMA (Hopper), then mma.sync kernels.
+constexpr int32_t kWgmmaFamily = 66;
+constexpr int32_t kMmaFamilies[] = {21, 23, 24, 41, 42};
+
+template <class T>
+T config_of(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  T value{};
+  size_t written = 0;
+  cublas_check(
+      cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof value, &written));
+  return value;
+}
+
+int32_t family_of(const cublasLtMatmulAlgo_t& algorithm) {
+  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID);
+}
+
+bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) {
+  const int32_t family = family_of(algorithm);
+  return (family == kWgmmaFamily ||
+          std::ranges::find(kMmaFamilies, family) != std::end(kMmaFamilies)) &&
+         config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
+         config_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) ==
+             CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+Preference make_preference(bool in_order) {
+  cublasLtMatmulPreference_t raw = nullptr;
+  cublas_check(cublasLtMatmulPreferenceCreate(&raw));
+  Preference preference(raw);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    cublas_check(cublasLtMatmulPreferenceSetAttribute(raw, attribute, &value, sizeof value));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{GemmAlgorithms::kWorkspace});
+  if (in_order)
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    set(attribute, uint32_t{16});
+  return preference;
+}
+
+/// The layouts of a product whose rows begin on 16 bytes, as those do that cuBLASLt is given: for
+/// others it proposes kernels that add in other orders.
+struct Layouts {
+  static constexpr int64_t kAlign = 8;
+  BlasLayout w, x, y;
+  explicit Layouts(const GemmKey& key)
+      : w(CUDA_R_16BF, key.k, key.n, key.k),
+        x(CUDA_R_16BF, key.k, key.rows, key.k),
+        y(key.f32_out ? CUDA_R_32F : CUDA_R_16BF, key.n, key.rows,
+          (key.n + kAlign - 1) / kAlign * kAlign) {}
+};
+
+/// Choices measured on an H100 with cuBLASLt 13.1, where its first proposal is slower by 3 % to
+/// 37 %. Tile, cluster and custom option are cuBLASLt's numbers; they are looked for among its
+/// proposals.
+struct Measured {
+  int64_t n, k, from_rows, to_rows;
+  int32_t tile, cluster, custom;
+};
+constexpr int64_t kAny = int64_t{1} << 40;
+constexpr Measured kMeasured[] = {
+    {4096, 1024, 1024, 1024, 20, 3, 1},   {4096, 1024, 3072, 6144, 201, 5, 2},
+    {4096, 1024, 8192, kAny, 29, 3, 1},   {6144, 1024, 768, 768, 184, 5, 2},
+    {6144, 1024, 1024, 1024, 20, 3, 1},   {6144, 1024, 1536, 2048, 29, 3, 1},
+    {6144, 1024, 3072, kAny, 201, 5, 2},  {1024, 3072, 768, 768, 164, 9, 2},
+    {1024, 3072, 1024, 1024, 200, 9, 2},  {6144, 4096, 3072, 4096, 197, 5, 2},
+    {6144, 4096, 6144, kAny, 201, 5, 2},  {24576, 4096, 96, 128, 208, 5, 3},
+    {24576, 4096, 1024, 1024, 197, 5, 2}, {24576, 4096, 1536, kAny, 201, 5, 2},
+    {4096, 12288, 192, 192, 18, 4, 1},    {4096, 12288, 256, 256, 135, 7, 2},
+    {4096, 12288, 384, 384, 165, 4, 0},
+};
+
+/// Where this user's caches are; empty if nothing says.
+std::filesystem::path cache_folder() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache)
+    return std::filesystem::path(cache) / "nanovllm";
+  if (const char* home = std::getenv("HOME"); home && *home)
+    return std::filesystem::path(home) / ".cache" / "nanovllm";
+  return {};
+}
+
+}  // namespace
+
+int64_t row_bucket(int64_t rows) {
+  const int64_t power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  return std::max(kFewestRows, rows <= power / 4 * 3 ? power / 4 * 3 : power);
+}
+
+BlasOperation::BlasOperation() {
+  cublas_check(cublasLtMatmulDescInit(&opaque_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  cublas_check(cublasLtMatmulDescSetAttribute(&opaque_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                              sizeof transposed));
+}
+
+GemmAlgorithms::GemmAlgorithms(cublasLtHandle_t blas, const std::string& device) : blas_(blas) {
+  const std::filesystem::path folder = cache_folder();
+  if (folder.empty()) return;
+  std::string name = "gemm-" + device + "-cublaslt" + std::to_string(cublasLtGetVersion());
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return !std::isalnum(c) && c != '-'; }, '_');
+  file_ = folder / name;
+}
+
+std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, bool in_order) {
+  Layouts layouts(key);
+  const Preference preference = make_preference(in_order);
+  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results;
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      blas_, operation_.get(), layouts.w.get(), layouts.x.get(), layouts.y.get(), layouts.y.get(),
+      preference.get(), kCandidates, results.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+  cublas_check(status);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (const auto& result : std::span(results).first(static_cast<size_t>(count)))
+    if (result.state == CUBLAS_STATUS_SUCCESS && (!in_order || adds_in_order(result.algo)))
+      algorithms.push_back(result.algo);
+  return algorithms;
+}
+
+std::optional<cublasLtMatmulAlgo_t> GemmAlgorithms::first_choice(const GemmKey& key) {
+  for (const Measured& m : kMeasured) {
+    if (m.n != key.n || m.k != key.k || key.rows < m.from_rows || key.rows > m.to_rows) continue;
+    for (const auto& algorithm : propose(key, true))
+      if (config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) == m.tile &&
+          config_of<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID) == m.cluster &&
+          config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION) == m.custom)
+        return algorithm;
+  }
+  // Where cuBLASLt would split K, what is left of its proposals is poor (eight times too slow at
+  // worst). The wgmma kernel that it proposes for more rows serves well there.
+  std::optional<cublasLtMatmulAlgo_t> choice;
+  GemmKey more = key;
+  for (; more.rows == key.rows || more.rows <= kManyRows; more.rows = row_bucket(more.rows + 1)) {
+    const auto algorithms = propose(more, true);
+    if (algorithms.empty()) continue;
+    const bool good = family_of(algorithms.front()) == kWgmmaFamily;
+    if (good || !choice) choice = algorithms.front();
+    if (good) break;
+  }
+  return choice;
+}
+
+const cublasLtMatmulAlgo_t* GemmAlgorithms::choose(const GemmKey& key) {
+  auto place = choices_.find(key);
+  if (place == choices_.end()) {
+    read_file();
+    const auto known = measured_.find(key);
+    place =
+        choices_.emplace(key, known != measured_.end() ? known->second : first_choice(key)).first;
+  }
+  return place->second ? &*place->second : nullptr;
+}
+
+// A line: rows, n, k, whether y is f32, and the algorithm's words in hexadecimal.
+void GemmAlgorithms::read_file() {
+  if (std::exchange(file_was_read_, true) || file_.empty()) return;
+  std::ifstream in(file_);
+  GemmKey key{};
+  cublasLtMatmulAlgo_t algorithm{};
+  while (in >> std::dec >> key.rows >> key.n >> key.k >> key.f32_out) {
+    for (auto& word : algorithm.data) in >> std::hex >> word;
+    // Whoever wrote the file: what does not run here, or adds in another order, is not taken.
+    Layouts layouts(key);
+    cublasLtMatmulHeuristicResult_t result{};
+    if (in &&
+        cublasLtMatmulAlgoCheck(blas_, operation_.get(), layouts.w.get(), layouts.x.get(),
+                                layouts.y.get(), layouts.y.get(), &algorithm,
+                                &result) == CUBLAS_STATUS_SUCCESS &&
+        result.workspaceSize <= kWorkspace && adds_in_order(algorithm))
+      measured_.insert_or_assign(key, algorithm);
+  }
+}
+
+void GemmAlgorithms::keep(const GemmKey& key, const cublasLtMatmulAlgo_t& algorithm) {
+  read_file();
+  measured_.insert_or_assign(key, algorithm);
+  choices_.insert_or_assign(key, algorithm);
+  if (file_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(file_.parent_path(), ignored);
+  const std::filesystem::path draft = file_.string() + ".new";
+  {
+    std::ofstream out(draft);
+    for (const auto& [k, a] : measured_) {
+      out << std::dec << k.rows << ' ' << k.n << ' ' << k.k << ' ' << k.f32_out;
+      for (const auto word : a.data) out << ' ' << std::hex << word;
+      out << '\n';
+    }
+    if (!out.flush()) return;
+  }
+  std::filesystem::rename(draft, file_, ignored);
+}
+
+}  // namespace nanovllm

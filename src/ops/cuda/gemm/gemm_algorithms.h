@@ -1,0 +1,77 @@
+// Which of cuBLASLt's algorithms computes a product: one that adds the k products of an output in
+// one chain, in order (gemm.cpp), and of those the one that was measured to be fastest, or else the
+// one that cuBLASLt proposes first.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/core/handles.h"
+
+namespace nanovllm {
+
+/// What an algorithm is chosen by. One serves all row counts of a bucket.
+struct GemmKey {
+  int64_t rows, n, k;  // rows: row_bucket() of them
+  bool f32_out;
+  auto operator<=>(const GemmKey&) const = default;
+};
+
+/// Powers of two and their midpoints, 16 at least.
+int64_t row_bucket(int64_t rows);
+
+/// A matrix layout on the stack: nothing is allocated per call. Row-major [rows, width] is
+/// column-major [width, rows].
+struct BlasLayout {
+  cublasLtMatrixLayoutOpaque_t opaque{};
+  BlasLayout(cudaDataType_t type, int64_t width, int64_t rows, int64_t stride) {
+    cublas_check(cublasLtMatrixLayoutInit(&opaque, type, static_cast<uint64_t>(width),
+                                          static_cast<uint64_t>(rows), stride));
+  }
+  cublasLtMatrixLayout_t get() { return &opaque; }
+};
+
+/// y^T = (w^T)^T x^T, bf16 in, f32 sums, as cuBLASLt is asked for it.
+class BlasOperation {
+ public:
+  BlasOperation();
+  cublasLtMatmulDesc_t get() { return &opaque_; }
+
+ private:
+  cublasLtMatmulDescOpaque_t opaque_{};
+};
+
+class GemmAlgorithms {
+ public:
+  static constexpr size_t kWorkspace = size_t{16} << 20;  // bytes, of every algorithm at most
+
+  /// `device`: the GPU's name. Measured choices are kept in a file for each GPU and version of
+  /// cuBLASLt: $XDG_CACHE_HOME/nanovllm/, or ~/.cache/nanovllm/.
+  GemmAlgorithms(cublasLtHandle_t blas, const std::string& device);
+
+  /// Null where cuBLASLt offers none that adds in order.
+  const cublasLtMatmulAlgo_t* choose(const GemmKey& key);
+  /// cuBLASLt's proposals, best first: those that add in order, or all.
+  std::vector<cublasLtMatmulAlgo_t> propose(const GemmKey& key, bool in_order);
+  /// Makes `algorithm` the choice, here and in the file. A file that cannot be written is no error:
+  /// the choice then holds for this process.
+  void keep(const GemmKey& key, const cublasLtMatmulAlgo_t& algorithm);
+
+  BlasOperation& operation() { return operation_; }
+
+ private:
+  void read_file();
+  std::optional<cublasLtMatmulAlgo_t> first_choice(const GemmKey& key);
+
+  cublasLtHandle_t blas_;
+  BlasOperation operation_;
+  std::filesystem::path file_;  // empty: nowhere
+  bool file_was_read_ = false;
+  std::map<GemmKey, cublasLtMatmulAlgo_t> measured_;
+  std::map<GemmKey, std::optional<cublasLtMatmulAlgo_t>> choices_;
+};
+
+}  // namespace nanovllm

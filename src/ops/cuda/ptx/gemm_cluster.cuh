@@ -1,0 +1,137 @@
+// What products of more rows take of Hopper beside gemm_wgmma.cuh: clusters of two blocks, and
+// wgmma of 64 rows by 256 columns with both operands in shared memory.
+#pragma once
+
+#include "ops/cuda/ptx/gemm_wgmma.cuh"
+
+namespace nanovllm {
+
+// -- On the host --
+
+/// Bytes of a weight from which on it is memory that a product of few rows waits for.
+constexpr int64_t kLargeWeight = int64_t{16} << 20;
+
+/// f<index>() of an index into a table of `count` kernels; nothing where it is none.
+template <int count, int i = 0, class F>
+void with_index(int index, F&& f) {
+  if constexpr (i < count) {
+    if (index == i) return f.template operator()<i>();
+    with_index<count, i + 1>(index, f);
+  }
+}
+
+/// Where a ring of stages is.
+struct RingCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void next(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+// -- Clusters --
+
+/// This block's place in its cluster.
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// A barrier among all threads of the cluster.
+__device__ inline void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/// The same where the threads have written nothing but new barriers, after fence_new_barriers(): it
+/// waits for no memory.
+__device__ inline void sync_new_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/// Arrives at the barrier that is `barrier` in block `rank` of the cluster.
+__device__ inline void arrive_at(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+/// One box of a matrix, from global to shared memory. By one thread.
+__device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* barrier, int column,
+                                int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
+      : "memory");
+}
+/// The same into the same place of the cluster's blocks that `blocks` has bits for, each of which
+/// completes it on its own barrier.
+__device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensorMap* map,
+                                   uint64_t* barrier, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
+/// The same of a tensor of four dimensions.
+__device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensorMap* map,
+                                   uint64_t* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
+      : "memory");
+}
+
+// -- d (+)= A B; d is replaced if not `accumulate` --
+
+#define NANOVLLM_8(d, i)                                                                \
+  "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3]), "+f"((d)[i + 4]), \
+      "+f"((d)[i + 5]), "+f"((d)[i + 6]), "+f"((d)[i + 7])
+#define NANOVLLM_32(d, i) \
+  NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8), NANOVLLM_8(d, i + 16), NANOVLLM_8(d, i + 24)
+
+/// Operands as tile_of() names them; the layout of d is that of product().
+__device__ __forceinline__ void product_n256(float (&d)[128], uint64_t a, uint64_t b,
+                                             bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
+      "%127}, "
+      "%128, %129, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : NANOVLLM_32(d, 0), NANOVLLM_32(d, 32), NANOVLLM_32(d, 64), NANOVLLM_32(d, 96)
+      : "l"(a), "l"(b), "r"(int{accumulate}));
+}
+
+#undef NANOVLLM_32
+#undef NANOVLLM_8
+
+/// The compiler must move no access to d across this.
+template <int n>
+__device__ __forceinline__ void pin(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) asm volatile("" : "+f"(x)::"memory");
+}
+
+}  // namespace nanovllm

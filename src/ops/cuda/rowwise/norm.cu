@@ -1,0 +1,318 @@
+// RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
+// warp, up to 512 elements); it is read once, into registers, and written once. Where there are
+// many rows, and in lanes, a row belongs to one warp: no barrier then, and more bytes under way.
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/rowwise/row_math.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// Rows of a [t, n] or [t, heads, n] tensor.
+template <class T>
+struct RowsOf {
+  T* data;
+  int64_t outer_stride, inner_stride;
+  __device__ T* row(int64_t outer, int64_t inner) const {
+    return data + outer * outer_stride + inner * inner_stride;
+  }
+};
+
+template <class T>
+RowsOf<DeviceType<T>> rows_of(const Tensor& t) {
+  return {device_ptr<T>(t), t.stride[0], t.rank == 3 ? t.stride[1] : 0};
+}
+
+/// Sum over the threads of one row: a warp of the block, or all of it.
+__device__ float row_sum(float x, unsigned threads, float* shared) {
+  return threads == kWarp ? warp_sum(x) : block_sum(x, shared);
+}
+
+/// What one thread has of a row: the vectors at first, first + step, ... The first kHeld of them
+/// stay in registers between the two passes, any others are read again.
+constexpr int kHeld = 2;
+
+/// The weights of the held vectors: loaded before wait_for_previous(), since no kernel writes them.
+template <class T>
+struct Weights {
+  Vec<T> held[kHeld];
+  __device__ Weights(const T* w, int64_t first, int64_t step, int64_t n, bool wide) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (const int64_t c = first + i * step; c < n) held[i] = load_vec(w + c, n - c, wide);
+  }
+};
+
+template <class T>
+__device__ void store_normalised(T* target, Vec<T> values, const Vec<T>& weights, float reciprocal,
+                                 int64_t count, bool wide) {
+  normalise(values, reciprocal, weights);
+  store_vec(target, values, count, wide);
+}
+
+/// The pass over a row that both kernels end with; `source` has what `held` does not.
+template <class T>
+__device__ void normalise_row(T* target, const T* source, const Vec<T> (&held)[kHeld], const T* w,
+                              const Weights<T>& weights, float reciprocal, int64_t first,
+                              int64_t step, int64_t n, bool wide) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (const int64_t c = first + i * step; c < n)
+      store_normalised(target + c, held[i], weights.held[i], reciprocal, n - c, wide);
+  for (int64_t c = first + kHeld * step; c < n; c += step)
+    store_normalised(target + c, load_vec(source + c, n - c, wide), load_vec(w + c, n - c, wide),
+                     reciprocal, n - c, wide);
+}
+
+template <class T>
+__global__ void rms_norm_kernel(RowsOf<T> y, RowsOf<T> x, const T* w, unsigned rows, unsigned heads,
+                                int64_t n, float eps, unsigned threads, bool wide) {
+  __shared__ float shared[kWarp];
+  let_next_start();
+  const unsigned index = blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;
+  const unsigned thread = threadIdx.x % threads;
+  const int64_t step = int64_t{threads} * Vec<T>::size, first = int64_t{thread} * Vec<T>::size;
+  const Weights<T> weights(w, first, step, n, wide);
+  wait_for_previous();
+  if (index >= rows) return;  // whole warps: a block of several rows has no barrier
+  const T* source = x.row(index / heads, index % heads);
+  Vec<T> held[kHeld];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (const int64_t c = first + i * step; c < n) {
+      held[i] = load_vec(source + c, n - c, wide);
+      sum = add_squares(sum, held[i]);
+    }
+  for (int64_t c = first + kHeld * step; c < n; c += step)
+    sum = add_squares(sum, load_vec(source + c, n - c, wide));
+  const float reciprocal = reciprocal_rms(row_sum(sum, threads, shared), n, eps);
+  normalise_row(y.row(index / heads, index % heads), source, held, w, weights, reciprocal, first,
+                step, n, wide);
+}
+
+/// Adds a vector of `addend` to that of `stream` and returns the sum.
+template <class T>
+__device__ Vec<T> add_vec(T* stream, const T* addend, int64_t count, bool wide) {
+  const Vec<T> before = load_vec(stream, count, wide);
+  Vec<T> values = load_vec(addend, count, wide);
+  add_stream(values, before);
+  store_vec(stream, values, count, wide);
+  return values;
+}
+
+template <class T>
+__global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x, const T* w,
+                                    int64_t n, float eps, bool wide) {
+  __shared__ float shared[kWarp];
+  let_next_start();
+  const T* addend = x.row(blockIdx.x, 0);
+  T* stream = residual.row(blockIdx.x, 0);
+  const int64_t step = int64_t{blockDim.x} * Vec<T>::size,
+                first = int64_t{threadIdx.x} * Vec<T>::size;
+  const Weights<T> weights(w, first, step, n, wide);
+  wait_for_previous();
+  Vec<T> held[kHeld];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (const int64_t c = first + i * step; c < n) {
+      held[i] = add_vec(stream + c, addend + c, n - c, wide);
+      sum = add_squares(sum, held[i]);
+    }
+  for (int64_t c = first + kHeld * step; c < n; c += step)
+    sum = add_squares(sum, add_vec(stream + c, addend + c, n - c, wide));
+  const float reciprocal = reciprocal_rms(row_sum(sum, blockDim.x, shared), n, eps);
+  // Each thread reads back what it wrote itself.
+  normalise_row(y.row(blockIdx.x, 0), stream, held, w, weights, reciprocal, first, step, n, wide);
+}
+
+constexpr int kRowsPerBlock = 4;
+
+/// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
+/// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one
+/// that the lane of warp j % kWarps has in the kernels above. kEarly: what other kernels have left
+/// for long is asked for before the one before this is done.
+template <bool kAdd, int kVectors, bool kEarly>
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp)
+    many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+                     const __nv_bfloat16* w, unsigned rows, float eps) {
+  using V = Vec<__nv_bfloat16>;
+  constexpr int kStep = kWarp * V::size, kWarps = kVectors < 16 ? kVectors : 16, kAtOnce = 8;
+  static_assert(kVectors > 2);
+  let_next_start();
+  const unsigned index = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
+  const int first = static_cast<int>(threadIdx.x % kWarp) * V::size;
+  // The last rows first: they are what the kernel before left in the L2 cache, and what this one
+  // writes last is what the next, which begins with the first rows, finds there.
+  const unsigned row = rows - 1 - min(index, rows - 1);
+  __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
+  V weights[kEarly ? kVectors : 1];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      weights[j] = load_vec(w + first + j * kStep, V::size, true);
+      if (kAdd) asm volatile("prefetch.global.L2 [%0];" ::"l"(target + j * kStep));
+    }
+  }
+  wait_for_previous();
+  if (index >= rows) return;
+  const __nv_bfloat16* from = x.row(row, 0) + first;
+  V held[kVectors];
+  float sum[kWarps];
+#pragma unroll
+  for (int begin = 0; begin < kVectors; begin += kAtOnce) {
+    V old[kAtOnce];
+#pragma unroll
+    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
+      held[j] = load_vec(from + j * kStep, V::size, true);
+      if (kAdd) old[j - begin] = load_vec(target + j * kStep, V::size, true);
+    }
+#pragma unroll
+    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
+      if (kAdd) {
+        add_stream(held[j], old[j - begin]);
+        store_whole(target + j * kStep, held[j]);
+      }
+      sum[j % kWarps] = add_squares(j < kWarps ? 0.0f : sum[j % kWarps], held[j]);
+    }
+  }
+  float total = warp_sum(sum[0]);
+#pragma unroll
+  for (int i = 1; i < kWarps; ++i) total += warp_sum(sum[i]);
+  const float reciprocal = reciprocal_rms(total, kVectors * kStep, eps);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if constexpr (!kEarly) weights[0] = load_vec(w + first + j * kStep, V::size, true);
+    store_normalised(y.row(row, 0) + first + j * kStep, held[j], weights[kEarly ? j : 0],
+                     reciprocal, V::size, true);
+  }
+}
+
+constexpr int kMostVectors = 16;  // of which each has a warp, as in the general kernels
+
+/// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
+/// the general kernels do, but in half of their registers: blocks find room beside each other, and
+/// beside those of the products around them.
+template <bool kAdd, int kVectors>
+__global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
+    one_row_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+                   const __nv_bfloat16* w, float eps) {
+  using V = Vec<__nv_bfloat16>;
+  static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
+  __shared__ float sums[kVectors];
+  let_next_start();
+  const unsigned first = threadIdx.x * V::size, warp = threadIdx.x / kWarp;
+  const V weights = load_vec(w + first, V::size, true);
+  wait_for_previous();
+  V held = load_vec(x.row(blockIdx.x, 0) + first, V::size, true);
+  if constexpr (kAdd) {
+    __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
+    const V old = load_vec(target, V::size, true);
+    add_stream(held, old);
+    store_whole(target, held);
+  }
+  const float sum = warp_sum(add_squares(0.0f, held));
+  if (threadIdx.x % kWarp == 0) sums[warp] = sum;
+  __syncthreads();
+  float total = sums[0];
+#pragma unroll
+  for (int j = 1; j < kVectors; ++j) total += sums[j];
+  const float reciprocal = reciprocal_rms(total, kVectors * kWarp * V::size, eps);
+  store_normalised(y.row(blockIdx.x, 0) + first, held, weights, reciprocal, V::size, true);
+}
+
+/// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
+/// kernel of so many.
+template <class F>
+bool with_vectors(int64_t n, F&& go) {
+  constexpr int64_t kStep = kWarp * Vec<__nv_bfloat16>::size;
+  switch (n % kStep == 0 ? n / kStep : 0) {
+    case 4:
+      return go.template operator()<4>(), true;
+    case 8:
+      return go.template operator()<8>(), true;
+    case 10:
+      return go.template operator()<10>(), true;
+    case 16:
+      return go.template operator()<16>(), true;
+    case 20:
+      return go.template operator()<20>(), true;
+    default:
+      return false;
+  }
+}
+
+/// From so many rows on, a warp for each keeps an H200 busy.
+constexpr int64_t kManyRows = 1024;
+
+/// Null where rows need the general kernels.
+template <bool kAdd>
+auto one_row_kernel_for(const Tensor& x, bool wide) {
+  decltype(&one_row_kernel<kAdd, kMostVectors>) kernel = nullptr;
+  if (wide && x.dtype == DType::bf16 && x.rank == 2)
+    with_vectors(x.shape[1], [&]<int kVectors>() {
+      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors>;
+    });
+  return kernel;
+}
+unsigned one_row_threads(const Tensor& x) {
+  return static_cast<unsigned>(x.shape[1] / Vec<__nv_bfloat16>::size);
+}
+
+}  // namespace
+
+template <bool kAdd>
+bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+  const bool wide = wide_rows({y, x, w}) && (!kAdd || wide_rows({residual}));
+  const int64_t fewest = divides_sms() ? 1 : kManyRows;
+  if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < fewest || !wide) return false;
+  return with_vectors(x.shape[1], [&]<int kVectors>() {
+    const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true>
+                                      : many_rows_kernel<kAdd, kVectors, false>;
+    launch_early(kernel, grid_size(ceil_div(x.shape[0], kRowsPerBlock)), kRowsPerBlock * kWarp,
+                 divides_sms() ? kLaneNormBytes : 0, rows_of<bf16>(y),
+                 rows_of<bf16>(kAdd ? residual : x), rows_of<bf16>(x), device_ptr<bf16>(w),
+                 grid_size(x.shape[0]), eps);
+  });
+}
+
+void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
+  const auto last = static_cast<size_t>(x.rank) - 1;
+  check((x.rank == 2 || x.rank == 3) && x.rank == y.rank && x.shape == y.shape && w.rank == 1 &&
+            w.shape[0] == x.shape[last] && x.dtype == y.dtype && x.dtype == w.dtype &&
+            dense_last_axis(x) && dense_last_axis(y),
+        "rms_norm: {} from {} with {}", y.describe(), x.describe(), w.describe());
+  if (norm_many_rows<false>(y, {}, x, w, eps)) return;
+  const bool wide = wide_rows({y, x, w});
+  if (const auto kernel = one_row_kernel_for<false>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
+                        rows_of<bf16>(x), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
+  const unsigned threads = row_threads(n), rows_per_block = threads == kWarp ? 4 : 1;
+  dispatch_float(x.dtype, [&]<class T>() {
+    launch_early(rms_norm_kernel<DeviceType<T>>, grid_size(ceil_div(rows, rows_per_block)),
+                 threads * rows_per_block, 0, rows_of<T>(y), rows_of<T>(x), device_ptr<T>(w),
+                 grid_size(rows), grid_size(heads), n, eps, threads, wide);
+  });
+}
+
+void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+  check(x.rank == 2 && x.shape == y.shape && x.shape == residual.shape && y.rank == 2 &&
+            residual.rank == 2 && w.rank == 1 && w.shape[0] == x.shape[1] && x.dtype == y.dtype &&
+            x.dtype == residual.dtype && x.dtype == w.dtype,
+        "add_rms_norm: {} from {} + {} with {}", y.describe(), residual.describe(), x.describe(),
+        w.describe());
+  if (norm_many_rows<true>(y, residual, x, w, eps)) return;
+  const bool wide = wide_rows({y, residual, x, w});
+  if (const auto kernel = one_row_kernel_for<true>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
+                        rows_of<bf16>(residual), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  dispatch_float(x.dtype, [&]<class T>() {
+    launch_early(add_rms_norm_kernel<DeviceType<T>>, grid_size(x.shape[0]), row_threads(x.shape[1]),
+                 0, rows_of<T>(y), rows_of<T>(residual), rows_of<T>(x), device_ptr<T>(w),
+                 x.shape[1], eps, wide);
+  });
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,110 @@
+// What the scheduler's tests share: small configurations, sequences made of counted tokens, and
+// ways to step. Functions are inline because each test is a program of its own.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "engine/scheduler.h"
+#include "unit/engine/fake_runner.h"
+
+namespace nanovllm {
+
+using Tokens = std::vector<int32_t>;
+
+inline SchedulerConfig small_config(int64_t num_blocks = 16, int block_size = 4) {
+  SchedulerConfig config;
+  config.num_blocks = num_blocks;
+  config.block_size = block_size;
+  config.max_model_len = 1000;
+  config.max_num_seqs = 8;
+  config.max_num_batched_tokens = 64;
+  return config;
+}
+
+/// `count` tokens from `first` on.
+inline Tokens count_up(int count, int32_t first = 100) {
+  Tokens tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+inline std::unique_ptr<Sequence> make_sequence(int64_t id, Tokens prompt, int64_t max_tokens = 8) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->request_id = id;
+  sequence->token_ids = std::move(prompt);
+  sequence->num_prompt_tokens = sequence->num_tokens();
+  sequence->max_tokens = max_tokens;
+  return sequence;
+}
+
+inline Sequence& add(Scheduler& scheduler, int64_t id, Tokens prompt, int64_t max_tokens = 8) {
+  return scheduler.add(make_sequence(id, std::move(prompt), max_tokens));
+}
+
+/// Processes a plan, every sampling sequence getting `token`.
+inline void process(Scheduler& scheduler, const Plan& plan, int32_t token = 1) {
+  const auto samples = std::ranges::count(plan.sequences, true, &ScheduledSequence::samples);
+  scheduler.process(plan, Tokens(static_cast<size_t>(samples), token));
+  scheduler.check_integrity();
+}
+
+inline Plan step(Scheduler& scheduler, int32_t token = 1) {
+  Plan plan = scheduler.schedule();
+  scheduler.check_integrity();
+  if (!plan.empty()) process(scheduler, plan, token);
+  return plan;
+}
+
+/// Steps until nothing is left to do.
+inline void run_to_end(Scheduler& scheduler) {
+  for (int steps = 0; scheduler.has_unfinished(); ++steps) {
+    ASSERT_LT(steps, 1000);
+    step(scheduler);
+  }
+}
+
+/// (request id, first position, number of tokens) of all entries.
+using Shares = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+inline Shares shares(const Plan& plan) {
+  Shares shares;
+  for (const auto& entry : plan.sequences) {
+    shares.emplace_back(entry.sequence->request_id, entry.start, entry.num_tokens);
+  }
+  return shares;
+}
+
+/// Runs everything to its end with the FakeRunner, `depth` steps in flight, and expects the tokens
+/// of the plain histories.
+inline void expect_plain_outputs(Scheduler& scheduler, FakeRunner& runner, int64_t depth,
+                                 std::map<int64_t, Tokens> expected) {
+  std::deque<Plan> plans;
+  for (int steps = 0; scheduler.has_unfinished() || !plans.empty(); ++steps) {
+    ASSERT_LT(steps, 10000);
+    Plan plan = scheduler.schedule();
+    scheduler.check_integrity();
+    const bool planned = !plan.empty();
+    if (planned) {
+      runner.launch(plan);
+      plans.push_back(std::move(plan));
+    }
+    if (!plans.empty() && (!planned || std::ssize(plans) == depth)) {
+      scheduler.process(plans.front(), runner.run());
+      plans.pop_front();
+    }
+    for (const auto& s : scheduler.take_finished()) {
+      Tokens output(s->token_ids.begin() + s->num_prompt_tokens, s->token_ids.end());
+      EXPECT_EQ(output, expected.at(s->request_id)) << "request " << s->request_id;
+      EXPECT_EQ(s->error, "");
+      expected.erase(s->request_id);
+    }
+  }
+  EXPECT_TRUE(expected.empty()) << expected.size() << " requests never ended";
+  EXPECT_EQ(scheduler.blocks().num_idle(), scheduler.blocks().num_blocks());
+}
+
+}  // namespace nanovllm
