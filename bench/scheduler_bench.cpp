@@ -35,13 +35,14 @@ void measure(int num_seqs, int depth, int block_size) {
   config.num_blocks = int64_t{num_seqs} * (2 * kSteps / block_size + 2);
   config.max_plans_in_flight = depth;
   Scheduler scheduler(config);
+  std::vector<Sequence> sequences(static_cast<size_t>(num_seqs));
   for (int id = 0; id < num_seqs; ++id) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->request_id = id;
-    sequence->token_ids.assign(kPrompt, id);
-    sequence->num_prompt_tokens = kPrompt;
-    sequence->max_tokens = kSteps + 100;
-    scheduler.add(std::move(sequence));
+    Sequence& sequence = sequences[static_cast<size_t>(id)];
+    sequence.request_id = id;
+    sequence.token_ids.assign(kPrompt, id);
+    sequence.num_prompt_tokens = kPrompt;
+    sequence.max_tokens = kSteps + 100;
+    scheduler.add(sequence);
   }
   std::vector<Plan> plans(static_cast<size_t>(depth));
   std::vector<int32_t> sampled;
@@ -55,7 +56,7 @@ void measure(int num_seqs, int depth, int block_size) {
   for (int i = 1; i < depth; ++i) plan_next();
   for (int i = 0; i < kSteps; ++i) {
     const double schedule_us = plan_next();
-    const Plan& oldest = plans[static_cast<size_t>(step % depth)];
+    Plan& oldest = plans[static_cast<size_t>(step % depth)];
     const auto samples =
         std::ranges::count(oldest.sequences, true, &nanovllm::ScheduledSequence::samples);
     sampled.assign(static_cast<size_t>(samples), i);

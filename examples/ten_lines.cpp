@@ -8,5 +8,5 @@ int main(int argc, char** argv) {
   nanovllm::LLM llm(argv[1]);
   const std::vector<nanovllm::Prompt> prompts(argv + 2, argv + argc);
   for (const auto& output : llm.generate(prompts, {.temperature = 0, .max_tokens = 64}))
-    std::printf("%s\n", output.text.c_str());
+    std::printf("%s\n", output.outputs[0].text.c_str());
 }

@@ -3,7 +3,7 @@
 //
 //   nanovllm::LLM llm("path/to/Qwen3-0.6B");
 //   for (auto& output : llm.generate({"The sky was"}, {.temperature = 0.6, .max_tokens = 256}))
-//     std::puts(output.text.c_str());
+//     std::puts(output.outputs[0].text.c_str());
 //
 // An LLM may be used from one thread at a time. Several may live in one process.
 #pragma once

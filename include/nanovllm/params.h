@@ -25,6 +25,9 @@ struct SamplingParams {
   std::optional<int64_t> seed{};  ///< none: drawn from the engine's seed and the request's number
   int64_t max_tokens = 16;        ///< >= 1
   int64_t min_tokens = 0;         ///< EOS and stop_token_ids are not sampled before
+  /// Answers to the prompt, 1 to 128. Answer i is that of a request of its own with the seed
+  /// answer_seed(seed, i).
+  int n = 1;
   bool ignore_eos = false;
   std::vector<std::string> stop{};  ///< text ends before the first of these
   std::vector<int64_t> stop_token_ids{};
@@ -51,27 +54,41 @@ using PositionLogprobs = std::vector<TokenLogprob>;
 enum class FinishReason { none, stop, length, error, abort };
 const char* to_string(FinishReason reason);  ///< "", "stop", "length", "error", "abort"
 
+/// The seed of answer `index` of a request with this seed: the seed itself for answer 0.
+int64_t answer_seed(int64_t seed, int index);
+
 /// Seconds on a monotonic clock since the request was added; 0 where the event has not happened.
+/// With several answers, an event is that of the first answer to reach it.
 struct RequestMetrics {
   double queue_time = 0;  ///< until it was first scheduled
   double time_to_first_token = 0;
   double total_time = 0;
-  int64_t num_cached_tokens = 0;  ///< prompt tokens taken from the prefix cache
-  int64_t num_preemptions = 0;
+  int64_t num_cached_tokens = 0;  ///< prompt tokens that answer 0 took from the prefix cache
+  int64_t num_preemptions = 0;    ///< of all answers
+};
+
+/// One answer of a request.
+struct CompletionOutput {
+  int index = 0;                     ///< 0 to n - 1
+  std::string text{};                ///< valid UTF-8; without the stop string
+  std::vector<int32_t> token_ids{};  ///< generated so far, the final EOS or stop token included
+  std::vector<PositionLogprobs> logprobs{};  ///< one per generated token, if asked for
+  FinishReason finish_reason = FinishReason::none;
+  /// The stop string, or the stop token's id in decimal; empty for EOS and length.
+  std::string stop_reason{};
+
+  bool finished() const { return finish_reason != FinishReason::none; }
 };
 
 /// What one step() reports of a request; of its end if `finished`.
 struct RequestOutput {
   int64_t request_id = 0;
   std::vector<int32_t> prompt_token_ids{};
-  std::string text{};                ///< valid UTF-8; without the stop string
-  std::vector<int32_t> token_ids{};  ///< generated so far, the final EOS or stop token included
-  bool finished = false;
-  FinishReason finish_reason = FinishReason::none;
-  /// The stop string, or the stop token's id in decimal; empty for EOS and length.
-  std::string stop_reason{};
-  std::string error{};                       ///< why, if finish_reason is error
-  std::vector<PositionLogprobs> logprobs{};  ///< one per generated token, if asked for
+  /// The answers, in the order of their indices: all n of them, or, with OutputKind::delta, those
+  /// that got a token or ended. A request that was refused has one, whose finish_reason is error.
+  std::vector<CompletionOutput> outputs{};
+  bool finished = false;  ///< all answers have ended
+  std::string error{};    ///< why, if an answer's finish_reason is error
   /// One per prompt token (the first is empty), if asked for.
   std::vector<PositionLogprobs> prompt_logprobs{};
   RequestMetrics metrics;

@@ -131,10 +131,10 @@ BatchTrace run_batch(LLMEngine& engine, const std::vector<std::vector<int32_t>>&
     const bool all_decode = started.size() == prompts.size();
     size_t tokens = 0;
     for (const RequestOutput& output : engine.step()) {
-      check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
-            output.error);
-      tokens += output.token_ids.size();
-      if (!output.token_ids.empty()) started.insert(output.request_id);
+      check(output.outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument,
+            "{}", output.error);
+      tokens += output.outputs[0].token_ids.size();
+      if (!output.outputs[0].token_ids.empty()) started.insert(output.request_id);
     }
     const auto now = std::chrono::steady_clock::now();
     if (all_decode && tokens == prompts.size()) trace.steps.push_back(to_seconds(now - last));

@@ -53,8 +53,8 @@ int run_child(const StartupOptions& options) {
   const auto outputs =
       llm.generate({std::vector<int32_t>(static_cast<size_t>(options.input_len), 1)}, params);
   const double first_token = now();
-  check(outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
-        outputs[0].error);
+  check(outputs[0].outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument,
+        "{}", outputs[0].error);
   Json phases = Json::array();
   for (const StartupPhase& phase : llm.info().startup)
     phases.push_back({phase.name, phase.begin, phase.end});

@@ -62,10 +62,10 @@ class Decoding {
  private:
   void step() {
     for (const RequestOutput& output : engine_.step()) {
-      check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
-            output.error);
-      tokens_ += std::ssize(output.token_ids);
-      if (!output.token_ids.empty()) started_.insert(output.request_id);
+      check(output.outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument,
+            "{}", output.error);
+      tokens_ += std::ssize(output.outputs[0].token_ids);
+      if (!output.outputs[0].token_ids.empty()) started_.insert(output.request_id);
     }
   }
 
@@ -103,8 +103,8 @@ class Prefilling {
     for (auto& ids : prompts) engine_.add_request(std::move(ids), params);
     while (!engine_.is_finished())
       for (const RequestOutput& output : engine_.step())
-        check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
-              output.error);
+        check(output.outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument,
+              "{}", output.error);
     check(engine_.stats().steps == before.steps + 1, ErrorKind::invalid_argument,
           "the prompts do not fit one step: see --max-num-batched-tokens and --max-num-seqs");
     return seconds_since(begin);

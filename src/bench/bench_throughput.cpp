@@ -54,8 +54,8 @@ Pass run_pass(BenchModel& model, const Workload& workload, Progress& progress) {
   int64_t done = 0;
   while (!engine.is_finished()) {
     for (const RequestOutput& output : engine.step()) {
-      check(output.finish_reason != FinishReason::error, ErrorKind::invalid_argument, "{}",
-            output.error);
+      check(output.outputs[0].finish_reason != FinishReason::error, ErrorKind::invalid_argument,
+            "{}", output.error);
       ++done;
     }
     progress.update(engine.stats(), done, static_cast<int64_t>(workload.prompts.size()));

@@ -148,9 +148,9 @@ void Chat::answer() {
         stopped = true;
       }
       for (const RequestOutput& output : llm_.step()) {
-        text += output.text;
+        text += output.outputs[0].text;
         error = output.error;
-        output_.write(output.text);
+        output_.write(output.outputs[0].text);
       }
       output_.flush();
     }

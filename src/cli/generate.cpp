@@ -127,7 +127,7 @@ void Generation::submit(Request request) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::invalid_argument) throw;
     RequestOutput output;
-    output.finish_reason = FinishReason::error;
+    output.outputs.push_back({.finish_reason = FinishReason::error});
     output.error = error.what();
     finish({place, std::move(request)}, output);
   }
@@ -148,8 +148,8 @@ void Generation::take(const RequestOutput& output) {
   const auto found = live_.find(output.request_id);
   if (found == live_.end()) return;
   Live& live = found->second;
-  if (style_ == Style::stream && !output.text.empty()) {
-    output_.write(output.text);
+  if (style_ == Style::stream && !output.outputs[0].text.empty()) {
+    output_.write(output.outputs[0].text);
     output_.flush();
     live.streamed = true;
   }
@@ -160,9 +160,12 @@ void Generation::take(const RequestOutput& output) {
 
 void Generation::finish(const Live& live, const RequestOutput& output) {
   const Request& request = live.request;
-  const bool failed = output.finish_reason == FinishReason::error;
+  const auto any = [&](FinishReason reason) {
+    return std::ranges::count(output.outputs, reason, &CompletionOutput::finish_reason) > 0;
+  };
+  const bool failed = any(FinishReason::error);
   ++done_;
-  if (output.finish_reason == FinishReason::abort) ++aborted_;
+  if (any(FinishReason::abort)) ++aborted_;
   if (failed) {
     ++failed_;
     if (first_error_.empty()) {
@@ -183,14 +186,18 @@ void Generation::finish(const Live& live, const RequestOutput& output) {
   const std::string* prompt = std::get_if<std::string>(&request.prompt);
   if (const auto* chat = std::get_if<Messages>(&request.prompt))
     prompt = chat->messages.back().at("content").get_ptr<const std::string*>();
-  results_.put(live.place, fmt::format("Prompt: {}\nCompletion: {}{}\n\n", prompt ? *prompt : "",
-                                       output.text, failed ? "[error: " + output.error + "]" : ""));
+  std::string text = fmt::format("Prompt: {}\n", prompt ? *prompt : "");
+  for (const CompletionOutput& answer : output.outputs)
+    text += fmt::format(
+        "Completion: {}{}\n", answer.text,
+        answer.finish_reason == FinishReason::error ? "[error: " + output.error + "]" : "");
+  results_.put(live.place, text + "\n");
 }
 
 // For the requests that the engine will not finish: those it has, and those not read yet.
 void Generation::end_all(FinishReason reason, const std::string& error) {
   RequestOutput output;
-  output.finish_reason = reason;
+  output.outputs.push_back({.finish_reason = reason});
   output.error = error;
   for (const auto& [id, live] : live_) finish(live, output);
   live_.clear();
@@ -200,7 +207,7 @@ void Generation::end_all(FinishReason reason, const std::string& error) {
     if (!request) continue;
     RequestOutput own = output;
     if (!request->error.empty()) {
-      own.finish_reason = FinishReason::error;
+      own.outputs[0].finish_reason = FinishReason::error;
       own.error = request->error;
     }
     finish({results_.reserve(), std::move(*request)}, own);
@@ -284,9 +291,8 @@ int generate(const GenerateOptions& options) {
   const SamplingDefaults defaults = sampling_defaults(options, llm);
   const bool plain = !input && options.output.empty() && !options.json &&
                      !defaults.without.logprobs && !defaults.without.prompt_logprobs;
-  const Style style = !plain                        ? Style::json
-                      : options.prompts.size() == 1 ? Style::stream
-                                                    : Style::text;
+  const bool one = options.prompts.size() == 1 && defaults.without.n == 1;
+  const Style style = !plain ? Style::json : one ? Style::stream : Style::text;
   RequestSource source(make_prompts(options, defaults.without), std::move(input), defaults);
   return Generation(llm, source, *output, style, progress).run();
 }

@@ -22,8 +22,7 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 struct Neutral {
   std::string_view name, value = "null";
 };
-constexpr Neutral kNeutral[] = {{"n", "1"},
-                                {"best_of", "1"},
+constexpr Neutral kNeutral[] = {{"best_of", "1"},
                                 {"presence_penalty", "0"},
                                 {"frequency_penalty", "0"},
                                 {"repetition_penalty", "1"},
@@ -83,6 +82,7 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
                                     std::numeric_limits<int64_t>::max()));
   assign(p.max_tokens, o.optional_integer("max_tokens", 1, kMax));
   assign(p.min_tokens, o.optional_integer("min_tokens", 0, kMax));
+  if (const auto n = o.optional_integer("n", 1, kMax)) p.n = static_cast<int>(*n);
   assign(p.ignore_eos, o.optional_bool("ignore_eos"));
   assign(p.stop_token_ids, o.optional_integers("stop_token_ids", 0, kMax));
   assign(p.include_stop_str_in_output, o.optional_bool("include_stop_str_in_output"));
@@ -100,9 +100,9 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   for (const Neutral& neutral : kNeutral) check_neutral(o, neutral);
   refuse_unknown_fields(
       o,
-      {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos",
-       "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs", "prompt_logprobs",
-       "skip_special_tokens", "detokenize"},
+      {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "n",
+       "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs",
+       "prompt_logprobs", "skip_special_tokens", "detokenize"},
       kNeutral);
 }
 
@@ -154,6 +154,14 @@ Json to_json(const std::vector<PositionLogprobs>& positions) {
   return list;
 }
 
+Json to_json(const CompletionOutput& answer, bool wants_logprobs) {
+  Json json = {{"text", answer.text},
+               {"token_ids", answer.token_ids},
+               {"finish_reason", to_string(answer.finish_reason)}};
+  if (wants_logprobs) json["logprobs"] = to_json(answer.logprobs);
+  return json;
+}
+
 }  // namespace
 
 Request parse_request(std::string_view line, const std::string& where, int64_t number,
@@ -181,15 +189,20 @@ Request parse_request(std::string_view line, const std::string& where, int64_t n
 }
 
 std::string format_output(const Request& request, const RequestOutput& output) {
-  Json line = {{"id", request.id},
-               {"prompt_token_ids", output.prompt_token_ids},
-               {"text", output.text},
-               {"token_ids", output.token_ids},
-               {"finish_reason", to_string(output.finish_reason)}};
-  if (request.sampling_params.logprobs) line["logprobs"] = to_json(output.logprobs);
+  Json line = {{"id", request.id}, {"prompt_token_ids", output.prompt_token_ids}};
+  const bool wants_logprobs = request.sampling_params.logprobs.has_value();
+  if (output.outputs.size() == 1) {
+    line.update(to_json(output.outputs[0], wants_logprobs));
+  } else {
+    for (const CompletionOutput& answer : output.outputs) {
+      Json json = to_json(answer, wants_logprobs);
+      json["index"] = answer.index;
+      line["outputs"].push_back(std::move(json));
+    }
+  }
   if (request.sampling_params.prompt_logprobs)
     line["prompt_logprobs"] = to_json(output.prompt_logprobs);
-  if (output.finish_reason == FinishReason::error) line["error"] = output.error;
+  if (!output.error.empty()) line["error"] = output.error;
   const RequestMetrics& m = output.metrics;
   line["metrics"] = {{"queue_time", m.queue_time},
                      {"time_to_first_token", m.time_to_first_token},

@@ -274,6 +274,9 @@ void SamplingOptions::add_to(CLI::App& command) {
       [](const std::string& s) { return [v = parse_integer(s, 1)](P& p) { p.max_tokens = v; }; });
   add(command, "--min-tokens", "N", "tokens before the text may end (0)",
       [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
+  add(command, "--n", "N", "answers to each prompt, 128 at most (1)", [](const std::string& s) {
+    return [v = static_cast<int>(parse_integer(s, 1, 128))](P& p) { p.n = v; };
+  });
   add(command, "--stop", "TEXT", "ends the text before TEXT; repeatable", [](const std::string& s) {
     check(!s.empty(), kBad, "must not be empty");
     return [s](P& p) { p.stop.push_back(s); };

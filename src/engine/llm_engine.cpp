@@ -23,11 +23,11 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }
 
 /// For a request without a seed: from the engine's and the request's number.
-uint64_t drawn_seed(uint64_t engine_seed, int64_t request_id) {
+int64_t drawn_seed(uint64_t engine_seed, int64_t request_id) {
   const auto number = static_cast<uint64_t>(request_id);
   const Philox4 drawn =
       noise_bits(engine_seed ^ (number << 32), static_cast<uint32_t>(number), ~0u);
-  return uint64_t{drawn.x[0]} << 32 | drawn.x[1];
+  return static_cast<int64_t>(uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
 }
 
 /// Row `row` of a step's candidates: the chosen one and `k` more.
@@ -41,7 +41,74 @@ PositionLogprobs candidates(const StepResult& result, int64_t row, int64_t k) {
   return list;
 }
 
+/// The answer's state, or with `delta` what is new since the last report.
+CompletionOutput report(Answer& answer, bool delta) {
+  const Sequence& sequence = answer.sequence;
+  CompletionOutput out;
+  out.index = sequence.index;
+  if (answer.has_ended) {
+    out.finish_reason = sequence.finish_reason;
+    out.stop_reason = sequence.stop_reason;
+    // Where a stop string and the limit of tokens are met by the same token, the text decides.
+    if (answer.stop_string && sequence.finish_reason == FinishReason::length) {
+      out.finish_reason = FinishReason::stop;
+      out.stop_reason = *answer.stop_string;
+    }
+  }
+  const size_t text_from = delta ? answer.reported_text : 0,
+               tokens_from = delta ? answer.reported_tokens : 0;
+  out.token_ids.assign(
+      sequence.token_ids.begin() + sequence.num_prompt_tokens + static_cast<int64_t>(tokens_from),
+      sequence.token_ids.end());
+  if (answer.text)
+    out.text = answer.text->text().substr(text_from, answer.text->visible() - text_from);
+  out.logprobs.assign(
+      answer.logprobs.begin() + static_cast<int64_t>(std::min(tokens_from, answer.logprobs.size())),
+      answer.logprobs.end());
+  answer.reported_tokens = static_cast<size_t>(sequence.num_generated());
+  if (answer.text) answer.reported_text = answer.text->visible();
+  answer.reported_end = answer.has_ended;
+  return out;
+}
+
+RequestOutput report(Request& request, bool finished) {
+  const bool delta = request.output_kind == OutputKind::delta;
+  RequestMetrics& metrics = request.metrics;
+  const Sequence& first = request.answers[0].sequence;
+  if (finished) metrics.total_time = seconds_since(request.added);
+  metrics.num_cached_tokens = first.num_cached_tokens;
+  metrics.num_preemptions = 0;
+  RequestOutput out;
+  out.request_id = request.id;
+  out.finished = finished;
+  if (!delta || !request.reported_prompt) {
+    out.prompt_token_ids.assign(first.token_ids.begin(),
+                                first.token_ids.begin() + first.num_prompt_tokens);
+    out.prompt_logprobs = request.prompt_logprobs;
+    request.reported_prompt = true;
+  }
+  for (Answer& answer : request.answers) {
+    const Sequence& sequence = answer.sequence;
+    metrics.num_preemptions += sequence.num_preemptions;
+    if (out.error.empty()) out.error = sequence.error;
+    // One that ended while a step of its is in flight is reported when that step is processed.
+    const bool is_new = answer.has_ended ? !answer.reported_end
+                                         : !sequence.is_finished() &&
+                                               answer.reported_tokens <
+                                                   static_cast<size_t>(sequence.num_generated());
+    if (!delta || is_new) out.outputs.push_back(report(answer, delta));
+  }
+  out.metrics = metrics;
+  return out;
+}
+
 }  // namespace
+
+int64_t answer_seed(int64_t seed, int index) {
+  if (index == 0) return seed;
+  const Philox4 drawn = noise_bits(static_cast<uint64_t>(seed), static_cast<uint32_t>(index), ~1u);
+  return static_cast<int64_t>(uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
+}
 
 LLMEngine::LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model,
                      const EngineConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
@@ -59,7 +126,7 @@ int64_t LLMEngine::refuse_request(std::vector<int32_t> prompt, std::string error
   output.request_id = next_id_++;
   output.prompt_token_ids = std::move(prompt);
   output.finished = true;
-  output.finish_reason = FinishReason::error;
+  output.outputs.push_back({.finish_reason = FinishReason::error});
   output.error = std::move(error);
   refused_.push_back(std::move(output));
   return refused_.back().request_id;
@@ -79,25 +146,40 @@ int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams
   if (!problem && !params.stop.empty() && !tokenizer_) problem = "stop strings need a tokenizer";
   if (problem) return refuse_request(std::move(prompt), std::move(*problem));
 
-  auto sequence = std::make_unique<Sequence>();
-  sequence->request_id = next_id_++;
-  sequence->params = params;
-  sequence->max_tokens = max_tokens;
-  sequence->num_prompt_tokens = length;
-  sequence->token_ids = std::move(prompt);
-  sequence->seed =
-      params.seed ? static_cast<uint64_t>(*params.seed) : drawn_seed(seed_, sequence->request_id);
-  if (!params.ignore_eos) sequence->stop_token_ids = eos_;
-  for (const int64_t id : params.stop_token_ids)
-    if (!contains(sequence->stop_token_ids, static_cast<int32_t>(id)))
-      sequence->stop_token_ids.push_back(static_cast<int32_t>(id));
-
-  Request& request = requests_[sequence->request_id];
+  const int64_t id = next_id_++;
+  Request& request = requests_[id];
+  request.id = id;
+  request.output_kind = params.output_kind;
   request.added = Clock::now();
-  if (tokenizer_ && params.detokenize)
-    request.text = std::make_unique<TextStream>(*tokenizer_, sequence->params);
   if (params.prompt_logprobs) request.prompt_logprobs.resize(static_cast<size_t>(length));
-  return scheduler_.add(std::move(sequence)).request_id;
+  request.answers.resize(static_cast<size_t>(params.n));
+  const int64_t seed = params.seed.value_or(drawn_seed(seed_, id));
+  for (int i = 0; i < params.n; ++i)
+    add_answer(request, i, prompt, params, max_tokens, answer_seed(seed, i));
+  return id;
+}
+
+void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_t>& prompt,
+                           const SamplingParams& params, int64_t max_tokens, int64_t seed) {
+  Answer& answer = request.answers[static_cast<size_t>(index)];
+  Sequence& sequence = answer.sequence;
+  sequence.request = &request;
+  sequence.request_id = request.id;
+  sequence.index = index;
+  sequence.params = params;
+  // One answer computes the whole prompt for its log probabilities; the others find it cached.
+  if (index > 0) sequence.params.prompt_logprobs.reset();
+  sequence.max_tokens = max_tokens;
+  sequence.num_prompt_tokens = std::ssize(prompt);
+  sequence.token_ids = prompt;
+  sequence.seed = static_cast<uint64_t>(seed);
+  if (!params.ignore_eos) sequence.stop_token_ids = eos_;
+  for (const int64_t id : params.stop_token_ids)
+    if (!contains(sequence.stop_token_ids, static_cast<int32_t>(id)))
+      sequence.stop_token_ids.push_back(static_cast<int32_t>(id));
+  if (tokenizer_ && params.detokenize)
+    answer.text = std::make_unique<TextStream>(*tokenizer_, sequence.params);
+  scheduler_.add(sequence);
 }
 
 std::vector<RequestOutput> LLMEngine::step() {
@@ -119,8 +201,9 @@ std::vector<RequestOutput> LLMEngine::step() {
 void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
   while (steps_ - steps_processed_ < runner_->max_steps_in_flight())
     if (!launch_step()) break;
-  if (steps_processed_ < steps_) process_step(outputs);
-  take_finished(outputs);
+  if (steps_processed_ < steps_) process_step();
+  take_finished();
+  report_news(outputs);
 }
 
 /// False if there is nothing to launch, at all or until a step in flight is processed.
@@ -131,7 +214,7 @@ bool LLMEngine::launch_step() {
   schedule_seconds_ += seconds_since(begin);
   if (plan.empty()) return false;
   for (const ScheduledSequence& s : plan.sequences) {
-    Request& request = requests_.at(s.sequence->request_id);
+    Request& request = *s.sequence->request;
     if (request.metrics.queue_time == 0) request.metrics.queue_time = seconds_since(request.added);
   }
   ++steps_;
@@ -139,19 +222,15 @@ bool LLMEngine::launch_step() {
   return true;
 }
 
-void LLMEngine::process_step(std::vector<RequestOutput>& outputs) {
-  const Plan& plan = plans_[static_cast<size_t>(steps_processed_) % plans_.size()];
+void LLMEngine::process_step() {
+  Plan& plan = plans_[static_cast<size_t>(steps_processed_) % plans_.size()];
   const StepResult result = runner_->wait();
   ++steps_processed_;
   const auto begin = Clock::now();
-  counts_.clear();
-  for (const ScheduledSequence& s : plan.sequences)
-    counts_.push_back(!s.sequence->is_finished() &&
-                      s.num_preemptions == s.sequence->num_preemptions);
-  collect_logprobs(plan, result);
   scheduler_.process(plan, result.sampled);
   schedule_seconds_ += seconds_since(begin);
-  advance(plan, outputs);
+  collect_logprobs(plan, result);
+  advance(plan);
 }
 
 void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
@@ -160,95 +239,77 @@ void LLMEngine::collect_logprobs(const Plan& plan, const StepResult& result) {
   int64_t row = 0;
   for (const size_t i : input.sampling) {
     const Sequence& sequence = *plan.sequences[i].sequence;
-    const bool got_token = result.sampled[static_cast<size_t>(row)] >= 0 && counts_[i];
+    const bool got_token =
+        result.sampled[static_cast<size_t>(row)] >= 0 && plan.sequences[i].counts;
     if (sequence.params.logprobs && got_token)
-      requests_.at(sequence.request_id)
-          .logprobs.push_back(candidates(result, row, *sequence.params.logprobs));
+      sequence.request->answer_of(sequence).logprobs.push_back(
+          candidates(result, row, *sequence.params.logprobs));
     ++row;
   }
   for (const PromptRow& prompt : input.prompt_rows) {
     const Sequence& sequence = *plan.sequences[prompt.scheduled].sequence;
-    requests_.at(sequence.request_id).prompt_logprobs[static_cast<size_t>(prompt.position) + 1] =
+    sequence.request->prompt_logprobs[static_cast<size_t>(prompt.position) + 1] =
         candidates(result, row++, *sequence.params.prompt_logprobs);
   }
 }
 
-// Text and stop strings of the sequences that got a token; those that ended are reported by
-// take_finished().
-void LLMEngine::advance(const Plan& plan, std::vector<RequestOutput>& outputs) {
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    const ScheduledSequence& s = plan.sequences[i];
-    if (!counts_[i] || !s.samples || s.sequence->num_generated() == 0) continue;
-    Request& request = requests_.at(s.sequence->request_id);
+// Text and stop strings of the answers that got a token.
+void LLMEngine::advance(const Plan& plan) {
+  for (const ScheduledSequence& s : plan.sequences) {
+    if (!s.counts || !s.samples || s.sequence->num_generated() == 0) continue;
+    Request& request = *s.sequence->request;
     if (request.metrics.time_to_first_token == 0)
       request.metrics.time_to_first_token = seconds_since(request.added);
-    if (s.sequence->finish_reason != FinishReason::error) add_text(*s.sequence, request);
-    if (!s.sequence->is_finished() && s.sequence->params.output_kind != OutputKind::final_only)
-      outputs.push_back(report(*s.sequence, request, false));
+    if (s.sequence->finish_reason != FinishReason::error) add_text(request.answer_of(*s.sequence));
+    if (!s.sequence->is_finished()) note_news(request);
   }
 }
 
-void LLMEngine::add_text(Sequence& sequence, Request& request) {
-  if (!request.text) return;
+void LLMEngine::add_text(Answer& answer) {
+  if (!answer.text) return;
+  Sequence& sequence = answer.sequence;
   // A stop token's own text is no part of the answer, unless it was asked for.
   const int32_t token = sequence.token_ids.back();
   const bool stopped = sequence.finish_reason == FinishReason::stop;
   if (stopped && !sequence.params.include_stop_str_in_output) return;
   const bool may_stop = sequence.num_generated() >= sequence.params.min_tokens;
-  request.stop_string = request.text->add(token, may_stop);
-  if (request.stop_string)
-    scheduler_.finish(sequence.request_id, FinishReason::stop, *request.stop_string);
+  answer.stop_string = answer.text->add(token, may_stop);
+  if (answer.stop_string) scheduler_.finish(sequence, FinishReason::stop, *answer.stop_string);
 }
 
-void LLMEngine::take_finished(std::vector<RequestOutput>& outputs) {
-  for (const auto& sequence : scheduler_.take_finished()) {
-    const auto request = requests_.find(sequence->request_id);
-    outputs.push_back(report(*sequence, request->second, true));
-    requests_.erase(request);
+void LLMEngine::take_finished() {
+  for (Sequence* sequence : scheduler_.take_finished()) {
+    Request& request = *sequence->request;
+    Answer& answer = request.answer_of(*sequence);
+    answer.has_ended = true;
+    if (answer.text && !answer.stop_string) answer.text->finish();
+    note_news(request);
   }
 }
 
-void LLMEngine::report_end(const Sequence& sequence, Request& request, RequestOutput& out) {
-  if (request.text && !request.stop_string) request.text->finish();
-  out.finish_reason = sequence.finish_reason;
-  out.stop_reason = sequence.stop_reason;
-  out.error = sequence.error;
-  // Both with the same token: the text decides.
-  if (request.stop_string && sequence.finish_reason == FinishReason::length) {
-    out.finish_reason = FinishReason::stop;
-    out.stop_reason = *request.stop_string;
-  }
-  request.metrics.total_time = seconds_since(request.added);
+// -- Reports. A request is reported once a step, however many of its answers have news.
+
+void LLMEngine::note_news(Request& request) {
+  if (!request.has_news) news_.push_back(&request);
+  request.has_news = true;
 }
 
-RequestOutput LLMEngine::report(const Sequence& sequence, Request& request, bool finished) {
-  RequestOutput out;
-  out.request_id = sequence.request_id;
-  out.finished = finished;
-  if (finished) report_end(sequence, request, out);
-  const bool delta = sequence.params.output_kind == OutputKind::delta;
-  const size_t text_from = delta ? request.reported_text : 0,
-               tokens_from = delta ? request.reported_tokens : 0;
-  const auto generated = sequence.token_ids.begin() + sequence.num_prompt_tokens;
-  if (!delta || request.reported_tokens == 0)
-    out.prompt_token_ids.assign(sequence.token_ids.begin(), generated);
-  out.token_ids.assign(generated + static_cast<int64_t>(tokens_from), sequence.token_ids.end());
-  if (request.text)
-    out.text = request.text->text().substr(text_from, request.text->visible() - text_from);
-  out.logprobs.assign(request.logprobs.begin() +
-                          static_cast<int64_t>(std::min(tokens_from, request.logprobs.size())),
-                      request.logprobs.end());
-  if (tokens_from == 0) out.prompt_logprobs = request.prompt_logprobs;
-  request.reported_tokens = static_cast<size_t>(sequence.num_generated());
-  if (request.text) request.reported_text = request.text->visible();
-  request.metrics.num_cached_tokens = sequence.num_cached_tokens;
-  request.metrics.num_preemptions = sequence.num_preemptions;
-  out.metrics = request.metrics;
-  return out;
+void LLMEngine::report_news(std::vector<RequestOutput>& outputs) {
+  for (Request* request : news_) {
+    request->has_news = false;
+    const bool finished = request->has_ended();
+    if (finished || request->output_kind != OutputKind::final_only)
+      outputs.push_back(report(*request, finished));
+    if (finished) requests_.erase(request->id);
+  }
+  news_.clear();
 }
 
 void LLMEngine::abort_request(int64_t request_id) {
-  if (dead_.empty()) scheduler_.finish(request_id, FinishReason::abort);
+  const auto request = requests_.find(request_id);
+  if (request == requests_.end()) return;
+  for (Answer& answer : request->second.answers)
+    scheduler_.finish(answer.sequence, FinishReason::abort);
 }
 
 bool LLMEngine::is_finished() const { return refused_.empty() && requests_.empty(); }

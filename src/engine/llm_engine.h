@@ -14,9 +14,9 @@
 
 #include "nanovllm/llm.h"
 
+#include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
-#include "engine/text_stream.h"
 
 namespace nanovllm {
 
@@ -41,25 +41,18 @@ class LLMEngine {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// What the engine keeps of a request beside its Sequence.
-  struct Request {
-    std::unique_ptr<TextStream> text;        // null: no detokenisation
-    std::optional<std::string> stop_string;  // that ended it
-    Clock::time_point added;
-    RequestMetrics metrics;
-    std::vector<PositionLogprobs> logprobs, prompt_logprobs;
-    size_t reported_text = 0, reported_tokens = 0;  // for OutputKind::delta
-  };
 
+  void add_answer(Request& request, int index, const std::vector<int32_t>& prompt,
+                  const SamplingParams& params, int64_t max_tokens, int64_t seed);
   void run_step(std::vector<RequestOutput>& outputs);
   bool launch_step();
-  void process_step(std::vector<RequestOutput>& outputs);
+  void process_step();
   void collect_logprobs(const Plan& plan, const StepResult& result);
-  void advance(const Plan& plan, std::vector<RequestOutput>& outputs);
-  void add_text(Sequence& sequence, Request& request);
-  void take_finished(std::vector<RequestOutput>& outputs);
-  RequestOutput report(const Sequence& sequence, Request& request, bool finished);
-  void report_end(const Sequence& sequence, Request& request, RequestOutput& out);
+  void advance(const Plan& plan);
+  void add_text(Answer& answer);
+  void take_finished();
+  void note_news(Request& request);
+  void report_news(std::vector<RequestOutput>& outputs);
 
   std::unique_ptr<Runner> runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -67,13 +60,11 @@ class LLMEngine {
   const int64_t vocab_size_, max_model_len_;
   const uint64_t seed_;
   Scheduler scheduler_;
-  std::unordered_map<int64_t, Request> requests_;
-  std::vector<RequestOutput> refused_;  // outputs waiting for the next step()
+  std::unordered_map<int64_t, Request> requests_;  // by id
+  std::vector<Request*> news_;                     // requests with something to report, once each
+  std::vector<RequestOutput> refused_;             // outputs waiting for the next step()
   // The plans in flight, oldest first: step s is in plans_[s % 2].
   std::array<Plan, 2> plans_;
-  // Of the plan being processed: does its result count for this sequence? One that ended or was
-  // preempted since it was planned has a row computed in vain.
-  std::vector<bool> counts_;
   int64_t next_id_ = 0, steps_ = 0, steps_processed_ = 0;
   double schedule_seconds_ = 0;
   std::string dead_;  // why, once a step has failed

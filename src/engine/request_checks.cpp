@@ -12,6 +12,7 @@ namespace nanovllm {
 namespace {
 
 constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
+constexpr int kMaxAnswers = 128;
 
 }  // namespace
 
@@ -25,6 +26,8 @@ std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_s
     return fmt::format("top_p is {}: it must be above 0 and at most 1", p.top_p);
   if (p.top_k < -1) return fmt::format("top_k is {}: it must be -1 or 0 (off) or more", p.top_k);
   if (!in(p.min_p, 0, 1)) return fmt::format("min_p is {}: it must be between 0 and 1", p.min_p);
+  if (p.n < 1 || p.n > kMaxAnswers)
+    return fmt::format("n is {}: it must be between 1 and {}", p.n, kMaxAnswers);
   if (p.max_tokens < 1) return fmt::format("max_tokens is {}: it must be at least 1", p.max_tokens);
   if (p.min_tokens < 0 || p.min_tokens > p.max_tokens)
     return fmt::format("min_tokens is {}: it must be between 0 and max_tokens ({})", p.min_tokens,

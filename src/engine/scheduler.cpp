@@ -50,37 +50,28 @@ std::optional<std::string> Scheduler::refusal(int64_t num_prompt_tokens, int64_t
   return std::nullopt;
 }
 
-Sequence& Scheduler::add(std::unique_ptr<Sequence> sequence) {
-  Sequence& s = *sequence;
-  check(s.status == SequenceStatus::waiting && s.num_prompt_tokens == s.num_tokens(),
+void Scheduler::add(Sequence& s) {
+  check(s.status == SequenceStatus::waiting && s.num_prompt_tokens == s.num_tokens() &&
+            s.arrival == 0,
         "request {} is not new", s.request_id);
   if (const auto reason = refusal(s.num_prompt_tokens, s.max_tokens)) {
     fail(ErrorKind::invalid_argument, "request {}: {}", s.request_id, *reason);
   }
-  check(sequences_.try_emplace(s.request_id, std::move(sequence)).second,
-        ErrorKind::invalid_argument, "request id {} is taken", s.request_id);
   s.arrival = ++num_arrivals_;
   waiting_.push_back(s);
-  return s;
 }
 
-bool Scheduler::finish(int64_t request_id, FinishReason reason, std::string detail) {
-  Sequence* sequence = find(request_id);
-  if (!sequence || sequence->is_finished()) return false;
-  end(*sequence, reason, std::move(detail));
+bool Scheduler::finish(Sequence& sequence, FinishReason reason, std::string detail) {
+  if (sequence.is_finished()) return false;
+  end(sequence, reason, std::move(detail));
   return true;
 }
 
-Sequence* Scheduler::find(int64_t request_id) {
-  const auto it = sequences_.find(request_id);
-  return it == sequences_.end() ? nullptr : it->second.get();
-}
-
-std::vector<std::unique_ptr<Sequence>> Scheduler::take_finished() {
-  std::vector<std::unique_ptr<Sequence>> taken;
+std::vector<Sequence*> Scheduler::take_finished() {
+  std::vector<Sequence*> taken;
   while (Sequence* sequence = finished_.front()) {
     finished_.remove(*sequence);
-    taken.push_back(std::move(sequences_.extract(sequence->request_id).mapped()));
+    taken.push_back(sequence);
   }
   return taken;
 }
@@ -236,7 +227,7 @@ void Scheduler::preempt(Sequence& s) {
 
 // -- Taking results.
 
-void Scheduler::process(const Plan& plan, std::span<const int32_t> sampled) {
+void Scheduler::process(Plan& plan, std::span<const int32_t> sampled) {
   check(plan.step == last_processed_ + 1 && plan.step <= last_planned_,
         "plan {} is processed after {}, with {} planned", plan.step, last_processed_,
         last_planned_);
@@ -247,12 +238,13 @@ void Scheduler::process(const Plan& plan, std::span<const int32_t> sampled) {
   release_retired(plan.step);
 
   size_t next = 0;
-  for (const ScheduledSequence& entry : plan.sequences) {
+  for (ScheduledSequence& entry : plan.sequences) {
     Sequence& s = *entry.sequence;
     const int32_t token = entry.samples ? sampled[next++] : 0;
+    entry.counts = !s.is_finished() && entry.num_preemptions == s.num_preemptions;
     if (s.is_finished()) {
       if (!is_in_flight(s)) finished_.push_back(s);
-    } else if (entry.samples && entry.num_preemptions == s.num_preemptions) {
+    } else if (entry.samples && entry.counts) {
       --s.num_in_flight;
       append(s, token);
     }

@@ -27,11 +27,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/block_manager.h"
@@ -65,6 +63,9 @@ struct ScheduledSequence {
   bool is_new = false;
   // The sequence's, when this was planned: a preemption since then voids the result.
   int64_t num_preemptions = 0;
+  // Set by process(): the result was taken. That of a sequence which ended or was preempted since
+  // it was planned is dropped.
+  bool counts = false;
 };
 
 /// What one step computes. Build its batch right away: tokens and block tables are read from the
@@ -92,9 +93,9 @@ class Scheduler {
   /// Why this request could never run (longer than max_model_len, or than the whole cache), or
   /// nothing. The longest state of a request is prompt + max_tokens - 1 positions.
   std::optional<std::string> refusal(int64_t num_prompt_tokens, int64_t max_tokens) const;
-  /// Takes a sequence (status waiting, token_ids = prompt). Its request_id must be new; refusal()
-  /// must be empty.
-  Sequence& add(std::unique_ptr<Sequence> sequence);
+  /// Queues a new sequence (status waiting, token_ids = prompt) whose refusal() is empty. It must
+  /// live until take_finished() has given it back.
+  void add(Sequence& sequence);
 
   /// The next step's plan; empty when there is nothing to do until a plan in flight is processed,
   /// or at all.
@@ -106,17 +107,14 @@ class Scheduler {
   /// cache. Appends tokens, ends sequences by EOS, stop tokens and length, publishes full blocks to
   /// the prefix cache. Throws Error(engine) if plans are processed out of order. Results for a
   /// sequence that ended or was preempted meanwhile are dropped.
-  void process(const Plan& plan, std::span<const int32_t> sampled);
+  void process(Plan& plan, std::span<const int32_t> sampled);
 
   /// Ends a sequence from outside (abort, stop string, error). `detail` becomes its error, or its
-  /// stop_reason if the reason is stop. Idempotent; an unknown id is ignored. False if it was not
-  /// live.
-  bool finish(int64_t request_id, FinishReason reason, std::string detail = {});
-  /// Gives out, once, the sequences that ended and are in no plan in flight.
-  std::vector<std::unique_ptr<Sequence>> take_finished();
+  /// stop_reason if the reason is stop. False, and nothing is done, if it had ended.
+  bool finish(Sequence& sequence, FinishReason reason, std::string detail = {});
+  /// Gives back, once, the sequences that ended and are in no plan in flight.
+  std::vector<Sequence*> take_finished();
 
-  /// The sequence, until take_finished() gave it out; nullptr for an unknown id.
-  Sequence* find(int64_t request_id);
   bool has_unfinished() const { return !waiting_.empty() || !running_.empty(); }
   int64_t plans_in_flight() const { return last_planned_ - last_processed_; }
   SchedulerStats stats() const;
@@ -151,11 +149,9 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockManager blocks_;
-  // By request_id, until given out.
-  std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
   // In order of arrival: all of the first before all of the second.
   SequenceQueue running_, waiting_;
-  SequenceQueue finished_;  // ended and in no plan in flight: to be given out
+  SequenceQueue finished_;  // ended and in no plan in flight: to be given back
   int64_t num_arrivals_ = 0;
   int64_t last_planned_ = 0, last_processed_ = 0;  // steps
   // Blocks whose last user ended while step s was in flight: at [s % max_plans_in_flight], until s

@@ -1,5 +1,5 @@
-// Sequence: one request on its way through the engine. Plain data; the Scheduler owns
-// and changes it.
+// Sequence: one answer of a request on its way through the engine. Plain data; its request owns it,
+// and the Scheduler changes it.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,12 @@ namespace nanovllm {
 
 enum class SequenceStatus { waiting, running, finished };
 
+struct Request;
+
 struct Sequence {
-  int64_t request_id = 0;
+  Request* request = nullptr;  // null in tests of the scheduler alone
+  int64_t request_id = 0;      // for messages
+  int index = 0;               // of the request's answers
   SamplingParams params;
   uint64_t seed = 0;  // params.seed, or drawn by the engine
   // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence.

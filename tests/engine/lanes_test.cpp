@@ -90,12 +90,12 @@ TEST_P(Lanes, DoNotShowInTokensAndLogprobs) {
   for (size_t i = 0; i < one.size(); ++i) {
     SCOPED_TRACE(testing::Message() << "request " << i);
     ASSERT_EQ(one[i].error, "");
-    ASSERT_EQ(one[i].token_ids, two[i].token_ids);
-    ASSERT_EQ(one[i].logprobs.size(), two[i].logprobs.size());
-    for (size_t t = 0; t < one[i].logprobs.size(); ++t)
-      for (size_t k = 0; k < one[i].logprobs[t].size(); ++k)
-        ASSERT_EQ(std::memcmp(&one[i].logprobs[t][k].logprob, &two[i].logprobs[t][k].logprob,
-                              sizeof(float)),
+    ASSERT_EQ(one[i].outputs[0].token_ids, two[i].outputs[0].token_ids);
+    ASSERT_EQ(one[i].outputs[0].logprobs.size(), two[i].outputs[0].logprobs.size());
+    for (size_t t = 0; t < one[i].outputs[0].logprobs.size(); ++t)
+      for (size_t k = 0; k < one[i].outputs[0].logprobs[t].size(); ++k)
+        ASSERT_EQ(std::memcmp(&one[i].outputs[0].logprobs[t][k].logprob,
+                              &two[i].outputs[0].logprobs[t][k].logprob, sizeof(float)),
                   0);
   }
 }

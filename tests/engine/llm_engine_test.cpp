@@ -100,13 +100,13 @@ TEST_F(LLMEngineTest, LogitsThatAreNotFiniteFailTheirRequestAlone) {
   engine.add_request({1, 2, 3}, failing);
   engine.add_request({1, 2, 3}, fine);
   const auto outputs = run(engine);
-  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs.at(0).outputs[0].finish_reason, FinishReason::error);
   EXPECT_NE(outputs.at(0).error.find("not finite"), std::string::npos) << outputs.at(0).error;
-  EXPECT_EQ(outputs.at(0).token_ids, (std::vector<int32_t>{1, 1}));
-  EXPECT_EQ(outputs.at(0).logprobs.size(), 2u) << "one per generated token";
-  EXPECT_EQ(outputs.at(1).finish_reason, FinishReason::length);
-  EXPECT_EQ(outputs.at(1).token_ids.size(), 10u);
-  EXPECT_EQ(outputs.at(1).logprobs.size(), 10u);
+  EXPECT_EQ(outputs.at(0).outputs[0].token_ids, (std::vector<int32_t>{1, 1}));
+  EXPECT_EQ(outputs.at(0).outputs[0].logprobs.size(), 2u) << "one per generated token";
+  EXPECT_EQ(outputs.at(1).outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs.at(1).outputs[0].token_ids.size(), 10u);
+  EXPECT_EQ(outputs.at(1).outputs[0].logprobs.size(), 10u);
 }
 
 TEST_F(LLMEngineTest, AFailedStepEndsTheEngineAndSaysTheSameFromThenOn) {
@@ -146,7 +146,77 @@ TEST_F(LLMEngineTest, TheLargestStepOfWhichAllRowsWantLogprobsFindsRoom) {
   SamplingParams all = params(1, 1);
   all.prompt_logprobs = 0;
   engine.add_request({1, 2}, all);
-  EXPECT_EQ(run(engine).at(0).finish_reason, FinishReason::length);
+  EXPECT_EQ(run(engine).at(0).outputs[0].finish_reason, FinishReason::length);
+}
+
+TEST_F(LLMEngineTest, AnswerIHasTheSeedDerivedFromTheRequestsAndItsNumber) {
+  LLMEngine engine = make();
+  SamplingParams three = params(7, 6);
+  three.n = 3;
+  for (int i = 0; i < 3; ++i) script_->tokens[answer_seed(7, i)][4] = 40 + i;
+  engine.add_request({1, 2, 3}, three);
+  const RequestOutput output = run(engine).at(0);
+  ASSERT_EQ(output.outputs.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(output.outputs[static_cast<size_t>(i)].index, i);
+    EXPECT_EQ(output.outputs[static_cast<size_t>(i)].token_ids[1], 40 + i);
+  }
+  EXPECT_EQ(answer_seed(7, 0), 7);
+  EXPECT_NE(answer_seed(7, 1), answer_seed(8, 1));
+}
+
+TEST_F(LLMEngineTest, AnswersShareTheFullBlocksOfTheirPrompt) {
+  LLMEngine engine = make();
+  SamplingParams four = params(7, 2);
+  four.n = 4;
+  engine.add_request(std::vector<int32_t>(20, 5), four);  // two full blocks of 8
+  (void)run(engine);
+  EXPECT_EQ(engine.stats().prompt_tokens, 4 * 20);
+  EXPECT_EQ(engine.stats().cached_prompt_tokens, 3 * 16);
+}
+
+TEST_F(LLMEngineTest, ARequestEndsWithItsLastAnswerAndDeltasNameTheirs) {
+  script_->tokens[7][4] = 99;  // EOS: answer 0 ends first
+  for (const OutputKind kind : {OutputKind::cumulative, OutputKind::delta}) {
+    LLMEngine engine = make();
+    SamplingParams two = params(7, 5);
+    two.n = 2;
+    two.output_kind = kind;
+    engine.add_request({1, 2, 3}, two);
+    std::vector<size_t> tokens(2), ends(2);
+    bool finished = false;
+    while (!engine.is_finished())
+      for (const RequestOutput& output : engine.step()) {
+        EXPECT_FALSE(finished);
+        finished = output.finished;
+        if (kind == OutputKind::cumulative) {
+          EXPECT_EQ(output.outputs.size(), 2u);
+        }
+        for (const CompletionOutput& answer : output.outputs) {
+          const auto i = static_cast<size_t>(answer.index);
+          tokens[i] = answer.token_ids.size() + (kind == OutputKind::delta ? tokens[i] : 0);
+          if (kind == OutputKind::delta) ends[i] += answer.finished();
+        }
+      }
+    EXPECT_TRUE(finished);
+    EXPECT_EQ(tokens, (std::vector<size_t>{2, 5}));
+    if (kind == OutputKind::delta) {
+      EXPECT_EQ(ends, (std::vector<size_t>{1, 1}));
+    }
+  }
+}
+
+TEST_F(LLMEngineTest, AbortingARequestEndsAllOfItsAnswers) {
+  LLMEngine engine = make();
+  SamplingParams two = params(7, 50);
+  two.n = 2;
+  const int64_t id = engine.add_request({1, 2, 3}, two);
+  (void)engine.step();
+  engine.abort_request(id);
+  const RequestOutput output = run(engine).at(id);
+  ASSERT_EQ(output.outputs.size(), 2u);
+  for (const CompletionOutput& answer : output.outputs)
+    EXPECT_EQ(answer.finish_reason, FinishReason::abort);
 }
 
 TEST_F(LLMEngineTest, ARefusedRequestIsReportedByTheNextStepAndNeverScheduled) {
@@ -157,7 +227,7 @@ TEST_F(LLMEngineTest, ARefusedRequestIsReportedByTheNextStepAndNeverScheduled) {
   ASSERT_EQ(outputs.size(), 1u);
   EXPECT_EQ(outputs[0].request_id, id);
   EXPECT_TRUE(outputs[0].finished);
-  EXPECT_EQ(outputs[0].finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs[0].outputs[0].finish_reason, FinishReason::error);
   EXPECT_NE(outputs[0].error.find("empty"), std::string::npos);
   EXPECT_TRUE(engine.is_finished());
   EXPECT_EQ(engine.stats().steps, 0);
@@ -173,12 +243,12 @@ TEST_F(LLMEngineTest, EosEndsARequestAfterMinTokensAndNotWhereItIsIgnored) {
   engine.add_request({1, 2, 3}, waits);
   engine.add_request({1, 2, 3}, ignores);
   const auto outputs = run(engine);
-  EXPECT_EQ(outputs.at(0).token_ids, (std::vector<int32_t>{1, 99}));
-  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::stop);
-  EXPECT_EQ(outputs.at(0).stop_reason, "");
-  EXPECT_EQ(outputs.at(1).token_ids, (std::vector<int32_t>{1, 99, 1, 99}));
-  EXPECT_EQ(outputs.at(2).token_ids.size(), 10u);
-  EXPECT_EQ(outputs.at(2).finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs.at(0).outputs[0].token_ids, (std::vector<int32_t>{1, 99}));
+  EXPECT_EQ(outputs.at(0).outputs[0].finish_reason, FinishReason::stop);
+  EXPECT_EQ(outputs.at(0).outputs[0].stop_reason, "");
+  EXPECT_EQ(outputs.at(1).outputs[0].token_ids, (std::vector<int32_t>{1, 99, 1, 99}));
+  EXPECT_EQ(outputs.at(2).outputs[0].token_ids.size(), 10u);
+  EXPECT_EQ(outputs.at(2).outputs[0].finish_reason, FinishReason::length);
 }
 
 TEST_F(LLMEngineTest, AStopTokenIsNamedEvenIfItIsEosToo) {
@@ -191,8 +261,8 @@ TEST_F(LLMEngineTest, AStopTokenIsNamedEvenIfItIsEosToo) {
   p.seed = 2;
   engine.add_request({1, 2, 3}, p);
   const auto outputs = run(engine);
-  EXPECT_EQ(outputs.at(0).stop_reason, "42");
-  EXPECT_EQ(outputs.at(1).stop_reason, "99");
+  EXPECT_EQ(outputs.at(0).outputs[0].stop_reason, "42");
+  EXPECT_EQ(outputs.at(1).outputs[0].stop_reason, "99");
 }
 
 TEST_F(LLMEngineTest, AnAnswerEndsWithMaxModelLen) {
@@ -202,10 +272,10 @@ TEST_F(LLMEngineTest, AnAnswerEndsWithMaxModelLen) {
   engine.add_request(std::vector<int32_t>(15, 1), params(1, 100));
   engine.add_request(std::vector<int32_t>(16, 1), params(1, 1));
   const auto outputs = run(engine);
-  EXPECT_EQ(outputs.at(0).token_ids.size(), 13u);
-  EXPECT_EQ(outputs.at(0).finish_reason, FinishReason::length);
-  EXPECT_EQ(outputs.at(1).token_ids.size(), 1u);
-  EXPECT_EQ(outputs.at(2).finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs.at(0).outputs[0].token_ids.size(), 13u);
+  EXPECT_EQ(outputs.at(0).outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs.at(1).outputs[0].token_ids.size(), 1u);
+  EXPECT_EQ(outputs.at(2).outputs[0].finish_reason, FinishReason::error);
   for (const char* part : {"16", "15", "max_model_len"})
     EXPECT_NE(outputs.at(2).error.find(part), std::string::npos) << outputs.at(2).error;
 }
@@ -296,8 +366,8 @@ TEST_F(LLMEngineTest, ARequestThatTheWholeCacheCannotHoldIsRefusedWithTheNumbers
   engine.add_request({1, 2, 3}, params(1, 14));  // 16 positions: the last token's are not stored
   engine.add_request({1, 2, 3}, params(1, 15));
   const auto outputs = run(engine);
-  EXPECT_EQ(outputs.at(0).token_ids.size(), 14u);
-  EXPECT_EQ(outputs.at(1).finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs.at(0).outputs[0].token_ids.size(), 14u);
+  EXPECT_EQ(outputs.at(1).outputs[0].finish_reason, FinishReason::error);
   for (const char* part : {"3 KV blocks", "max_tokens 15", "has 2"})
     EXPECT_NE(outputs.at(1).error.find(part), std::string::npos) << outputs.at(1).error;
 }

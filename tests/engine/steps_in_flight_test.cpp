@@ -210,21 +210,22 @@ TEST_P(StepsInFlightTest, EveryRequestGetsItsTokens) {
         if (!done && random_() % 6 == 0) engine.abort_request(id), done = true;
       for (const RequestOutput& output : engine.step()) {
         std::vector<int32_t>& received = answers[output.request_id];
-        received.insert(received.end(), output.token_ids.begin(), output.token_ids.end());
+        received.insert(received.end(), output.outputs[0].token_ids.begin(),
+                        output.outputs[0].token_ids.end());
         if (!output.finished) {
-          ASSERT_EQ(output.token_ids.size(), 1u);
+          ASSERT_EQ(output.outputs[0].token_ids.size(), 1u);
           continue;
         }
         ++finished;
         const Request& request = requests.at(output.request_id);
         std::vector<int32_t> tokens = expected(request);
-        if (output.finish_reason == FinishReason::abort) {
+        if (output.outputs[0].finish_reason == FinishReason::abort) {
           ASSERT_LE(received.size(), tokens.size());
           tokens.resize(received.size());
         }
         ASSERT_EQ(received, tokens) << "request " << output.request_id;
         if (request.params.logprobs && request.params.output_kind == OutputKind::final_only) {
-          EXPECT_EQ(output.logprobs.size(), tokens.size());
+          EXPECT_EQ(output.outputs[0].logprobs.size(), tokens.size());
         }
       }
     }

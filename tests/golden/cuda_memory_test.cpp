@@ -26,7 +26,8 @@ class CudaMemory : public testing::Test {
     std::vector<int32_t> tokens;
     const std::vector<Prompt> prompts(24, Prompt(ids(60)));
     for (const RequestOutput& output : llm.generate(prompts, params))
-      tokens.insert(tokens.end(), output.token_ids.begin(), output.token_ids.end());
+      tokens.insert(tokens.end(), output.outputs[0].token_ids.begin(),
+                    output.outputs[0].token_ids.end());
     return tokens;
   }
   static int64_t bytes_of(const LLM& llm) {

@@ -40,6 +40,7 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
       r.params.temperature = pick(0, 2) == 0 ? 0 : 0.3 + 0.1 * pick(0, 12);
       r.params.seed = pick(0, 1 << 30);
       r.params.max_tokens = pick(1, 60);
+      if (pick(0, 5) == 0) r.params.n = pick(2, 4);
       if (pick(0, 2) == 0) r.params.top_k = pick(1, 50);
       if (pick(0, 2) == 0) r.params.top_p = 0.05 * pick(2, 20);
       if (pick(0, 2) == 0) r.params.min_p = 0.02 * pick(0, 10);
@@ -78,10 +79,7 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
     EngineConfig eager = config_;
     eager.enforce_eager = true;
     LLM llm(directory_, eager);
-    for (const Request& r : requests) {
-      alone.push_back(llm.generate({r.prompt}, r.params).front());
-      llm.reset_prefix_cache();
-    }
+    for (const Request& r : requests) alone.push_back(run_alone(llm, r.prompt, r.params));
   }
   int64_t preemptions = 0, hits = 0;
   for (int round = 0; round < (is_long ? 60 : 6); ++round) {

@@ -43,7 +43,7 @@ TEST_P(HuggingFace, PromptLogprobsAgree) {
   const auto outputs = llm_->generate(
       prompts(), SamplingParams{.temperature = 0, .max_tokens = 1, .prompt_logprobs = 20});
   for (size_t i = 0; i < outputs.size(); ++i) {
-    ASSERT_EQ(outputs[i].finish_reason, FinishReason::length) << outputs[i].error;
+    ASSERT_EQ(outputs[i].outputs[0].finish_reason, FinishReason::length) << outputs[i].error;
     const Json& expected = golden_["prompts"][i];
     ASSERT_EQ(outputs[i].prompt_logprobs.size(), expected["ids"].size());
     EXPECT_TRUE(outputs[i].prompt_logprobs[0].empty());
@@ -70,15 +70,15 @@ TEST_P(HuggingFace, GreedyTokensAgree) {
       llm_->generate(prompts(), SamplingParams{.temperature = 0, .max_tokens = 64, .logprobs = 1});
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Json& expected = golden_["prompts"][i];
-    ASSERT_EQ(outputs[i].token_ids.size(), expected["greedy"].size());
-    for (size_t t = 0; t < outputs[i].token_ids.size(); ++t) {
+    ASSERT_EQ(outputs[i].outputs[0].token_ids.size(), expected["greedy"].size());
+    for (size_t t = 0; t < outputs[i].outputs[0].token_ids.size(); ++t) {
       const double gap = expected["greedy_gap"][t].get<double>();
-      if (outputs[i].token_ids[t] != expected["greedy"][t].get<int32_t>()) {
+      if (outputs[i].outputs[0].token_ids[t] != expected["greedy"][t].get<int32_t>()) {
         EXPECT_LT(gap, 2 * tolerance_) << "prompt " << i << " token " << t;
         break;  // from here on it is another text
       }
-      EXPECT_NEAR(outputs[i].logprobs[t][0].logprob, expected["greedy_logprobs"][t].get<double>(),
-                  tolerance_);
+      EXPECT_NEAR(outputs[i].outputs[0].logprobs[t][0].logprob,
+                  expected["greedy_logprobs"][t].get<double>(), tolerance_);
     }
   }
 }

@@ -65,9 +65,9 @@ TEST(Loading, RandomWeightsNeedNothingButAConfigAndAreTheSeeds) {
     return LLM(directory.path().string(), config).generate({ids(20)}, params).front();
   };
   const auto first = run(1), again = run(1), other = run(2);
-  EXPECT_EQ(first.finish_reason, FinishReason::length) << first.error;
-  EXPECT_TRUE(same_bits(first.logprobs, again.logprobs));
-  EXPECT_FALSE(same_bits(first.logprobs, other.logprobs));
+  EXPECT_EQ(first.outputs[0].finish_reason, FinishReason::length) << first.error;
+  EXPECT_TRUE(same_bits(first.outputs[0].logprobs, again.outputs[0].logprobs));
+  EXPECT_FALSE(same_bits(first.outputs[0].logprobs, other.outputs[0].logprobs));
 }
 
 TEST(Loading, TooManyEosIdsAreRefused) {

@@ -48,11 +48,11 @@ TEST(Llm, BadRequestsFailAloneAndSayWhy) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const RequestOutput &bad = outputs[2 * i], &good = outputs[2 * i + 1];
     EXPECT_TRUE(bad.finished);
-    EXPECT_EQ(bad.finish_reason, FinishReason::error) << i;
-    EXPECT_TRUE(bad.token_ids.empty());
+    EXPECT_EQ(bad.outputs[0].finish_reason, FinishReason::error) << i;
+    EXPECT_TRUE(bad.outputs[0].token_ids.empty());
     expect_contains(bad.error, rows[i].named);
-    EXPECT_EQ(good.finish_reason, FinishReason::length);
-    EXPECT_EQ(good.token_ids, alone.token_ids);
+    EXPECT_EQ(good.outputs[0].finish_reason, FinishReason::length);
+    EXPECT_EQ(good.outputs[0].token_ids, alone.outputs[0].token_ids);
   }
 }
 
@@ -60,8 +60,8 @@ TEST(Llm, OneSamplingParamsForEachPromptOrForAll) {
   LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
   const std::vector<Prompt> prompts = {ids(3), ids(4)};
   const auto outputs = llm.generate(prompts, std::vector{greedy(2), greedy(5)});
-  EXPECT_EQ(outputs[0].token_ids.size(), 2u);
-  EXPECT_EQ(outputs[1].token_ids.size(), 5u);
+  EXPECT_EQ(outputs[0].outputs[0].token_ids.size(), 2u);
+  EXPECT_EQ(outputs[1].outputs[0].token_ids.size(), 5u);
   EXPECT_TRUE(llm.generate({}, greedy(1)).empty());
   expect_invalid([&] { llm.generate(prompts, std::vector{greedy(1)}); },
                  {"2 prompts", "1 sampling_params"});
@@ -85,43 +85,45 @@ TEST(Llm, OutputKindsTellTheSameStory) {
   const auto outputs = drain(llm);
   const RequestOutput& whole = outputs.at(2).back();
   EXPECT_EQ(outputs.at(2).size(), 1u);
-  EXPECT_EQ(outputs.at(0).size(), whole.token_ids.size());
-  EXPECT_FALSE(whole.text.empty());
+  EXPECT_EQ(outputs.at(0).size(), whole.outputs[0].token_ids.size());
+  EXPECT_FALSE(whole.outputs[0].text.empty());
 
   RequestOutput joined;
+  CompletionOutput& answer = joined.outputs.emplace_back();
   std::string shown;
   for (const RequestOutput& output : outputs.at(0)) {
-    EXPECT_EQ(output.text.compare(0, shown.size(), shown), 0) << "text was taken back";
-    shown = output.text;
+    EXPECT_EQ(output.outputs[0].text.compare(0, shown.size(), shown), 0) << "text was taken back";
+    shown = output.outputs[0].text;
     EXPECT_EQ(output.prompt_token_ids, whole.prompt_token_ids);
-    EXPECT_EQ(output.logprobs.size(), output.token_ids.size());
+    EXPECT_EQ(output.outputs[0].logprobs.size(), output.outputs[0].token_ids.size());
   }
   for (const RequestOutput& output : outputs.at(1)) {
-    joined.text += output.text;
-    joined.token_ids.insert(joined.token_ids.end(), output.token_ids.begin(),
-                            output.token_ids.end());
-    joined.logprobs.insert(joined.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
+    const CompletionOutput& piece = output.outputs[0];
+    answer.text += piece.text;
+    answer.token_ids.insert(answer.token_ids.end(), piece.token_ids.begin(), piece.token_ids.end());
+    answer.logprobs.insert(answer.logprobs.end(), piece.logprobs.begin(), piece.logprobs.end());
     joined.prompt_logprobs.insert(joined.prompt_logprobs.end(), output.prompt_logprobs.begin(),
                                   output.prompt_logprobs.end());
   }
   for (const RequestOutput* other :
        {&outputs.at(0).back(), static_cast<const RequestOutput*>(&joined)}) {
-    EXPECT_EQ(other->text, whole.text);
-    EXPECT_EQ(other->token_ids, whole.token_ids);
-    EXPECT_TRUE(same_bits(other->logprobs, whole.logprobs));
+    EXPECT_EQ(other->outputs[0].text, whole.outputs[0].text);
+    EXPECT_EQ(other->outputs[0].token_ids, whole.outputs[0].token_ids);
+    EXPECT_TRUE(same_bits(other->outputs[0].logprobs, whole.outputs[0].logprobs));
     EXPECT_TRUE(same_bits(other->prompt_logprobs, whole.prompt_logprobs));
   }
-  EXPECT_EQ(outputs.at(0).back().finish_reason, outputs.at(1).back().finish_reason);
+  EXPECT_EQ(outputs.at(0).back().outputs[0].finish_reason,
+            outputs.at(1).back().outputs[0].finish_reason);
 }
 
 TEST(Llm, AStopStringEndsTheTextBeforeIt) {
   LLM llm(demo(), demo_config());
   const auto free = llm.generate({"Once upon a time"}, greedy(40)).front();
-  ASSERT_GT(free.text.size(), 30u);
+  ASSERT_GT(free.outputs[0].text.size(), 30u);
   // A stop string from the middle of the text that the model gives anyway; its first occurrence
   // counts.
-  const std::string stop = free.text.substr(14, 6);
-  const size_t at = free.text.find(stop);
+  const std::string stop = free.outputs[0].text.substr(14, 6);
+  const size_t at = free.outputs[0].text.find(stop);
   SamplingParams params = greedy(40);
   params.stop = {"never in this text", stop};
   for (const OutputKind kind : {OutputKind::cumulative, OutputKind::delta}) {
@@ -131,10 +133,11 @@ TEST(Llm, AStopStringEndsTheTextBeforeIt) {
     const auto outputs = drain(llm).begin()->second;
     std::string text;
     for (const RequestOutput& output : outputs)
-      text = kind == OutputKind::delta ? text + output.text : output.text;
-    EXPECT_EQ(text, free.text.substr(0, at) + (params.include_stop_str_in_output ? stop : ""));
-    EXPECT_EQ(outputs.back().finish_reason, FinishReason::stop);
-    EXPECT_EQ(outputs.back().stop_reason, stop);
+      text = kind == OutputKind::delta ? text + output.outputs[0].text : output.outputs[0].text;
+    EXPECT_EQ(text,
+              free.outputs[0].text.substr(0, at) + (params.include_stop_str_in_output ? stop : ""));
+    EXPECT_EQ(outputs.back().outputs[0].finish_reason, FinishReason::stop);
+    EXPECT_EQ(outputs.back().outputs[0].stop_reason, stop);
   }
 }
 
@@ -142,15 +145,15 @@ TEST(Llm, AStopStringThatStoodBeforeMinTokensCostsNothingLater) {
   LLM llm(demo(), demo_config());
   const auto free = llm.generate({"Once upon a time"}, greedy(40)).front();
   SamplingParams params = greedy(40);
-  params.stop = {llm.tokenizer()->decode(std::span(free.token_ids).first(1)),
+  params.stop = {llm.tokenizer()->decode(std::span(free.outputs[0].token_ids).first(1)),
                  "a much longer stop string that never comes"};
   params.min_tokens = 2;
   params.output_kind = OutputKind::delta;
   llm.add_request("Once upon a time", params);
   std::string text;
   const auto outputs = drain(llm);
-  for (const RequestOutput& output : outputs.begin()->second) text += output.text;
-  EXPECT_EQ(free.text.compare(0, text.size(), text), 0) << text;
+  for (const RequestOutput& output : outputs.begin()->second) text += output.outputs[0].text;
+  EXPECT_EQ(free.outputs[0].text.compare(0, text.size(), text), 0) << text;
   EXPECT_GT(text.size(), params.stop[0].size());
 }
 
@@ -158,25 +161,26 @@ TEST(Llm, EosEndsAnAnswerUnlessItIsIgnoredOrTooEarly) {
   LLM llm(demo(), demo_config());
   const Prompt prompt = llm.chat_prompt(R"([{"role": "user", "content": "What is 12 + 30?"}])");
   const auto answer = llm.generate({prompt}, greedy(60)).front();
-  ASSERT_EQ(answer.finish_reason, FinishReason::stop);
-  EXPECT_NE(answer.text.find("42"), std::string::npos) << answer.text;
-  EXPECT_EQ(answer.stop_reason, "");
-  const int32_t eos = answer.token_ids.back();
+  ASSERT_EQ(answer.outputs[0].finish_reason, FinishReason::stop);
+  EXPECT_NE(answer.outputs[0].text.find("42"), std::string::npos) << answer.outputs[0].text;
+  EXPECT_EQ(answer.outputs[0].stop_reason, "");
+  const int32_t eos = answer.outputs[0].token_ids.back();
   EXPECT_EQ(llm.tokenizer()->id_to_token(eos), "<|im_end|>");
 
   SamplingParams ignore = greedy(60), late = greedy(60), named = greedy(60);
   ignore.ignore_eos = true;
-  late.min_tokens = std::ssize(answer.token_ids) + 5;
-  named.stop_token_ids = {answer.token_ids[0]};
+  late.min_tokens = std::ssize(answer.outputs[0].token_ids) + 5;
+  named.stop_token_ids = {answer.outputs[0].token_ids[0]};
   const auto outputs = llm.generate({prompt, prompt, prompt}, std::vector{ignore, late, named});
-  EXPECT_EQ(outputs[0].token_ids.size(), 60u);
-  EXPECT_EQ(outputs[0].finish_reason, FinishReason::length);
-  EXPECT_EQ(outputs[0].token_ids[answer.token_ids.size() - 1], eos);
-  EXPECT_GE(std::ssize(outputs[1].token_ids), late.min_tokens);
-  EXPECT_NE(outputs[1].token_ids[answer.token_ids.size() - 1], eos) << "sampled before min_tokens";
-  EXPECT_EQ(outputs[2].token_ids.size(), 1u);
-  EXPECT_EQ(outputs[2].stop_reason, std::to_string(answer.token_ids[0]));
-  EXPECT_EQ(outputs[2].text, "") << "a stop token's text is no part of the answer";
+  EXPECT_EQ(outputs[0].outputs[0].token_ids.size(), 60u);
+  EXPECT_EQ(outputs[0].outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs[0].outputs[0].token_ids[answer.outputs[0].token_ids.size() - 1], eos);
+  EXPECT_GE(std::ssize(outputs[1].outputs[0].token_ids), late.min_tokens);
+  EXPECT_NE(outputs[1].outputs[0].token_ids[answer.outputs[0].token_ids.size() - 1], eos)
+      << "sampled before min_tokens";
+  EXPECT_EQ(outputs[2].outputs[0].token_ids.size(), 1u);
+  EXPECT_EQ(outputs[2].outputs[0].stop_reason, std::to_string(answer.outputs[0].token_ids[0]));
+  EXPECT_EQ(outputs[2].outputs[0].text, "") << "a stop token's text is no part of the answer";
 }
 
 TEST(Llm, PromptLogprobsDoNotDependOnThePrefixCache) {
@@ -197,7 +201,7 @@ TEST(Llm, PromptLogprobsDoNotDependOnThePrefixCache) {
   const auto warm = llm.generate({ids(100)}, params).front();
   EXPECT_EQ(warm.metrics.num_cached_tokens, 0);
   EXPECT_TRUE(same_bits(warm.prompt_logprobs, cold.prompt_logprobs));
-  EXPECT_EQ(warm.token_ids, cold.token_ids);
+  EXPECT_EQ(warm.outputs[0].token_ids, cold.outputs[0].token_ids);
 }
 
 TEST(Llm, ForgettingThePrefixesChangesNoAnswer) {
@@ -211,8 +215,8 @@ TEST(Llm, ForgettingThePrefixesChangesNoAnswer) {
   EXPECT_EQ(first.metrics.num_cached_tokens, 0);
   EXPECT_EQ(hit.metrics.num_cached_tokens, 48);
   EXPECT_EQ(miss.metrics.num_cached_tokens, 0);
-  EXPECT_EQ(hit.token_ids, first.token_ids);
-  EXPECT_EQ(miss.token_ids, first.token_ids);
+  EXPECT_EQ(hit.outputs[0].token_ids, first.outputs[0].token_ids);
+  EXPECT_EQ(miss.outputs[0].token_ids, first.outputs[0].token_ids);
 }
 
 TEST(Llm, ARequestCanBeAbortedWhereverItIs) {
@@ -234,12 +238,12 @@ TEST(Llm, ARequestCanBeAbortedWhereverItIs) {
   EXPECT_FALSE(llm.is_finished());
   auto outputs = drain(llm);
   EXPECT_EQ(outputs[running].size(), 1u);
-  EXPECT_EQ(outputs[running].back().finish_reason, FinishReason::abort);
-  EXPECT_EQ(outputs[running].back().token_ids.size(), 2u);
+  EXPECT_EQ(outputs[running].back().outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_EQ(outputs[running].back().outputs[0].token_ids.size(), 2u);
   EXPECT_EQ(outputs[waiting].size(), 1u);
-  EXPECT_EQ(outputs[waiting].back().finish_reason, FinishReason::abort);
-  EXPECT_TRUE(outputs[waiting].back().token_ids.empty());
-  EXPECT_EQ(outputs[last].back().finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs[waiting].back().outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_TRUE(outputs[waiting].back().outputs[0].token_ids.empty());
+  EXPECT_EQ(outputs[last].back().outputs[0].finish_reason, FinishReason::length);
   llm.abort_request(last);
   EXPECT_TRUE(llm.is_finished());
   EXPECT_TRUE(llm.step().empty());
@@ -258,26 +262,26 @@ TEST(Llm, GenerateLeavesTheOutputsOfOtherRequestsToStep) {
         EXPECT_EQ(output.prompt_token_ids, ids(7)) << "somebody else's output";
         return ++calls > 0;
       });
-  EXPECT_EQ(ours[0].token_ids.size(), 10u);
+  EXPECT_EQ(ours[0].outputs[0].token_ids.size(), 10u);
   EXPECT_EQ(calls, 10u);
   EXPECT_FALSE(llm.is_finished());
   auto outputs = drain(llm);
   ASSERT_EQ(outputs.size(), 3u);
   size_t tokens = 0;
-  for (const RequestOutput& output : outputs[early]) tokens += output.token_ids.size();
+  for (const RequestOutput& output : outputs[early]) tokens += output.outputs[0].token_ids.size();
   EXPECT_EQ(tokens, 6u);
   EXPECT_TRUE(outputs[early].back().finished);
-  EXPECT_EQ(outputs[refused].back().finish_reason, FinishReason::error);
-  EXPECT_EQ(outputs[late].back().token_ids.size(), 40u);
+  EXPECT_EQ(outputs[refused].back().outputs[0].finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs[late].back().outputs[0].token_ids.size(), 40u);
 }
 
 TEST(Llm, ACallbackThatSaysNoAbortsWhatIsLeft) {
   LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
   const auto outputs = llm.generate({ids(5), ids(6)}, std::vector{greedy(2), greedy(50)},
                                     [](const RequestOutput& output) { return !output.finished; });
-  EXPECT_EQ(outputs[0].finish_reason, FinishReason::length);
-  EXPECT_EQ(outputs[1].finish_reason, FinishReason::abort);
-  EXPECT_LT(outputs[1].token_ids.size(), 4u);
+  EXPECT_EQ(outputs[0].outputs[0].finish_reason, FinishReason::length);
+  EXPECT_EQ(outputs[1].outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_LT(outputs[1].outputs[0].token_ids.size(), 4u);
   const auto throws = [&] {
     llm.generate({ids(5)}, std::vector{greedy(50)},
                  [](const RequestOutput&) -> bool { throw std::runtime_error("enough"); });
@@ -285,7 +289,7 @@ TEST(Llm, ACallbackThatSaysNoAbortsWhatIsLeft) {
   EXPECT_THROW(throws(), std::runtime_error);
   drain(llm);
   EXPECT_EQ(llm.stats().running, 0);
-  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().token_ids.size(), 3u);
+  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().outputs[0].token_ids.size(), 3u);
 }
 
 TEST(Llm, AnEngineMayGoWhileRequestsAreLive) {
@@ -295,7 +299,7 @@ TEST(Llm, AnEngineMayGoWhileRequestsAreLive) {
   LLM moved = std::move(llm);
   moved.step();
   llm = LLM(golden("qwen3-tied-gqa"), config_for(kCpu));
-  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().token_ids.size(), 3u);
+  EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().outputs[0].token_ids.size(), 3u);
 }
 
 TEST(Llm, CountersOnlyRiseAndMetricsAreInOrder) {
@@ -364,7 +368,7 @@ TEST_P(BrokenToken, FailsItsRequestsAndNobodyElse) {
     std::replace(prompt.begin(), prompt.end(), 5, 6);
     good.emplace_back(prompt);
     alone.push_back(llm.generate({good.back()}, params).front());
-    ASSERT_EQ(alone.back().finish_reason, FinishReason::length) << alone.back().error;
+    ASSERT_EQ(alone.back().outputs[0].finish_reason, FinishReason::length) << alone.back().error;
     llm.reset_prefix_cache();
   }
   std::vector<int32_t> broken = std::get<std::vector<int32_t>>(good[5].value);
@@ -373,13 +377,14 @@ TEST_P(BrokenToken, FailsItsRequestsAndNobodyElse) {
   for (const Prompt& prompt : good) prompts.insert(prompts.end(), {broken, prompt});
   const auto outputs = llm.generate(prompts, params);
   for (size_t i = 0; i < good.size(); ++i) {
-    EXPECT_EQ(outputs[2 * i].finish_reason, FinishReason::error);
+    EXPECT_EQ(outputs[2 * i].outputs[0].finish_reason, FinishReason::error);
     expect_contains(outputs[2 * i].error, {"logits", "not finite"});
-    EXPECT_TRUE(outputs[2 * i].token_ids.empty());
-    EXPECT_TRUE(outputs[2 * i].logprobs.empty());
-    EXPECT_EQ(outputs[2 * i + 1].token_ids, alone[i].token_ids)
+    EXPECT_TRUE(outputs[2 * i].outputs[0].token_ids.empty());
+    EXPECT_TRUE(outputs[2 * i].outputs[0].logprobs.empty());
+    EXPECT_EQ(outputs[2 * i + 1].outputs[0].token_ids, alone[i].outputs[0].token_ids)
         << i << " " << outputs[2 * i + 1].error;
-    EXPECT_TRUE(same_bits(outputs[2 * i + 1].logprobs, alone[i].logprobs)) << i;
+    EXPECT_TRUE(same_bits(outputs[2 * i + 1].outputs[0].logprobs, alone[i].outputs[0].logprobs))
+        << i;
   }
 }
 

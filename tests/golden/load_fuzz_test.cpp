@@ -122,7 +122,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
       const int which = pick(0, static_cast<int>(earlier.size()) - 1);
       const Request& r = earlier[static_cast<size_t>(which)];
       prompt = r.prompt;
-      prompt.insert(prompt.end(), r.alone.token_ids.begin(), r.alone.token_ids.end());
+      prompt.insert(prompt.end(), r.alone.outputs[0].token_ids.begin(),
+                    r.alone.outputs[0].token_ids.end());
       if (std::ssize(prompt) >= most) prompt.clear();
     } else if (beginning == 3) {
       const int period = pick_from({1, 8, 32});
@@ -153,6 +154,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     p.ignore_eos = pick(0, 1) == 0;
     p.temperature = pick(0, 2) == 0 ? 0 : 0.02 * pick_length(1, 75);
     p.seed = pick(0, 1 << 30);
+    if (pick(0, 7) == 0) p.n = pick(2, 4);
     if (pick(0, 3) == 0) p.stop = {"e", "the", "\xc3\xa9"};
     r.sampling = draw_kind();
     if (r.sampling == Sampling::plain) return;
@@ -182,8 +184,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
       Request r;
       r.prompt = draw_prompt(shared, requests);
       draw_sampling(r);
-      r.alone = llm.generate({r.prompt}, r.params).front();
-      llm.reset_prefix_cache();
+      r.alone = run_alone(llm, r.prompt, r.params);
       requests.push_back(std::move(r));
     }
     return requests;
@@ -252,7 +253,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
           perhaps_abort(out.request_id, 600);
           continue;
         }
-        EXPECT_EQ(out.finish_reason == FinishReason::abort, aborted.count(out.request_id) > 0);
+        EXPECT_EQ(was_aborted(out), aborted.count(out.request_id) > 0);
         outputs[arrival] = std::move(out);
       }
       tally_.add(step);
@@ -261,11 +262,11 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   }
 
   static void add_to(StepTokens& step, const SamplingParams& params, const RequestOutput& out) {
-    if (out.finish_reason == FinishReason::abort) return;
-    ++(out.token_ids.size() == 1 ? step.first : step.later);
+    if (was_aborted(out)) return;
+    ++(out.outputs[0].token_ids.size() == 1 ? step.first : step.later);
     step.logprobs |= params.logprobs.has_value();
     step.filters |= params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
-    step.masks |= std::ssize(out.token_ids) <= params.min_tokens;
+    step.masks |= std::ssize(out.outputs[0].token_ids) <= params.min_tokens;
   }
 
   /// False if something differed.
@@ -285,9 +286,9 @@ std::string describe(const Request& r) {
   const SamplingParams& p = r.params;
   return fmt::format(
       "prompt of {} tokens, answer of {} alone; temperature {} top_k {} top_p {} min_p {} "
-      "logprobs {} prompt_logprobs {} min_tokens {}",
-      r.prompt.size(), r.alone.token_ids.size(), p.temperature, p.top_k, p.top_p, p.min_p,
-      p.logprobs.value_or(-1), p.prompt_logprobs.value_or(-1), p.min_tokens);
+      "logprobs {} prompt_logprobs {} min_tokens {} n {}",
+      r.prompt.size(), r.alone.outputs[0].token_ids.size(), p.temperature, p.top_k, p.top_p,
+      p.min_p, p.logprobs.value_or(-1), p.prompt_logprobs.value_or(-1), p.min_tokens, p.n);
 }
 
 std::string describe(const Round& round) {
@@ -311,8 +312,8 @@ bool LoadFuzz::run_round(const std::vector<Request>& requests, const Round& roun
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Request& request = requests[round.requests[i]];
     SCOPED_TRACE(testing::Message() << "arrival " << i << ", " << describe(request));
-    if (outputs[i].finish_reason == FinishReason::abort)  // asked for: run_together()
-      expect_beginning(request.alone, outputs[i]);
+    if (was_aborted(outputs[i]))  // asked for: run_together()
+      expect_same_until_abort(request.alone, outputs[i]);
     else
       expect_same(request.alone, outputs[i]);
     if (HasFailure()) return false;

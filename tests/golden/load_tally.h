@@ -59,8 +59,10 @@ struct Tally {
   }
   void add(const RequestOutput& output) {
     ++requests;
-    aborted += output.finish_reason == FinishReason::abort;
-    tokens += std::ssize(output.token_ids);
+    for (const CompletionOutput& answer : output.outputs) {
+      aborted += answer.finish_reason == FinishReason::abort;
+      tokens += std::ssize(answer.token_ids);
+    }
   }
   void add(const EngineStats& stats) {
     ++rounds;

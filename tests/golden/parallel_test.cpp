@@ -91,7 +91,7 @@ TEST_P(Parallel, PromptLogprobsAreThoseOfOneRank) {
   const SamplingParams params{.temperature = 0, .max_tokens = 1, .prompt_logprobs = 20};
   const auto expected = make(1)->generate(prompts_, params), got = many->generate(prompts_, params);
   for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].finish_reason, FinishReason::length) << got[i].error;
+    ASSERT_EQ(got[i].outputs[0].finish_reason, FinishReason::length) << got[i].error;
     ASSERT_EQ(got[i].prompt_logprobs.size(), expected[i].prompt_logprobs.size());
     for (size_t p = 1; p < got[i].prompt_logprobs.size(); ++p) {
       EXPECT_LE(largest_difference(got[i].prompt_logprobs[p], expected[i].prompt_logprobs[p]),
@@ -107,15 +107,16 @@ TEST_P(Parallel, GreedyTokensAreThoseOfOneRank) {
   const SamplingParams params{.temperature = 0, .max_tokens = 64, .logprobs = 2};
   const auto expected = make(1)->generate(prompts_, params), got = many->generate(prompts_, params);
   for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].finish_reason, FinishReason::length) << got[i].error;
-    for (size_t t = 0; t < got[i].token_ids.size(); ++t) {
-      if (got[i].token_ids[t] != expected[i].token_ids[t]) {
-        const PositionLogprobs& best = expected[i].logprobs[t];
+    ASSERT_EQ(got[i].outputs[0].finish_reason, FinishReason::length) << got[i].error;
+    for (size_t t = 0; t < got[i].outputs[0].token_ids.size(); ++t) {
+      if (got[i].outputs[0].token_ids[t] != expected[i].outputs[0].token_ids[t]) {
+        const PositionLogprobs& best = expected[i].outputs[0].logprobs[t];
         EXPECT_LT(best[1].logprob - best[2].logprob, 2 * tolerance_)
             << "prompt " << i << " token " << t;
         break;  // from here on it is another text
       }
-      EXPECT_LE(largest_difference({got[i].logprobs[t][0]}, {expected[i].logprobs[t][0]}),
+      EXPECT_LE(largest_difference({got[i].outputs[0].logprobs[t][0]},
+                                   {expected[i].outputs[0].logprobs[t][0]}),
                 tolerance_);
     }
   }
@@ -141,11 +142,11 @@ TEST_P(Parallel, RunsAreBitwiseEqual) {
     while (!together[i].finished)
       for (RequestOutput& output : second.step())
         if (output.finished) together[static_cast<size_t>(output.request_id)] = std::move(output);
-    ASSERT_EQ(alone.token_ids, together[i].token_ids) << "prompt " << i;
-    for (size_t t = 0; t < alone.logprobs.size(); ++t)
-      for (size_t j = 0; j < alone.logprobs[t].size(); ++j)
-        EXPECT_EQ(std::memcmp(&alone.logprobs[t][j].logprob, &together[i].logprobs[t][j].logprob,
-                              sizeof(float)),
+    ASSERT_EQ(alone.outputs[0].token_ids, together[i].outputs[0].token_ids) << "prompt " << i;
+    for (size_t t = 0; t < alone.outputs[0].logprobs.size(); ++t)
+      for (size_t j = 0; j < alone.outputs[0].logprobs[t].size(); ++j)
+        EXPECT_EQ(std::memcmp(&alone.outputs[0].logprobs[t][j].logprob,
+                              &together[i].outputs[0].logprobs[t][j].logprob, sizeof(float)),
                   0)
             << "prompt " << i << " token " << t;
   }

@@ -1,6 +1,7 @@
 // Two outputs of one request, bit for bit.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -27,24 +28,68 @@ inline void expect_same(const std::vector<PositionLogprobs>& alone,
   }
 }
 
-/// What an aborted request got until then is the beginning of what it gets alone.
-inline void expect_beginning(const RequestOutput& alone, const RequestOutput& together) {
+/// What an aborted answer got until then is the beginning of what it gets alone.
+inline void expect_beginning(const CompletionOutput& alone, const CompletionOutput& together) {
   const size_t count = together.token_ids.size();
   ASSERT_LE(count, alone.token_ids.size());
   for (size_t i = 0; i < count; ++i) ASSERT_EQ(alone.token_ids[i], together.token_ids[i]) << i;
   if (!alone.logprobs.empty()) expect_same(alone.logprobs, together.logprobs, count, "logprobs");
 }
 
-inline void expect_same(const RequestOutput& alone, const RequestOutput& together) {
+inline void expect_same(const CompletionOutput& alone, const CompletionOutput& together) {
+  ASSERT_EQ(alone.index, together.index);
   expect_beginning(alone, together);
   ASSERT_EQ(alone.token_ids.size(), together.token_ids.size());
-  ASSERT_EQ(alone.finish_reason, together.finish_reason) << together.error;
+  ASSERT_EQ(alone.finish_reason, together.finish_reason);
   ASSERT_EQ(alone.stop_reason, together.stop_reason);
   ASSERT_EQ(alone.text, together.text);
   ASSERT_EQ(alone.logprobs.size(), together.logprobs.size());
+}
+
+inline void expect_same(const RequestOutput& alone, const RequestOutput& together) {
+  ASSERT_EQ(alone.error, together.error);
+  ASSERT_EQ(alone.outputs.size(), together.outputs.size());
+  for (size_t i = 0; i < alone.outputs.size(); ++i)
+    expect_same(alone.outputs[i], together.outputs[i]);
   ASSERT_EQ(alone.prompt_logprobs.size(), together.prompt_logprobs.size());
   expect_same(alone.prompt_logprobs, together.prompt_logprobs, alone.prompt_logprobs.size(),
               "prompt_logprobs");
+}
+
+inline bool was_aborted(const RequestOutput& output) {
+  return std::ranges::count(output.outputs, FinishReason::abort, &CompletionOutput::finish_reason) >
+         0;
+}
+
+/// The same of a request that was aborted: its answers may have ended before, or are beginnings.
+inline void expect_same_until_abort(const RequestOutput& alone, const RequestOutput& together) {
+  ASSERT_EQ(alone.outputs.size(), together.outputs.size());
+  for (size_t i = 0; i < alone.outputs.size(); ++i)
+    if (together.outputs[i].finish_reason == FinishReason::abort)
+      expect_beginning(alone.outputs[i], together.outputs[i]);
+    else
+      expect_same(alone.outputs[i], together.outputs[i]);
+}
+
+/// The answers of a request, each as a request of its own in an engine that does nothing else.
+inline RequestOutput run_alone(LLM& llm, const Prompt& prompt, const SamplingParams& params) {
+  RequestOutput whole;
+  for (int i = 0; i < params.n; ++i) {
+    SamplingParams own = params;
+    own.n = 1;
+    if (i > 0) {
+      own.seed = answer_seed(params.seed.value(), i);
+      own.prompt_logprobs.reset();
+    }
+    RequestOutput output = llm.generate({prompt}, own).front();
+    llm.reset_prefix_cache();
+    output.outputs.at(0).index = i;
+    if (i == 0)
+      whole = std::move(output);
+    else
+      whole.outputs.push_back(std::move(output.outputs[0]));
+  }
+  return whole;
 }
 
 }  // namespace nanovllm

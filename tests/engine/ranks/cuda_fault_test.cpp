@@ -100,7 +100,7 @@ void run(const std::shared_ptr<Scene>& scene) {
   engine.add_request({1, 2, 3, 4, 5}, params);
   for (size_t tokens = 0; !engine.is_finished();)
     for (const RequestOutput& output : engine.step())
-      if ((tokens += output.token_ids.size()) > 20) scene->decodes = true;
+      if ((tokens += output.outputs[0].token_ids.size()) > 20) scene->decodes = true;
 }
 
 class CudaFault : public testing::TestWithParam<Case> {};

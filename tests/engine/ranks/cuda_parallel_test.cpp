@@ -23,7 +23,8 @@ std::vector<std::vector<int32_t>> answers(std::unique_ptr<Runner> runner, const 
   std::vector<std::vector<int32_t>> tokens(4);
   while (!engine.is_finished())
     for (const RequestOutput& output : engine.step())
-      if (output.finished) tokens[static_cast<size_t>(output.request_id)] = output.token_ids;
+      if (output.finished)
+        tokens[static_cast<size_t>(output.request_id)] = output.outputs[0].token_ids;
   return tokens;
 }
 
@@ -118,8 +119,9 @@ std::vector<std::vector<std::pair<int32_t, float>>> scores(LLMEngine& engine, in
         if (!output.finished) continue;
         EXPECT_EQ(output.error, "");
         auto& result = results[static_cast<size_t>(output.request_id) % results.size()];
-        for (size_t i = 0; i < output.token_ids.size(); ++i)
-          result.emplace_back(output.token_ids[i], output.logprobs[i].front().logprob);
+        for (size_t i = 0; i < output.outputs[0].token_ids.size(); ++i)
+          result.emplace_back(output.outputs[0].token_ids[i],
+                              output.outputs[0].logprobs[i].front().logprob);
       }
   };
   results.resize(static_cast<size_t>(requests));

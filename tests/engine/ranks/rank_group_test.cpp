@@ -222,7 +222,7 @@ TEST_F(RankGroupTest, TwoGroupsDoNotDisturbEachOther) {
   std::vector<RequestOutput> last;
   while (!engine.is_finished()) last = engine.step();
   ASSERT_EQ(last.size(), 1u);
-  EXPECT_EQ(last[0].token_ids, (std::vector<int32_t>{1, 1, 1, 1}));
+  EXPECT_EQ(last[0].outputs[0].token_ids, (std::vector<int32_t>{1, 1, 1, 1}));
 }
 
 TEST_F(RankGroupTest, ProgressCountsAllRanksAndAFailingCallbackEndsTheLoad) {

@@ -1,5 +1,4 @@
 // Counts calls of operator new: a decode step in the steady state makes none.
-#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -16,13 +15,14 @@ TEST(SchedulerAllocation, ADecodeStepAllocatesNothing) {
   config.block_size = 16;
   config.num_blocks = 4096;
   Scheduler scheduler(config);
+  std::vector<Sequence> sequences(kSequences);
   for (int id = 0; id < kSequences; ++id) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->request_id = id;
-    sequence->token_ids.assign(static_cast<size_t>(10 + id), id);
-    sequence->num_prompt_tokens = sequence->num_tokens();
-    sequence->max_tokens = kSteps + 10;
-    scheduler.add(std::move(sequence));
+    Sequence& sequence = sequences[static_cast<size_t>(id)];
+    sequence.request_id = id;
+    sequence.token_ids.assign(static_cast<size_t>(10 + id), id);
+    sequence.num_prompt_tokens = sequence.num_tokens();
+    sequence.max_tokens = kSteps + 10;
+    scheduler.add(sequence);
   }
   std::vector<Plan> plans(2);
   const std::vector<int32_t> sampled(kSequences, 7);

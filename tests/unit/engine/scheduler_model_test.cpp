@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "unit/engine/fake_runner.h"
 #include "unit/engine/model_based.h"
+#include "unit/engine/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {
@@ -197,7 +197,7 @@ class SchedulerRun {
 
   void process() {
     if (plans_.empty()) return;
-    const Plan plan = std::move(plans_.front());
+    Plan plan = std::move(plans_.front());
     plans_.pop_front();
     auto sampled = runner_.run();
     if (!sampled.empty() && random_.chance(0.003)) poison(plan, sampled);
@@ -250,7 +250,7 @@ class SchedulerRun {
   Random random_;
   SchedulerConfig config_;
   int vocab_size_;
-  Scheduler scheduler_;
+  OwningScheduler scheduler_;
   FakeRunner runner_;
   std::deque<Plan> plans_;
   std::map<int64_t, Request> requests_;  // not given out yet

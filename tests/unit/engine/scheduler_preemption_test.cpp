@@ -9,7 +9,7 @@ namespace {
 // -- Steps in flight.
 
 TEST(Scheduler, PlansTheNextStepBeforeTheTokenIsKnown) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   const Sequence& s = add(scheduler, 1, {1, 2});
   const Plan first = scheduler.schedule();
   EXPECT_EQ(s.num_in_flight, 1);
@@ -28,7 +28,7 @@ TEST(Scheduler, PlansTheNextStepBeforeTheTokenIsKnown) {
 }
 
 TEST(Scheduler, NeverPlansPastMaxTokens) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, {1, 2}, /*max_tokens=*/2);
   const Plan first = scheduler.schedule();
   const Plan second = scheduler.schedule();
@@ -40,7 +40,7 @@ TEST(Scheduler, NeverPlansPastMaxTokens) {
 }
 
 TEST(Scheduler, AStopFoundLateCostsOneRowWhoseResultIsDropped) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   auto sequence = make_sequence(1, {1, 2});
   sequence->stop_token_ids = {77};
   scheduler.add(std::move(sequence));
@@ -58,7 +58,7 @@ TEST(Scheduler, AStopFoundLateCostsOneRowWhoseResultIsDropped) {
 }
 
 TEST(Scheduler, BlocksFreedInFlightReturnWhenThePlanIsProcessed) {
-  Scheduler scheduler(small_config(/*num_blocks=*/4));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/4));
   add(scheduler, 1, count_up(12), 4);
   const Plan first = scheduler.schedule();
   scheduler.finish(1, FinishReason::abort);
@@ -75,7 +75,7 @@ TEST(Scheduler, BlocksFreedInFlightReturnWhenThePlanIsProcessed) {
 TEST(Scheduler, PreemptsTheNewestAndResumesItWithItsTokens) {
   auto config = small_config(/*num_blocks=*/5);
   config.enable_prefix_caching = false;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   add(scheduler, 1, count_up(4), 8);
   const Sequence& second = add(scheduler, 2, count_up(4, 50), 8);
   step(scheduler, 30);
@@ -94,7 +94,7 @@ TEST(Scheduler, PreemptsTheNewestAndResumesItWithItsTokens) {
 
 TEST(Scheduler, APreemptedSequenceWaitsBeforeThoseThatArrivedLater) {
   auto config = small_config(/*num_blocks=*/3, /*block_size=*/4);
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   add(scheduler, 1, count_up(3), 8);
   add(scheduler, 2, count_up(3, 50), 8);
   step(scheduler);
@@ -108,7 +108,7 @@ TEST(Scheduler, APreemptedSequenceWaitsBeforeThoseThatArrivedLater) {
 }
 
 TEST(Scheduler, DropsTheResultOfAPlanFromBeforeThePreemption) {
-  Scheduler scheduler(small_config(/*num_blocks=*/3, /*block_size=*/2));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/3, /*block_size=*/2));
   add(scheduler, 1, {1, 2}, 4);
   const Sequence& newest = add(scheduler, 2, {5}, 4);
   const Plan first = scheduler.schedule();
@@ -128,7 +128,7 @@ TEST(Scheduler, DropsTheResultOfAPlanFromBeforeThePreemption) {
 TEST(Scheduler, PreemptsNobodyWhileBlocksAreOnTheirWayBack) {
   auto config = small_config(/*num_blocks=*/5, /*block_size=*/4);
   config.enable_prefix_caching = false;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   add(scheduler, 1, count_up(4), 8);
   add(scheduler, 2, count_up(4, 50), 8);
   add(scheduler, 3, count_up(1, 90), 8);

@@ -7,7 +7,7 @@ namespace nanovllm {
 namespace {
 
 TEST(Scheduler, TakesAKnownPrefixFromTheCacheInWholeBlocks) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, count_up(10), 1);
   step(scheduler);
   const Sequence& s = add(scheduler, 2, count_up(11), 1);
@@ -20,7 +20,7 @@ TEST(Scheduler, TakesAKnownPrefixFromTheCacheInWholeBlocks) {
 }
 
 TEST(Scheduler, RecomputesTheLastTokenOfAPromptThatIsCachedInFull) {  // nano-vLLM #144, #114
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   for (int id : {1, 2}) {
     add(scheduler, id, count_up(8), 1);
     const Plan plan = step(scheduler);
@@ -32,7 +32,7 @@ TEST(Scheduler, RecomputesTheLastTokenOfAPromptThatIsCachedInFull) {  // nano-vL
 }
 
 TEST(Scheduler, SequencesOfOneStepShareTheirPrefix) {  // nano-vLLM #219
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   for (int id : {1, 2, 3}) {
     Tokens prompt = count_up(8);
     prompt.push_back(id);
@@ -47,7 +47,7 @@ TEST(Scheduler, SequencesOfOneStepShareTheirPrefix) {  // nano-vLLM #219
 }
 
 TEST(Scheduler, GeneratedTokensAreCachedToo) {  // the next turn of a chat
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, count_up(3), 6);
   run_to_end(scheduler);
   Tokens next = count_up(3);
@@ -58,7 +58,7 @@ TEST(Scheduler, GeneratedTokensAreCachedToo) {  // the next turn of a chat
 }
 
 TEST(Scheduler, ABlockThatEndsInATokenInFlightIsCachedOnceTheTokenIsKnown) {
-  Scheduler scheduler(small_config(/*num_blocks=*/8, /*block_size=*/2));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/8, /*block_size=*/2));
   add(scheduler, 1, {5}, 8);
   const Plan first = scheduler.schedule();
   // The second fills the block with the token that the first samples.
@@ -70,7 +70,7 @@ TEST(Scheduler, ABlockThatEndsInATokenInFlightIsCachedOnceTheTokenIsKnown) {
 }
 
 TEST(Scheduler, PromptLogprobsGetNoHitsButPublish) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   for (int id : {1, 2}) {
     auto sequence = make_sequence(id, count_up(9), 1);
     sequence->params.prompt_logprobs = 0;
@@ -84,7 +84,7 @@ TEST(Scheduler, PromptLogprobsGetNoHitsButPublish) {
 TEST(Scheduler, WithoutPrefixCachingNothingIsCached) {
   auto config = small_config();
   config.enable_prefix_caching = false;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   for (int id : {1, 2}) {
     add(scheduler, id, count_up(9), 1);
     EXPECT_EQ(shares(step(scheduler)), (Shares{{id, 0, 9}}));
@@ -93,7 +93,7 @@ TEST(Scheduler, WithoutPrefixCachingNothingIsCached) {
 }
 
 TEST(Scheduler, AResetCacheGivesNoHitsAndRunningSequencesGoOn) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, count_up(9), 20);
   step(scheduler);
   scheduler.reset_prefix_cache();
@@ -120,7 +120,7 @@ TEST(Scheduler, APublishedCollisionOfXxh64PoisonsNobody) {
     auto config = small_config(16, 256);
     config.max_num_batched_tokens = 1024;
     config.prefix_hash_mask = hash_mask;
-    Scheduler scheduler(config);
+    OwningScheduler scheduler(config);
     add(scheduler, 1, join(b, t1, 9), 1);  // the attacker
     step(scheduler);
     add(scheduler, 2, join(a, {}, 9), 1);  // anyone

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -42,12 +43,41 @@ inline std::unique_ptr<Sequence> make_sequence(int64_t id, Tokens prompt, int64_
   return sequence;
 }
 
-inline Sequence& add(Scheduler& scheduler, int64_t id, Tokens prompt, int64_t max_tokens = 8) {
+/// A scheduler with its sequences, which tests name by the ids of their requests.
+class OwningScheduler : public Scheduler {
+ public:
+  using Scheduler::Scheduler;
+  Sequence& add(std::unique_ptr<Sequence> sequence) {
+    Scheduler::add(*sequence);
+    return *(sequences_[sequence->request_id] = std::move(sequence));
+  }
+  /// Null where the sequence was given back, or never was.
+  Sequence* find(int64_t id) {
+    const auto at = sequences_.find(id);
+    return at == sequences_.end() ? nullptr : at->second.get();
+  }
+  bool finish(int64_t id, FinishReason reason, std::string detail = {}) {
+    Sequence* sequence = find(id);
+    return sequence && Scheduler::finish(*sequence, reason, std::move(detail));
+  }
+  std::vector<std::unique_ptr<Sequence>> take_finished() {
+    std::vector<std::unique_ptr<Sequence>> taken;
+    for (const Sequence* sequence : Scheduler::take_finished())
+      taken.push_back(std::move(sequences_.extract(sequence->request_id).mapped()));
+    return taken;
+  }
+
+ private:
+  std::map<int64_t, std::unique_ptr<Sequence>> sequences_;
+};
+
+inline Sequence& add(OwningScheduler& scheduler, int64_t id, Tokens prompt,
+                     int64_t max_tokens = 8) {
   return scheduler.add(make_sequence(id, std::move(prompt), max_tokens));
 }
 
 /// Processes a plan, every sampling sequence getting `token`.
-inline void process(Scheduler& scheduler, const Plan& plan, int32_t token = 1) {
+inline void process(Scheduler& scheduler, Plan plan, int32_t token = 1) {
   const auto samples = std::ranges::count(plan.sequences, true, &ScheduledSequence::samples);
   scheduler.process(plan, Tokens(static_cast<size_t>(samples), token));
   scheduler.check_integrity();
@@ -80,7 +110,7 @@ inline Shares shares(const Plan& plan) {
 
 /// Runs everything to its end with the FakeRunner, `depth` steps in flight, and expects the tokens
 /// of the plain histories.
-inline void expect_plain_outputs(Scheduler& scheduler, FakeRunner& runner, int64_t depth,
+inline void expect_plain_outputs(OwningScheduler& scheduler, FakeRunner& runner, int64_t depth,
                                  std::map<int64_t, Tokens> expected) {
   std::deque<Plan> plans;
   for (int steps = 0; scheduler.has_unfinished() || !plans.empty(); ++steps) {

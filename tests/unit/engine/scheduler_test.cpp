@@ -40,9 +40,9 @@ TEST(Scheduler, RefusalNamesTheNumbersAndTheRemedy) {
 }
 
 TEST(Scheduler, AddThrowsOnAnInfeasibleOrRepeatedRequestAndLivesOn) {
-  Scheduler scheduler(small_config());
-  add(scheduler, 1, count_up(4));
-  EXPECT_THROW(add(scheduler, 1, count_up(4)), Error);
+  OwningScheduler scheduler(small_config());
+  Sequence& queued = add(scheduler, 1, count_up(4));
+  EXPECT_THROW(scheduler.Scheduler::add(queued), Error);
   EXPECT_THROW(add(scheduler, 2, {}), Error);            // nano-vLLM: IndexError in the step
   EXPECT_THROW(add(scheduler, 3, count_up(65)), Error);  // nano-vLLM: AssertionError in the step
   EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 0, 4}}));
@@ -52,7 +52,7 @@ TEST(Scheduler, AddThrowsOnAnInfeasibleOrRepeatedRequestAndLivesOn) {
 TEST(Scheduler, AdmitsInOrderOfArrivalUpToMaxNumSeqs) {
   auto config = small_config();
   config.max_num_seqs = 2;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   for (int id = 1; id <= 3; ++id) add(scheduler, id, count_up(2, 10 * id), /*max_tokens=*/2);
   EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 0, 2}, {2, 0, 2}}));
   EXPECT_EQ(shares(step(scheduler)), (Shares{{1, 2, 1}, {2, 2, 1}}));  // both end by length
@@ -60,7 +60,7 @@ TEST(Scheduler, AdmitsInOrderOfArrivalUpToMaxNumSeqs) {
 }
 
 TEST(Scheduler, DoesNotLetAShortPromptOvertakeALongOneThatWaitsForBlocks) {
-  Scheduler scheduler(small_config(/*num_blocks=*/4));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/4));
   add(scheduler, 1, count_up(8), 4);
   step(scheduler);
   add(scheduler, 2, count_up(12, 50), 4);
@@ -69,7 +69,7 @@ TEST(Scheduler, DoesNotLetAShortPromptOvertakeALongOneThatWaitsForBlocks) {
 }
 
 TEST(Scheduler, LeavesABlockPerRunningSequenceWhenItAdmits) {
-  Scheduler scheduler(small_config(/*num_blocks=*/4));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/4));
   add(scheduler, 1, count_up(2));
   step(scheduler);  // one block in use, three idle
   add(scheduler, 2, count_up(12, 50), 2);
@@ -79,7 +79,7 @@ TEST(Scheduler, LeavesABlockPerRunningSequenceWhenItAdmits) {
 }
 
 TEST(Scheduler, AdmitsWhoWaitedForBlocksAsSoonAsThereAreEnoughThoughOthersRun) {
-  Scheduler scheduler(small_config(/*num_blocks=*/6));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/6));
   add(scheduler, 1, count_up(1));
   add(scheduler, 2, count_up(9, 20));
   step(scheduler);  // four blocks in use
@@ -94,7 +94,7 @@ TEST(Scheduler, AdmitsWhoWaitedForBlocksAsSoonAsThereAreEnoughThoughOthersRun) {
 TEST(Scheduler, SharesOneBudgetBetweenDecodesAndChunksOfPrompts) {
   auto config = small_config();
   config.max_num_batched_tokens = 6;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   add(scheduler, 1, count_up(4));
   add(scheduler, 2, count_up(9, 50));
   const Plan first = step(scheduler);
@@ -116,7 +116,7 @@ TEST(Scheduler, SharesOneBudgetBetweenDecodesAndChunksOfPrompts) {
 TEST(Scheduler, PlansTheNextChunkOfAPromptWhileTheLastIsInFlight) {
   auto config = small_config();
   config.max_num_batched_tokens = 4;
-  Scheduler scheduler(config);
+  OwningScheduler scheduler(config);
   add(scheduler, 1, count_up(6));
   const Plan first = scheduler.schedule();
   const Plan second = scheduler.schedule();
@@ -131,7 +131,7 @@ TEST(Scheduler, PlansTheNextChunkOfAPromptWhileTheLastIsInFlight) {
 // -- Ends.
 
 TEST(Scheduler, EndsAtMaxTokens) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, {1, 2}, /*max_tokens=*/3);
   for (int i = 0; i < 3; ++i) step(scheduler, 40 + i);
   EXPECT_TRUE(step(scheduler).empty());
@@ -145,14 +145,14 @@ TEST(Scheduler, EndsAtMaxTokens) {
 }
 
 TEST(Scheduler, EndsAtEosWithoutAndAtAStopTokenWithAStopReason) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   for (int id : {1, 2}) {
     auto sequence = make_sequence(id, {1, 2});
     sequence->stop_token_ids = {77, 78};  // 78 is EOS
     sequence->params.stop_token_ids = {77};
     scheduler.add(std::move(sequence));
   }
-  const Plan plan = scheduler.schedule();
+  Plan plan = scheduler.schedule();
   scheduler.process(plan, Tokens{77, 78});
   const auto finished = scheduler.take_finished();
   ASSERT_EQ(finished.size(), 2u);
@@ -164,7 +164,7 @@ TEST(Scheduler, EndsAtEosWithoutAndAtAStopTokenWithAStopReason) {
 }
 
 TEST(Scheduler, DoesNotStopBeforeMinTokens) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   auto sequence = make_sequence(1, {1, 2});
   sequence->stop_token_ids = {77};
   sequence->params.min_tokens = 2;
@@ -176,7 +176,7 @@ TEST(Scheduler, DoesNotStopBeforeMinTokens) {
 }
 
 TEST(Scheduler, FinishIsIdempotentAndIgnoresUnknownIds) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, {1});
   add(scheduler, 2, {2});
   step(scheduler);
@@ -198,10 +198,10 @@ TEST(Scheduler, FinishIsIdempotentAndIgnoresUnknownIds) {
 }
 
 TEST(Scheduler, LogitsThatAreNotFiniteFailThatSequenceAloneAndLeaveNothingInTheCache) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, count_up(9));
   add(scheduler, 2, count_up(9, 50));
-  const Plan plan = scheduler.schedule();
+  Plan plan = scheduler.schedule();
   EXPECT_EQ(scheduler.blocks().num_cached(), 4);
   scheduler.process(plan, Tokens{-1, 5});
   scheduler.check_integrity();
@@ -214,13 +214,12 @@ TEST(Scheduler, LogitsThatAreNotFiniteFailThatSequenceAloneAndLeaveNothingInTheC
 }
 
 TEST(Scheduler, RefusesPlansOutOfOrderAndResultsOfTheWrongSize) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   add(scheduler, 1, {1, 2});
-  const Plan first = scheduler.schedule();
-  const Plan second = scheduler.schedule();
+  Plan first = scheduler.schedule(), second = scheduler.schedule(), empty;
   EXPECT_THROW(scheduler.process(second, Tokens{1}), Error);
   EXPECT_THROW(scheduler.process(first, Tokens{}), Error);
-  EXPECT_THROW(scheduler.process(Plan{}, Tokens{}), Error);
+  EXPECT_THROW(scheduler.process(empty, Tokens{}), Error);
   process(scheduler, first);
   EXPECT_THROW(scheduler.process(first, Tokens{1}), Error);
   process(scheduler, second);
@@ -234,7 +233,7 @@ TEST(Scheduler, ACacheExhaustedWhileDecodingPreemptsInsteadOfFailing) {  // nano
       auto config = small_config(/*num_blocks=*/6, /*block_size=*/2);
       config.max_plans_in_flight = depth;
       config.enable_prefix_caching = caching;
-      Scheduler scheduler(config);
+      OwningScheduler scheduler(config);
       FakeRunner runner(config.num_blocks, config.block_size, 50);
       std::map<int64_t, Tokens> expected;
       for (int id = 1; id <= 8; ++id) {
@@ -253,7 +252,7 @@ TEST(Scheduler, PreemptionWithPrefixHitsUnder512RequestsGivesPlainOutputs) {
     auto config = small_config(/*num_blocks=*/40, /*block_size=*/4);
     config.max_plans_in_flight = depth;
     config.max_num_seqs = 64;
-    Scheduler scheduler(config);
+    OwningScheduler scheduler(config);
     FakeRunner runner(config.num_blocks, config.block_size, 30);
     std::map<int64_t, Tokens> expected;
     for (int id = 1; id <= 512; ++id) {
@@ -274,7 +273,7 @@ TEST(Scheduler, ARequestMayFillMaxModelLenAndTheWholeCacheExactly) {  // nano-vL
     config.max_model_len = 17;  // 16 positions are stored
     config.max_plans_in_flight = depth;
     for (const int prompt_size : {1, 8, 15, 16}) {
-      Scheduler scheduler(config);
+      OwningScheduler scheduler(config);
       FakeRunner runner(config.num_blocks, config.block_size, 50);
       ASSERT_EQ(scheduler.refusal(prompt_size, 17 - prompt_size), std::nullopt);
       const Sequence& s = add(scheduler, 1, count_up(prompt_size), 17 - prompt_size);
@@ -285,7 +284,7 @@ TEST(Scheduler, ARequestMayFillMaxModelLenAndTheWholeCacheExactly) {  // nano-vL
 }
 
 TEST(Scheduler, ATableCoversExactlyTheComputedTokensAtEveryBlockBoundary) {  // nano-vLLM #30, #150
-  Scheduler scheduler(small_config(/*num_blocks=*/16, /*block_size=*/2));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/16, /*block_size=*/2));
   const Sequence& s = add(scheduler, 1, {1}, 20);
   for (int64_t computed = 1; computed <= 20; ++computed) {
     const Plan plan = scheduler.schedule();
@@ -299,7 +298,7 @@ TEST(Scheduler, ATableCoversExactlyTheComputedTokensAtEveryBlockBoundary) {  // 
 }
 
 TEST(Scheduler, NoStaleEntrySurvivesTheReuseOfItsBlock) {  // nano-vLLM #163
-  Scheduler scheduler(small_config(/*num_blocks=*/3, /*block_size=*/2));
+  OwningScheduler scheduler(small_config(/*num_blocks=*/3, /*block_size=*/2));
   add(scheduler, 1, {1, 2, 3, 4, 5}, 1);
   step(scheduler);
   add(scheduler, 2, {6, 7, 8, 9, 10}, 1);  // takes all three blocks
@@ -311,7 +310,7 @@ TEST(Scheduler, NoStaleEntrySurvivesTheReuseOfItsBlock) {  // nano-vLLM #163
 
 // MinivLLM unpacks three values of a step that returned two.
 TEST(Scheduler, AnEmptyPlanIsNotInFlight) {
-  Scheduler scheduler(small_config());
+  OwningScheduler scheduler(small_config());
   const Plan plan = scheduler.schedule();
   EXPECT_TRUE(plan.empty());
   EXPECT_EQ(plan.step, 0);
