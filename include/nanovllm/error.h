@@ -12,6 +12,7 @@ enum class ErrorKind {
   model,             ///< the model directory cannot be loaded (exit 3)
   device,            ///< no such device, or not enough memory (exit 4)
   engine,            ///< the engine failed while running; it is dead from then on (exit 5)
+  unavailable,       ///< not now: a queue is full, or the engine is shutting down (HTTP 503)
 };
 
 /// `what()` is one line that names the file, field or option and the remedy

@@ -62,11 +62,13 @@ struct EngineInfo {
   std::vector<StartupPhase> startup{};  ///< in the order of their ends; empty from inspect()
 };
 
-/// Counters since the engine was made; all monotonic except `waiting`, `running`, `free_blocks`.
+/// Counters since the engine was made; all monotonic except `waiting`, `waiting_tokens`, `running`
+/// and `free_blocks`.
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0,
           preemptions = 0;
   int64_t waiting = 0, running = 0, free_blocks = 0;
+  int64_t waiting_tokens = 0;   ///< of the waiting sequences, prompts and what is recomputed
   double schedule_seconds = 0;  ///< host time spent on deciding what runs next
   double build_seconds = 0;     ///< host time spent on turning that into batches
 };
@@ -97,6 +99,12 @@ class LLM {
   /// (empty prompt, too long, parameter out of range) is finished at once: its output, with the
   /// reason, comes from the next step().
   int64_t add_request(const Prompt& prompt, const SamplingParams& sampling_params = {});
+  /// The token ids of a prompt. Throws Error(invalid_argument): text that is no UTF-8, or no
+  /// tokenizer. May be called from any thread.
+  std::vector<int32_t> tokenize(const Prompt& prompt) const;
+  /// Throws Error(invalid_argument) with the reason for which add_request() would refuse these
+  /// tokens and parameters. May be called from any thread.
+  void check_request(const std::vector<int32_t>& tokens, const SamplingParams& params) const;
   /// Runs one step of the engine. Returns an output for every request that got a token or ended in
   /// it. Throws Error(engine) if the engine failed; all live requests are lost then, and every
   /// later call throws the same.

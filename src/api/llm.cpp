@@ -90,6 +90,13 @@ int64_t LLM::add_request(const Prompt& prompt, const SamplingParams& sampling_pa
   return state_->engine().add_request(std::move(tokens), sampling_params);
 }
 
+std::vector<int32_t> LLM::tokenize(const Prompt& prompt) const { return state_->tokens_of(prompt); }
+
+void LLM::check_request(const std::vector<int32_t>& tokens, const SamplingParams& params) const {
+  if (const auto problem = state_->engine().refusal(tokens, params))
+    fail(ErrorKind::invalid_argument, "{}", *problem);
+}
+
 std::vector<RequestOutput> LLM::step() {
   std::vector<RequestOutput> outputs = state_->engine().step();
   outputs.insert(outputs.begin(), std::make_move_iterator(state_->set_aside.begin()),

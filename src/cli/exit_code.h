@@ -25,6 +25,7 @@ inline ExitCode exit_code(ErrorKind kind) {
     case ErrorKind::device:
       return kExitDevice;
     case ErrorKind::engine:
+    case ErrorKind::unavailable:
       break;
   }
   return kExitEngine;

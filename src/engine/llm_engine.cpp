@@ -132,19 +132,25 @@ int64_t LLMEngine::refuse_request(std::vector<int32_t> prompt, std::string error
   return refused_.back().request_id;
 }
 
-int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams& params) {
-  check(dead_.empty(), "the engine has failed: {}", dead_);
-  const auto length = static_cast<int64_t>(prompt.size());
-  auto problem = problem_with(params, vocab_size_);
-  if (!problem) problem = problem_with(prompt, vocab_size_);
-  const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
-  if (!problem && max_tokens < 1)
-    problem = fmt::format(
+std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt,
+                                              const SamplingParams& params) const {
+  const auto length = std::ssize(prompt);
+  if (auto problem = problem_with(params, vocab_size_)) return problem;
+  if (auto problem = problem_with(prompt, vocab_size_)) return problem;
+  if (length >= max_model_len_)
+    return fmt::format(
         "the prompt has {} tokens: with max_model_len {} at most {} leave room for an answer",
         length, max_model_len_, max_model_len_ - 1);
-  if (!problem) problem = scheduler_.refusal(length, max_tokens);
-  if (!problem && !params.stop.empty() && !tokenizer_) problem = "stop strings need a tokenizer";
-  if (problem) return refuse_request(std::move(prompt), std::move(*problem));
+  if (!params.stop.empty() && !tokenizer_) return "stop strings need a tokenizer";
+  return scheduler_.refusal(length, std::min(params.max_tokens, max_model_len_ - length));
+}
+
+int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams& params) {
+  check(dead_.empty(), "the engine has failed: {}", dead_);
+  if (auto problem = refusal(prompt, params))
+    return refuse_request(std::move(prompt), std::move(*problem));
+  const auto length = std::ssize(prompt);
+  const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
 
   const int64_t id = next_id_++;
   Request& request = requests_[id];
@@ -326,6 +332,7 @@ EngineStats LLMEngine::stats() const {
           .waiting = s.waiting,
           .running = s.running,
           .free_blocks = s.free_blocks,
+          .waiting_tokens = s.waiting_tokens,
           .schedule_seconds = schedule_seconds_,
           .build_seconds = runner_->build_seconds()};
 }

@@ -27,6 +27,9 @@ class LLMEngine {
   LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model, const EngineConfig& config,
             std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> eos);
 
+  /// Why add_request() would refuse this, or nothing. May be called from any thread.
+  std::optional<std::string> refusal(const std::vector<int32_t>& prompt,
+                                     const SamplingParams& params) const;
   // LLM's methods of the same names say what these do.
   int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
   /// Queues the output of a request that could not even be turned into tokens.

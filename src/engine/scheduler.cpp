@@ -59,6 +59,7 @@ void Scheduler::add(Sequence& s) {
   }
   s.arrival = ++num_arrivals_;
   waiting_.push_back(s);
+  totals_.waiting_tokens += s.num_tokens();
 }
 
 bool Scheduler::finish(Sequence& sequence, FinishReason reason, std::string detail) {
@@ -191,6 +192,7 @@ bool Scheduler::admit(Sequence& s) {
     totals_.cached_prompt_tokens += s.num_cached_tokens;
   }
   waiting_.remove(s);
+  totals_.waiting_tokens -= s.num_tokens();
   running_.push_back(s);
   s.status = SequenceStatus::running;
   return true;
@@ -222,6 +224,7 @@ void Scheduler::preempt(Sequence& s) {
   ++totals_.preemptions;
   running_.remove(s);
   waiting_.push_front(s);
+  totals_.waiting_tokens += s.num_tokens();
   s.status = SequenceStatus::waiting;
 }
 
@@ -269,7 +272,9 @@ void Scheduler::append(Sequence& s, int32_t token) {
 }
 
 void Scheduler::end(Sequence& s, FinishReason reason, std::string detail) {
-  (s.status == SequenceStatus::running ? running_ : waiting_).remove(s);
+  const bool waits = s.status == SequenceStatus::waiting;
+  (waits ? waiting_ : running_).remove(s);
+  if (waits) totals_.waiting_tokens -= s.num_tokens();
   release_blocks(s);
   s.num_in_flight = 0;
   s.num_computed_tokens = std::min(s.num_computed_tokens, s.num_tokens());

@@ -83,6 +83,7 @@ struct Plan {
 /// count a request when it is first admitted.
 struct SchedulerStats {
   int64_t waiting = 0, running = 0, free_blocks = 0;
+  int64_t waiting_tokens = 0;  // of the waiting sequences: prompts, and what is recomputed
   int64_t preemptions = 0, prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0;
 };
 

@@ -54,6 +54,10 @@ void Scheduler::check_integrity() const {
           "KV block {}: {} references counted, {} held", block, blocks_.ref_count(block),
           references[static_cast<size_t>(block)]);
   }
+  int64_t waiting_tokens = 0;
+  for (const Sequence* s = waiting_.front(); s; s = s->next) waiting_tokens += s->num_tokens();
+  check(waiting_tokens == totals_.waiting_tokens, "{} tokens wait, {} counted", waiting_tokens,
+        totals_.waiting_tokens);
   int64_t arrival = 0;
   const auto check_queue = [&](const SequenceQueue& queue, SequenceStatus status) {
     int64_t size = 0;

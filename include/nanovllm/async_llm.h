@@ -1,0 +1,89 @@
+// An LLM that many threads share: one engine thread, callers that never wait for it.
+//
+//   nanovllm::AsyncLLM llm("path/to/Qwen3-0.6B", {}, {}, [&](std::span<nanovllm::RequestOutput>
+//   step) {
+//     for (auto& output : step) deliver(std::move(output));
+//   });
+//   const int64_t id = llm.new_request_id();
+//   llm.add_request(id, "The sky was", {.max_tokens = 64});
+//
+// Requests go in through a mailbox and come out as one delivery a step. No lock is held while a
+// step runs, and an engine without requests sleeps.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "nanovllm/llm.h"
+
+namespace nanovllm {
+
+/// Limits on requests that wait to be scheduled. 0: no limit.
+struct QueueLimits {
+  int64_t max_num_queued_reqs = 0;
+  int64_t max_num_queued_tokens = 0;  ///< prompt tokens; those of a request with n answers n times
+};
+
+/// What a request asks of the engine beside its sampling.
+struct RequestOptions {
+  /// Seconds from now after which the request is aborted, with the reason in RequestOutput::error;
+  /// 0: none.
+  double timeout = 0;
+};
+
+/// All methods may be called from any thread.
+class AsyncLLM {
+ public:
+  /// Called from the engine's thread, once a step, with the outputs of all requests that have news.
+  /// It must not block or throw, and may move the outputs away. RequestOutput::request_id is the id
+  /// that the caller gave. Every accepted request gets exactly one output that is finished.
+  using Sink = std::function<void(std::span<RequestOutput>)>;
+
+  /// Loads `model` as LLM does, and throws as it does; `sink` may not be empty.
+  AsyncLLM(const std::string& model, const EngineConfig& config, const QueueLimits& limits,
+           Sink sink);
+  /// The same over an LLM that has no requests.
+  AsyncLLM(LLM llm, const QueueLimits& limits, Sink sink);
+  /// Aborts what still runs, delivers the outputs and waits for the engine's thread.
+  ~AsyncLLM();
+  AsyncLLM(const AsyncLLM&) = delete;
+  AsyncLLM& operator=(const AsyncLLM&) = delete;
+
+  /// An id that no other call has given.
+  int64_t new_request_id();
+  /// Checks the request in full, on the calling thread, and hands it to the engine. `request_id`
+  /// must not be that of a live request. Throws Error: invalid_argument (the request is not
+  /// acceptable), unavailable (a queue limit, or the engine is draining), engine (it has failed).
+  void add_request(int64_t request_id, const Prompt& prompt, const SamplingParams& params = {},
+                   const RequestOptions& options = {});
+  /// Ends a request before the next step; an unknown or finished id is ignored.
+  void abort_request(int64_t request_id);
+  /// Forgets, before the next step, all cached prefixes that no running request uses.
+  void reset_prefix_cache();
+
+  /// Refuses new requests from now on; those that it has run to their end.
+  void drain();
+  /// Waits until the engine has no requests; false after `seconds`.
+  bool wait_until_idle(double seconds);
+  /// Whether add_request() would take a request that is acceptable.
+  bool is_serving() const;
+  /// Why the engine failed; empty while it lives.
+  std::string failure() const;
+  /// As of the last step.
+  EngineStats stats() const;
+  /// Requests accepted and not finished.
+  int64_t num_live() const;
+
+  /// Its const methods alone may be called, from any thread: the prompt of a conversation, the
+  /// tokenizer, facts and defaults.
+  const LLM& llm() const;
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace nanovllm

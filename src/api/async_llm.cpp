@@ -1,0 +1,281 @@
+#include "nanovllm/async_llm.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/check.h"
+
+namespace nanovllm {
+
+// The engine's thread owns llm_'s mutable side and the two maps of ids. Everything between the
+// marks "shared" is guarded by mutex_.
+class AsyncLLM::State {
+ public:
+  State(LLM llm, const QueueLimits& limits, Sink sink)
+      : llm_(std::move(llm)), limits_(limits), sink_(std::move(sink)), stats_(llm_.stats()) {
+    check(static_cast<bool>(sink_), ErrorKind::invalid_argument, "AsyncLLM needs a sink");
+    thread_ = std::thread([this] { run(); });
+  }
+  ~State() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = is_draining_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  void add(int64_t request_id, const Prompt& prompt, const SamplingParams& params,
+           const RequestOptions& options) {
+    Item item{.kind = Item::Kind::add,
+              .id = request_id,
+              .tokens = llm_.tokenize(prompt),
+              .params = params,
+              .deadline = {}};
+    llm_.check_request(item.tokens, params);
+    check(options.timeout >= 0 && options.timeout <= kLongestTimeout, ErrorKind::invalid_argument,
+          "timeout is {}: it must be between 0 (none) and {} seconds", options.timeout,
+          kLongestTimeout);
+    if (options.timeout > 0)
+      item.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(options.timeout));
+    const int64_t tokens = std::ssize(item.tokens) * params.n;
+    {
+      const std::lock_guard lock(mutex_);
+      check(failure_.empty(), ErrorKind::engine, "{}", failure_);
+      check(!is_draining_, ErrorKind::unavailable, "the engine is shutting down");
+      check_queue(params.n, tokens);
+      check(live_.insert(request_id).second, ErrorKind::invalid_argument,
+            "request id {} is that of a live request", request_id);
+      offered_reqs_ += params.n;
+      offered_tokens_ += tokens;
+      mailbox_.push_back(std::move(item));
+    }
+    wake_.notify_one();
+  }
+  void post(int64_t request_id, bool reset) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!reset && live_.count(request_id) == 0) return;
+      mailbox_.push_back({.kind = reset ? Item::Kind::reset : Item::Kind::abort,
+                          .id = request_id,
+                          .tokens = {},
+                          .params = {},
+                          .deadline = {}});
+    }
+    wake_.notify_one();
+  }
+  void drain() {
+    const std::lock_guard lock(mutex_);
+    is_draining_ = true;
+  }
+  bool wait_until_idle(double seconds) {
+    std::unique_lock lock(mutex_);
+    return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
+                          [this] { return live_.empty(); });
+  }
+  bool is_serving() const {
+    const std::lock_guard lock(mutex_);
+    return failure_.empty() && !is_draining_;
+  }
+  std::string failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  EngineStats stats() const {
+    const std::lock_guard lock(mutex_);
+    EngineStats stats = stats_;
+    stats.waiting += offered_reqs_;
+    stats.waiting_tokens += offered_tokens_;
+    return stats;
+  }
+  int64_t num_live() const {
+    const std::lock_guard lock(mutex_);
+    return std::ssize(live_);
+  }
+  const LLM& llm() const { return llm_; }
+  int64_t new_request_id() { return next_id_++; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr double kLongestTimeout = 30 * 86400;
+
+  struct Item {
+    enum class Kind { add, abort, reset } kind;
+    int64_t id;
+    std::vector<int32_t> tokens;
+    SamplingParams params;
+    Clock::time_point deadline;  // the epoch: none
+  };
+
+  /// Throws Error(unavailable) where another request would be one too many. mutex_ is held.
+  void check_queue(int64_t answers, int64_t tokens) const {
+    const auto limit = [](int64_t most, int64_t have, int64_t more, const char* what) {
+      check(most == 0 || have + more <= most, ErrorKind::unavailable,
+            "the queue is full: {} of {} {} wait, this request brings {}; try again later", have,
+            most, what, more);
+    };
+    limit(limits_.max_num_queued_reqs, stats_.waiting + offered_reqs_, answers, "requests");
+    limit(limits_.max_num_queued_tokens, stats_.waiting_tokens + offered_tokens_, tokens, "tokens");
+  }
+
+  void run() {
+    std::vector<Item> items;
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        const auto has_work = [this] { return is_ending_ || !mailbox_.empty(); };
+        if (engine_ids_.empty()) wake_.wait(lock, has_work);
+        items.swap(mailbox_);
+        if (is_ending_ && items.empty() && engine_ids_.empty()) return;
+        if (is_ending_)
+          for (const int64_t id : live_)
+            items.push_back(
+                {.kind = Item::Kind::abort, .id = id, .tokens = {}, .params = {}, .deadline = {}});
+      }
+      step(items);
+      items.clear();
+    }
+  }
+
+  // One round of the engine's thread: the mailbox, the deadlines, one step, one delivery.
+  void step(std::vector<Item>& items) {
+    std::vector<RequestOutput> outputs;
+    try {
+      for (Item& item : items) take(item);
+      end_late_requests();
+      outputs = llm_.step();
+    } catch (const std::exception& error) {
+      outputs = fail_all(error.what());
+    }
+    for (RequestOutput& output : outputs) rename(output);
+    if (!outputs.empty()) sink_(outputs);
+    publish(outputs);
+  }
+
+  void take(Item& item) {
+    if (item.kind == Item::Kind::reset) return llm_.reset_prefix_cache();
+    if (item.kind == Item::Kind::abort) {
+      const auto known = engine_ids_.find(item.id);
+      if (known != engine_ids_.end()) llm_.abort_request(known->second);
+      return;
+    }
+    const int64_t engine_id = llm_.add_request(Prompt(std::move(item.tokens)), item.params);
+    engine_ids_[item.id] = engine_id;
+    ids_[engine_id] = item.id;
+    if (item.deadline != Clock::time_point()) deadlines_.emplace(item.deadline, item.id);
+  }
+
+  void end_late_requests() {
+    if (deadlines_.empty()) return;
+    const auto now = Clock::now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const auto known = engine_ids_.find(deadlines_.begin()->second);
+      if (known != engine_ids_.end()) {
+        late_.insert(known->first);
+        llm_.abort_request(known->second);
+      }
+      deadlines_.erase(deadlines_.begin());
+    }
+  }
+
+  // The engine's id becomes the caller's; what ends here is forgotten.
+  void rename(RequestOutput& output) {
+    const auto known = ids_.find(output.request_id);
+    if (known == ids_.end()) return;  // fail_all() has the caller's already
+    output.request_id = known->second;
+    if (!output.finished) return;
+    if (late_.erase(output.request_id) > 0 && output.error.empty())
+      output.error = "the request's deadline has passed";
+    engine_ids_.erase(output.request_id);
+    ids_.erase(known);
+  }
+
+  /// The last outputs of all requests, once the engine has failed.
+  std::vector<RequestOutput> fail_all(const std::string& why) {
+    std::vector<RequestOutput> outputs;
+    const auto end = [&](int64_t id) {
+      RequestOutput& output = outputs.emplace_back();
+      output.request_id = id;
+      output.finished = true;
+      output.outputs.push_back({.finish_reason = FinishReason::error});
+      output.error = why;
+    };
+    const std::lock_guard lock(mutex_);
+    failure_ = why;
+    for (const int64_t id : live_) end(id);
+    mailbox_.clear();
+    engine_ids_.clear();
+    ids_.clear();
+    deadlines_.clear();
+    return outputs;
+  }
+
+  void publish(const std::vector<RequestOutput>& outputs) {
+    const std::lock_guard lock(mutex_);
+    stats_ = llm_.stats();
+    offered_reqs_ = offered_tokens_ = 0;
+    for (const Item& item : mailbox_) {
+      if (item.kind != Item::Kind::add) continue;
+      offered_reqs_ += item.params.n;
+      offered_tokens_ += std::ssize(item.tokens) * item.params.n;
+    }
+    for (const RequestOutput& output : outputs)
+      if (output.finished) live_.erase(output.request_id);
+    if (live_.empty()) idle_.notify_all();
+  }
+
+  LLM llm_;
+  const QueueLimits limits_;
+  const Sink sink_;
+  std::atomic<int64_t> next_id_ = 0;
+
+  // The engine thread's own.
+  std::unordered_map<int64_t, int64_t> engine_ids_, ids_;  // the engine's by the caller's, and back
+  std::multimap<Clock::time_point, int64_t> deadlines_;
+  std::unordered_set<int64_t> late_;
+
+  mutable std::mutex mutex_;
+  // -- shared
+  std::condition_variable wake_, idle_;
+  std::vector<Item> mailbox_;
+  std::unordered_set<int64_t> live_;               // accepted, and no finished output delivered
+  int64_t offered_reqs_ = 0, offered_tokens_ = 0;  // in the mailbox, or taken since stats_
+  EngineStats stats_;
+  std::string failure_;
+  bool is_draining_ = false, is_ending_ = false;
+  // -- shared
+
+  std::thread thread_;
+};
+
+AsyncLLM::AsyncLLM(const std::string& model, const EngineConfig& config, const QueueLimits& limits,
+                   Sink sink)
+    : AsyncLLM(LLM(model, config), limits, std::move(sink)) {}
+AsyncLLM::AsyncLLM(LLM llm, const QueueLimits& limits, Sink sink)
+    : state_(std::make_unique<State>(std::move(llm), limits, std::move(sink))) {}
+AsyncLLM::~AsyncLLM() = default;
+
+int64_t AsyncLLM::new_request_id() { return state_->new_request_id(); }
+void AsyncLLM::add_request(int64_t request_id, const Prompt& prompt, const SamplingParams& params,
+                           const RequestOptions& options) {
+  state_->add(request_id, prompt, params, options);
+}
+void AsyncLLM::abort_request(int64_t request_id) { state_->post(request_id, false); }
+void AsyncLLM::reset_prefix_cache() { state_->post(0, true); }
+void AsyncLLM::drain() { state_->drain(); }
+bool AsyncLLM::wait_until_idle(double seconds) { return state_->wait_until_idle(seconds); }
+bool AsyncLLM::is_serving() const { return state_->is_serving(); }
+std::string AsyncLLM::failure() const { return state_->failure(); }
+EngineStats AsyncLLM::stats() const { return state_->stats(); }
+int64_t AsyncLLM::num_live() const { return state_->num_live(); }
+const LLM& AsyncLLM::llm() const { return state_->llm(); }
+
+}  // namespace nanovllm
