@@ -4,6 +4,7 @@
 set -euo pipefail
 
 packages=(cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
+          libedit-dev
           libutf8proc-dev libxxhash-dev libgtest-dev)
 
 id=unknown version=
@@ -19,7 +20,7 @@ case "$id $version" in
       {
         echo "error: this script knows Debian 12 and Ubuntu 22.04 and 24.04; this is $id $version."
         echo "Install a C++20 compiler (g++ 12 or later), CMake 3.22 or later, Ninja, and the development packages of fmt,"
-        echo "nlohmann-json, CLI11, oneDNN, PCRE2, utf8proc, xxHash and GoogleTest; then build with"
+        echo "nlohmann-json, CLI11, oneDNN, PCRE2, libedit, utf8proc, xxHash and GoogleTest; then build with"
         echo "  cmake --preset release && cmake --build --preset release"
       } >&2
       exit 1

@@ -35,6 +35,9 @@ class Tokenizer {
   /// tokens that are not special are still recognised.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
                               bool parse_special_tokens = true) const;
+  /// A number of tokens that encode(text) does not stay below, found without encoding: the text's
+  /// bytes by those of the longest token. 0 where this tokenizer may drop text.
+  int64_t min_tokens(std::string_view text) const;
   /// Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside
   /// the vocabulary are ignored.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;

@@ -22,8 +22,14 @@ struct LLM::State {
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt.value)) return *ids;
     check(loaded.tokenizer != nullptr, ErrorKind::invalid_argument,
           "a text prompt needs the tokenizer: drop skip_tokenizer_init or give prompt_token_ids");
-    return loaded.tokenizer->encode(std::get<std::string>(prompt.value), prompt.add_special_tokens,
-                                    prompt.parse_special_tokens);
+    const auto& text = std::get<std::string>(prompt.value);
+    // Encoding a text takes many times its memory.
+    const int64_t most = loaded.info.max_model_len, least = loaded.tokenizer->min_tokens(text);
+    check(least < most, ErrorKind::invalid_argument,
+          "the prompt has {} bytes, {} tokens or more: with max_model_len {} at most {} leave room "
+          "for an answer",
+          text.size(), least, most, most - 1);
+    return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens);
   }
 };
 
@@ -85,7 +91,7 @@ int64_t LLM::add_request(const Prompt& prompt, const SamplingParams& sampling_pa
     tokens = state_->tokens_of(prompt);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::invalid_argument) throw;
-    return state_->engine().refuse_request({}, error.what());
+    return state_->engine().refuse_request(error.what());
   }
   return state_->engine().add_request(std::move(tokens), sampling_params);
 }

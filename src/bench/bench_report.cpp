@@ -24,7 +24,9 @@ std::string cell(const Json& row, const BenchReport::Column& column) {
 BenchReport::BenchReport(std::string benchmark, const BenchOptions& options,
                          std::vector<Column> columns)
     : benchmark_(std::move(benchmark)), options_(options), columns_(std::move(columns)) {
-  if (!options.json.empty() && options.json != "-") file_.emplace("--json", options.json);
+  if (options.json.empty() || options.json == "-") return;
+  if (!options.model.empty()) refuse_model_file("--json", options.json, options.model);
+  file_.emplace("--json", options.json);
 }
 
 void BenchReport::add(Json row) {

@@ -1,18 +1,18 @@
 // nanovllm chat: a conversation in the terminal, or from a pipe with a message per line.
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "nanovllm/tokenizer.h"
 
+#include "cli/chat_input.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
-#include "cli/line_reader.h"
 #include "cli/load_model.h"
 #include "cli/output.h"
 #include "core/check.h"
@@ -29,18 +29,22 @@ struct ChatOptions {
   std::string system;
   std::string generation_config = "auto";
   std::string template_kwargs = "{}";
-  bool quiet = false;
+  bool context_shift = false, quiet = false;
 };
 
 constexpr const char* kHelp =
-    "/clear forgets the conversation, /again answers the last message once more, /exit or Ctrl-D "
-    "ends;\nCtrl-C stops an answer; a line that ends in \\ goes on in the next\n";
+    "/clear   forgets the conversation\n"
+    "/again   answers the last message once more\n"
+    "/drop    forgets the oldest turns of a conversation that has filled the context\n"
+    "/help    shows this\n"
+    "/exit    ends, as do /bye and Ctrl-D\n"
+    "Ctrl-C stops an answer; a line that ends in \\ goes on in the next\n";
 
 /// The conversation: its messages, and the engine that answers.
 class Chat {
  public:
-  Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params)
-      : llm_(llm), options_(options), params_(params), interactive_(::isatty(STDIN_FILENO) != 0) {
+  Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params, Progress& progress)
+      : llm_(llm), options_(options), params_(params), progress_(progress) {
     clear();
   }
 
@@ -48,65 +52,61 @@ class Chat {
   int run();
 
  private:
+  /// How an answer ended, or why there is none.
+  struct Answer {
+    std::string text, error;
+    bool fills_context = false;
+  };
+
   void clear();
-  std::optional<std::string> read_message();
   void obey(const std::string& command);
   void ask(std::string text);
   void answer();
+  Answer generate();
+  bool is_full() const;
+  int drop_oldest();
+  void drop();
   void complain(const std::string& what);
 
   LLM& llm_;
   const ChatOptions& options_;
   const SamplingParams params_;
-  const bool interactive_;
-  LineReader input_{"standard input", "-"};
+  Progress& progress_;
+  Interrupt interrupt_;
+  ChatInput input_{interrupt_};
   Output output_;
   Json messages_;
+  Json refused_;  // the message that found the context full, for /drop; else null
   bool over_ = false, failed_ = false;
 };
 
 int Chat::run() {
-  if (interactive_ && !options_.quiet) say(kHelp);
-  while (!over_) {
-    const std::optional<std::string> message = read_message();
-    if (!message) break;
-    if (message->empty()) continue;
-    if (message->front() == '/')
-      obey(*message);
+  if (input_.is_terminal() && !options_.quiet) say("/help lists what can be done; Ctrl-D ends\n");
+  std::string message;
+  ChatInput::Result result{};
+  while (!over_ && (result = input_.next(message)) != ChatInput::Result::end) {
+    if (result == ChatInput::Result::too_long)
+      complain(fmt::format("line {} is longer than {} MB", input_.line_number(),
+                           LineReader::kMaxLine >> 20));
+    if (message.empty()) continue;
+    input_.remember(message);
+    if (message.front() == '/')
+      obey(message);
     else
-      ask(*message);
+      ask(std::move(message));
   }
   output_.close();
-  if (interactive_ && !over_) say("\n");  // Ctrl-D leaves the cursor in the prompt
-  return failed_ && !interactive_ ? kExitRequestsFailed : kExitDone;
+  const int signal = input_.signal() != 0 ? input_.signal() : interrupt_.signal();
+  if (signal != 0) return 128 + signal;
+  if (input_.is_terminal() && !over_) say("\n");  // Ctrl-D leaves the cursor in the prompt
+  return failed_ && !input_.is_terminal() ? kExitRequestsFailed : kExitDone;
 }
 
 void Chat::clear() {
   messages_ = Json::array();
+  refused_ = nullptr;
   if (!options_.system.empty())
     messages_.push_back({{"role", "system"}, {"content", options_.system}});
-}
-
-/// The next message; nothing at the end of the input.
-std::optional<std::string> Chat::read_message() {
-  std::string message, line;
-  for (bool first = true;; first = false) {
-    if (interactive_) say(first ? "> " : "  ");
-    LineReader::Result result;
-    do result = input_.next(line, /*wait=*/true);
-    while (result == LineReader::Result::not_yet);
-    if (result == LineReader::Result::end_of_file)
-      return message.empty() ? std::nullopt : std::optional(message);
-    if (result == LineReader::Result::too_long) {
-      complain(fmt::format("line {} is longer than {} MB", input_.line_number(),
-                           LineReader::kMaxLine >> 20));
-      return "";
-    }
-    const bool continues = line.ends_with('\\');
-    if (continues) line.back() = '\n';
-    message += line;
-    if (!continues) return message;
-  }
 }
 
 void Chat::obey(const std::string& command) {
@@ -120,7 +120,9 @@ void Chat::obey(const std::string& command) {
     answer();
   } else if (command == "/again") {
     complain("there is no answer yet");
-  } else if (command == "/help") {
+  } else if (command == "/drop") {
+    drop();
+  } else if (command == "/help" || command == "/?") {
     say(kHelp);
   } else {
     complain(fmt::format("unknown command {}; /help lists them", quote(command)));
@@ -137,34 +139,114 @@ void Chat::ask(std::string text) {
 // Streams the answer to the last message and adds it to the conversation. A message that cannot be
 // answered is taken back.
 void Chat::answer() {
-  std::string text, error;
+  refused_ = nullptr;
+  Answer answer = generate();
+  bool full = !answer.error.empty() && answer.text.empty() && is_full();
+  if (full && options_.context_shift) {
+    const int dropped = drop_oldest();
+    if (dropped > 0) {
+      if (!options_.quiet) say(fmt::format("note: forgot the {} oldest messages\n", dropped));
+      answer = generate();
+      full = false;
+    }
+  }
+  if (!answer.error.empty() && answer.text.empty()) {
+    const Json message = messages_.back();
+    messages_.erase(messages_.size() - 1);
+    if (full && messages_.size() > 1) {
+      refused_ = message;
+      answer.error += "; /drop forgets the oldest turns and answers, /clear forgets all";
+    }
+    return complain(answer.error);
+  }
+  output_.write("\n");
+  output_.flush();
+  messages_.push_back({{"role", "assistant"}, {"content", answer.text}});
+  if (answer.fills_context && !options_.quiet)
+    say(fmt::format(
+        "note: the context of {} tokens is full: /drop forgets the oldest turns, /clear "
+        "forgets all\n",
+        llm_.info().max_model_len));
+}
+
+Chat::Answer Chat::generate() {
+  Answer answer;
   try {
     const Prompt prompt = llm_.chat_prompt(messages_.dump(), options_.template_kwargs);
-    const Interrupt interrupt;
+    if (interrupt_.take(kStopping) == SIGTERM) over_ = true;
     const int64_t id = llm_.add_request(prompt, params_);
+    int64_t tokens = 0;
     for (bool stopped = false; !llm_.is_finished();) {
-      if (interrupt.requested() && !stopped) {
+      if (interrupt_.requested() && !stopped) {
         llm_.abort_request(id);
         stopped = true;
       }
+      if (answer.text.empty()) progress_.reading(llm_.stats());
       for (const RequestOutput& output : llm_.step()) {
-        text += output.outputs[0].text;
-        error = output.error;
-        output_.write(output.outputs[0].text);
+        const CompletionOutput& piece = output.outputs[0];
+        if (!piece.text.empty()) progress_.clear();
+        answer.text += piece.text;
+        answer.error = output.error;
+        tokens += std::ssize(output.prompt_token_ids) + std::ssize(piece.token_ids);
+        answer.fills_context =
+            piece.finish_reason == FinishReason::length && tokens >= llm_.info().max_model_len;
+        output_.write(piece.text);
       }
       output_.flush();
     }
   } catch (const Error& failure) {
     if (failure.kind() != ErrorKind::invalid_argument) throw;
-    error = failure.what();
+    answer.error = failure.what();
   }
-  if (!error.empty() && text.empty()) {
-    messages_.erase(messages_.size() - 1);
-    return complain(error);
+  progress_.clear();
+  if (interrupt_.signal() == SIGTERM)
+    over_ = true;
+  else
+    interrupt_.take();  // one that comes after the answer is for the next prompt
+  return answer;
+}
+
+/// Whether the conversation leaves no room for an answer of a quarter of the context. The engine
+/// counts exactly; this says how many turns to drop.
+bool Chat::is_full() const {
+  std::string text;
+  try {
+    text =
+        std::get<std::string>(llm_.chat_prompt(messages_.dump(), options_.template_kwargs).value);
+  } catch (const Error&) {  // the template's refusal, which was reported
+    return false;
   }
-  output_.write("\n");
-  output_.flush();
-  messages_.push_back({{"role", "assistant"}, {"content", text}});
+  const int64_t context = llm_.info().max_model_len;
+  const int64_t room = std::min(params_.max_tokens, std::max<int64_t>(context / 4, 1));
+  const Tokenizer& tokenizer = *llm_.tokenizer();
+  return tokenizer.min_tokens(text) >= context ||
+         std::ssize(tokenizer.encode(text, /*add_special_tokens=*/false)) + room > context;
+}
+
+/// Drops turns until there is room; the system message and the last turn stay. Returns the number
+/// of messages dropped.
+int Chat::drop_oldest() {
+  const size_t first = messages_[0]["role"] == "system" ? 1 : 0;
+  int dropped = 0;
+  while (is_full()) {
+    size_t next = first + 1;  // where the second turn begins
+    while (next < messages_.size() && messages_[next]["role"] != "user") ++next;
+    if (next >= messages_.size()) break;
+    for (; next > first; --next, ++dropped) messages_.erase(first);
+  }
+  return dropped;
+}
+
+void Chat::drop() {
+  const Json before = messages_;
+  if (!refused_.is_null()) messages_.push_back(refused_);
+  const int dropped = messages_.empty() ? 0 : drop_oldest();
+  if (dropped == 0) {
+    messages_ = before;
+    return complain("there is room for an answer: nothing was forgotten");
+  }
+  say(fmt::format("forgot the {} oldest messages\n", dropped));
+  if (!refused_.is_null()) answer();
 }
 
 void Chat::complain(const std::string& what) {
@@ -184,14 +266,14 @@ int chat(const ChatOptions& options) {
         "{}: no chat template in tokenizer_config.json or chat_template.jinja: generate --prompt "
         "completes text with such a model",
         options.model);
-  // An answer may take what is left of max_model_len, unless somebody says otherwise.
+  // An answer may take what is left of max_model_len, unless the user or the model says otherwise.
   const int64_t usual = SamplingParams{}.max_tokens;
   SamplingParams params;
   if (options.generation_config == "auto") params = llm.default_sampling_params();
   if (params.max_tokens == usual) params.max_tokens = llm.info().max_model_len;
   options.sampling.apply(params);
   params.output_kind = OutputKind::delta;
-  return Chat(llm, options, params).run();
+  return Chat(llm, options, params, progress).run();
 }
 
 }  // namespace
@@ -202,21 +284,12 @@ void add_chat(CLI::App& program, Action& action) {
   ChatOptions& o = *options;
   add_model(command, o.model);
   add_system(command, o.system, "the system message");
-  add_value(command, "--chat-template-kwargs", "JSON",
-            R"(variables for the chat template, as {"enable_thinking": false})",
-            [&o](const std::string& s) {
-              bool is_object = false;
-              try {
-                is_object = parse_json(s, "", ErrorKind::invalid_argument).is_object();
-              } catch (const Error&) {
-              }
-              check(is_object, ErrorKind::invalid_argument, "must be a JSON object, got {}",
-                    quote(s));
-              o.template_kwargs = s;
-            });
+  add_template_kwargs(command, o.template_kwargs);
+  add_flag(command, "--context-shift", o.context_shift,
+           "a conversation that fills the context forgets its oldest turns by itself");
   add_flag(command, "--quiet,-q", o.quiet, "no notes and no progress on standard error");
   add_generation_config(command, o.generation_config);
-  o.sampling.add_to(command);
+  o.sampling.add_to(command, SamplingOptions::Use::chat);
   add_engine_options(command, o.engine);
   set_action(command, action, [options] { return chat(*options); });
 }

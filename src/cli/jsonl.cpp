@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "cli/suggest.h"
+#include "core/check.h"
 #include "io/json_object.h"
 
 namespace nanovllm::cli {
@@ -16,6 +17,7 @@ namespace {
 
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxIdBytes = 1024;  // ids are kept until their results are written
 
 // vLLM's parameters that this engine does not have: null and the values that ask for nothing may be
 // given, as programs do that write all fields. The value is JSON.
@@ -71,6 +73,25 @@ void assign(Field& field, Optional&& value) {
   if (value) field = std::move(*value);
 }
 
+const std::vector<std::string>& sampling_names() {
+  static const std::vector<std::string> names = {"temperature",
+                                                 "top_p",
+                                                 "top_k",
+                                                 "min_p",
+                                                 "seed",
+                                                 "max_tokens",
+                                                 "min_tokens",
+                                                 "ignore_eos",
+                                                 "stop",
+                                                 "stop_token_ids",
+                                                 "include_stop_str_in_output",
+                                                 "logprobs",
+                                                 "prompt_logprobs",
+                                                 "skip_special_tokens",
+                                                 "detokenize"};
+  return names;
+}
+
 // The engine checks the values once more, together and against the model, as it does for all
 // callers.
 void read_sampling_params(const JsonObject& o, SamplingParams& p) {
@@ -98,12 +119,7 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
       assign(p.stop, o.optional_strings("stop"));
   }
   for (const Neutral& neutral : kNeutral) check_neutral(o, neutral);
-  refuse_unknown_fields(
-      o,
-      {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "n",
-       "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs",
-       "prompt_logprobs", "skip_special_tokens", "detokenize"},
-      kNeutral);
+  refuse_unknown_fields(o, sampling_names(), kNeutral);
 }
 
 void read_prompt(const JsonObject& o, Request& request) {
@@ -162,25 +178,55 @@ Json to_json(const CompletionOutput& answer, bool wants_logprobs) {
   return json;
 }
 
+// A whole line of a file that is in another format, which the parser's words would not explain.
+void refuse_other_lines(std::string_view line, const std::string& where) {
+  while (!line.empty() && std::string_view(" \t\r").find(line.back()) != line.npos)
+    line.remove_suffix(1);
+  const size_t begin = line.find_first_not_of(" \t");
+  const char first = begin == line.npos ? ' ' : line[begin];
+  constexpr std::string_view kExpected = R"(each line is one request, as {"prompt": "..."})";
+  check(line != "{" && line != "[" && line != "}" && line != "]" && first != '"', kBad,
+        "{}: {}; JSON over several lines becomes such a file with jq -c (a list with jq -c '.[]')",
+        where, kExpected);
+  check(first != '[', kBad, "{}: must be a JSON object, not a list: {}", where, kExpected);
+  check(first == '{', kBad, "{}: not valid JSON at byte 0: {}, not text or CSV", where, kExpected);
+}
+
+// Lines of other programs, and fields in another place than theirs.
+void refuse_other_formats(const JsonObject& object) {
+  if (object.find("custom_id") && object.find("body"))
+    object.refuse(
+        "an OpenAI batch line: give its body's messages or prompt here, custom_id as id, and the "
+        "body's parameters in sampling_params");
+  for (const std::string& name : sampling_names())
+    if (object.contains(name))
+      object.refuse(fmt::format("unknown field {}: it belongs in sampling_params", quote(name)));
+}
+
 }  // namespace
 
 Request parse_request(std::string_view line, const std::string& where, int64_t number,
                       const SamplingDefaults& defaults) {
   Request request;
   try {
+    refuse_other_lines(line, where);
     const Json json = parse_json(line, where, kBad);
     const JsonObject object(json, where, kBad);
     request.id = number;
     if (const Json* id = object.find("id")) {
       if (!id->is_string() && !id->is_number_integer())
         object.refuse("id", "a string or an integer", *id);
+      if (id->is_string() && id->get_ref<const std::string&>().size() > kMaxIdBytes)
+        object.refuse(fmt::format("id must have at most {} bytes", kMaxIdBytes));
       request.id = *id;
     }
+    refuse_other_formats(object);
     refuse_unknown_fields(object, {"prompt", "prompt_token_ids", "messages", "id",
                                    "sampling_params", "chat_template_kwargs"});
     const auto params = object.optional_object("sampling_params");
     request.sampling_params = params ? defaults.with : defaults.without;
     if (params) read_sampling_params(*params, request.sampling_params);
+    request.default_length = !params || !params->find("max_tokens");
     read_prompt(object, request);
   } catch (const Error& error) {
     request.error = error.what();

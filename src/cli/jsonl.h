@@ -25,7 +25,8 @@ struct Request {
   Json id;  ///< null, a string or an integer
   std::variant<std::string, std::vector<int32_t>, Messages> prompt;
   SamplingParams sampling_params;
-  std::string error;  ///< why the line is not acceptable; empty if it is
+  bool default_length = false;  ///< it does not say max_tokens
+  std::string error;            ///< why the line is not acceptable; empty if it is
 };
 
 /// What the sampling parameters of a line start from.

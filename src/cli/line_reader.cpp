@@ -53,8 +53,8 @@ LineReader::Result LineReader::take_line(std::string& line, size_t end) {
   return Result::too_long;
 }
 
-LineReader::Result LineReader::next(std::string& line, bool wait) {
-  while (true) {
+LineReader::Result LineReader::next(std::string& line, bool wait, int wake) {
+  for (size_t chunks = 0; chunks <= kMaxLine / kChunk;) {
     const size_t end = buffer_.find('\n', searched_);
     if (end != std::string::npos || (ended_ && begin_ < buffer_.size())) {
       const Result result = take_line(line, std::min(end, buffer_.size()));
@@ -73,29 +73,42 @@ LineReader::Result LineReader::next(std::string& line, bool wait) {
       buffer_.resize(begin_);
       searched_ = begin_;
     }
-    if (!wait) {
-      pollfd ready{descriptor_, POLLIN, 0};
-      if (::poll(&ready, 1, 0) <= 0) return Result::not_yet;
-    }
-    const size_t size = buffer_.size();
-    buffer_.resize(size + kChunk);
-    const ssize_t n = ::read(descriptor_, buffer_.data() + size, kChunk);
-    const int error = errno;
-    buffer_.resize(size + static_cast<size_t>(std::max<ssize_t>(n, 0)));
-    if (n == 0) {
-      ended_ = true;
-      // A last line that was too long to keep still has to be reported.
-      if (skipping_ && begin_ == buffer_.size()) buffer_ += ' ';
-    } else if (n < 0) {
-      if (error == EINTR || error == EAGAIN) return Result::not_yet;
-      fail(ErrorKind::invalid_argument, "{}: cannot be read: {}", name_, std::strerror(error));
-    }
+    if (!may_read(wait, wake)) return Result::not_yet;
+    read_chunk();
+    ++chunks;
   }
+  return Result::not_yet;
+}
+
+/// A signal's wake-up counts before what there is to read: a pipe may never be empty.
+bool LineReader::may_read(bool wait, int wake) const {
+  pollfd polls[] = {{descriptor_, POLLIN, 0}, {wake, POLLIN, 0}};
+  if (::poll(polls, 2, wait ? -1 : 0) <= 0) return false;
+  return polls[0].revents != 0 && polls[1].revents == 0;
+}
+
+void LineReader::read_chunk() {
+  const size_t size = buffer_.size();
+  buffer_.resize(size + kChunk);
+  const ssize_t n = ::read(descriptor_, buffer_.data() + size, kChunk);
+  const int error = errno;
+  buffer_.resize(size + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  if (n == 0) {
+    ended_ = true;
+    // A last line that was too long to keep still has to be reported.
+    if (skipping_ && begin_ == buffer_.size()) buffer_ += ' ';
+  }
+  if (n < 0 && error != EINTR && error != EAGAIN)
+    fail(ErrorKind::invalid_argument, "{}: cannot be read: {}", name_, std::strerror(error));
+}
+
+bool LineReader::is_regular_file() const {
+  struct stat status {};
+  return ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
 }
 
 int64_t LineReader::count_lines() const {
-  struct stat status {};
-  if (path_ == "-" || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) return -1;
+  if (path_ == "-" || !is_regular_file()) return -1;
   std::ifstream file(path_, std::ios::binary);
   std::string chunk(kChunk, '\0');
   int64_t lines = 0;
@@ -113,6 +126,22 @@ int64_t LineReader::count_lines() const {
     }
   }
   return lines + (blank ? 0 : 1);
+}
+
+std::string read_standard_input() {
+  std::string text;
+  while (true) {
+    const size_t size = text.size();
+    text.resize(size + kChunk);
+    const ssize_t n = ::read(STDIN_FILENO, text.data() + size, kChunk);
+    const int error = errno;
+    text.resize(size + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    check(n >= 0 || error == EINTR, ErrorKind::invalid_argument,
+          "standard input: cannot be read: {}", std::strerror(error));
+    check(text.size() <= kMaxTextBytes, ErrorKind::invalid_argument,
+          "standard input has more than {} MiB: give a shorter text", kMaxTextBytes >> 20);
+    if (n == 0) return text;
+  }
 }
 
 }  // namespace nanovllm::cli

@@ -17,23 +17,28 @@ class LineReader {
   enum class Result {
     line,
     too_long,  ///< longer than kMaxLine; it was skipped
-    not_yet,   ///< nothing to read at the moment, or a signal came
+    not_yet,   ///< no line so far
     end_of_file,
   };
-  /// The next line, without its end. With `wait`, waits for a pipe's writer until a line is there,
-  /// the pipe ends or a signal comes. Throws Error(invalid_argument) if reading fails.
-  Result next(std::string& line, bool wait);
+  /// The next line, without its end; blank ones are skipped. With `wait`, waits for a pipe's writer
+  /// until a line is there, the pipe ends or the descriptor `wake` can be read (-1: none). However
+  /// much there is to skip, it reads no more than kMaxLine at a time. Throws
+  /// Error(invalid_argument) if reading fails.
+  Result next(std::string& line, bool wait, int wake = -1);
 
   /// Number of the line that next() gave last, from 1.
   int64_t line_number() const { return line_number_; }
   int descriptor() const { return descriptor_; }
   /// Lines of a regular file that are not empty, by reading it once more; -1 for a pipe.
   int64_t count_lines() const;
+  bool is_regular_file() const;
 
   static constexpr size_t kMaxLine = size_t{64} << 20;
 
  private:
   Result take_line(std::string& line, size_t end);
+  bool may_read(bool wait, int wake) const;
+  void read_chunk();
 
   std::string name_;
   std::string path_;
@@ -45,5 +50,11 @@ class LineReader {
   bool ended_ = false;
   int64_t line_number_ = 0;
 };
+
+/// The most that is read as one text: encoding takes many times its bytes.
+inline constexpr size_t kMaxTextBytes = size_t{64} << 20;
+/// All of standard input. Throws Error(invalid_argument) if it cannot be read or has more than
+/// kMaxTextBytes.
+std::string read_standard_input();
 
 }  // namespace nanovllm::cli

@@ -1,5 +1,7 @@
 #include "cli/load_model.h"
 
+#include <nlohmann/json.hpp>
+
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
@@ -33,7 +35,7 @@ LLM load_model(const std::string& model, EngineConfig config, Progress& progress
   LLM llm(model, config);
   progress.clear();
   if (!quiet)
-    for (const std::string& note : llm.info().notes) say("note: " + note + "\n");
+    for (const std::string& note : llm.info().notes) say("note: " + one_line(note) + "\n");
   return llm;
 }
 
@@ -43,6 +45,21 @@ void add_system(CLI::App& command, std::string& system, const char* help) {
           "must be valid UTF-8, got {}", quote(s));
     system = s;
   });
+}
+
+void add_template_kwargs(CLI::App& command, std::string& kwargs) {
+  add_value(command, "--chat-template-kwargs", "JSON",
+            R"(variables for the chat template, as {"enable_thinking": false})",
+            [&kwargs](const std::string& s) {
+              bool is_object = false;
+              try {
+                is_object = parse_json(s, "", ErrorKind::invalid_argument).is_object();
+              } catch (const Error&) {
+              }
+              check(is_object, ErrorKind::invalid_argument, "must be a JSON object, got {}",
+                    quote(s));
+              kwargs = s;
+            });
 }
 
 void add_generation_config(CLI::App& command, std::string& source) {

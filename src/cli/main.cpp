@@ -5,13 +5,16 @@
 #include <cerrno>
 #include <csignal>
 #include <new>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "nanovllm/error.h"
@@ -21,6 +24,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/suggest.h"
+#include "cli/table.h"
 #include "core/check.h"
 #include "io/json.h"
 
@@ -35,19 +39,35 @@ std::string with_dashes(std::string_view argument) {
   return text;
 }
 
+// "help", "version" and "-V" as the first argument are options here. "help generate" is the help of
+// generate.
+std::vector<std::string> with_usual_words(int argc, char** argv) {
+  std::vector<std::string> list(argv + 1, argv + argc);
+  if (list.empty()) return list;
+  if (list[0] == "version" || list[0] == "-V") list[0] = "--version";
+  if (list[0] == "help") {
+    list.erase(list.begin());
+    list.emplace_back("--help");
+  }
+  return list;
+}
+
 // What CLI11 does not take as it stands: "-tp 2" and "-tp=2", vLLM's short name of two letters,
-// names with underscores, and "--name=", an empty value. In reverse, as its parse() wants them.
+// "-ngl", llama.cpp's of three, which it would take for -n, names with underscores, and "--name=",
+// an empty value. In reverse, as its parse() wants them.
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> list;
   bool all_text = false;  // behind "--"
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
+  for (const std::string& given : with_usual_words(argc, argv)) {
+    const std::string_view argument = given;
     const std::string_view previous = list.empty() ? std::string_view() : list.back();
     all_text = all_text || previous == "--";
     const bool is_text = all_text || previous == "--prompt" || previous == "-p" ||
                          previous == "--system" || previous == "--stop";
     if (is_text) {
       list.emplace_back(argument);
+    } else if (argument.starts_with("-ngl")) {
+      fail(ErrorKind::invalid_argument, "unknown option \"-ngl\"; {}", advice_on("-ngl"));
     } else if (argument == "-tp") {
       list.emplace_back("--tensor-parallel-size");
     } else if (argument.starts_with("-tp=")) {
@@ -112,7 +132,8 @@ void refuse_extras(const CLI::App& command) {
   const std::vector<std::string> commands = command_names(command);
   if (!commands.empty())
     fail(kBad, "unknown command {}{} (see {})", quote(name), advice(commands), help);
-  fail(kBad, "unexpected argument {} (see {})", quote(extras[0]), help);
+  fail(kBad, "unexpected argument {}: a text of several words needs quotes (see {})",
+       quote(extras[0]), help);
 }
 
 void prepare(CLI::App& command) {
@@ -137,8 +158,16 @@ int run(int argc, char** argv) {
   try {
     program.parse(arguments(argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
-    return program.exit(success);
+    Output output;
+    std::ostringstream text;
+    const int code = program.exit(success, text, text);
+    output.write(text.str());
+    output.close();
+    return code;
   } catch (const CLI::ParseError& error) {
+    const bool two_models = std::string_view(error.what()).starts_with("--model: At Most 1");
+    check(!two_models, ErrorKind::invalid_argument,
+          "MODEL is given twice: as an argument or with --model, once");
     fail(ErrorKind::invalid_argument, "{}", error.what());
   }
   refuse_extras(program);
@@ -180,9 +209,27 @@ void explain_bus_errors() {
   ::sigaction(SIGBUS, &action, nullptr);
 }
 
-int report(const char* message, int code) {
-  say(fmt::format("error: {}\n", message));
+int report(const std::string& message, int code) {
+  say(fmt::format("error: {}\n", with_option_names(message)));
   return code;
+}
+
+// What the system refused, with what to do about it where that is known.
+int report(const std::system_error& error) {
+  const bool no_threads = error.code() == std::errc::resource_unavailable_try_again;
+  return report(no_threads ? "no more threads can be started: allow this user more processes "
+                             "(ulimit -u), or give fewer --threads"
+                           : error.what(),
+                no_threads ? kExitDevice : kExitEngine);
+}
+
+int report_no_memory() {
+  rlimit limit{};
+  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return report(limited ? fmt::format("out of memory: this process may have {} (ulimit -v)",
+                                      binary_size(static_cast<int64_t>(limit.rlim_cur)))
+                        : "out of memory",
+                kExitDevice);
 }
 
 }  // namespace
@@ -201,7 +248,9 @@ int main(int argc, char** argv) {
   } catch (const OutputError& error) {
     return report(error.what(), kExitRequestsFailed);
   } catch (const std::bad_alloc&) {
-    return report("out of memory", kExitDevice);
+    return report_no_memory();
+  } catch (const std::system_error& error) {
+    return report(error);
   } catch (const std::exception& error) {
     return report(error.what(), kExitEngine);
   }

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 
 #include "core/check.h"
+#include "io/json.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -33,6 +34,28 @@ bool is_plain(const std::string& name) {
   });
 }
 
+/// The snapshot that refs/main names or, without that file (a download of one revision leaves
+/// none), the only one there is.
+std::optional<fs::path> snapshot_of(const fs::path& repository) {
+  constexpr size_t kMostBytes = 4096;
+  std::error_code error;
+  const fs::path snapshots = repository / "snapshots", main = repository / "refs" / "main";
+  std::string commit;
+  if (fs::exists(main, error)) {
+    commit = read_file(main.string(), kMostBytes);  // a regular file: a pipe would be waited for
+    commit.erase(std::min(commit.find_first_of(" \t\r\n"), commit.size()));
+  } else {
+    for (const auto& entry : fs::directory_iterator(snapshots, error)) {
+      check(commit.empty(), ErrorKind::model,
+            "{} has several snapshots and no refs/main: give the directory of one as MODEL",
+            repository.string());
+      commit = entry.path().filename().string();
+    }
+  }
+  if (!is_plain(commit) || !fs::is_directory(snapshots / commit, error)) return std::nullopt;
+  return snapshots / commit;
+}
+
 }  // namespace
 
 std::string find_model(const std::string& model) {
@@ -42,14 +65,11 @@ std::string find_model(const std::string& model) {
   const std::string owner = model.substr(0, slash), name = model.substr(slash + 1);
   if (!is_plain(owner) || !is_plain(name)) return model;
   const fs::path repository = hub_cache() / ("models--" + owner + "--" + name);
-  std::string commit;
-  std::ifstream(repository / "refs" / "main") >> commit;
-  const fs::path snapshot = repository / "snapshots" / commit;
-  check(is_plain(commit) && fs::is_directory(snapshot, error), ErrorKind::model,
-        "{}: no such directory, nor in Hugging Face's cache, {}; \"hf download {}\" puts a model "
-        "there (nothing is downloaded here)",
-        model, hub_cache().string(), model);
-  return snapshot.string();
+  if (const auto snapshot = snapshot_of(repository)) return snapshot->string();
+  fail(ErrorKind::model,
+       "{}: no such directory, nor in Hugging Face's cache, {}; \"hf download {}\" puts a model "
+       "there (nothing is downloaded here)",
+       model, hub_cache().string(), model);
 }
 
 }  // namespace nanovllm::cli

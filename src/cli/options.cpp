@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <set>
 
 #include <CLI/CLI.hpp>
 
@@ -17,6 +19,7 @@ namespace {
 
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMostTokens = int64_t{1} << 31;
+constexpr const char* kModelTwin = "NANOVLLM_MODEL";
 
 std::string one_of(const std::string& text, std::initializer_list<const char*> choices) {
   std::string list;
@@ -91,6 +94,29 @@ int64_t parse_integer(std::string_view text, int64_t min, int64_t max) {
   fail(kBad, "must be an integer from {} to {}, got {}", min, max, quote(text));
 }
 
+int64_t parse_size(std::string_view text, int64_t min, int64_t max) {
+  constexpr std::string_view kDecimal = "kmgt", kBinary = "KMGT";
+  std::string_view digits = text;
+  for (const std::string_view end : {"iB", "i"})
+    if (digits.ends_with(end)) digits.remove_suffix(end.size());
+  const bool has_suffix = digits.size() > 1;
+  const size_t decimal = has_suffix ? kDecimal.find(digits.back()) : kDecimal.npos;
+  const size_t binary = has_suffix ? kBinary.find(digits.back()) : kBinary.npos;
+  int64_t unit = 1;
+  for (size_t i = 0; decimal != kDecimal.npos && i <= decimal; ++i) unit *= 1000;
+  for (size_t i = 0; binary != kBinary.npos && i <= binary; ++i) unit *= 1024;
+  if (unit == 1 || (digits.size() < text.size() && binary == kBinary.npos))
+    return parse_integer(text, min, max);
+  digits.remove_suffix(1);
+  int64_t value = 0, size = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size() &&
+                     !__builtin_mul_overflow(value, unit, &size);
+  check(whole && size >= min && size <= max, kBad,
+        "must be from {} to {}, as 4096, 4K or 4G, got {}", min, max, quote(text));
+  return size;
+}
+
 double parse_number(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -149,10 +175,12 @@ CLI::Option* add_argument(CLI::App& command, const std::string& names, const std
 }
 
 void name_environment_twins(CLI::App& command) {
+  static const std::set<std::string> kNoTwin = {"help", "version", "prompt", "input", "output",
+                                                "json", "file",    "ids",    "show"};
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
     std::string name = option->get_lnames().front();
-    if (name == "help" || name == "version" || option->get_group().empty()) continue;
+    if (kNoTwin.contains(name) || option->get_group().empty()) continue;
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
     option->envname("NANOVLLM_" + name);
   }
@@ -179,12 +207,35 @@ void add_model(CLI::App& command, std::string& model) {
   add_argument(command, "MODEL,--model,-m",
                "Hugging Face model directory, or ORG/NAME of a model in Hugging Face's cache",
                [&model](const std::string& s) { model = find_model(s); })
-      ->envname("NANOVLLM_MODEL");
+      ->envname(kModelTwin);
 }
 
 void require_model(const std::string& model) {
   check(!model.empty(), kBad,
         "MODEL is missing: give a Hugging Face model directory, such as models/demo");
+}
+
+void add_model_and_text(CLI::App& command, std::string& model, std::optional<std::string>& text,
+                        const char* name, const char* help) {
+  add_argument(command, "MODEL,--model,-m",
+               "Hugging Face model directory, or ORG/NAME of a model in Hugging Face's cache",
+               [&model](const std::string& s) { model = s; })
+      ->envname(kModelTwin);
+  add_argument(command, name, help, [&text](const std::string& s) { text = s; });
+}
+
+void settle_model(std::string& model, std::optional<std::string>& text) {
+  const char* twin = std::getenv(kModelTwin);
+  if (twin && *twin && !text && model != twin) {
+    std::error_code error;
+    try {
+      if (!std::filesystem::exists(find_model(model), error)) std::swap(text.emplace(twin), model);
+    } catch (const Error&) {  // it looks like a name of a model's, but there is none
+      std::swap(text.emplace(twin), model);
+    }
+  }
+  require_model(model);
+  model = find_model(model);
 }
 
 void add_engine_options(CLI::App& command, EngineConfig& c) {
@@ -197,18 +248,19 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   value("--dtype", "TYPE", "auto, bf16 or f32 (auto: the checkpoint's)",
         [&c](const std::string& s) { c.dtype = parse_dtype(s); });
   value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
-        [&c](const std::string& s) { c.max_model_len = parse_integer(s, 1, kMostTokens); });
+        [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
   value("--max-num-seqs", "N", "sequences running at once (256)",
         [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, 65536); });
   value("--max-num-batched-tokens", "N", "tokens in one step (GPU 8192, CPU 512)",
-        [&c](const std::string& s) { c.max_num_batched_tokens = parse_integer(s, 1, 1 << 20); });
+        [&c](const std::string& s) { c.max_num_batched_tokens = parse_size(s, 1, 1 << 20); });
   value("--gpu-memory-utilization", "SHARE", "of the GPU's memory, in (0, 1] (0.9)",
         [&c](const std::string& s) { c.gpu_memory_utilization = parse_share(s); });
   value(
       "--num-gpu-blocks-override", "N", "KV blocks, instead of what memory allows",
       [&c](const std::string& s) { c.num_gpu_blocks_override = parse_integer(s, 1, kMostTokens); });
-  value("--cpu-kvcache-bytes", "N", "KV cache of the CPU, in bytes (as needed, 4 GiB at most)",
-        [&c](const std::string& s) { c.cpu_kvcache_bytes = parse_integer(s, 1); });
+  value("--cpu-kvcache-bytes", "N",
+        "KV cache of the CPU, in bytes, as 6G (as needed, 4 GiB at most)",
+        [&c](const std::string& s) { c.cpu_kvcache_bytes = parse_size(s, 1); });
   value("--block-size", "N", "tokens in a KV block: a power of two from 8 to 256 (64)",
         [&c](const std::string& s) { c.block_size = parse_block_size(s); });
   value("--tensor-parallel-size", "N",
@@ -222,7 +274,9 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         "parts of a decode step that run side by side on a GPU, 1 or 2 (as many as pay)",
         [&c](const std::string& s) { c.decode_lanes = static_cast<int>(parse_integer(s, 1, 2)); });
   value("--seed", "N", "of all requests that bring no seed of their own (0)",
-        [&c](const std::string& s) { c.seed = static_cast<uint64_t>(parse_integer(s, 0)); });
+        [&c](const std::string& s) {
+          c.seed = static_cast<uint64_t>(parse_integer(s, std::numeric_limits<int64_t>::min()));
+        });
   value("--load-format", "FORMAT", "auto, or dummy: random weights from config.json alone",
         [&c](const std::string& s) {
           c.load_format = one_of(s, {"auto", "dummy"});
@@ -250,7 +304,7 @@ void SamplingOptions::add(
   })->group("Sampling");
 }
 
-void SamplingOptions::add_to(CLI::App& command) {
+void SamplingOptions::add_to(CLI::App& command, Use use) {
   using P = SamplingParams;
   const auto finite = [](const std::string& s, double min, double max, const char* range) {
     const double value = parse_number(s);
@@ -270,7 +324,9 @@ void SamplingOptions::add_to(CLI::App& command) {
       [=](const std::string& s) {
         return [v = finite(s, 0, 1, "in [0, 1]")](P& p) { p.min_p = v; };
       });
-  add(command, "--max-tokens,-n", "N", "tokens to generate at most (16)",
+  add(command, "--max-tokens,-n", "N",
+      use == Use::chat ? "tokens of an answer at most (what the context has room for)"
+                       : "tokens to generate at most (16)",
       [](const std::string& s) { return [v = parse_integer(s, 1)](P& p) { p.max_tokens = v; }; });
   add(command, "--min-tokens", "N", "tokens before the text may end (0)",
       [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
@@ -288,14 +344,6 @@ void SamplingOptions::add_to(CLI::App& command) {
           p.stop_token_ids.insert(p.stop_token_ids.end(), ids.begin(), ids.end());
         };
       });
-  add(command, "--logprobs", "K", "the K likeliest of each generated token, 20 at most",
-      [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.logprobs = v; };
-      });
-  add(command, "--prompt-logprobs", "K", "the K likeliest of each prompt token, 20 at most",
-      [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.prompt_logprobs = v; };
-      });
   const auto flag = [&](const char* name, bool value, bool P::*field, const char* help) {
     command
         .add_flag_callback(
@@ -307,6 +355,15 @@ void SamplingOptions::add_to(CLI::App& command) {
        "keep the stop string in the text");
   flag("--no-skip-special-tokens", false, &P::skip_special_tokens,
        "show special tokens in the text");
+  if (use == Use::chat) return;
+  add(command, "--logprobs", "K", "the K likeliest of each generated token, 20 at most",
+      [](const std::string& s) {
+        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.logprobs = v; };
+      });
+  add(command, "--prompt-logprobs", "K", "the K likeliest of each prompt token, 20 at most",
+      [](const std::string& s) {
+        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.prompt_logprobs = v; };
+      });
 }
 
 }  // namespace nanovllm::cli

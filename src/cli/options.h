@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,10 @@ int64_t parse_integer(std::string_view text, int64_t min,
                       int64_t max = std::numeric_limits<int64_t>::max());
 /// "inf" and "nan" are numbers, too: the range is for the caller to check.
 double parse_number(std::string_view text);
+/// An integer that may end in k, m, g or t, thousands and so on, or in K, M, G or T, powers of 1024
+/// (also KiB ...), as in vLLM: "32K", "4G".
+int64_t parse_size(std::string_view text, int64_t min,
+                   int64_t max = std::numeric_limits<int64_t>::max());
 /// "1,16,64" or a single number.
 std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
                                     int64_t max = std::numeric_limits<int64_t>::max());
@@ -51,7 +56,8 @@ CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
 CLI::Option* add_argument(CLI::App& command, const std::string& names, const std::string& help,
                           std::function<void(const std::string&)> set);
 
-/// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins.
+/// The environment twins: --max-model-len is NANOVLLM_MAX_MODEL_LEN. The command line wins. Options
+/// that say what one run reads and writes (--prompt, --json) have none.
 void name_environment_twins(CLI::App& command);
 
 /// A flag's value that is neither yes nor no ("--quiet=maybe", or its twin) throws
@@ -63,13 +69,22 @@ void add_model(CLI::App& command, std::string& model);
 /// Throws Error(invalid_argument) if no model was given.
 void require_model(const std::string& model);
 
+/// The model as add_model() has it, and a text behind it. settle_model() has to follow.
+void add_model_and_text(CLI::App& command, std::string& model, std::optional<std::string>& text,
+                        const char* name, const char* help);
+/// Finds the model of add_model_and_text(): where NANOVLLM_MODEL names one, an argument by itself
+/// that names none is the text. Throws as require_model() and find_model() do.
+void settle_model(std::string& model, std::optional<std::string>& text);
+
 /// vLLM's engine options.
 void add_engine_options(CLI::App& command, EngineConfig& config);
 
 /// Sampling options given on the command line: what they change, in the order given.
 class SamplingOptions {
  public:
-  void add_to(CLI::App& command);
+  /// In a chat an answer may be as long as the context allows, and log probabilities are not shown.
+  enum class Use { generate, chat };
+  void add_to(CLI::App& command, Use use);
   /// Sets the fields that the command line names and leaves the others.
   void apply(SamplingParams& params) const;
 

@@ -20,22 +20,31 @@ class OrderedResults {
   }
   /// The result of the request with that place, once.
   void put(int64_t place, std::string text) {
+    bytes_ += text.size();
     pending_[static_cast<size_t>(place - first_)] = std::move(text);
   }
   /// Writes what is complete up to the first result that is still missing.
   void write_to(Output& output) {
     while (!pending_.empty() && pending_.front()) {
       output.write(*pending_.front());
+      bytes_ -= pending_.front()->size();
       pending_.pop_front();
       ++first_;
     }
     output.flush();
   }
-  /// Results reserved and not written yet.
-  size_t held() const { return pending_.size(); }
+  /// Whether so many results, or bytes of them, wait for an earlier one that no more requests
+  /// should be taken: beyond `most` of them or kMostBytes.
+  bool full(size_t most) const { return pending_.size() >= most || bytes_ >= kMostBytes; }
+  bool empty() const { return pending_.empty(); }
+  /// write_to() would write something.
+  bool ready() const { return !pending_.empty() && pending_.front(); }
+
+  static constexpr size_t kMostBytes = size_t{64} << 20;
 
  private:
   int64_t first_ = 0;  // place of pending_.front()
+  size_t bytes_ = 0;   // of the results that are there
   std::deque<std::optional<std::string>> pending_;
 };
 

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -22,12 +23,18 @@ Output::Output() : name_("standard output"), descriptor_(STDOUT_FILENO), owned_(
 
 Output::Output(const std::string& option, const std::string& path)
     : name_(path),
-      descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)),
+      descriptor_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)),
       owned_(true),
-      has_old_content_(true) {
-  check(descriptor_ >= 0, ErrorKind::invalid_argument,
+      begun_(false) {
+  int error = descriptor_ < 0 ? errno : 0;
+  if (error == ENOENT) {  // to be created: that has to be possible
+    const size_t slash = path.rfind('/');
+    const std::string directory = slash == path.npos ? "." : path.substr(0, slash + 1);
+    error = ::access(directory.c_str(), W_OK | X_OK) == 0 ? 0 : errno;
+  }
+  check(error == 0, ErrorKind::invalid_argument,
         "{} {}: cannot be written: {}; give a file in a directory that exists and is writable",
-        option, path, std::strerror(errno));
+        option, path, std::strerror(error));
 }
 
 Output::~Output() {
@@ -40,15 +47,19 @@ void Output::fail_with(int error) {
                                 std::strerror(error)));
 }
 
-void Output::drop_old_content() {
+void Output::begin_file() {
+  if (begun_) return;
+  begun_ = true;
+  if (descriptor_ < 0)
+    descriptor_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail_with(errno);
   // Only a file can be cut; pipes and devices have no old content.
-  if (has_old_content_ && ::ftruncate(descriptor_, 0) != 0 && errno != EINVAL) fail_with(errno);
-  has_old_content_ = false;
+  if (::ftruncate(descriptor_, 0) != 0 && errno != EINVAL) fail_with(errno);
 }
 
 void Output::flush() {
   if (broken_ || buffer_.empty()) return;
-  drop_old_content();
+  begin_file();
   struct stat status {};
   const bool is_file = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
   const off_t begin = is_file ? ::lseek(descriptor_, 0, SEEK_CUR) : -1;
@@ -72,11 +83,22 @@ void Output::flush() {
 
 void Output::close() {
   flush();
-  if (!owned_ || descriptor_ < 0) return;
-  if (!broken_) drop_old_content();
+  if (!owned_ || broken_) return;
+  begin_file();
   const int result = ::close(descriptor_);
   descriptor_ = -1;
   if (result != 0) fail_with(errno);
+}
+
+void refuse_model_file(const std::string& option, const std::string& path,
+                       const std::string& model) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (path == "-" || path.ends_with(".jsonl") || !fs::exists(path, error)) return;
+  for (const auto& file : fs::directory_iterator(model, error))
+    check(!fs::equivalent(file.path(), path, error), ErrorKind::invalid_argument,
+          "{} {} would overwrite {} of the model: give another file", option, path,
+          file.path().filename().string());
 }
 
 }  // namespace nanovllm::cli

@@ -21,9 +21,9 @@ class Output {
  public:
   /// Standard output.
   Output();
-  /// Opens or creates `path`, and empties it when the first results come or at close(): a run that
-  /// ends before that (no such model) leaves the file as it was. Throws Error(invalid_argument)
-  /// naming `option` and the reason.
+  /// Opens `path`, and creates or empties it when the first results come or at close(): a run that
+  /// ends before that (no such model) leaves the directory as it was. Throws
+  /// Error(invalid_argument) naming `option` and the reason.
   Output(const std::string& option, const std::string& path);
   ~Output();
   Output(const Output&) = delete;
@@ -42,14 +42,19 @@ class Output {
 
  private:
   [[noreturn]] void fail_with(int error);
-  void drop_old_content();
+  void begin_file();
 
   std::string name_;
   int descriptor_;
   bool owned_;
-  bool has_old_content_ = false;
+  bool begun_ = true;  // the file is there, without its old content
   bool broken_ = false;
   std::string buffer_;
 };
+
+/// Results may not go onto a file that the model is read from: an existing file of the directory
+/// `model` that is not of JSON lines. Throws Error(invalid_argument) naming `option`.
+void refuse_model_file(const std::string& option, const std::string& path,
+                       const std::string& model);
 
 }  // namespace nanovllm::cli

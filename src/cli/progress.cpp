@@ -1,6 +1,7 @@
 #include "cli/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cli/output.h"
@@ -16,11 +17,25 @@ std::string clock_time(double s) {
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
+size_t terminal_columns() {
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
 }  // namespace
 
 Progress::Progress(bool quiet) : active_(!quiet && ::isatty(STDERR_FILENO) != 0) {}
 
-Progress::~Progress() { clear(); }
+Progress::~Progress() {
+  clear();
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (clock_.joinable()) clock_.join();
+}
 
 bool Progress::due() {
   const auto now = Clock::now();
@@ -29,14 +44,47 @@ bool Progress::due() {
   return true;
 }
 
-void Progress::show(const std::string& line) {
+void Progress::show(std::vector<std::string> parts) {
+  const std::lock_guard lock(mutex_);
+  if (parts_.empty()) shown_since_ = Clock::now();
+  parts_ = std::move(parts);
+  draw();
+  if (!clock_.joinable()) clock_ = std::thread([this] { tick(); });
+  changed_.notify_all();
+}
+
+/// As many parts as there are columns for: a line that wraps would not be taken away again.
+void Progress::draw() const {
+  const size_t columns = terminal_columns();
+  const double seconds = to_seconds(Clock::now() - shown_since_);
+  std::string line = seconds < 1 ? "" : clock_time(seconds) + " ";
+  line += parts_.front().substr(0, columns > line.size() ? columns - 1 - line.size() : 0);
+  for (size_t i = 1; i < parts_.size(); ++i)
+    if (line.size() + 2 + parts_[i].size() < columns) line += ", " + parts_[i];
   say("\r\x1b[K" + line);
-  shown_ = true;
+}
+
+void Progress::tick() {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    if (parts_.empty())
+      changed_.wait(lock);
+    else if (changed_.wait_for(lock, std::chrono::seconds(1)) == std::cv_status::timeout &&
+             !parts_.empty())
+      draw();
+  }
 }
 
 void Progress::loading(const char* what, int64_t done, int64_t total) {
   if (!due()) return;
-  show(total > 0 ? fmt::format("{} {} %", what, 100 * done / total) : std::string(what));
+  show({total > 0 ? fmt::format("{} {} %", what, 100 * done / total) : std::string(what)});
+}
+
+void Progress::reading(const EngineStats& stats) {
+  if (!tokens_before_) tokens_before_ = stats.prompt_tokens;
+  if (!due()) return;
+  const int64_t tokens = stats.prompt_tokens - *tokens_before_;
+  show({"reading the prompt", fmt::format("{} tokens", tokens)});
 }
 
 void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
@@ -53,20 +101,23 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
     window_start_ = now;
     window_stats_ = stats;
   }
-  std::string line = total >= 0 ? fmt::format("{}/{} requests", done, total)
-                                : fmt::format("{} requests done", done);
-  line += fmt::format(", {} running, prefill {:.0f} tok/s, decode {:.0f} tok/s", stats.running,
-                      prefill_rate_, decode_rate_);
+  std::vector<std::string> parts = {total >= 0 ? fmt::format("{}/{} requests", done, total)
+                                               : fmt::format("{} requests done", done)};
+  parts.push_back(fmt::format("{:.0f} tok/s", decode_rate_));
   if (total > 0 && done > 0)
-    line +=
-        ", " + clock_time(to_seconds(now - start_) / double(done) * double(total - done)) + " left";
-  show(line);
+    parts.push_back(clock_time(to_seconds(now - start_) / double(done) * double(total - done)) +
+                    " left");
+  parts.push_back(fmt::format("prompts {:.0f} tok/s", prefill_rate_));
+  parts.push_back(fmt::format("{} running", stats.running));
+  show(std::move(parts));
 }
 
 void Progress::clear() {
-  if (!shown_) return;
+  tokens_before_.reset();
+  const std::lock_guard lock(mutex_);
+  if (parts_.empty()) return;
+  parts_.clear();
   say("\r\x1b[K");
-  shown_ = false;
 }
 
 }  // namespace nanovllm::cli

@@ -10,7 +10,7 @@ RequestSource::RequestSource(std::deque<Request> prompts, std::unique_ptr<LineRe
                              SamplingDefaults defaults)
     : prompts_(std::move(prompts)), input_(std::move(input)), defaults_(std::move(defaults)) {}
 
-std::optional<Request> RequestSource::next(bool wait) {
+std::optional<Request> RequestSource::next(bool wait, int wake) {
   if (!prompts_.empty()) {
     Request request = std::move(prompts_.front());
     prompts_.pop_front();
@@ -19,9 +19,8 @@ std::optional<Request> RequestSource::next(bool wait) {
   }
   if (!input_) return std::nullopt;
   std::string line;
-  switch (input_->next(line, wait && may_wait_)) {
+  switch (input_->next(line, wait, wake)) {
     case LineReader::Result::not_yet:
-      if (!may_wait_) input_.reset();
       return std::nullopt;
     case LineReader::Result::end_of_file:
       input_.reset();
@@ -44,6 +43,8 @@ int64_t RequestSource::count() const {
   return lines < 0 ? -1 : taken_ + static_cast<int64_t>(prompts_.size()) + lines;
 }
 
-void RequestSource::stop_waiting() { may_wait_ = false; }
+void RequestSource::stop_waiting() {
+  if (input_ && !input_->is_regular_file()) input_.reset();
+}
 
 }  // namespace nanovllm::cli

@@ -16,14 +16,14 @@ class RequestSource {
   RequestSource(std::deque<Request> prompts, std::unique_ptr<LineReader> input,
                 SamplingDefaults defaults);
 
-  /// The next request, acceptable or not; with `wait`, waits for one. Nothing: there is none yet,
-  /// or ended().
-  std::optional<Request> next(bool wait);
+  /// The next request, acceptable or not; with `wait`, waits for one as LineReader::next() does.
+  /// Nothing: there is none yet, or ended().
+  std::optional<Request> next(bool wait, int wake = -1);
   bool ended() const { return prompts_.empty() && !input_; }
 
   /// All requests of this source, read or not; -1 where it cannot be known.
   int64_t count() const;
-  /// From here on a pipe is treated as if it had ended, and a file is read to its end.
+  /// From here on a pipe, which may never end, is treated as if it had ended; a file is still read.
   void stop_waiting();
 
  private:
@@ -31,7 +31,6 @@ class RequestSource {
   std::unique_ptr<LineReader> input_;
   SamplingDefaults defaults_;
   int64_t taken_ = 0;
-  bool may_wait_ = true;
 };
 
 }  // namespace nanovllm::cli

@@ -1,6 +1,7 @@
 #include "cli/suggest.h"
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <vector>
 
@@ -70,6 +71,13 @@ constexpr Advice kAdvice[] = {
     {"--gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
     {"--n-gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
     {"--repeat-penalty", kPenalties},
+    {"-ngl", "a model is on one kind of device, --device cuda or cpu"},
+    // ollama's
+    {"run", "it is chat here; generate answers one prompt"},
+    {"pull", "\"hf download ORG/NAME\" puts a model into Hugging Face's cache, where it is found"},
+    {"list", "\"hf cache ls\" lists the models in Hugging Face's cache; inspect shows one"},
+    {"ls", "\"hf cache ls\" lists the models in Hugging Face's cache; inspect shows one"},
+    {"show", "it is inspect here"},
 };
 
 }  // namespace
@@ -77,6 +85,37 @@ constexpr Advice kAdvice[] = {
 std::string advice_on(std::string_view name) {
   const auto* found = std::ranges::find(kAdvice, name, &Advice::name);
   return found == std::end(kAdvice) ? "" : std::string(found->text);
+}
+
+std::string with_option_names(std::string message) {
+  constexpr std::string_view kParameters[] = {"allow_long_max_model_len",
+                                              "max_model_len",
+                                              "max_num_seqs",
+                                              "max_num_batched_tokens",
+                                              "gpu_memory_utilization",
+                                              "num_gpu_blocks_override",
+                                              "cpu_kvcache_bytes",
+                                              "block_size",
+                                              "tensor_parallel_size",
+                                              "decode_lanes",
+                                              "load_format",
+                                              "skip_tokenizer_init"};
+  const auto is_name = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+  };
+  for (size_t begin = 0; begin < message.size();) {
+    size_t end = begin;
+    while (end < message.size() && is_name(message[end])) ++end;
+    std::string word = message.substr(begin, end - begin);
+    const bool quoted = begin > 0 && message[begin - 1] == '"';  // a user's text
+    if (!quoted && std::ranges::find(kParameters, word) != std::end(kParameters)) {
+      std::ranges::replace(word, '_', '-');
+      message.replace(begin, end - begin, "--" + word);
+      end += 2;
+    }
+    begin = end + 1;
+  }
+  return message;
 }
 
 std::string nearest(std::string_view name, std::span<const std::string> candidates) {

@@ -15,6 +15,10 @@ std::string nearest(std::string_view name, std::span<const std::string> candidat
 /// here, or that there is no such thing. "" for all other names.
 std::string advice_on(std::string_view name);
 
+/// `message` with the engine's parameters as options: "--load-format" for "load_format". The
+/// library has one name for them, the command line another.
+std::string with_option_names(std::string message);
+
 /// `; did you mean "..."?`, or "" if no candidate is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
 

@@ -1,6 +1,4 @@
 // nanovllm tokenize: text to token ids, and back.
-#include <iostream>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
+#include "cli/line_reader.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/table.h"
@@ -28,18 +27,14 @@ struct TokenizeOptions {
   bool no_special = false, plain_special = false, show = false, json = false;
 };
 
-constexpr size_t kMaxText = size_t{1} << 30;
-
 std::string text_to_encode(const TokenizeOptions& options) {
   if (options.text) return *options.text;
-  if (options.file && *options.file != "-") {
-    try {
-      return read_file(*options.file, kMaxText);
-    } catch (const Error& error) {  // here it is an option that is wrong, not a model
-      fail(ErrorKind::invalid_argument, "--file {}", error.what());
-    }
+  if (!options.file || *options.file == "-") return read_standard_input();
+  try {
+    return read_file(*options.file, kMaxTextBytes);
+  } catch (const Error& error) {  // here it is an option that is wrong, not a model
+    fail(ErrorKind::invalid_argument, "--file {}", error.what());
   }
-  return std::string(std::istreambuf_iterator<char>(std::cin), {});
 }
 
 // "1,2,3" or "1 2 3", as this command prints them.
@@ -71,8 +66,8 @@ std::string show_pieces(const Tokenizer& tokenizer, const std::vector<int32_t>& 
   return table.markdown();
 }
 
-int run_tokenize(const TokenizeOptions& options) {
-  require_model(options.model);
+int run_tokenize(TokenizeOptions& options) {
+  settle_model(options.model, options.text);
   check(!options.text + !options.file + !options.ids >= 2, ErrorKind::invalid_argument,
         "give only one of TEXT, --file and --ids");
   const Tokenizer tokenizer(options.model);
@@ -80,6 +75,10 @@ int run_tokenize(const TokenizeOptions& options) {
       options.ids
           ? *options.ids
           : tokenizer.encode(text_to_encode(options), !options.no_special, !options.plain_special);
+  if (options.ids)
+    for (const int32_t id : ids)
+      check(!tokenizer.id_to_token(id).empty(), ErrorKind::invalid_argument,
+            "--ids: the vocabulary has no token {}: ids are below {}", id, tokenizer.vocab_size());
   Output output;
   if (options.json) {
     Json json = {{"ids", ids}};
@@ -106,9 +105,8 @@ void add_tokenize(CLI::App& program, Action& action) {
   TokenizeOptions& o = *options;
   CLI::App& command =
       add_command(program, "tokenize", "Turn text into token ids, or ids into text");
-  add_model(command, o.model);
-  add_argument(command, "TEXT", "the text; without it, --file or standard input",
-               [&o](const std::string& t) { o.text = t; });
+  add_model_and_text(command, o.model, o.text, "TEXT",
+                     "the text; without it, --file or standard input");
   add_value(command, "--file,-f", "FILE", "a file of text; - is standard input",
             [&o](const std::string& s) { o.file = s; });
   add_value(command, "--ids", "IDS", "ids to turn into text, separated by commas or spaces",

@@ -121,10 +121,9 @@ LLMEngine::LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model,
       seed_(config.seed),
       scheduler_(scheduler_config(runner_->memory(), config)) {}
 
-int64_t LLMEngine::refuse_request(std::vector<int32_t> prompt, std::string error) {
+int64_t LLMEngine::refuse_request(std::string error) {
   RequestOutput output;
   output.request_id = next_id_++;
-  output.prompt_token_ids = std::move(prompt);
   output.finished = true;
   output.outputs.push_back({.finish_reason = FinishReason::error});
   output.error = std::move(error);
@@ -148,7 +147,7 @@ std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt
 int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams& params) {
   check(dead_.empty(), "the engine has failed: {}", dead_);
   if (auto problem = refusal(prompt, params))
-    return refuse_request(std::move(prompt), std::move(*problem));
+    return refuse_request(std::move(*problem));
   const auto length = std::ssize(prompt);
   const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
 

@@ -32,8 +32,9 @@ class LLMEngine {
                                      const SamplingParams& params) const;
   // LLM's methods of the same names say what these do.
   int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
-  /// Queues the output of a request that could not even be turned into tokens.
-  int64_t refuse_request(std::vector<int32_t> prompt, std::string error);
+  /// Queues the output of a request that is not acceptable. It does not have the prompt, which may
+  /// be of any size.
+  int64_t refuse_request(std::string error);
   std::vector<RequestOutput> step();
   void abort_request(int64_t request_id);
   bool is_finished() const;

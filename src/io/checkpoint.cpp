@@ -93,7 +93,7 @@ void check_agreement(const SafetensorsFile& file, const std::set<std::string>& e
 
 }  // namespace
 
-Checkpoint::Checkpoint(const std::string& directory) {
+Checkpoint::Checkpoint(const std::string& directory) : directory_(directory) {
   // As Hugging Face does: the single file first. A dangling link counts as present, so that the
   // error names it.
   const auto present = [](const fs::path& path) {

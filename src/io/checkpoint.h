@@ -26,6 +26,7 @@ class Checkpoint {
   /// In the order of the shards and of the bytes in them: reading in this order reads the disk
   /// forwards.
   const std::vector<std::string>& names() const { return names_; }
+  const std::string& directory() const { return directory_; }
   /// Sum over all tensors.
   size_t bytes() const { return bytes_; }
   /// Where the tensor lies, for messages: the path of its file.
@@ -48,6 +49,7 @@ class Checkpoint {
   void add_file(SafetensorsFile file);
   const Place* place_of(std::string_view name) const;
 
+  std::string directory_;
   std::vector<SafetensorsFile> files_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, Place> places_;

@@ -30,7 +30,7 @@ GenerationConfig parse_generation_config(const Json& json, int64_t vocab_size,
   if (out.eos_token_ids.size() > 1024)
     in.refuse(fmt::format("eos_token_id has {} entries, more than 1024", out.eos_token_ids.size()));
   out.do_sample = in.optional_bool("do_sample");
-  out.temperature = number("temperature", 0, kInfinity);
+  out.temperature = number("temperature", 0, 1e4);  // what a request may ask for
   out.top_k = in.optional_integer("top_k", -1, kMaxTokens);
   out.top_p = number("top_p", 0, 1);
   out.min_p = number("min_p", 0, 1);
@@ -46,7 +46,7 @@ GenerationConfig load_generation_config(const std::string& directory, int64_t vo
   if (std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found)
     return {};
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
-  return parse_generation_config(read_json_file(path, limits), vocab_size);
+  return parse_generation_config(read_json_file(path, limits), vocab_size, path.string());
 }
 
 }  // namespace nanovllm

@@ -351,7 +351,7 @@ ModelConfig load_model_config(const std::string& directory,
   check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory",
         directory);
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
-  return parse_model_config(read_json_file(path, limits), "config.json", supported);
+  return parse_model_config(read_json_file(path, limits), path.string(), supported);
 }
 
 }  // namespace nanovllm

@@ -104,7 +104,8 @@ void WeightLoader::check_complete(const Checkpoint& checkpoint) const {
       wanted.insert(part.name);
       const StoredTensor* found = checkpoint.find(part.name);
       check(found != nullptr, ErrorKind::model,
-            "the checkpoint lacks tensor {}, which config.json's architecture needs", part.name);
+            "{}: the checkpoint lacks tensor {}, which config.json's architecture needs",
+            checkpoint.directory(), part.name);
       check(found->shape == part.shape, ErrorKind::model,
             "{}: tensor {} has shape {}, config.json asks for {}", checkpoint.file_of(part.name),
             part.name, shape_text(found->shape), shape_text(part.shape));

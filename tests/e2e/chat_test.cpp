@@ -1,4 +1,6 @@
 // nanovllm chat as a user of a pipe sees it: a message per line in, an answer per message out.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -111,6 +113,21 @@ TEST(Chat, CtrlCStopsAnAnswerAndTheConversationGoesOn) {
   // Two answers, the first one cut short.
   EXPECT_GT(result.output.size(), 2u);
   EXPECT_EQ(result.output.back(), '\n');
+}
+
+TEST(Chat, TerminationDuringAnAnswerEndsTheProgram) {
+  ProcessOptions options;
+  options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGTERM; };
+  const auto result =
+      chat("Tell me a story\nHello!\n", {"--max-tokens", "2000", "--ignore-eos"}, options);
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(std::count(result.output.begin(), result.output.end(), '\n'), 1) << result.output;
+}
+
+TEST(Chat, LinesMayEndAsOnWindows) {
+  const auto result = chat("What is 3 + 4?\r\n/exit\r\nnever read\r\n");
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(result.output, answer_to(Json::array({message("user", "What is 3 + 4?")})) + "\n");
 }
 
 }  // namespace

@@ -332,6 +332,50 @@ TEST(Generate, AThousandLinesThroughATinyCacheKeepTheirOrder) {
   }
 }
 
+// Results wait for the first request's, which takes a while; meanwhile the rest of the input does.
+TEST(Generate, ResultsThatWaitForAnEarlierOneAreBounded) {
+  ProcessOptions options;
+  options.input =
+      R"({"prompt_token_ids": [5], "sampling_params": {"max_tokens": 2000, "ignore_eos": true}})"
+      "\n";
+  constexpr size_t kLines = 12'000;
+  const std::string refused =
+      R"({"prompt_token_ids": [], "id": ")" + std::string(900, 'x') + "\"}\n";
+  for (size_t i = 0; i < kLines; ++i) options.input += refused;
+  const auto result = nanovllm_program(generate({"--input", "-"}), options);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.lines().size(), kLines + 1);
+  // 4,096 results, one read ahead and a pipe's buffer.
+  EXPECT_LT(result.input_before_output, 4200 * refused.size() + (512u << 10));
+}
+
+TEST(Generate, APromptBeyondAnyContextIsNeitherEncodedNorKept) {
+  std::string requests;
+  for (int i = 0; i < 10; ++i)
+    requests += Json({{"prompt", std::string(size_t{4} << 20, 'x')}, {"id", i}}).dump() + "\n";
+  ProcessOptions options;
+  options.input =
+      requests + R"({"prompt": "x", "id": "last", "sampling_params": {"max_tokens": 1}})";
+  const auto result = nanovllm_program(generate({"--input", "-"}), options);
+  const auto lines = result.lines();
+  ASSERT_EQ(lines.size(), 11u);
+  for (size_t i = 0; i < 10; ++i) {
+    EXPECT_EQ(lines[i]["prompt_token_ids"], Json::array());
+    EXPECT_NE(lines[i]["error"].get<std::string>().find("the prompt has 4194304 bytes, "),
+              std::string::npos)
+        << lines[i];
+  }
+  EXPECT_EQ(lines[10]["token_ids"].size(), 1u);
+  // One that is only a little too long is counted exactly, and not repeated either.
+  std::string words;
+  for (int i = 0; i < 3000; ++i) words += " x";
+  const auto line = json_lines(nanovllm_program(generate({"--json", "--prompt", words})).output);
+  EXPECT_NE(line.at(0)["error"].get<std::string>().find("the prompt has 3000 tokens"),
+            std::string::npos)
+      << line;
+  EXPECT_EQ(line.at(0)["prompt_token_ids"], Json::array());
+}
+
 // The same answers on a GPU: "Cuda" in the name gives the label `gpu`.
 TEST(GenerateCuda, AddsAndSubtracts) {
   if (nanovllm_program({"inspect", demo_model(), "--device", "cuda"}).exit_code == 4)

@@ -1,7 +1,13 @@
 // What happens to results when a run ends early: Ctrl-C, a full disk, a reader that goes away.
+#include "cli/interrupt.h"
+
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "cli/line_reader.h"
 #include "e2e/process.h"
 #include "unit/temp_directory.h"
 
@@ -48,6 +54,65 @@ TEST(Interrupt, CtrlCKeepsFinishedResultsAndMarksTheRestAborted) {
       << result.errors;
 }
 
+/// What a run does whose input comes from `producer`, a shell command, when it is interrupted after
+/// its first result.
+ProcessResult interrupted_reader_of(const std::string& producer) {
+  ProcessOptions options;
+  options.time_limit = std::chrono::seconds(30);
+  options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGINT; };
+  const std::string script = R"(exec "$0" "$@" --input <( )" + producer + ")";
+  return run_process("/bin/bash",
+                     {"-c", script, NANOVLLM_BINARY_DIR "/bin/nanovllm", "generate", demo_model(),
+                      "-q", "--device", "cpu", "-t", "1", "--max-tokens", "1"},
+                     options);
+}
+
+TEST(Interrupt, TheFirstCtrlCEndsARunWhoseInputNeverEnds) {
+  const std::string first = "echo '" + request("a", 1).substr(0, request("a", 1).size() - 1) + "'";
+  const auto requests = interrupted_reader_of(R"(yes '{"prompt": "2 + 3 ="}')");
+  EXPECT_EQ(requests.exit_code, 1) << requests.errors;
+  EXPECT_NE(requests.errors.find("interrupted: "), std::string::npos) << requests.errors;
+  const auto blank_lines = interrupted_reader_of(first + "; yes ''");
+  EXPECT_EQ(blank_lines.exit_code, 1) << blank_lines.errors;
+  EXPECT_EQ(blank_lines.lines().size(), 1u);
+  const auto endless_line = interrupted_reader_of(first + "; cat /dev/zero");
+  EXPECT_EQ(endless_line.exit_code, 1) << endless_line.errors;
+}
+
+// Between the question whether a signal came and the wait for input, one may come.
+TEST(Interrupt, ASignalJustBeforeTheWaitForInputEndsTheWait) {
+  TempDirectory directory;
+  const std::string path = directory.path() / "pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const int writer = ::open(path.c_str(), O_RDWR);
+  cli::LineReader reader("--input", path);
+  std::string line;
+  ::alarm(20);  // ends a test that hangs
+  {
+    const cli::Interrupt interrupt;
+    ASSERT_EQ(::raise(SIGTERM), 0);
+    EXPECT_EQ(reader.next(line, /*wait=*/true, interrupt.descriptor()),
+              cli::LineReader::Result::not_yet);
+    EXPECT_EQ(interrupt.signal(), SIGTERM);
+  }
+  const cli::Interrupt next;  // starts anew
+  EXPECT_FALSE(next.requested());
+  ASSERT_EQ(::write(writer, "line\n", 5), 5);
+  EXPECT_EQ(reader.next(line, true, next.descriptor()), cli::LineReader::Result::line);
+  ::alarm(0);
+  ::close(writer);
+}
+
+TEST(Interrupt, ASecondSignalEndsTheProcessAtOnce) {
+  const auto two_signals = [] {
+    const cli::Interrupt interrupt;
+    (void)::raise(SIGTERM);
+    (void)::raise(SIGINT);
+    ::_exit(0);
+  };
+  EXPECT_EXIT(two_signals(), testing::ExitedWithCode(128 + SIGINT), "");
+}
+
 TEST(Interrupt, TerminationEndsAStreamedTextCleanly) {
   ProcessOptions options;
   options.signal_when = [](const std::string& output) { return output.empty() ? 0 : SIGTERM; };
@@ -88,7 +153,11 @@ TEST(Interrupt, AFileThatMayNotGrowEndsInACompleteLine) {
   EXPECT_EQ(result.errors,
             "error: " + out + ": cannot be written: File too large; the results so far are kept\n");
   const std::string kept = file_text(out);
-  EXPECT_TRUE(kept.empty() || kept.back() == '\n') << kept;
+  ASSERT_FALSE(kept.empty());
+  EXPECT_EQ(kept.back(), '\n') << kept;
+  const auto lines = json_lines(kept);
+  ASSERT_FALSE(lines.empty());
+  for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["id"], std::to_string(i));
 }
 
 TEST(Interrupt, OutputThatCannotBeCreatedCostsNoModelLoad) {
@@ -109,6 +178,12 @@ TEST(Interrupt, ARunThatCannotStartLeavesTheOldResults) {
           .exit_code,
       3);
   EXPECT_EQ(file_text(file), "results of yesterday\n");
+  const std::string none = directory.path() / "none.jsonl";
+  EXPECT_EQ(
+      nanovllm_program({"generate", "/no/such/model", "-q", "--prompt", "x", "--output", none})
+          .exit_code,
+      3);
+  EXPECT_FALSE(std::filesystem::exists(none));
   // One that has no results leaves none, and one that has some leaves those alone.
   EXPECT_EQ(
       nanovllm_program({"generate", demo_model(), "-q", "--input", "/dev/null", "--output", file})
@@ -158,6 +233,26 @@ TEST(Interrupt, AnInputThatWasNotReadToItsEndIsNoSuccess) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.lines().size(), 1u);
   EXPECT_EQ(result.errors, "note: interrupted: the input was not read to its end\n");
+}
+
+TEST(Interrupt, OutputMayNotBeAFileOfTheModel) {
+  TempDirectory directory;
+  for (const char* file : {"config.json", "model.safetensors"})
+    std::filesystem::copy_file(std::filesystem::path(demo_model()) / file, directory.path() / file);
+  const std::string model = directory.path();
+  std::filesystem::create_symlink("model.safetensors", directory.path() / "link");
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"generate", model, "--prompt", "x", "-o", model + "/model.safetensors"}, "--output"},
+      {{"generate", model, "--prompt", "x", "-o", model + "/./link"}, "--output"},
+      {{"bench", "latency", model, "--json", model + "/config.json"}, "--json"}};
+  for (const auto& [arguments, option] : cases) {
+    const auto result = nanovllm_program(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.errors;
+    EXPECT_NE(result.errors.find("error: " + option), std::string::npos) << result.errors;
+    EXPECT_NE(result.errors.find("of the model: give another file"), std::string::npos);
+  }
+  for (const char* file : {"config.json", "model.safetensors"})
+    EXPECT_EQ(file_text(directory.path() / file), file_text(demo_model() + "/" + file)) << file;
 }
 
 TEST(Interrupt, OutputMayNotBeTheInput) {

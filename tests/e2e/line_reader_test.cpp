@@ -21,6 +21,7 @@ std::vector<std::string> read_all(LineReader& reader) {
   for (std::string line;;) {
     const Result result = reader.next(line, true);
     if (result == Result::end_of_file) return lines;
+    if (result == Result::not_yet) continue;
     lines.push_back(result == Result::too_long ? "(too long)" : line);
   }
 }

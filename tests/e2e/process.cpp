@@ -119,6 +119,7 @@ ProcessResult run_process(const std::filesystem::path& program, std::vector<std:
                                     {reading_errors ? err.read : -1, POLLIN, 0},
                                     {all_written ? -1 : in.write, POLLOUT, 0}}};
     ::poll(polls.data(), polls.size(), 100);
+    if (result.output.empty()) result.input_before_output = written;
     if (polls[0].revents) reading_output = read_some(out.read, result.output);
     if (polls[1].revents) reading_errors = read_some(err.read, result.errors);
     if (polls[2].revents) {

@@ -30,6 +30,7 @@ struct ProcessResult {
   /// 128 + signal if a signal ended it; 124 if it ran past the limit and was killed.
   int exit_code = -1;
   std::string output, errors;
+  size_t input_before_output = 0;  ///< bytes of input that it took before its first output
   /// standard output as JSON lines
   std::vector<Json> lines() const;
 };

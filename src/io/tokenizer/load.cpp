@@ -1,10 +1,12 @@
 // Reading tokenizer.json and tokenizer_config.json.
+#include <algorithm>
 #include <utility>
 
 #include <sys/stat.h>
 
 #include "io/model_directory.h"
 #include "io/tokenizer/state.h"
+#include "io/utf8.h"
 
 namespace nanovllm {
 namespace {
@@ -112,8 +114,8 @@ Tokenizer::State::State(const Json& tokenizer_json) {
     normalizer = make_normalizer(*entry, categories);
   if (const auto entry = root.member("pre_tokenizer"))
     pre_tokenizers = make_pre_tokenizers(*entry, categories, alphabet);
-  bpe = std::make_unique<Bpe>(vocabulary, read_merges(model.required("merges")),
-                              read_bpe_options(model, pre_tokenizers.byte_level), alphabet,
+  const BpeOptions options = read_bpe_options(model, pre_tokenizers.byte_level);
+  bpe = std::make_unique<Bpe>(vocabulary, read_merges(model.required("merges")), options, alphabet,
                               model.place());
   std::vector<Entry> added;
   if (const auto entry = root.member("added_tokens")) added = entry->elements();
@@ -127,6 +129,34 @@ Tokenizer::State::State(const Json& tokenizer_json) {
     post_processor = PostProcessor(*entry, vocab_size());
   const auto entry = root.member("decoder");
   decoder = std::make_unique<Decoder>(entry ? &*entry : nullptr, categories, alphabet);
+  token_bytes = bytes_of_longest_token(root, longest_token(options));
+  for (const AddedToken& token : added_tokens->tokens())
+    token_bytes.drops_space |= token.lstrip || token.rstrip;
+}
+
+/// Bytes of the longest token; 0 where the model drops characters that it does not know, or makes
+/// one token of any number of them.
+size_t Tokenizer::State::longest_token(const BpeOptions& options) const {
+  bool knows_all_bytes = true;
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    const char text = static_cast<char>(byte);
+    const std::string token =
+        options.byte_level ? alphabet.spell({&text, 1}) : fmt::format("<0x{:02X}>", byte);
+    knows_all_bytes &= vocabulary.find(token) != Vocabulary::kNone;
+  }
+  const bool covers_all = options.byte_level ? knows_all_bytes
+                                             : (options.byte_fallback && knows_all_bytes) ||
+                                                   (options.unk_token && !options.fuse_unk);
+  if (!covers_all) return 0;
+  size_t longest = 4;  // a character as unk_token
+  for (int32_t id = 0; id < vocabulary.size(); ++id) {
+    const std::string_view text = vocabulary.text(id);  // a character for each byte, or the bytes
+    const auto continues = std::ranges::count_if(text, is_utf8_continuation);
+    longest = std::max(longest, text.size() - (options.byte_level ? size_t(continues) : 0));
+  }
+  for (const AddedToken& token : added_tokens->tokens())
+    longest = std::max(longest, token.content.size());
+  return longest;
 }
 
 std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,

@@ -15,6 +15,7 @@
 #include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/post_processor.h"
 #include "io/tokenizer/pre_tokenizer.h"
+#include "io/tokenizer/token_bytes.h"
 
 namespace nanovllm {
 
@@ -46,8 +47,10 @@ struct Tokenizer::State {
   std::unique_ptr<const Decoder> decoder;
   std::optional<int32_t> bos_id, eos_id;
   std::string chat_template;
+  TokenBytes token_bytes;
 
  private:
+  size_t longest_token(const BpeOptions& options) const;
   void encode_section(std::string_view text, bool starts_input, bool parse_special,
                       std::vector<int32_t>& ids, Bpe::Scratch& scratch) const;
   void encode_text(std::string_view text, bool starts_input, std::vector<int32_t>& ids,

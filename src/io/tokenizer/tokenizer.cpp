@@ -109,6 +109,21 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
   return ids;
 }
 
+int64_t Tokenizer::min_tokens(std::string_view text) const {
+  const TokenBytes& token = state_->token_bytes;
+  if (token.most == 0 || text.size() < token.most) return 0;
+  size_t bytes = text.size();
+  if (token.drops_space) {
+    if (find_invalid_utf8(text) != std::string_view::npos) return 0;
+    for (size_t at = 0; at < text.size();) {
+      const DecodedChar c = decode_utf8(text.data() + at);
+      if (state_->categories.is_white_space(c.value)) bytes -= c.length;
+      at += c.length;
+    }
+  }
+  return static_cast<int64_t>(bytes / token.most);
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
   IncrementalDetokenizer stream(*this, skip_special_tokens);
   std::string text;

@@ -6,6 +6,8 @@
 #include <string>
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 namespace nanovllm::cpu {
 namespace {
@@ -20,9 +22,16 @@ size_t read_number(const char* path, size_t otherwise) {
 }
 
 [[noreturn]] void fail_allocation(size_t bytes) {
-  fail(ErrorKind::device, "cannot allocate {:.2f} GiB of memory, {:.2f} GiB are free",
-       static_cast<double>(bytes) / static_cast<double>(size_t{1} << 30),
-       static_cast<double>(memory_info().free) / static_cast<double>(size_t{1} << 30));
+  const auto gibibytes = [](size_t n) {
+    return static_cast<double>(n) / static_cast<double>(size_t{1} << 30);
+  };
+  rlimit limit{};
+  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  fail(ErrorKind::device, "cannot allocate {:.2f} GiB of memory, {:.2f} GiB are free{}",
+       gibibytes(bytes), gibibytes(memory_info().free),
+       limited ? fmt::format("; this process may have {:.2f} GiB (ulimit -v)",
+                             gibibytes(limit.rlim_cur))
+               : "");
 }
 
 }  // namespace
@@ -34,6 +43,10 @@ MemoryInfo memory_info() {
   for (size_t kilobytes = 0; file >> key >> kilobytes && std::getline(file, unit);) {
     if (key == "MemTotal:") info.total = kilobytes * 1024;
     if (key == "MemAvailable:") info.free = kilobytes * 1024;
+  }
+  if (struct sysinfo system{}; info.total == 0 && ::sysinfo(&system) == 0) {  // no /proc
+    info.total = size_t{system.totalram} * system.mem_unit;
+    info.free = size_t{system.freeram + system.bufferram} * system.mem_unit;
   }
   const size_t limit = read_number("/sys/fs/cgroup/memory.max", ~size_t{0});
   const size_t used = read_number("/sys/fs/cgroup/memory.current", 0);

@@ -32,6 +32,26 @@ TEST_P(TrainedTokenizer, GivesTheIdsOfTheReferenceLibrary) {
   }
 }
 
+// The reference's ids are never fewer than what the text's size alone promises.
+TEST_P(TrainedTokenizer, PromisesNoMoreTokensThanThereAre) {
+  for (const Json& row : expected_)
+    EXPECT_LE(tokenizer_.min_tokens(row.at("text").get<std::string>()), std::ssize(row.at("ids")))
+        << row.at("text");
+  for (int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
+    std::string text;
+    for (int i = 0; i < 50; ++i) text += tokenizer_.decode({&id, 1}, false);
+    if (find_invalid_utf8(text) != std::string::npos) continue;
+    EXPECT_LE(tokenizer_.min_tokens(text), std::ssize(tokenizer_.encode(text, false))) << id;
+  }
+  for (const char* text :
+       {" ", "\n", "\u00a0", "\U0001f600", "\u212b\u0301", "\u1fbe\u0308\u0301"}) {
+    std::string many;
+    for (int i = 0; i < 2000; ++i) many += text;
+    EXPECT_LE(tokenizer_.min_tokens(many), std::ssize(tokenizer_.encode(many, false)))
+        << Json(text);
+  }
+}
+
 TEST_P(TrainedTokenizer, DecodesAsTheReferenceLibraryDoes) {
   for (const Json& row : expected_) {
     SCOPED_TRACE(row.at("text").dump());
@@ -79,6 +99,24 @@ INSTANTIATE_TEST_SUITE_P(All, TrainedTokenizer,
                          testing::Values("gpt2", "llama3", "qwen2", "gpt4o", "deepseek", "llama",
                                          "metaspace", "added", "normalizers", "splits", "unknown"),
                          [](const auto& tested) { return std::string(tested.param); });
+
+TEST(MinTokens, AreKnownWhereNoTextCanBeLost) {
+  const std::string text(1'000'000, 'x');
+  for (const char* name : {"gpt2", "llama", "llama3", "qwen2", "deepseek"})
+    EXPECT_GT(Tokenizer(kData + name).min_tokens(text), 1000) << name;
+  Json json = read_json_file(kData + "gpt2/tokenizer.json");
+  const auto promised = [&] { return Tokenizer::from_json(json.dump()).min_tokens(text); };
+  const int64_t usual = promised();
+  json["normalizer"] = {{"type", "NFC"}};
+  EXPECT_EQ(promised(), usual / 4);
+  json["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "xxxx"}}}, {"content", "x"}};
+  EXPECT_EQ(promised(), usual / 4);
+  json["normalizer"]["content"] = "";  // drops text: nothing is known
+  EXPECT_EQ(promised(), 0);
+  json["normalizer"] = {{"type", "Strip"}};
+  EXPECT_EQ(Tokenizer::from_json(json.dump()).min_tokens(std::string(1'000'000, ' ')), 0);
+  EXPECT_EQ(promised(), usual);
+}
 
 TEST(TokenizerConfig, GivesSpecialTokensAndTheDefaultTemplate) {
   const Tokenizer tokenizer(kData + "llama");
