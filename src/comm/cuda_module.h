@@ -12,14 +12,13 @@ class Backend;
 
 inline constexpr const char* kCommunicatorEntry = "nanovllm_open_cuda_communicator";
 
-/// Counts up when Communicator or RankMeeting change: a module of another build has another one.
-inline constexpr int kCommunicatorVersion = 5;
-
 /// Connects `backend`, which the module has made, with the other ranks' GPUs. Collective. Returns
 /// an object for the caller to `delete`, before the backend, or null with one sentence in `error`
-/// (always terminated, cut to `error_size`). Never throws.
-using OpenCommunicatorFunction = Communicator*(int version, Backend* backend, RankMeeting* meeting,
-                                               int rank, char* error, size_t error_size);
+/// (always terminated, cut to `error_size`): that `version`, the caller's module_version(), is not
+/// the module's, for one. Never throws.
+using OpenCommunicatorFunction = Communicator*(const char* version, Backend* backend,
+                                               RankMeeting* meeting, int rank, char* error,
+                                               size_t error_size);
 
 // The same over NCCL, for ranks that are processes, or whose GPUs do not reach each other's memory.
 // A module that was built without NCCL has no such entries.
@@ -34,8 +33,8 @@ inline constexpr const char* kNcclCommunicatorEntry = "nanovllm_open_nccl_commun
 /// throws.
 using NewNcclIdFunction = int(NcclId* id, char* error, size_t error_size);
 /// Collective, as above.
-using OpenNcclCommunicatorFunction = Communicator*(int version, Backend* backend, const NcclId* id,
-                                                   int rank, int world_size, char* error,
-                                                   size_t error_size);
+using OpenNcclCommunicatorFunction = Communicator*(const char* version, Backend* backend,
+                                                   const NcclId* id, int rank, int world_size,
+                                                   char* error, size_t error_size);
 
 }  // namespace nanovllm

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <filesystem>
+#include <string>
 
 #include <dlfcn.h>
+
+#include "core/load_module.h"
 
 namespace nanovllm {
 
@@ -23,23 +25,18 @@ ProcessPlace process_place() {
 }
 
 std::unique_ptr<ProcessGroup> join_processes() {
-  // Beside the program, or wherever the system looks. MPI's own plugins need its symbols.
-  constexpr int kMode = RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE;
-  std::error_code error;
-  const auto program = std::filesystem::canonical("/proc/self/exe", error).parent_path();
-  std::filesystem::path place = kMpiModuleFile;
-  for (const auto& here : {program / kMpiModuleFile, program / ".." / "lib" / kMpiModuleFile})
-    if (std::filesystem::exists(here, error)) place = here;
-  void* module = dlopen(place.c_str(), kMode);
+  std::string missing;
+  // MPI's own plugins need its symbols.
+  void* module = load_module(kMpiModuleFile, RTLD_NOW | RTLD_GLOBAL, missing);
   check(module != nullptr, ErrorKind::device,
-        "mpirun started this process, but the MPI module cannot be loaded: {}; it is built where "
-        "MPI is installed (libopenmpi-dev)",
-        dlerror());
+        "mpirun started this process, but there is no MPI module: {}; it is built where MPI is "
+        "installed (libopenmpi-dev)",
+        missing);
   auto* open = reinterpret_cast<OpenMpiFunction*>(dlsym(module, kMpiModuleEntry));
   check(open != nullptr, ErrorKind::device, "{} has no {}: it belongs to another program",
         kMpiModuleFile, kMpiModuleEntry);
   std::array<char, 512> why{};
-  std::unique_ptr<ProcessGroup> group(open(kMpiModuleVersion, why.data(), why.size()));
+  std::unique_ptr<ProcessGroup> group(open(module_version(), why.data(), why.size()));
   check(group != nullptr, ErrorKind::device, "{}", why.data());
   return group;
 }

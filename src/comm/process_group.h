@@ -40,12 +40,10 @@ class ProcessGroup {
 inline constexpr const char* kMpiModuleFile = "libnanovllm-mpi.so";
 inline constexpr const char* kMpiModuleEntry = "nanovllm_open_mpi";
 
-/// Counts up when ProcessGroup or Communicator change.
-inline constexpr int kMpiModuleVersion = 5;
-
 /// Joins the processes that mpirun started with this one; collective, once per process. Returns an
-/// object for the caller to `delete`, or null with one sentence in `error`. Never throws.
-using OpenMpiFunction = ProcessGroup*(int version, char* error, size_t error_size);
+/// object for the caller to `delete`, or null with one sentence in `error`: that `version`, the
+/// caller's module_version(), is not the module's, for one. Never throws.
+using OpenMpiFunction = ProcessGroup*(const char* version, char* error, size_t error_size);
 
 /// This process among those that mpirun started together; one of one without mpirun.
 struct ProcessPlace {

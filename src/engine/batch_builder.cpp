@@ -49,6 +49,33 @@ int64_t first_part(const Plan& plan, const StepInput& input, size_t i) {
   return cut && s >= input.halves.seqs ? s + 1 : s;
 }
 
+/// How long a step's arrays are.
+struct StepSizes {
+  int64_t tokens = 0, seqs = 0, blocks = 0;  // rows and columns of the block tables
+  int64_t samples = 0, prompt_rows = 0;      // rows of logits
+  int64_t masked = 0;                        // pairs
+};
+
+void take_arrays(Arena& arena, const StepSizes& n, StepArrays& out) {
+  out.batch.tokens = arena.take(DType::i32, {n.tokens});
+  out.token_source = arena.take(DType::i32, {n.tokens});
+  out.batch.positions = arena.take(DType::i32, {n.tokens});
+  out.batch.slot_mapping = arena.take(DType::i32, {n.tokens});
+  out.batch.cu_seqlens_q = arena.take(DType::i32, {n.seqs + 1});
+  out.batch.context_lens = arena.take(DType::i32, {n.seqs});
+  out.batch.block_tables = arena.take(DType::i32, {n.seqs, n.blocks});
+  out.batch.logits_rows = arena.take(DType::i32, {n.samples + n.prompt_rows});
+  SamplingBatch& params = out.sampler.params;
+  params.temperature = arena.take(DType::f32, {n.samples});
+  params.top_k = arena.take(DType::i32, {n.samples});
+  params.top_p = arena.take(DType::f32, {n.samples});
+  params.min_p = arena.take(DType::f32, {n.samples});
+  params.seed = arena.take(DType::i64, {n.samples});
+  params.position = arena.take(DType::i32, {n.samples});
+  out.sampler.prompt_targets = arena.take(DType::i32, {n.prompt_rows});
+  out.sampler.masked = arena.take(DType::i32, {n.masked, 2});
+}
+
 }  // namespace
 
 std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits) {
@@ -61,8 +88,9 @@ std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits
       return std::nullopt;
     blocks = std::max(blocks, s.sequence->block_table.size());
   }
-  return StepShape{padded_rows(rows), std::min(static_cast<int64_t>(std::bit_ceil(blocks)),
-                                               limits.max_blocks_per_seq())};
+  return StepShape{
+      std::min(padded_rows(rows), limits.max_samples()),
+      std::min(static_cast<int64_t>(std::bit_ceil(blocks)), limits.max_blocks_per_seq())};
 }
 
 std::optional<StepShape> shape_below(const StepShape& shape) {
@@ -73,59 +101,84 @@ std::optional<StepShape> shape_below(const StepShape& shape) {
 }
 
 size_t BatchBuilder::max_bytes() const {
-  const auto tokens = static_cast<size_t>(limits_.max_num_batched_tokens),
-             seqs = static_cast<size_t>(limits_.max_num_seqs + 1);
-  const auto blocks = static_cast<size_t>(limits_.max_blocks_per_seq());
-  constexpr size_t kArrays = 17, kMasksPerSeq = kMaxStopTokenIds + kMaxEosIds;
-  return 6 * tokens * sizeof(int32_t) + seqs * (blocks + 8 + 2 * kMasksPerSeq) * sizeof(int64_t) +
-         kArrays * Arena::kAlignment;
+  Arena arena = Arena::measuring({});
+  StepInput largest;
+  const int64_t samples = limits_.max_samples(), rows = limits_.max_num_batched_tokens;
+  take_arrays(arena,
+              {.tokens = rows,
+               .seqs = samples + 1,  // halves may cut one in two
+               .blocks = limits_.max_blocks_per_seq(),
+               .samples = samples,
+               .prompt_rows = rows,
+               .masked = samples * (kMaxStopTokenIds + kMaxEosIds)},
+              largest);
+  return arena.peak();
 }
 
 void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input,
                          const std::optional<StepShape>& shape) const {
-  Arena arena(block, max_bytes(), {});
-  input.sampling.clear();
-  input.prompt_rows.clear();
-  input.mask_starts.clear();
   input.is_decode = shape.has_value();
-  build_rows(plan, shape, arena, input);
-  build_sampling(plan, arena, input);
-  build_masks(plan, arena, input);
+  find_sampling(plan, input);
+  StepSizes sizes{.tokens = plan.num_tokens, .seqs = std::ssize(plan.sequences)};
+  input.halves = {};
+  if (!shape && limits_.rows_worth_halving > 0 && sizes.tokens >= limits_.rows_worth_halving) {
+    const auto [halves, cut] = halves_of(plan);
+    input.halves = halves;
+    sizes.seqs += cut ? 1 : 0;
+  }
+  for (const ScheduledSequence& s : plan.sequences)
+    sizes.blocks = std::max(sizes.blocks, std::ssize(s.sequence->block_table));
+  sizes.samples = std::ssize(input.sampling);
+  sizes.prompt_rows = std::ssize(input.prompt_rows);
+  for (const size_t i : input.sampling)
+    if (is_masked(plan.sequences[i]))
+      sizes.masked += std::ssize(plan.sequences[i].sequence->stop_token_ids);
+  if (shape) {
+    sizes.tokens = sizes.seqs = sizes.samples = shape->num_seqs;
+    sizes.blocks = shape->max_blocks;
+  }
+  Arena arena(block, max_bytes(), {});
+  take_arrays(arena, sizes, input);
   input.bytes = arena.mark();
+  fill_batch(plan, input);
+  fill_rows(plan, input);
+  fill_logits_rows(plan, input);
+  fill_sampling(plan, input);
+  fill_masks(plan, input);
 }
 
-void BatchBuilder::build_rows(const Plan& plan, const std::optional<StepShape>& shape, Arena& arena,
-                              StepInput& input) const {
-  auto num_seqs = static_cast<int64_t>(plan.sequences.size()), num_tokens = plan.num_tokens;
-  int64_t max_blocks = 0;
+// Which sequences sample, and which rows of prompts need logits.
+void BatchBuilder::find_sampling(const Plan& plan, StepInput& input) const {
+  input.sampling.clear();
+  input.prompt_rows.clear();
+  int64_t k = -1;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& s = plan.sequences[i];
+    const SamplingParams& params = s.sequence->params;
+    if (s.samples) input.sampling.push_back(i);
+    if (s.samples && params.logprobs) k = std::max<int64_t>(k, *params.logprobs);
+    if (!params.prompt_logprobs) continue;
+    const int64_t end = std::min(s.start + s.num_tokens, s.sequence->num_prompt_tokens - 1);
+    for (int64_t p = s.start; p < end; ++p) input.prompt_rows.push_back({i, p});
+    if (s.start < end) k = std::max<int64_t>(k, *params.prompt_logprobs);
+  }
+  input.sampler.num_logprobs = k;
+}
+
+// What grids are bounded by, over all sequences.
+void BatchBuilder::fill_batch(const Plan& plan, StepInput& input) const {
   Batch& batch = input.batch;
   batch.max_seqlen_q = batch.max_context_len = 0;
   for (const ScheduledSequence& s : plan.sequences) {
-    max_blocks = std::max(max_blocks, static_cast<int64_t>(s.sequence->block_table.size()));
     batch.max_seqlen_q = std::max(batch.max_seqlen_q, s.num_tokens);
     batch.max_context_len = std::max(batch.max_context_len, s.start + s.num_tokens);
   }
   batch.num_decodes = std::ranges::find_if_not(plan.sequences, is_decode) - plan.sequences.begin();
-  input.halves = {};
-  if (!shape && limits_.rows_worth_halving > 0 && num_tokens >= limits_.rows_worth_halving) {
-    const auto [halves, cut] = halves_of(plan);
-    input.halves = halves;
-    num_seqs += cut ? 1 : 0;
-  }
-  if (shape) {
-    num_seqs = num_tokens = batch.num_decodes = shape->num_seqs;
-    batch.max_seqlen_q = 1;
-    max_blocks = shape->max_blocks;
-    batch.max_context_len = std::min(limits_.max_model_len, max_blocks * limits_.block_size);
-  }
-  batch.tokens = arena.take(DType::i32, {num_tokens});
-  input.token_source = arena.take(DType::i32, {num_tokens});
-  batch.positions = arena.take(DType::i32, {num_tokens});
-  batch.slot_mapping = arena.take(DType::i32, {num_tokens});
-  batch.cu_seqlens_q = arena.take(DType::i32, {num_seqs + 1});
-  batch.context_lens = arena.take(DType::i32, {num_seqs});
-  batch.block_tables = arena.take(DType::i32, {num_seqs, max_blocks});
-  fill_rows(plan, input);
+  if (!input.is_decode) return;
+  batch.max_seqlen_q = 1;
+  batch.max_context_len =
+      std::min(limits_.max_model_len, batch.block_tables.shape[1] * limits_.block_size);
+  batch.num_decodes = batch.num_seqs();
 }
 
 void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
@@ -171,34 +224,11 @@ void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
   }
 }
 
-void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& input) const {
-  int64_t k = -1;
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    const ScheduledSequence& s = plan.sequences[i];
-    const SamplingParams& params = s.sequence->params;
-    if (s.samples) input.sampling.push_back(i);
-    if (s.samples && params.logprobs) k = std::max<int64_t>(k, *params.logprobs);
-    if (!params.prompt_logprobs) continue;
-    const int64_t end = std::min(s.start + s.num_tokens, s.sequence->num_prompt_tokens - 1);
-    for (int64_t p = s.start; p < end; ++p) input.prompt_rows.push_back({i, p});
-    if (s.start < end) k = std::max<int64_t>(k, *params.prompt_logprobs);
-  }
-  input.sampler.num_logprobs = k;
-
-  const auto prompt_rows = static_cast<int64_t>(input.prompt_rows.size());
-  const int64_t padding = input.is_decode ? input.batch.num_seqs() - std::ssize(plan.sequences) : 0;
-  const int64_t n = static_cast<int64_t>(input.sampling.size()) + padding;
+void BatchBuilder::fill_sampling(const Plan& plan, StepInput& input) const {
   SamplingBatch& out = input.sampler.params;
-  input.batch.logits_rows = arena.take(DType::i32, {n + prompt_rows});
-  input.sampler.prompt_targets = arena.take(DType::i32, {prompt_rows});
-  out = {arena.take(DType::f32, {n}),
-         arena.take(DType::i32, {n}),
-         arena.take(DType::f32, {n}),
-         arena.take(DType::f32, {n}),
-         arena.take(DType::i64, {n}),
-         arena.take(DType::i32, {n}),
-         true,
-         false};
+  const int64_t n = input.num_samples();
+  out.all_greedy = true;
+  out.any_filter = false;
   for (size_t i = 0; i < input.sampling.size(); ++i) {
     const ScheduledSequence& s = plan.sequences[input.sampling[i]];
     const SamplingParams& params = s.sequence->params;
@@ -219,11 +249,10 @@ void BatchBuilder::build_sampling(const Plan& plan, Arena& arena, StepInput& inp
     out.top_k.ptr<int32_t>()[i] = out.position.ptr<int32_t>()[i] = 0;
     out.seed.ptr<int64_t>()[i] = 0;
   }
-  find_rows(plan, input);
 }
 
 // The rows of logits: those that sample, those of padding, those of prompts.
-void BatchBuilder::find_rows(const Plan& plan, StepInput& input) const {
+void BatchBuilder::fill_logits_rows(const Plan& plan, StepInput& input) const {
   const auto* start = input.batch.cu_seqlens_q.ptr<int32_t>();
   auto* row = input.batch.logits_rows.ptr<int32_t>();
   for (size_t i = 0; i < input.sampling.size(); ++i) {
@@ -241,12 +270,10 @@ void BatchBuilder::find_rows(const Plan& plan, StepInput& input) const {
   }
 }
 
-void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input) const {
-  int64_t total = 0;
-  for (const size_t i : input.sampling)
-    if (is_masked(plan.sequences[i]))
-      total += static_cast<int64_t>(plan.sequences[i].sequence->stop_token_ids.size());
-  input.sampler.masked = arena.take(DType::i32, {total, 2});
+// The pairs of each chunk of rows, one chunk behind the other.
+void BatchBuilder::fill_masks(const Plan& plan, StepInput& input) const {
+  input.mask_starts.clear();
+  const int64_t total = input.sampler.masked.shape[0];
   if (total > 0) {
     auto* pair = input.sampler.masked.ptr<int32_t>();
     int64_t written = 0;
@@ -260,7 +287,7 @@ void BatchBuilder::build_masks(const Plan& plan, Arena& arena, StepInput& input)
         pair[2 * written++ + 1] = id;
       }
     }
-    input.mask_starts.push_back(written);
+    input.mask_starts.push_back(total);
   }
   input.sampler.mask_starts = input.mask_starts;
 }
@@ -273,7 +300,7 @@ void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to
   move_to(to, from_block, to_block, {});
 }
 
-void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device) {
+void move_to(StepArrays& input, const std::byte* from, std::byte* to, Device device) {
   Batch& b = input.batch;
   SamplerInput& s = input.sampler;
   for (Tensor* t : {&b.tokens, &input.token_source, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,

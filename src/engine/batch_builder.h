@@ -3,6 +3,7 @@
 // of the same sizes have the same addresses, as graphs need.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct StepLimits {
   int64_t rows_worth_halving = 0;  // from so many rows on a step has halves; 0: never
 
   int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
+  /// Sequences that may sample in one step, padding included.
+  int64_t max_samples() const { return std::min(max_num_seqs, max_num_batched_tokens); }
 };
 
 // What one request may name and one model may have: together, the ids that min_tokens keeps a
@@ -31,8 +34,8 @@ constexpr int64_t kMaxStopTokenIds = 128, kMaxEosIds = 128;
 constexpr int kMaxLogprobs = 20;  // SamplingParams::logprobs and prompt_logprobs
 
 /// The sizes to which a step of decodes is padded, so that steps of many sizes run as few recorded
-/// graphs. A padding row is a sequence without keys: it stores nothing and nobody reads its
-/// results.
+/// graphs; never beyond the limits. A padding row is a sequence without keys: it stores nothing and
+/// its results are not read.
 struct StepShape {
   int64_t num_seqs = 0;    // rows, and sequences
   int64_t max_blocks = 0;  // columns of the block tables
@@ -52,23 +55,28 @@ struct PromptRow {
   int64_t position;  // of the row; its target is the token at position + 1
 };
 
-/// One step's input. The tensors of `batch` and `sampler` lie in the block that build() was given.
-struct StepInput {
+/// One step's arrays, which lie in the block that build() was given; trivially copyable, so that
+/// they can be sent to other processes as they are.
+struct StepArrays {
   Batch batch;
   StepHalves halves;
   // [num_tokens] i32: the row of the step before that sampled this token, -1 where `batch.tokens`
   // has it.
   Tensor token_source;
   SamplerInput sampler;
-  bool is_decode = false;        // padded to a StepShape: it can be recorded
-  size_t bytes = 0;              // of the block, from its start
-  std::vector<size_t> sampling;  // indices into Plan::sequences, in the order of their rows
-  std::vector<PromptRow> prompt_rows;
-  std::vector<int64_t> mask_starts;
+  bool is_decode = false;  // padded to a StepShape: it can be recorded
+  size_t bytes = 0;        // of the block, from its start
 
   /// Rows of logits; with padding.
   int64_t num_samples() const { return sampler.params.temperature.shape[0]; }
   int64_t num_rows() const { return batch.logits_rows.shape[0]; }
+};
+
+/// One step's input.
+struct StepInput : StepArrays {
+  std::vector<size_t> sampling;  // indices into Plan::sequences, in the order of their rows
+  std::vector<PromptRow> prompt_rows;
+  std::vector<int64_t> mask_starts;
 };
 
 class BatchBuilder {
@@ -84,12 +92,12 @@ class BatchBuilder {
              const std::optional<StepShape>& shape = {}) const;
 
  private:
-  void build_rows(const Plan& plan, const std::optional<StepShape>& shape, Arena& arena,
-                  StepInput& input) const;
+  void find_sampling(const Plan& plan, StepInput& input) const;
+  void fill_batch(const Plan& plan, StepInput& input) const;
   void fill_rows(const Plan& plan, StepInput& input) const;
-  void build_sampling(const Plan& plan, Arena& arena, StepInput& input) const;
-  void find_rows(const Plan& plan, StepInput& input) const;
-  void build_masks(const Plan& plan, Arena& arena, StepInput& input) const;
+  void fill_logits_rows(const Plan& plan, StepInput& input) const;
+  void fill_sampling(const Plan& plan, StepInput& input) const;
+  void fill_masks(const Plan& plan, StepInput& input) const;
 
   StepLimits limits_;
 };
@@ -99,6 +107,6 @@ void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to
                std::byte* to_block);
 
 /// The same views on a copy of the block that starts at `to`.
-void move_to(StepInput& input, const std::byte* from, std::byte* to, Device device);
+void move_to(StepArrays& input, const std::byte* from, std::byte* to, Device device);
 
 }  // namespace nanovllm

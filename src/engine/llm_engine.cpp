@@ -1,6 +1,7 @@
 #include "engine/llm_engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/seconds.h"
 #include "engine/request_checks.h"
@@ -187,18 +188,20 @@ void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_
   scheduler_.add(sequence);
 }
 
+// What a step that fails had to say already, such as the outputs of refused requests, is given
+// first; the next call throws.
 std::vector<RequestOutput> LLMEngine::step() {
-  check(dead_.empty(), "the engine has failed: {}", dead_);
-  std::vector<RequestOutput> outputs = std::move(refused_);
-  refused_.clear();
-  try {
-    run_step(outputs);
-  } catch (const std::exception& failure) {
-    dead_ = failure.what();
-    requests_.clear();
-    fail(ErrorKind::engine, "the engine has failed: {}", dead_);
+  std::vector<RequestOutput> outputs = std::exchange(refused_, {});
+  if (dead_.empty()) {
+    try {
+      run_step(outputs);
+    } catch (const std::exception& failure) {
+      dead_ = failure.what();
+    }
   }
-  return outputs;
+  if (dead_.empty() || !outputs.empty()) return outputs;
+  requests_.clear();
+  fail(ErrorKind::engine, "the engine has failed: {}", dead_);
 }
 
 // As many steps are launched as may be in flight, then the oldest one's results are taken: the

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <future>
 #include <mutex>
+#include <system_error>
 
 #include "core/seconds.h"
 #include "engine/model_runner.h"
@@ -257,10 +258,12 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
   return describe(ops->name(), model, config, plan, std::move(ranks), note);
 }
 
+namespace {
+
 // What needs nothing of each other runs at once: opening a GPU takes longer than reading all files
 // but the weights.
-LoadedEngine load_engine(const std::string& directory, const EngineConfig& config,
-                         const BackendDecorator& decorate) {
+LoadedEngine load_parts(const std::string& directory, const EngineConfig& config,
+                        const BackendDecorator& decorate) {
   check_config(config);
   PhaseLog log;
   std::string note;
@@ -307,6 +310,19 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
       std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
                                   eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
   return loaded;
+}
+
+}  // namespace
+
+LoadedEngine load_engine(const std::string& directory, const EngineConfig& config,
+                         const BackendDecorator& decorate) {
+  try {
+    return load_parts(directory, config, decorate);
+  } catch (const std::system_error& error) {
+    check(error.code() != std::errc::resource_unavailable_try_again, ErrorKind::device,
+          "no thread can be started: {}; raise the limit on processes (ulimit -u)", error.what());
+    throw;
+  }
 }
 
 namespace {

@@ -12,6 +12,9 @@
 namespace nanovllm {
 namespace {
 
+// What a CPU's KV cache takes of a machine's memory without being asked to; of all ranks.
+constexpr size_t kMostCpuCache = size_t{4} << 30;
+
 size_t aligned(size_t bytes) {
   return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
 }
@@ -54,9 +57,9 @@ Batch shape_only_batch(int64_t tokens, int64_t logits_rows, int64_t seqs, int64_
   return batch;
 }
 
-/// The same for a step of as many decodes.
+/// The same for as many decodes as one step may have.
 Batch shape_only_decodes(const StepLimits& limits) {
-  const int64_t rows = limits.max_num_batched_tokens;
+  const int64_t rows = limits.max_samples();
   Batch batch = shape_only_batch(rows, rows, rows, limits.max_blocks_per_seq());
   batch.max_seqlen_q = 1;
   batch.num_decodes = rows;
@@ -80,16 +83,13 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
     const Step step{ops, comm, arena, batch, caches};
     const Tensor hidden = model.forward(step);
     const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
-    const int64_t samples = std::min(limits.max_num_seqs, rows);
+    const int64_t samples = std::min(limits.max_samples(), rows);
     SamplerInput input;
     input.num_logprobs = 0;
     input.params = {row, row, row, row, row, row};
     input.prompt_targets = Tensor(nullptr, DType::i32, {rows - samples});
-    SamplerOutput output;
-    output.token_ids = Tensor(nullptr, DType::i32, {samples});
-    output.ids = Tensor(nullptr, DType::i32, {rows, 1});
-    output.logprobs = Tensor(nullptr, DType::f32, {rows, 1});
-    output.ranks = Tensor(nullptr, DType::i32, {rows});
+    Arena outside = Arena::measuring({});
+    const SamplerOutput output = take_output(outside, samples, rows, input.num_logprobs);
     Sampler().forward(step, model.lm_head(), config.vocab_size, hidden, input, output,
                       limits.max_logits_rows);
   }
@@ -169,10 +169,19 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
   if (asked &&
       (fixed > plan.available || static_cast<size_t>(*asked) > cache / plan.bytes_per_block))
     not_enough(ops, plan, available, fmt::format("{} blocks as asked for", *asked), *asked, true);
-  if (is_cpu) {  // take what can be used, not all there is
+  if (is_cpu && !asked) {  // take what can be used, not all there is
     const size_t useful =
         static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
-    cache = std::min({cache, useful, (size_t{4} << 30) / static_cast<size_t>(shard.world_size)});
+    const size_t most = kMostCpuCache / static_cast<size_t>(shard.world_size);
+    const size_t wanted = static_cast<size_t>(per_seq) * plan.bytes_per_block;
+    check(config.max_model_len == 0 || wanted <= most || wanted > cache,
+          ErrorKind::invalid_argument,
+          "max_model_len {} needs a KV cache of {} bytes, and a CPU's has {} at most unless it is "
+          "given: --cpu-kvcache-bytes {}, or --max-model-len {} or less",
+          config.max_model_len, wanted * static_cast<size_t>(shard.world_size), kMostCpuCache,
+          wanted * static_cast<size_t>(shard.world_size),
+          static_cast<int64_t>(most / plan.bytes_per_block) * plan.limits.block_size);
+    cache = std::min({cache, useful, most});
   }
   plan.num_blocks = asked.value_or(static_cast<int64_t>(cache / plan.bytes_per_block));
   // Slots are 32-bit.
@@ -188,10 +197,21 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
 
 }  // namespace
 
+SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
+                          int64_t num_logprobs) {
+  SamplerOutput output;
+  output.token_ids = arena.take(DType::i32, {num_samples});
+  if (num_logprobs < 0) return output;
+  output.ids = arena.take(DType::i32, {num_rows, num_logprobs + 1});
+  output.logprobs = arena.take(DType::f32, {num_rows, num_logprobs + 1});
+  output.ranks = arena.take(DType::i32, {num_rows});
+  return output;
+}
+
 size_t output_block_bytes(const StepLimits& limits) {
-  const auto rows = static_cast<size_t>(limits.max_num_batched_tokens + limits.max_num_seqs);
-  return aligned(static_cast<size_t>(limits.max_num_seqs) * 4) +
-         2 * aligned(rows * (kMaxLogprobs + 1) * 4) + aligned(rows * 4);
+  Arena arena = Arena::measuring({});
+  (void)take_output(arena, limits.max_samples(), limits.max_num_batched_tokens, kMaxLogprobs);
+  return arena.peak();
 }
 
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config) {

@@ -30,7 +30,11 @@ struct MemoryPlan {
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }
 };
 
-/// Bytes of a step's results: token ids and, for every row, kMaxLogprobs + 1 candidates.
+/// Room for a step's results, the sampled tokens first; for log probabilities only where
+/// num_logprobs >= 0.
+SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
+                          int64_t num_logprobs);
+/// Bytes of a block that any step's results fit into.
 size_t output_block_bytes(const StepLimits& limits);
 
 /// One rank's plan. Ranks on CPUs of one host (`ranks_on_host`) share its memory evenly. Throws

@@ -125,13 +125,8 @@ void ModelRunner::record_below(const StepInput& input) {
 // The sampled tokens come first, at an address that never changes: the next step reads them there.
 void ModelRunner::place_output(Slot& slot) {
   Arena arena(output_device_.get(), output_block_bytes(plan_.limits), backend_->device());
-  const int64_t rows = slot.input.num_rows(), width = slot.input.sampler.num_logprobs + 1;
-  slot.output.token_ids = arena.take(DType::i32, {slot.input.num_samples()});
-  if (width > 0) {
-    slot.output.ids = arena.take(DType::i32, {rows, width});
-    slot.output.logprobs = arena.take(DType::f32, {rows, width});
-    slot.output.ranks = arena.take(DType::i32, {rows});
-  }
+  slot.output = take_output(arena, slot.input.num_samples(), slot.input.num_rows(),
+                            slot.input.sampler.num_logprobs);
   slot.output_bytes =
       Tensor(output_device_.get(), DType::i32,
              {static_cast<int64_t>(arena.mark() / sizeof(int32_t))}, backend_->device());
@@ -141,7 +136,7 @@ void ModelRunner::run_step(const Slot& slot) {
   arena_.release(0);
   const Step step{*backend_, *comm_, arena_,           slot.input.batch,
                   kv_cache_, lanes_, slot.input.halves};
-  const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_num_seqs},
+  const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_samples()},
                               backend_->device());
   backend_->begin_step(step.batch);
   backend_->feed_tokens(step.batch.tokens, slot.input.token_source, sampled_before);

@@ -7,6 +7,7 @@
 #include "engine/memory_plan.h"
 #include "io/utf8.h"
 #include "ops/backend.h"
+#include "ops/cpu/num_threads.h"
 
 namespace nanovllm {
 namespace {
@@ -88,7 +89,7 @@ void check_config(const EngineConfig& c) {
        c.tensor_parallel_size, "between 1 and 64");
   need(c.decode_lanes >= 0 && c.decode_lanes <= kMostLanes, "decode_lanes", c.decode_lanes,
        "1 or 2, or 0 to choose");
-  need(c.num_threads >= 0 && c.num_threads <= 1024, "num_threads", c.num_threads,
+  need(c.num_threads >= 0 && c.num_threads <= cpu::kMaxThreads, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,
        "auto or dummy");

@@ -15,13 +15,10 @@ namespace nanovllm {
 inline constexpr const char* kCudaModuleFile = "libnanovllm-cuda.so";
 inline constexpr const char* kCudaModuleEntry = "nanovllm_open_cuda";
 
-/// A digest of the headers that both sides share, set by the build: a module of another build has
-/// another `Backend` layout.
-inline constexpr const char* kCudaModuleVersion = NANOVLLM_MODULE_VERSION;
-
 /// Opens GPU `index`. Returns an object for the caller to `delete`, or null with one sentence,
 /// without a full stop, in `error` (always terminated, cut to `error_size`): "no NVIDIA driver was
-/// found", "cuda:3 does not exist: there are 2 devices", or that `version` is not the module's.
+/// found", "cuda:3 does not exist: there are 2 devices", or that `version`, the caller's
+/// module_version(), is not the module's.
 /// Never throws.
 using OpenCudaFunction = Backend*(const char* version, int index, char* error, size_t error_size);
 

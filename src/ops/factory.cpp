@@ -1,11 +1,11 @@
-// make_backend(): which device, and where the CUDA module lies.
+// make_backend(): which device.
 #include <array>
 #include <charconv>
-#include <filesystem>
 #include <memory>
 
 #include <dlfcn.h>
 
+#include "core/load_module.h"
 #include "ops/backend.h"
 #include "ops/cuda_module.h"
 #include "ops/gpu_rates.h"
@@ -13,40 +13,13 @@
 namespace nanovllm {
 namespace {
 
-/// The directory of the program or library that this code is linked into; empty if unknown.
-std::filesystem::path own_directory() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&make_backend), &info) == 0 || info.dli_fname == nullptr)
-    return {};
-  std::error_code error;
-  std::filesystem::path file = std::filesystem::canonical(info.dli_fname, error);
-  // A program found through PATH: dladdr knows its bare name only.
-  if (error) file = std::filesystem::canonical("/proc/self/exe", error);
-  return error ? std::filesystem::path{} : file.parent_path();
-}
-
-/// The module beside us, in ../lib of where we are, or wherever the system looks; null with the
-/// reason in `why`. Once loaded it stays (RTLD_NODELETE): the code of every backend made by it lies
-/// in it, and nothing is gained by unloading.
-void* load_module(std::string& why) {
-  constexpr int kMode = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-  const std::filesystem::path here = own_directory();
-  std::error_code error;
-  for (const auto& place : {here / kCudaModuleFile, here / ".." / "lib" / kCudaModuleFile}) {
-    if (here.empty() || !std::filesystem::exists(place, error)) continue;
-    // The module that came with this program; where it is broken, another one would only hide that.
-    void* module = dlopen(place.c_str(), kMode);
-    if (!module) why = fmt::format("the CUDA module cannot be loaded: {}", dlerror());
-    return module;
-  }
-  void* module = dlopen(kCudaModuleFile, kMode);
-  if (!module) why = fmt::format("no {} beside the program", kCudaModuleFile);
-  return module;
+void* load_cuda_module(std::string& why) {
+  return load_module(kCudaModuleFile, RTLD_NOW | RTLD_LOCAL, why);
 }
 
 /// Null with the reason in `why` where there is no such GPU, no driver, or no module.
 std::unique_ptr<Backend> open_cuda(int index, std::string& why) {
-  void* module = load_module(why);
+  void* module = load_cuda_module(why);
   if (!module) return nullptr;
   auto* open = reinterpret_cast<OpenCudaFunction*>(dlsym(module, kCudaModuleEntry));
   if (!open) {
@@ -55,7 +28,7 @@ std::unique_ptr<Backend> open_cuda(int index, std::string& why) {
     return nullptr;
   }
   std::array<char, 512> error{};
-  std::unique_ptr<Backend> backend(open(kCudaModuleVersion, index, error.data(), error.size()));
+  std::unique_ptr<Backend> backend(open(module_version(), index, error.data(), error.size()));
   if (!backend) why = error.data();
   return backend;
 }
@@ -76,7 +49,7 @@ int parse_cuda_index(const std::string& device) {
 std::optional<GpuRates> measure_gpu_rates(const std::string& device) {
   if (!device.starts_with("cuda")) return std::nullopt;
   std::string why;
-  void* module = load_module(why);
+  void* module = load_cuda_module(why);
   auto* measure =
       module ? reinterpret_cast<CudaRatesFunction*>(dlsym(module, kCudaRatesEntry)) : nullptr;
   GpuRates rates;

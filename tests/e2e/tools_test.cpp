@@ -131,6 +131,31 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
     EXPECT_NE(table.output.find(fragment), std::string::npos) << fragment;
 }
 
+TEST(Inspect, AContextBeyondTheCpusCacheNamesTheRemedy) {
+  const auto config = std::filesystem::path(NANOVLLM_SOURCE_DIR) / "bench/configs/qwen3-0.6b";
+  const std::vector<std::string> arguments = {"inspect", config.string(),   "--device",
+                                              "cpu",     "--max-model-len", "40960"};
+  const auto refused = nanovllm_program(arguments);
+  EXPECT_EQ(refused.exit_code, 2) << refused.errors;
+  const std::string option = "--cpu-kvcache-bytes ";
+  const size_t at = refused.errors.find(option);
+  ASSERT_NE(at, std::string::npos) << refused.errors;
+  auto again = arguments;
+  again.insert(again.end(),
+               {"--cpu-kvcache-bytes",
+                std::to_string(std::stoll(refused.errors.substr(at + option.size())))});
+  EXPECT_EQ(nanovllm_program(again).exit_code, 0);
+}
+
+TEST(Generate, AMemoryLimitOfTheShellIsNamed) {
+  const auto program = std::filesystem::path(NANOVLLM_BINARY_DIR) / "bin" / "nanovllm";
+  const auto result =
+      run_process("/bin/sh", {"-c", "ulimit -v 400000; exec \"$0\" \"$@\"", program.string(),
+                              "generate", demo_model(), "-p", "hi", "--device", "cpu", "-t", "1"});
+  EXPECT_EQ(result.exit_code, 4) << result.errors;
+  EXPECT_NE(result.errors.find("ulimit -v"), std::string::npos) << result.errors;
+}
+
 TEST(Example, TenLinesAreAProgram) {
   ProcessOptions options;
   options.environment = {{"OMP_NUM_THREADS", "1"}};

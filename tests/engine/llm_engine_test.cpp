@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/byte_tokenizer.h"
 #include "engine/model_runner.h"
 #include "ops/null_backend.h"
 
@@ -22,6 +23,7 @@ class ScriptedBackend : public NullBackend {
     int fail_after = -1;                                   // steps that succeed; -1: all
     int allocations = INT_MAX;                             // that succeed
     int64_t live = 0;                                      // buffers
+    std::vector<int64_t> seeds;                            // of the rows sampled so far
   };
   explicit ScriptedBackend(std::shared_ptr<Script> script) : script_(std::move(script)) {}
 
@@ -42,7 +44,8 @@ class ScriptedBackend : public NullBackend {
     if (script_->fail_after == 0) throw std::runtime_error("the device is gone");
     if (script_->fail_after > 0) --script_->fail_after;
     for (int64_t i = 0; i < token_ids.shape[0]; ++i) {
-      const auto& tokens = script_->tokens[params.seed.ptr<int64_t>()[i]];
+      script_->seeds.push_back(params.seed.ptr<int64_t>()[i]);
+      const auto& tokens = script_->tokens[script_->seeds.back()];
       const auto at = tokens.find(params.position.ptr<int32_t>()[i]);
       token_ids.ptr<int32_t>()[i] = at == tokens.end() ? 1 : at->second;
     }
@@ -231,6 +234,84 @@ TEST_F(LLMEngineTest, ARefusedRequestIsReportedByTheNextStepAndNeverScheduled) {
   EXPECT_NE(outputs[0].error.find("empty"), std::string::npos);
   EXPECT_TRUE(engine.is_finished());
   EXPECT_EQ(engine.stats().steps, 0);
+}
+
+TEST_F(LLMEngineTest, WhatAFailingStepHadToReportIsGivenBeforeTheFailure) {
+  script_->fail_after = 0;
+  LLMEngine engine = make();
+  engine.add_request({1, 2, 3}, params(1, 10));
+  const int64_t refused = engine.add_request({}, {});
+  const auto outputs = engine.step();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs[0].request_id, refused);
+  EXPECT_EQ(outputs[0].finish_reason, FinishReason::error);
+  EXPECT_FALSE(engine.is_finished()) << "the failure has not been told yet";
+  EXPECT_THROW(engine.step(), Error);
+  EXPECT_TRUE(engine.is_finished());
+}
+
+TEST_F(LLMEngineTest, TheEnginesSeedDecidesForRequestsWithoutOne) {
+  const auto seeds_with = [&](int64_t seed) {
+    config_.seed = static_cast<decltype(config_.seed)>(seed);
+    script_->seeds.clear();
+    LLMEngine engine = make();
+    SamplingParams p = params(0, 1);
+    p.seed.reset();
+    engine.add_request({1, 2, 3}, p);
+    engine.add_request({1, 2, 3}, p);
+    run(engine);
+    return script_->seeds;
+  };
+  const auto one = seeds_with(1), two = seeds_with(2);
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_NE(one[0], one[1]) << "each request has its own";
+  EXPECT_NE(one, two);
+  EXPECT_EQ(seeds_with(1), one);
+}
+
+/// Over a tokenizer of bytes and of the pieces that the tests name.
+class LLMEngineTextTest : public LLMEngineTest {
+ protected:
+  /// What a request gets whose tokens are `tokens`.
+  RequestOutput answer(const std::vector<int32_t>& tokens, SamplingParams p) {
+    model_.vocab_size = 300;
+    p.seed = 1;
+    for (size_t i = 0; i < tokens.size(); ++i)
+      script_->tokens[1][static_cast<int32_t>(3 + i)] = tokens[i];
+    LLMEngine engine = make(tokenizer_.shared());
+    engine.add_request({1, 2, 3}, p);
+    return run(engine).at(0);
+  }
+  static SamplingParams stop_at(const std::string& stop, int64_t max_tokens) {
+    SamplingParams p = params(1, max_tokens);
+    p.stop = {stop};
+    return p;
+  }
+
+  static constexpr int32_t kEndsStop = 256;
+  ByteTokenizer tokenizer_{{"b\xc3"}};
+};
+
+TEST_F(LLMEngineTextTest, AStopStringInTheLastTokenIsTheReasonThatCounts) {
+  const RequestOutput out = answer({'x', 'a', 'b'}, stop_at("ab", 3));
+  EXPECT_EQ(out.text, "x");
+  EXPECT_EQ(out.finish_reason, FinishReason::stop);
+  EXPECT_EQ(out.stop_reason, "ab");
+}
+
+TEST_F(LLMEngineTextTest, AStopStringCountsFromTheTokenThatMakesMinTokens) {
+  SamplingParams p = stop_at("b", 6);
+  p.min_tokens = 2;
+  EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b'}));
+  p.min_tokens = 3;
+  EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b', 'x', 'b'}));
+}
+
+TEST_F(LLMEngineTextTest, NothingFollowsAStopStringWhoseTokenBeginsACharacter) {
+  EXPECT_EQ(answer({'x', 'a', kEndsStop}, stop_at("ab", 9)).text, "x");
+  SamplingParams included = stop_at("ab", 9);
+  included.include_stop_str_in_output = true;
+  EXPECT_EQ(answer({'x', 'a', kEndsStop}, included).text, "xab");
 }
 
 TEST_F(LLMEngineTest, EosEndsARequestAfterMinTokensAndNotWhereItIsIgnored) {

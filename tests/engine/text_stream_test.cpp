@@ -3,52 +3,12 @@
 #include <algorithm>
 #include <random>
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include "engine/byte_tokenizer.h"
 
 namespace nanovllm {
 namespace {
-
-/// Byte-level BPE without merges: id b is byte b. The ids from 256 on are `pieces` of two bytes and
-/// more, so that a test chooses how text is cut into tokens.
-class ByteTokenizer {
- public:
-  explicit ByteTokenizer(const std::vector<std::string>& pieces) {
-    std::string vocab;
-    for (int byte = 0; byte < 256; ++byte)
-      vocab += fmt::format("\"{}\": {}, ", visible(byte), byte);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      std::string spelled;
-      for (const char byte : pieces[i]) spelled += visible(static_cast<unsigned char>(byte));
-      vocab += fmt::format("\"{}\": {}, ", spelled, 256 + i);
-    }
-    vocab.resize(vocab.size() - 2);
-    const std::string byte_level =
-        "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": false, "
-        "\"use_regex\": false}";
-    tokenizer_ = std::make_unique<Tokenizer>(Tokenizer::from_json(
-        "{\"added_tokens\": [], \"normalizer\": null, \"pre_tokenizer\": " + byte_level +
-        ", \"post_processor\": null, \"decoder\": " + byte_level +
-        ", \"model\": {\"type\": \"BPE\", \"vocab\": {" + vocab + "}, \"merges\": []}}"));
-  }
-  const Tokenizer& operator*() const { return *tokenizer_; }
-
- private:
-  /// How GPT-2 spells a byte inside a JSON string.
-  static std::string visible(int byte) {
-    const auto printable = [](int b) {
-      return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-    };
-    int code = byte;
-    if (!printable(byte)) {
-      code = 256;
-      for (int b = 0; b < byte; ++b) code += !printable(b);
-    }
-    return fmt::format("\\u{:04x}", code);
-  }
-
-  std::unique_ptr<Tokenizer> tokenizer_;
-};
 
 SamplingParams with_stops(std::vector<std::string> stops, bool include = false) {
   SamplingParams params;

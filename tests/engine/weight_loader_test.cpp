@@ -1,5 +1,7 @@
 #include "layers/weight_loader.h"
 
+#include <fstream>
+
 #include <gtest/gtest.h>
 
 #include "engine/weight_loader_rig.h"
@@ -251,6 +253,24 @@ TEST_F(WeightLoaderTest, ProgressRisesToTheTotal) {
     end = total;
   });
   EXPECT_EQ(last, end);
+}
+
+TEST_F(WeightLoaderTest, AFileThatChangesWhileItIsLoadedIsAnError) {
+  write(weights_.tensors);
+  RecordingBackend backend;
+  std::vector<std::byte> storage(1 << 20);
+  WeightLoader loader(backend, DType::f32, {}, storage.data());
+  find_architecture(config_).make(config_, {loader, {}});
+  const Checkpoint opened = checkpoint();
+  const auto grow = [&](int64_t, int64_t) {
+    std::ofstream(opened.file_of(weights_.tensors.front().name), std::ios::app) << "x";
+  };
+  try {
+    loader.load(opened, grow);
+    ADD_FAILURE() << "nothing was noticed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::model) << error.what();
+  }
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
 // What is the CPU backend's own: threads, memory, and how a device is chosen.
+#include <cstdlib>
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include "ops/cpu/memory.h"
 #include "parity/harness.h"
 
 namespace nanovllm::parity {
@@ -44,6 +47,34 @@ TEST(CpuBackend, TwoInOneProcessKeepTheirThreadsAndTheCallersSetting) {
   EXPECT_EQ(work(*one, DType::bf16), work(*three, DType::bf16));
   EXPECT_EQ(work(*three, DType::f32), work(*one, DType::f32));
   EXPECT_EQ(omp_get_max_threads(), before);
+}
+
+TEST(CpuBackend, TheEnvironmentsNumberOfThreadsIsBounded) {
+  const char* before = std::getenv("OMP_NUM_THREADS");
+  const std::string saved = before ? before : "";
+  for (const char* text : {"1025", "1000000", "9999999999", "99999999999999999999"}) {
+    setenv("OMP_NUM_THREADS", text, 1);
+    try {
+      make_cpu_backend({});
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find("OMP_NUM_THREADS is"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("between 1 and 1024"), std::string::npos);
+    }
+  }
+  for (const char* text : {"3", "3,2"}) {
+    setenv("OMP_NUM_THREADS", text, 1);
+    EXPECT_NE(make_cpu_backend({})->name().find("3 threads"), std::string::npos);
+  }
+  before ? setenv("OMP_NUM_THREADS", saved.c_str(), 1) : unsetenv("OMP_NUM_THREADS");
+}
+
+TEST(CpuBackend, KnowsItsMemoryWhereProcIsNotMounted) {
+  const MemoryInfo usual = cpu::memory_info(), without = cpu::memory_info("/nonexistent/meminfo");
+  EXPECT_EQ(without.total, usual.total);
+  EXPECT_GT(without.free, 0u);
+  EXPECT_LE(without.free, without.total);
 }
 
 TEST(CpuBackend, AllocatesZeroedAlignedMemory) {

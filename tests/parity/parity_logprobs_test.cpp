@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "parity/harness.h"
 
@@ -65,6 +66,19 @@ TEST_P(LogprobsTest, TopLogprobsOfAFailedRowAreNan) {
   ops().synchronize();
   const Values got = logprobs.get();
   for (size_t i = 0; i < 6; ++i) EXPECT_EQ(std::isnan(got[i]), i >= 3) << i;
+}
+
+TEST_P(LogprobsTest, AChosenIdOutsideTheVocabularyIsTakenAsZero) {
+  constexpr int64_t kVocab = 100;
+  const Values logits = random_values(DType::f32, 2 * kVocab, 6);
+  const auto of = [&](const std::vector<int32_t>& chosen) {
+    const Operand operand(ops(), DType::f32, {2, kVocab}, logits), ids(ops(), DType::i32, {2, 3}),
+        logprobs(ops(), DType::f32, {2, 3}), ranks(ops(), DType::i32, {2});
+    ops().top_logprobs(ids, logprobs, ranks, operand, ints(ops(), chosen));
+    ops().synchronize();
+    return std::tuple(ids.get(), logprobs.get(), ranks.get());
+  };
+  EXPECT_EQ(of({-1, kVocab}), of({0, 0}));
 }
 
 NANOVLLM_PARITY_BACKENDS(LogprobsTest);

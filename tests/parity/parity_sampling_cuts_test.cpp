@@ -141,6 +141,35 @@ TEST_P(SamplingCutsTest, FiltersCutExactly) {
   }
 }
 
+// The weights of equal logits and their sums are exact in any precision: the mass of two of four is
+// half of all, and the second token brings it there.
+TEST_P(SamplingCutsTest, MassThatIsReachedExactlyNeedsNoFurtherToken) {
+  constexpr int64_t kRows = 200;
+  for (const int32_t top_k : {0, 4}) {
+    std::vector<Row> rows(kRows, Row{.top_k = top_k, .top_p = 0.5});
+    Values logits;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i].seed = static_cast<int64_t>(i);
+      logits.insert(logits.end(), {-9.0, 2.0, 2.0, 2.0, 2.0});
+    }
+    for (size_t i = 0; i < logits.size(); i += 5) logits[i] = -INFINITY;
+    std::vector<int32_t> got = sample(logits, 5, rows);
+    std::sort(got.begin(), got.end());
+    got.erase(std::unique(got.begin(), got.end()), got.end());
+    EXPECT_EQ(got, (std::vector<int32_t>{1, 2})) << "top_k " << top_k;
+  }
+}
+
+TEST_P(SamplingCutsTest, ATemperatureThatOverflowsTheLogitsTakesTheLargestUnderFiltersToo) {
+  Values logits{1.0, 2e38, 3e38, -3e38};
+  for (double& logit : logits) logit = round_to(DType::f32, logit);
+  for (const Row& row :
+       {Row{.temperature = 1e-4}, Row{.temperature = 1e-4, .top_k = 3},
+        Row{.temperature = 1e-4, .top_p = 0.5}, Row{.temperature = 1e-4, .min_p = 0.25}})
+    EXPECT_EQ(sample(logits, 4, {row}), std::vector<int32_t>{2})
+        << "top_k " << row.top_k << ", top_p " << row.top_p << ", min_p " << row.min_p;
+}
+
 NANOVLLM_PARITY_BACKENDS(SamplingCutsTest);
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "comm/process_group.h"
 #include "comm/stopped_ranks.h"
 #include "comm/sum.h"
+#include "core/load_module.h"
 
 namespace nanovllm {
 namespace {
@@ -171,13 +172,15 @@ class MpiGroup final : public ProcessGroup {
 }  // namespace nanovllm
 
 extern "C" __attribute__((visibility("default"))) nanovllm::ProcessGroup* nanovllm_open_mpi(
-    int version, char* error, size_t error_size) {
+    const char* version, char* error, size_t error_size) {
   const auto refuse = [&](const char* reason) {
     if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
     return nullptr;
   };
-  if (version != nanovllm::kMpiModuleVersion)
-    return refuse("the MPI module belongs to another build of the program");
+  if (std::strcmp(version, nanovllm::module_version()) != 0)
+    return refuse(
+        "the MPI module belongs to another build of the program: install both from "
+        "one build");
   try {
     return new nanovllm::MpiGroup;
   } catch (const std::exception& failure) {

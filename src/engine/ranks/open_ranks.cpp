@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include "comm/cuda_module.h"
+#include "core/load_module.h"
 #include "ops/cpu/num_threads.h"
 
 namespace nanovllm {
@@ -47,7 +48,7 @@ std::unique_ptr<Communicator> open_communicator(Backend& backend,
         backend.name());
   std::array<char, 512> error{};
   std::unique_ptr<Communicator> communicator(
-      open(kCommunicatorVersion, &backend, group.get(), rank, error.data(), error.size()));
+      open(module_version(), &backend, group.get(), rank, error.data(), error.size()));
   if (communicator) return communicator;
   if (const auto failure = group->failure())
     throw Error(failure->kind, describe(*failure, group->world_size()));
@@ -70,7 +71,7 @@ std::unique_ptr<Communicator> open_communicator(Backend& backend, ProcessGroup& 
   if (group.rank() == 0)
     check(make_id(&id, error.data(), error.size()) == 0, ErrorKind::device, "{}", error.data());
   group.await_broadcast(id, {});
-  std::unique_ptr<Communicator> communicator(open(kCommunicatorVersion, &backend, &id, group.rank(),
+  std::unique_ptr<Communicator> communicator(open(module_version(), &backend, &id, group.rank(),
                                                   group.world_size(), error.data(), error.size()));
   check(communicator != nullptr, ErrorKind::device, "{}", error.data());
   return communicator;

@@ -12,15 +12,10 @@
 namespace nanovllm {
 namespace {
 
-/// What a StepInput is beside its vectors; tensors point to offsets from address 0.
+/// A StepInput without its vectors; tensors point to offsets from address 0.
 struct StepHeader {
-  Batch batch;
-  Tensor token_source;
-  SamplingBatch params;
-  Tensor prompt_targets, masked;
-  int64_t num_logprobs;
-  bool is_decode;
-  size_t block_bytes, num_masks, num_sampling;
+  StepArrays arrays;
+  size_t num_masks = 0, num_sampling = 0;
 };
 static_assert(std::is_trivially_copyable_v<StepHeader>);
 
@@ -31,18 +26,8 @@ constexpr std::chrono::milliseconds kLeavePatience{30'000};
 }  // namespace
 
 void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
-  StepInput at_zero = input;
-  move_to(at_zero, block, nullptr, {});
-  const StepHeader header{at_zero.batch,
-                          at_zero.token_source,
-                          at_zero.sampler.params,
-                          at_zero.sampler.prompt_targets,
-                          at_zero.sampler.masked,
-                          input.sampler.num_logprobs,
-                          input.is_decode,
-                          input.bytes,
-                          input.mask_starts.size(),
-                          input.sampling.size()};
+  StepHeader header{input, input.mask_starts.size(), input.sampling.size()};
+  move_to(header.arrays, block, nullptr, {});
   const size_t mask_bytes = input.mask_starts.size() * sizeof(int64_t);
   message.resize(sizeof header + mask_bytes + input.bytes);
   std::byte* to = message.data();
@@ -55,21 +40,14 @@ void unpack_step(std::span<const std::byte> message, StepInput& input, std::byte
   StepHeader header;
   std::memcpy(static_cast<void*>(&header), message.data(), sizeof header);
   const std::byte* from = message.data() + sizeof header;
-  input.batch = header.batch;
-  input.token_source = header.token_source;
-  input.sampler.params = header.params;
-  input.sampler.prompt_targets = header.prompt_targets;
-  input.sampler.masked = header.masked;
-  input.sampler.num_logprobs = header.num_logprobs;
-  input.is_decode = header.is_decode;
-  input.bytes = header.block_bytes;
-  input.sampling.assign(header.num_sampling, 0);  // their number counts: nobody here asks for more
+  static_cast<StepArrays&>(input) = header.arrays;
+  input.sampling.assign(header.num_sampling, 0);  // only their number is asked for here
   input.prompt_rows.clear();
   input.mask_starts.resize(header.num_masks);
   if (header.num_masks > 0)
     std::memcpy(input.mask_starts.data(), from, header.num_masks * sizeof(int64_t));
   input.sampler.mask_starts = input.mask_starts;
-  std::memcpy(block, from + header.num_masks * sizeof(int64_t), header.block_bytes);
+  std::memcpy(block, from + header.num_masks * sizeof(int64_t), input.bytes);
   move_to(input, nullptr, block, {});
 }
 

@@ -21,32 +21,33 @@ size_t read_number(const char* path, size_t otherwise) {
   return file >> value ? value : otherwise;
 }
 
+double gib(size_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(size_t{1} << 30);
+}
+
 [[noreturn]] void fail_allocation(size_t bytes) {
-  const auto gibibytes = [](size_t n) {
-    return static_cast<double>(n) / static_cast<double>(size_t{1} << 30);
-  };
-  rlimit limit{};
-  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  fail(ErrorKind::device, "cannot allocate {:.2f} GiB of memory, {:.2f} GiB are free{}",
-       gibibytes(bytes), gibibytes(memory_info().free),
-       limited ? fmt::format("; this process may have {:.2f} GiB (ulimit -v)",
-                             gibibytes(limit.rlim_cur))
-               : "");
+  rlimit address_space{};
+  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY &&
+      address_space.rlim_cur < memory_info().free)
+    fail(ErrorKind::device,
+         "cannot allocate {:.2f} GiB of memory: this process may address {:.2f} GiB in all; raise "
+         "that limit (ulimit -v)",
+         gib(bytes), gib(address_space.rlim_cur));
+  fail(ErrorKind::device, "cannot allocate {:.2f} GiB of memory, {:.2f} GiB are free", gib(bytes),
+       gib(memory_info().free));
 }
 
 }  // namespace
 
-MemoryInfo memory_info() {
+MemoryInfo memory_info(const char* meminfo) {
   MemoryInfo info;
-  std::ifstream file("/proc/meminfo");
+  if (struct sysinfo system{}; sysinfo(&system) == 0)
+    info = {size_t{system.totalram} * system.mem_unit, size_t{system.freeram} * system.mem_unit};
+  std::ifstream file(meminfo);
   std::string key, unit;
   for (size_t kilobytes = 0; file >> key >> kilobytes && std::getline(file, unit);) {
     if (key == "MemTotal:") info.total = kilobytes * 1024;
     if (key == "MemAvailable:") info.free = kilobytes * 1024;
-  }
-  if (struct sysinfo system{}; info.total == 0 && ::sysinfo(&system) == 0) {  // no /proc
-    info.total = size_t{system.totalram} * system.mem_unit;
-    info.free = size_t{system.freeram + system.bufferram} * system.mem_unit;
   }
   const size_t limit = read_number("/sys/fs/cgroup/memory.max", ~size_t{0});
   const size_t used = read_number("/sys/fs/cgroup/memory.current", 0);

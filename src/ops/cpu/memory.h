@@ -9,7 +9,8 @@ namespace nanovllm::cpu {
 /// is not enough.
 Buffer allocate(size_t bytes);
 
-/// Of the machine, or of the container where that has a limit.
-MemoryInfo memory_info();
+/// Of the machine, as `meminfo` says or, without such a file, the kernel; or of the container where
+/// that has a limit.
+MemoryInfo memory_info(const char* meminfo = "/proc/meminfo");
 
 }  // namespace nanovllm::cpu

@@ -6,8 +6,9 @@
 #include <set>
 #include <string>
 
-#include <fmt/format.h>
 #include <sched.h>
+
+#include "core/check.h"
 
 namespace nanovllm::cpu {
 namespace {
@@ -41,8 +42,12 @@ int cgroup_quota() {
 }  // namespace
 
 int default_num_threads() {
-  if (const char* text = std::getenv("OMP_NUM_THREADS"))
-    if (const int threads = std::atoi(text); threads > 0) return threads;
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const long threads = std::strtol(text, nullptr, 10);
+    check(threads <= kMaxThreads, ErrorKind::invalid_argument,
+          "OMP_NUM_THREADS is {}: it must be between 1 and {}", threads, kMaxThreads);
+    if (threads > 0) return static_cast<int>(threads);
+  }
   return std::min(physical_cores(), cgroup_quota());
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-enum class Fault { none, error, other_exception, hang };
+enum class Fault { none, error, other_exception, hang, slow };
 enum class Phase { open, load, prefill, decode };
 
 /// What all ranks' devices of a test share.
@@ -27,16 +27,19 @@ struct Scene {
   Fault fault = Fault::none;
   Phase phase = Phase::open;
   int rank = 1;
-  std::atomic<int64_t> bytes = 0;  // allocated and not given back
-  std::atomic<int> devices = 0;    // open
-  Gate released;                   // hung devices go on
+  std::atomic<int64_t> bytes = 0;      // allocated and not given back
+  std::atomic<int> devices = 0;        // open
+  std::atomic<int> loads = 0;          // of weights, on the rank with the fault
+  Gate released;                       // hung devices go on
+  std::chrono::milliseconds delay{0};  // of a slow one, each time
 
   void at(Phase now, int who) {
     if (who != rank || now != phase) return;
     if (fault == Fault::error) throw Error(ErrorKind::device, "the device is gone");
     if (fault == Fault::other_exception) throw 42;
-    if (fault != Fault::hang) return;
-    released.wait();
+    if (phase == Phase::load) ++loads;
+    if (fault == Fault::slow) std::this_thread::sleep_for(delay);
+    if (fault == Fault::hang) released.wait();
   }
 };
 
@@ -131,6 +134,7 @@ class RankGroupTest : public testing::Test {
       engine.add_request({4, 5}, params);
       while (!engine.is_finished()) engine.step();
     } catch (const Error& error) {
+      kind_ = error.kind();
       return error.what();
     }
     return "";
@@ -147,6 +151,7 @@ class RankGroupTest : public testing::Test {
   EngineConfig config_;
   std::shared_ptr<Scene> scene_ = std::make_shared<Scene>();
   const int64_t threads_ = threads_at_rest();
+  std::optional<ErrorKind> kind_;  // of the error that run() ended in
 };
 
 TEST_F(RankGroupTest, RanksAnswerTogetherAndLeaveNothingBehind) {
@@ -190,6 +195,9 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
     const auto begin = std::chrono::steady_clock::now();
     const std::string message = run(3);
     EXPECT_NE(message.find(c.cause), std::string::npos) << message;
+    // Before the first step the kind is the rank's own, and so is the program's exit code.
+    const bool starts = c.phase == Phase::open || c.phase == Phase::load;
+    EXPECT_EQ(kind_, starts && c.fault == Fault::error ? ErrorKind::device : ErrorKind::engine);
     EXPECT_EQ(message.find("rank", message.find("rank") + 1), message.find("ranks")) << message;
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
     scene_->released.open();
@@ -238,6 +246,19 @@ TEST_F(RankGroupTest, ProgressCountsAllRanksAndAFailingCallbackEndsTheLoad) {
                std::runtime_error);
   group.reset();
   expect_all_gone();
+}
+
+// Weights come late, but they come: loading takes longer than a rank may be silent.
+TEST_F(RankGroupTest, SlowLoadingWithProgressIsNotHanging) {
+  constexpr auto kSilence = 4s;
+  scene_->fault = Fault::slow;
+  scene_->phase = Phase::load;
+  auto group = std::make_unique<RankGroup>(
+      2, [scene = scene_](int rank) { return std::make_unique<FaultyBackend>(scene, rank); },
+      model_, config_, RankLimits{.load = kSilence});
+  group->load(nullptr, 0, {});
+  scene_->delay = std::chrono::milliseconds(kSilence + 1s) / scene_->loads.load();
+  EXPECT_NO_THROW(group->load(nullptr, 0, {}));
 }
 
 }  // namespace

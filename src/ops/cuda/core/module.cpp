@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "comm/cuda_module.h"
+#include "core/load_module.h"
 #include "ops/cuda/comm/communicator.h"
 #include "ops/cuda_module.h"
 
@@ -12,7 +13,7 @@ extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_op
     if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
     return nullptr;
   };
-  if (std::strcmp(version, nanovllm::kCudaModuleVersion) != 0)
+  if (std::strcmp(version, nanovllm::module_version()) != 0)
     return refuse(
         "the CUDA module belongs to another build of the program: install both from one build");
   try {
@@ -33,8 +34,8 @@ void write_error(const char* reason, char* error, size_t error_size) {
 
 /// make() behind a C function: null with the reason, no exceptions.
 template <class Make>
-Communicator* open_communicator(int version, char* error, size_t error_size, Make&& make) {
-  if (version != kCommunicatorVersion) {
+Communicator* open_communicator(const char* version, char* error, size_t error_size, Make&& make) {
+  if (std::strcmp(version, module_version()) != 0) {
     write_error(
         "the CUDA module belongs to another build of the program: install both from one build",
         error, error_size);
@@ -72,7 +73,7 @@ std::unique_ptr<Communicator> connect(CudaBackend& backend, RankMeeting& meeting
 }  // namespace nanovllm
 
 extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
-nanovllm_open_cuda_communicator(int version, nanovllm::Backend* backend,
+nanovllm_open_cuda_communicator(const char* version, nanovllm::Backend* backend,
                                 nanovllm::RankMeeting* meeting, int rank, char* error,
                                 size_t error_size) {
   return nanovllm::open_communicator(version, error, error_size, [&] {
@@ -98,8 +99,9 @@ extern "C" __attribute__((visibility("default"))) int nanovllm_new_nccl_id(nanov
 }
 
 extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
-nanovllm_open_nccl_communicator(int version, nanovllm::Backend* backend, const nanovllm::NcclId* id,
-                                int rank, int world_size, char* error, size_t error_size) {
+nanovllm_open_nccl_communicator(const char* version, nanovllm::Backend* backend,
+                                const nanovllm::NcclId* id, int rank, int world_size, char* error,
+                                size_t error_size) {
   return nanovllm::open_communicator(version, error, error_size, [&] {
     return nanovllm::make_nccl_communicator(dynamic_cast<nanovllm::CudaBackend&>(*backend), *id,
                                             rank, world_size, nullptr);

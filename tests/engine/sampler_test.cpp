@@ -1,0 +1,94 @@
+// Sampler: what log probabilities are of, where some tokens may not be sampled. Over the CPU, so
+// that logits are real.
+#include "layers/sampler.h"
+
+#include <cmath>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "engine/llm_engine.h"
+#include "engine/model_runner.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr int kRequests = 70;  // more than the head takes at once
+
+/// The answers to kRequests different prompts, all in the same steps.
+std::vector<RequestOutput> answers(const std::vector<SamplingParams>& params) {
+  ModelConfig model;
+  model.architecture = "Qwen3ForCausalLM";
+  model.vocab_size = 150;
+  model.hidden_size = 32;
+  model.intermediate_size = 48;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = model.num_key_value_heads = 2;
+  model.head_dim = 16;
+  model.max_position_embeddings = 64;
+  model.dtype = DType::f32;
+  EngineConfig config;
+  config.block_size = 8;
+  auto runner =
+      std::make_unique<ModelRunner>(make_backend("cpu", {.num_threads = 1}),
+                                    std::make_unique<SingleCommunicator>(), model, config);
+  runner->load(nullptr, 7, {});
+  LLMEngine engine(std::move(runner), model, config, nullptr, {});
+  for (int i = 0; i < kRequests; ++i)
+    engine.add_request({i, 3, 2 * i}, params[static_cast<size_t>(i)]);
+  std::vector<RequestOutput> last(kRequests);
+  while (!engine.is_finished())
+    for (RequestOutput& output : engine.step()) {
+      const auto id = static_cast<size_t>(output.request_id);
+      last[id] = std::move(output);
+    }
+  return last;
+}
+
+TEST(Sampler, LogprobsBelowMinTokensAreThoseOfTheModel) {
+  SamplingParams plain;
+  plain.temperature = 0;
+  plain.max_tokens = 3;
+  plain.logprobs = 4;
+  const auto without = answers(std::vector<SamplingParams>(kRequests, plain));
+  std::vector<SamplingParams> masked(kRequests, plain);
+  for (size_t i = 0; i < masked.size(); ++i) {
+    masked[i].min_tokens = 3;
+    // The second best may not be sampled. It would not be.
+    for (const PositionLogprobs& position : without[i].logprobs)
+      masked[i].stop_token_ids.push_back(position[2].token_id);
+    for (const int32_t id : without[i].token_ids) std::erase(masked[i].stop_token_ids, id);
+  }
+  const auto with = answers(masked);
+  for (size_t i = 0; i < with.size(); ++i) {
+    ASSERT_EQ(with[i].token_ids, without[i].token_ids) << i;
+    ASSERT_EQ(with[i].logprobs.size(), 3u);
+    for (size_t p = 0; p < 3; ++p)
+      for (size_t k = 0; k < 5; ++k) {
+        const TokenLogprob &a = without[i].logprobs[p][k], &b = with[i].logprobs[p][k];
+        ASSERT_EQ(a.token_id, b.token_id) << i;
+        ASSERT_EQ(std::memcmp(&a.logprob, &b.logprob, sizeof(float)), 0) << i;
+        ASSERT_TRUE(std::isfinite(b.logprob)) << i;
+      }
+  }
+}
+
+TEST(Sampler, TokensBelowMinTokensAreNotSampled) {
+  SamplingParams plain;
+  plain.temperature = 0;
+  plain.max_tokens = 3;
+  const auto without = answers(std::vector<SamplingParams>(kRequests, plain));
+  std::vector<SamplingParams> masked(kRequests, plain);
+  for (size_t i = 0; i < masked.size(); ++i) {
+    masked[i].min_tokens = 3;
+    masked[i].stop_token_ids = {without[i].token_ids[0]};
+  }
+  const auto with = answers(masked);
+  for (size_t i = 0; i < with.size(); ++i) {
+    EXPECT_EQ(with[i].token_ids.size(), 3u);
+    for (size_t t = 0; t < 2; ++t) EXPECT_NE(with[i].token_ids[t], without[i].token_ids[0]) << i;
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm
