@@ -45,6 +45,13 @@ MISTRAL = dict(architectures=["MistralForCausalLM"], model_type="mistral", bos_t
                num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-05, rope_theta=10000.0,
                sliding_window=4096, tie_word_embeddings=False, torch_dtype="bfloat16", use_cache=True, vocab_size=32000)
 
+SEED_OSS = dict(architectures=["SeedOssForCausalLM"], model_type="seed_oss", attention_bias=True, attention_dropout=0.1,
+                attention_out_bias=False, bos_token_id=0, eos_token_id=2, head_dim=128, hidden_act="silu", hidden_size=5120,
+                initializer_range=0.02, intermediate_size=27648, max_position_embeddings=524288, mlp_bias=False,
+                num_attention_heads=80, num_hidden_layers=64, num_key_value_heads=8, pad_token_id=1, residual_dropout=0.1,
+                rms_norm_eps=1e-06, rope_scaling=dict(rope_type="default"), rope_theta=10000000.0, tie_word_embeddings=False,
+                torch_dtype="bfloat16", use_cache=True, vocab_size=155136)
+
 
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
@@ -104,6 +111,10 @@ CASES = {
     "mistral-nemo": MISTRAL | dict(head_dim=128, hidden_size=5120, num_hidden_layers=40, max_position_embeddings=131072,
                                    rope_theta=1000000.0, sliding_window=None, vocab_size=131072),
     "mistral, little said": without(MISTRAL, "sliding_window", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    "seed-oss-36b": SEED_OSS,
+    "seed-oss, biases elsewhere": SEED_OSS | dict(attention_bias=False, attention_out_bias=True, mlp_bias=True),
+    "seed-oss, little said": without(SEED_OSS, "attention_bias", "attention_out_bias", "mlp_bias", "head_dim", "bos_token_id",
+                                     "eos_token_id", "num_key_value_heads", "max_position_embeddings", "rope_scaling"),
 }
 
 
@@ -126,7 +137,7 @@ def expected(config):
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,
         "qkv_bias": family == "qwen2" or bool(getattr(config, "attention_bias", False)),
-        "output_bias": bool(getattr(config, "attention_bias", False)),
+        "output_bias": bool(getattr(config, "attention_out_bias", getattr(config, "attention_bias", False))),
         "mlp_bias": bool(getattr(config, "mlp_bias", False)),
         "sliding_window": config.sliding_window if "sliding_attention" in types else 0,
         "layer_types": types,

@@ -17,7 +17,7 @@ import shutil
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, SeedOssConfig
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
 LENGTHS = (1, 2, 7, 33, 64, 65, 200)
@@ -98,6 +98,8 @@ MODELS = {
                                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
                                          initializer_range=0.07),
                        torch.bfloat16, None),
+    # Biases on query, key and value by attention_bias, and one on the output by a field of its own.
+    "seed-oss-biases": (SeedOssConfig, dict(SMALL, attention_bias=True, attention_out_bias=False), torch.bfloat16, None),
 }
 
 

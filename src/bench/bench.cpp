@@ -11,6 +11,7 @@
 #include "cli/load_model.h"
 #include "comm/process_group.h"
 #include "core/check.h"
+#include "models/model.h"
 #include "ops/cpu/num_threads.h"
 #include "ops/gpu_rates.h"
 
@@ -77,7 +78,7 @@ BenchSetup::BenchSetup(const BenchOptions& options, int64_t max_len, int64_t bat
   if (engine.max_model_len == 0) engine.max_model_len = max_len;
   engine.max_num_seqs = std::max(engine.max_num_seqs, batch);
   const EngineInfo plan = nanovllm::inspect(options.model, engine);
-  config_ = load_model_config(options.model);
+  config_ = load_model_config(options.model, config_defaults);
   machine_ = find_machine(options_, plan);
   if (machine_.rates.bytes_per_second > 0 && machine_.rates.flops > 0)
     roofline_ = std::make_unique<Roofline>(config_, plan.dtype == "f32" ? 4 : 2, machine_.rates,

@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "cli/exit_code.h"
+#include "models/model.h"
 #include "ops/backend.h"
 
 namespace nanovllm::cli {
@@ -117,7 +118,7 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
 int bench_gemm(const GemmOptions& options) {
   require_model(options.model);
   const EngineInfo info = nanovllm::inspect(options.model, options.engine);
-  const ModelConfig config = load_model_config(options.model);
+  const ModelConfig config = load_model_config(options.model, config_defaults);
   const Machine machine = find_machine(options, info);
   const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
   const DType dtype = info.dtype == "f32" ? DType::f32 : DType::bf16;

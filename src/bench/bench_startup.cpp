@@ -19,6 +19,7 @@
 #include "cli/exit_code.h"
 #include "cli/output.h"
 #include "core/check.h"
+#include "models/model.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -174,7 +175,7 @@ int bench_startup(const StartupOptions& options) {
   config.skip_tokenizer_init = true;
   const EngineInfo plan = nanovllm::inspect(options.model, config);
   const Machine machine = find_machine(options, plan);
-  const ModelConfig model = load_model_config(options.model);
+  const ModelConfig model = load_model_config(options.model, config_defaults);
   Json floor;
   if (machine.rates.bytes_per_second > 0) {
     // The weights cross once: out of memory on the CPU, over PCIe (55 GB/s) to a GPU.

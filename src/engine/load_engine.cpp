@@ -18,12 +18,6 @@
 namespace nanovllm {
 namespace {
 
-ModelConfig read_model_config(const std::string& directory) {
-  std::vector<std::string_view> supported;
-  for (const Architecture& entry : architectures()) supported.emplace_back(entry.name);
-  return load_model_config(directory, supported);
-}
-
 // config.json's, generation_config.json's and the tokenizer's together: chat models name different
 // ones in each.
 std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& generation,
@@ -243,7 +237,7 @@ std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
 
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
   check_config(config);
-  const ModelConfig model = read_model_config(directory);
+  const ModelConfig model = load_model_config(directory, config_defaults);
   const int world = config.tensor_parallel_size;
   check_parallel_size(model, world);
   std::string note;
@@ -268,7 +262,8 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   PhaseLog log;
   std::string note;
   LoadedEngine loaded;
-  loaded.model = log.run("config.json", [&] { return read_model_config(directory); });
+  loaded.model =
+      log.run("config.json", [&] { return load_model_config(directory, config_defaults); });
   check_parallel_size(loaded.model, config.tensor_parallel_size);
   const WatchForStoppedRanks watch("the others to start");
   auto processes = join_ranks(config);
@@ -328,7 +323,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineConfig& confi
 namespace {
 
 void serve(const std::string& directory, const EngineConfig& config) {
-  const ModelConfig model = read_model_config(directory);
+  const ModelConfig model = load_model_config(directory, config_defaults);
   check_parallel_size(model, config.tensor_parallel_size);
   std::unique_ptr<const Checkpoint> checkpoint;
   if (config.load_format != "dummy") checkpoint = std::make_unique<const Checkpoint>(directory);

@@ -227,7 +227,7 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   MemoryPlan plan;
   plan.limits = limits_of(ops, model, config);
   WeightLoader counter(ops, dtype, shard);
-  const auto shape = find_architecture(model).make(model, {counter, {}});
+  const auto shape = find_architecture(model.architecture).make(model, {counter, {}});
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
@@ -251,7 +251,7 @@ std::optional<std::string> refusal(const ModelConfig& model, int world_size) {
   NullBackend ops;
   WeightLoader counter(ops, DType::f32, {0, world_size});
   try {
-    find_architecture(model).make(model, {counter, {}});
+    find_architecture(model.architecture).make(model, {counter, {}});
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::invalid_argument) throw;
     return error.what();
@@ -273,7 +273,7 @@ void check_parallel_size(const ModelConfig& model, int world_size) {
 int64_t count_parameters(const ModelConfig& model) {
   NullBackend ops;
   WeightLoader counter(ops, DType::f32, {});
-  find_architecture(model).make(model, {counter, {}});
+  find_architecture(model.architecture).make(model, {counter, {}});
   return counter.num_parameters();
 }
 

@@ -28,7 +28,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       input_device_(backend_->allocate(BatchBuilder(plan_.limits).max_bytes())),
       output_device_(backend_->allocate(output_block_bytes(plan_.limits))),
       loader_(*backend_, dtype_, shard_of(*comm_), weights_.get()),
-      model_(find_architecture(model).make(model, {loader_, rope_.cos_sin()})),
+      model_(find_architecture(model.architecture).make(model, {loader_, rope_.cos_sin()})),
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
       builder_(plan_.limits),
       use_graphs_(!config.enforce_eager && backend_->has_graphs()),

@@ -1,11 +1,9 @@
 #include "io/model_config.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -25,52 +23,14 @@ constexpr int64_t kMaxPositions = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxExperts = 65536;
 constexpr size_t kMaxEosIds = 1024;
 
-/// Which layers slide, in the families' own words.
-enum class Window { none, by_layer, all_layers };
-
-/// What transformers assumes where config.json is silent
-/// (models/<family>/configuration_<family>.py).
-struct Family {
-  std::string_view architecture;
-  int64_t num_key_value_heads;  // 0: as many as attention heads
-  int64_t head_dim;             // 0: hidden_size / num_attention_heads
-  int64_t max_position_embeddings;
-  Window window;
-  bool window_needs_switch;  // only with use_sliding_window
-  bool attention_bias_field, always_qkv_bias, mlp_bias_field;
-  bool moe;
-  int64_t bos_token_id, eos_token_id;  // -1: none
-};
-
-constexpr std::array<Family, 5> kFamilies{{
-    {"Qwen3ForCausalLM", 32, 128, 32768, Window::by_layer, true, true, false, false, false, -1, -1},
-    {"Qwen3MoeForCausalLM", 4, 0, 32768, Window::all_layers, true, true, false, false, true, -1,
-     -1},
-    {"Qwen2ForCausalLM", 32, 0, 32768, Window::by_layer, true, false, true, false, false, -1, -1},
-    {"LlamaForCausalLM", 0, 0, 2048, Window::none, false, true, false, true, false, 1, 2},
-    {"MistralForCausalLM", 8, 0, 131072, Window::all_layers, false, false, false, false, false, 1,
-     2},
-}};
-/// For architectures not listed: every field is honoured where it is present, and nothing is
-/// assumed.
-constexpr Family kUnknownFamily{"",   0,    0,  2048, Window::by_layer, false, true, false,
-                                true, true, -1, -1};
-
-const Family& family_of(std::string_view architecture) {
-  const auto* found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& family) {
-    return family.architecture == architecture;
-  });
-  return found == kFamilies.end() ? kUnknownFamily : *found;
-}
-
 class ConfigReader {
  public:
   ConfigReader(const Json& json, std::string_view what)
       : in_(json, std::string(what), ErrorKind::model) {}
 
-  ModelConfig read(std::span<const std::string_view> supported) {
-    out_.architecture = architecture(supported);
-    family_ = &family_of(out_.architecture);
+  ModelConfig read(const FindConfigDefaults& defaults) {
+    out_.architecture = architecture();
+    defaults_ = defaults(out_.architecture);
     refuse_other_mathematics();
     read_sizes();
     read_attention();
@@ -86,14 +46,15 @@ class ConfigReader {
     in_.refuse(fmt::format(format, std::forward<Args>(args)...));
   }
 
-  std::string architecture(std::span<const std::string_view> supported) const {
+  /// A field that is read where it has a default.
+  std::optional<bool> flag(const char* key, std::optional<bool> absent) const {
+    return absent ? in_.optional_bool(key).value_or(*absent) : absent;
+  }
+
+  std::string architecture() const {
     const auto names = in_.optional_strings("architectures");
     if (!names || names->empty()) refuse("architectures is missing: expected a list of one name");
-    const std::string& name = names->front();
-    if (!supported.empty() &&
-        std::find(supported.begin(), supported.end(), name) == supported.end())
-      refuse("architecture {} is not supported: use {}", quote(name), fmt::join(supported, ", "));
-    return name;
+    return names->front();
   }
 
   void refuse_other_mathematics() {
@@ -136,7 +97,7 @@ class ConfigReader {
     out_.intermediate_size = in_.integer("intermediate_size", 1, kMaxHidden);
     out_.num_hidden_layers = in_.integer("num_hidden_layers", 1, kMaxLayers);
     out_.max_position_embeddings = in_.optional_integer("max_position_embeddings", 1, kMaxPositions)
-                                       .value_or(family_->max_position_embeddings);
+                                       .value_or(defaults_.max_position_embeddings);
     out_.rms_norm_eps = in_.optional_number("rms_norm_eps").value_or(out_.rms_norm_eps);
     if (out_.rms_norm_eps < 0 || out_.rms_norm_eps > 1)
       refuse("rms_norm_eps must be from 0 to 1, got {}", out_.rms_norm_eps);
@@ -147,7 +108,7 @@ class ConfigReader {
     const int64_t heads = out_.num_attention_heads =
         in_.integer("num_attention_heads", 1, kMaxHeads);
     // Absent means the class's default, null means one per attention head.
-    const int64_t absent = in_.contains("num_key_value_heads") ? 0 : family_->num_key_value_heads;
+    const int64_t absent = in_.contains("num_key_value_heads") ? 0 : defaults_.num_key_value_heads;
     const int64_t kv_heads = out_.num_key_value_heads =
         in_.optional_integer("num_key_value_heads", 1, kMaxHeads)
             .value_or(absent > 0 ? absent : heads);
@@ -156,8 +117,8 @@ class ConfigReader {
 
     if (const auto head_dim = in_.optional_integer("head_dim", 1, kMaxHeadDim))
       out_.head_dim = *head_dim;
-    else if (family_->head_dim > 0)
-      out_.head_dim = family_->head_dim;
+    else if (defaults_.head_dim > 0)
+      out_.head_dim = defaults_.head_dim;
     else if (out_.hidden_size % heads == 0)
       out_.head_dim = out_.hidden_size / heads;
     else
@@ -167,23 +128,22 @@ class ConfigReader {
       refuse("head_dim is {}, must be even and at most {}", out_.head_dim, kMaxHeadDim);
 
     out_.rope = read_rope_parameters(in_, out_.max_position_embeddings, out_.warnings);
-    if (family_ != &kUnknownFamily && out_.rope.partial_rotary_factor != 1)
+    if (out_.rope.partial_rotary_factor != 1)
       refuse("partial_rotary_factor {} is not supported for {}: it rotates whole heads",
              out_.rope.partial_rotary_factor, out_.architecture);
 
-    const bool attention_bias =
-        family_->attention_bias_field && in_.optional_bool("attention_bias").value_or(false);
-    out_.qkv_bias = family_->always_qkv_bias || attention_bias;
-    out_.output_bias = attention_bias;
+    const auto bias = flag("attention_bias", defaults_.attention_bias);
+    out_.qkv_bias = defaults_.qkv_bias || bias.value_or(false);
+    out_.output_bias =
+        flag("attention_out_bias", defaults_.attention_out_bias).value_or(bias.value_or(false));
     read_window();
   }
 
-  /// The window that the family's code would use, 0 for none.
+  /// The window that the architecture's code would use, 0 for none.
   int64_t window_size() const {
-    if (family_->window == Window::none) return 0;
-    if (family_->window_needs_switch && !in_.optional_bool("use_sliding_window").value_or(false))
-      return 0;
-    const int64_t absent = family_ == &kUnknownFamily || in_.contains("sliding_window") ? 0 : 4096;
+    if (defaults_.sliding == SlidingLayers::none) return 0;
+    if (!flag("use_sliding_window", defaults_.use_sliding_window).value_or(true)) return 0;
+    const int64_t absent = in_.contains("sliding_window") ? 0 : defaults_.sliding_window;
     return in_.optional_integer("sliding_window", 1, kMaxPositions).value_or(absent);
   }
 
@@ -191,7 +151,7 @@ class ConfigReader {
     const int64_t window = window_size();
     const auto layers = static_cast<size_t>(out_.num_hidden_layers);
     const int64_t first_sliding =
-        family_->window == Window::by_layer
+        defaults_.sliding == SlidingLayers::by_layer
             ? in_.optional_integer("max_window_layers", 0, kMaxPositions).value_or(28)
             : 0;
     out_.layer_types.assign(layers, AttentionType::full);
@@ -200,7 +160,7 @@ class ConfigReader {
         if (static_cast<int64_t>(i) >= first_sliding) out_.layer_types[i] = AttentionType::sliding;
 
     if (const auto given = read_layer_types()) {
-      if (family_->window != Window::by_layer && *given != out_.layer_types)
+      if (defaults_.sliding != SlidingLayers::by_layer && *given != out_.layer_types)
         refuse("layer_types differ from what {} does with sliding_window {}", out_.architecture,
                window);
       out_.layer_types = *given;
@@ -230,18 +190,17 @@ class ConfigReader {
   }
 
   void read_mlp() {
-    out_.mlp_bias = family_->mlp_bias_field && in_.optional_bool("mlp_bias").value_or(false);
+    out_.mlp_bias = flag("mlp_bias", defaults_.mlp_bias).value_or(false);
     // transformers 5 writes num_local_experts for what it used to call num_experts.
     auto experts = in_.optional_integer("num_experts", 0, kMaxExperts);
     const auto local = in_.optional_integer("num_local_experts", 0, kMaxExperts);
     if (experts && local && *experts != *local)
       refuse("num_experts is {}, but num_local_experts is {}", *experts, *local);
     if (!experts) experts = local;
-    if (!experts && family_->moe && family_ != &kUnknownFamily) experts = 128;
-    if (!family_->moe || experts.value_or(0) == 0) return;
+    if (defaults_.num_experts == 0 || experts == 0) return;
 
     MoeConfig moe;
-    moe.num_experts = *experts;
+    moe.num_experts = experts.value_or(defaults_.num_experts);
     moe.num_experts_per_tok =
         in_.optional_integer("num_experts_per_tok", 1, kMaxExperts).value_or(8);
     if (moe.num_experts_per_tok > moe.num_experts)
@@ -264,20 +223,20 @@ class ConfigReader {
     const auto eos = in_.optional_integers("eos_token_id", 0, out_.vocab_size - 1);
     if (eos)
       out_.eos_token_ids = *eos;
-    else if (!in_.contains("eos_token_id") && family_->eos_token_id >= 0)
-      out_.eos_token_ids = {family_->eos_token_id};
+    else if (!in_.contains("eos_token_id") && defaults_.eos_token_id)
+      out_.eos_token_ids = {*defaults_.eos_token_id};
     if (out_.eos_token_ids.size() > kMaxEosIds)
       refuse("eos_token_id has {} entries, more than {}", out_.eos_token_ids.size(), kMaxEosIds);
-    out_.bos_token_id =
-        unused_id("bos_token_id", in_.contains("bos_token_id") ? -1 : family_->bos_token_id);
-    out_.pad_token_id = unused_id("pad_token_id", -1);
+    out_.bos_token_id = unused_id("bos_token_id", defaults_.bos_token_id);
+    out_.pad_token_id = unused_id("pad_token_id", std::nullopt);
   }
 
   /// The engine never feeds these by itself; files with -1 or an id beyond the vocabulary are
   /// common and harmless.
-  std::optional<int64_t> unused_id(const char* key, int64_t absent) {
+  std::optional<int64_t> unused_id(const char* key, std::optional<int64_t> absent) {
+    if (!in_.contains(key)) return absent;
     const Json* value = in_.find(key);
-    if (!value) return absent >= 0 ? std::optional(absent) : std::nullopt;
+    if (!value) return std::nullopt;
     const auto ids = in_.optional_integers(key, -kMaxPositions, kMaxPositions);
     if (ids && ids->size() == 1 && ids->front() >= 0 && ids->front() < out_.vocab_size)
       return ids->front();
@@ -308,7 +267,7 @@ class ConfigReader {
   }
 
   JsonObject in_;
-  const Family* family_ = nullptr;
+  ConfigDefaults defaults_;
   ModelConfig out_;
 };
 
@@ -336,13 +295,12 @@ int64_t ModelConfig::approximate_parameters() const {
   return total;
 }
 
-ModelConfig parse_model_config(const Json& json, std::string_view what,
-                               std::span<const std::string_view> supported) {
-  return ConfigReader(json, what).read(supported);
+ModelConfig parse_model_config(const Json& json, const FindConfigDefaults& defaults,
+                               std::string_view what) {
+  return ConfigReader(json, what).read(defaults);
 }
 
-ModelConfig load_model_config(const std::string& directory,
-                              std::span<const std::string_view> supported) {
+ModelConfig load_model_config(const std::string& directory, const FindConfigDefaults& defaults) {
   check_model_directory(directory);
   const std::filesystem::path path = std::filesystem::path(directory) / "config.json";
   std::error_code error;
@@ -351,7 +309,7 @@ ModelConfig load_model_config(const std::string& directory,
   check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory",
         directory);
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
-  return parse_model_config(read_json_file(path, limits), path.string(), supported);
+  return parse_model_config(read_json_file(path, limits), defaults, path.string());
 }
 
 }  // namespace nanovllm

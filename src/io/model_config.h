@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -50,7 +49,7 @@ struct ModelConfig {
 
   bool tie_word_embeddings = false;
   bool qkv_bias = false;     ///< biases on q, k and v (Qwen2 always; others by attention_bias)
-  bool output_bias = false;  ///< a bias on o (by attention_bias)
+  bool output_bias = false;  ///< a bias on o (by attention_out_bias, else by attention_bias)
   bool mlp_bias = false;     ///< biases on gate, up and down
 
   std::vector<AttentionType> layer_types;  ///< num_hidden_layers entries
@@ -69,14 +68,39 @@ struct ModelConfig {
   int64_t approximate_parameters() const;
 };
 
-/// Reads `directory`/config.json. `supported` lists the architectures that can be loaded (empty:
-/// any); another one is refused by name before anything else is looked at. Throws Error(model)
-/// naming the field and its value.
-ModelConfig load_model_config(const std::string& directory,
-                              std::span<const std::string_view> supported = {});
+/// The layers that slide where config.json has no layer_types: those from max_window_layers on, or
+/// all of them.
+enum class SlidingLayers : uint8_t { none, by_layer, all };
+
+/// What an architecture's code assumes where config.json is silent, and which fields it reads at
+/// all. The rest is alike in all architectures.
+struct ConfigDefaults {
+  // The value of a field that is absent.
+  int64_t num_key_value_heads = 0;  ///< 0: as many as attention heads
+  int64_t head_dim = 0;             ///< 0: hidden_size / num_attention_heads
+  int64_t max_position_embeddings = 2048;
+  int64_t sliding_window = 4096;
+  int64_t num_experts = 0;  ///< 0: it has no experts, whatever config.json says
+  std::optional<int64_t> bos_token_id{}, eos_token_id{};
+
+  // The same of fields that not every architecture reads; none: it does not.
+  std::optional<bool> use_sliding_window{};
+  std::optional<bool> attention_bias{}, attention_out_bias{}, mlp_bias{};
+
+  SlidingLayers sliding = SlidingLayers::none;
+  bool qkv_bias = false;  ///< q, k and v have biases, whatever config.json says
+};
+
+/// The defaults of an architecture, by architectures[0]. Throws Error(model) for one that cannot be
+/// loaded.
+using FindConfigDefaults = std::function<ConfigDefaults(const std::string& architecture)>;
+
+/// Reads `directory`/config.json. The architecture is looked up before anything else is looked at.
+/// Throws what `defaults` throws, and Error(model) naming the field and its value.
+ModelConfig load_model_config(const std::string& directory, const FindConfigDefaults& defaults);
 
 /// The same from the parsed file; `what` names it in errors.
-ModelConfig parse_model_config(const Json& json, std::string_view what = "config.json",
-                               std::span<const std::string_view> supported = {});
+ModelConfig parse_model_config(const Json& json, const FindConfigDefaults& defaults,
+                               std::string_view what = "config.json");
 
 }  // namespace nanovllm

@@ -361,4 +361,7 @@ class DecoderForCausalLM final : public Model {
   ParallelLMHead lm_head_;
 };
 
+/// Llama, Mistral and Qwen2.
+using RotaryForCausalLM = DecoderForCausalLM<RotaryAttention>;
+
 }  // namespace nanovllm

@@ -28,16 +28,18 @@ struct ModelContext {
   Tensor cos_sin;  // RotaryEmbedding's table
 };
 
-/// A name that config.json may have, and what builds its model.
+/// A name that config.json may have, what builds its model, and what its config.json leaves unsaid.
 struct Architecture {
   const char* name;  // config.json, architectures[0]
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ModelContext& context);
+  ConfigDefaults config;
 };
 
 /// Every architecture that can run, in one visible table (models/registry.cpp).
 const std::vector<Architecture>& architectures();
-/// The table's entry for this model. Throws Error(model) with the name and the names that are
-/// known.
-const Architecture& find_architecture(const ModelConfig& config);
+/// The table's entry of this name. Throws Error(model) with the name and the names that are known.
+const Architecture& find_architecture(const std::string& name);
+/// Its `config`, for load_model_config().
+ConfigDefaults config_defaults(const std::string& architecture);
 
 }  // namespace nanovllm

@@ -1,10 +1,49 @@
+// Qwen3-MoE: Qwen3 with a mixture of experts in the layers that decoder_sparse_step and
+// mlp_only_layers leave to it, a dense MLP in the others.
 #pragma once
 
-#include "models/model.h"
+#include "layers/experts.h"
+#include "models/qwen3.h"
 
 namespace nanovllm {
 
-/// Qwen3MoeForCausalLM (transformers: models/qwen3_moe/modeling_qwen3_moe.py).
-std::unique_ptr<Model> make_qwen3_moe(const ModelConfig& config, const ModelContext& context);
+class Qwen3MoeMLP {
+ public:
+  Qwen3MoeMLP(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
+              int64_t layer) {
+    if (c.moe && c.moe->is_sparse(layer))
+      experts_.emplace(context.load, prefix, c.hidden_size, *c.moe);
+    else
+      dense_.emplace(c, context, prefix, layer);
+  }
+
+  /// x [t, hidden] -> x
+  void forward(const Step& step, Tensor x) const {
+    if (experts_)
+      experts_->forward(step, x);
+    else
+      dense_->forward(step, x);
+  }
+
+  /// The same, or residual += that, as the result says.
+  LayerInput forward(const Step& step, Tensor x, Tensor residual) const {
+    if (dense_) return dense_->forward(step, x, residual);
+    experts_->forward(step, x);
+    return LayerInput::part;
+  }
+
+  void describe(DecoderStack& stack) const {
+    if (experts_)
+      experts_->describe(stack);
+    else
+      dense_->describe(stack);
+  }
+
+ private:
+  std::optional<Experts> experts_;  // one of the two
+  std::optional<GatedMLP> dense_;
+};
+
+using Qwen3MoeForCausalLM = DecoderForCausalLM<Qwen3Attention, Qwen3MoeMLP>;
 
 }  // namespace nanovllm

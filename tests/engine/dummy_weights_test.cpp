@@ -14,7 +14,7 @@ TEST_F(WeightLoaderTest, RandomWeightsAreTheSeedsAndOfTheRightSpread) {
     RecordingBackend backend;
     std::vector<std::byte> storage(1 << 20);
     WeightLoader loader(backend, DType::f32, {}, storage.data());
-    find_architecture(config_).make(config_, {loader, {}});
+    find_architecture(config_.architecture).make(config_, {loader, {}});
     loader.load_dummy(seed, {});
     return backend.loaded;
   };

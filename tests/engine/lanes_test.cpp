@@ -154,7 +154,7 @@ class LanesOfAStep : public testing::Test {
   void run(int lanes) {
     const ModelConfig config = small_model();
     WeightLoader loader(ops_, DType::f32, {});
-    const auto model = find_architecture(config).make(config, {loader, {}});
+    const auto model = find_architecture(config.architecture).make(config, {loader, {}});
     batch_ = {i32({kRows}), i32({kRows}),          i32({kRows}), i32({kRows + 1}),
               i32({kRows}), i32({kRows, kBlocks}), i32({kRows})};
     for (int32_t i = 0; i <= kRows; ++i) batch_.cu_seqlens_q.ptr<int32_t>()[i] = i;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/json.h"
+#include "models/model.h"
 
 namespace nanovllm {
 namespace {
@@ -21,7 +22,7 @@ Json cases() {
 TEST(RotaryEmbedding, FrequenciesAreThoseOfTransformers) {
   size_t pairs = 0, other_bits = 0;
   for (const Json& c : cases()) {
-    const ModelConfig config = parse_model_config(c["config"]);
+    const ModelConfig config = parse_model_config(c["config"], config_defaults);
     const auto got = inverse_frequencies(config.rope, config.head_dim);
     const auto want = c["inv_freq"].get<std::vector<float>>();
     ASSERT_EQ(got.size(), want.size());
@@ -40,7 +41,7 @@ TEST(RotaryEmbedding, FrequenciesAreThoseOfTransformers) {
 TEST(RotaryEmbedding, TableRowsAreThoseOfTransformers) {
   const auto ops = make_cpu_backend({.num_threads = 1});
   for (const Json& c : cases()) {
-    const ModelConfig config = parse_model_config(c["config"]);
+    const ModelConfig config = parse_model_config(c["config"], config_defaults);
     const RotaryEmbedding rope(*ops, config.rope, config.head_dim, config.max_position_embeddings);
     const Tensor table = rope.cos_sin();
     ASSERT_EQ(table.shape[0], config.max_position_embeddings);

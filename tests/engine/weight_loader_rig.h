@@ -148,10 +148,10 @@ inline std::vector<RecordingBackend::Loaded> load_shard(const ModelConfig& confi
                                                         const Checkpoint& checkpoint, Shard shard) {
   RecordingBackend backend;
   WeightLoader counter(backend, DType::f32, shard);
-  find_architecture(config).make(config, {counter, {}});
+  find_architecture(config.architecture).make(config, {counter, {}});
   std::vector<std::byte> storage(counter.bytes());
   WeightLoader loader(backend, DType::f32, shard, storage.data());
-  find_architecture(config).make(config, {loader, {}});
+  find_architecture(config.architecture).make(config, {loader, {}});
   EXPECT_EQ(loader.bytes(), counter.bytes());
   loader.load(checkpoint, {});
   int64_t elements = 0;

@@ -245,7 +245,7 @@ TEST_F(WeightLoaderTest, ProgressRisesToTheTotal) {
   RecordingBackend backend;
   std::vector<std::byte> storage(1 << 20);
   WeightLoader loader(backend, DType::f32, {}, storage.data());
-  find_architecture(config_).make(config_, {loader, {}});
+  find_architecture(config_.architecture).make(config_, {loader, {}});
   int64_t last = 0, end = 0;
   loader.load(checkpoint(), [&](int64_t done, int64_t total) {
     EXPECT_GT(done, last);

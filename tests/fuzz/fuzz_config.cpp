@@ -16,6 +16,17 @@ namespace {
 using namespace nanovllm;
 
 constexpr int64_t kVocab = 1000;
+constexpr ConfigDefaults kNothing;
+constexpr ConfigDefaults kEverything{.num_key_value_heads = 4,
+                                     .head_dim = 128,
+                                     .num_experts = 128,
+                                     .eos_token_id = 2,
+                                     .use_sliding_window = false,
+                                     .attention_bias = false,
+                                     .attention_out_bias = false,
+                                     .mlp_bias = false,
+                                     .sliding = SlidingLayers::by_layer,
+                                     .qkv_bias = true};
 
 void require(bool condition) {
   if (!condition) std::abort();
@@ -60,7 +71,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   refuse_or_accept([&] {
     const Json json = parse_json(text, "config.json", ErrorKind::model,
                                  {.max_bytes = 1 << 20, .max_nodes = 100'000});
-    refuse_or_accept([&] { check_config(parse_model_config(json)); });
+    for (const ConfigDefaults& defaults : {kNothing, kEverything})
+      refuse_or_accept([&] {
+        check_config(parse_model_config(json, [&](const std::string&) { return defaults; }));
+      });
     refuse_or_accept([&] {
       const GenerationConfig config = parse_generation_config(json, kVocab);
       for (const int64_t id : config.eos_token_ids) require(id >= 0 && id < kVocab);

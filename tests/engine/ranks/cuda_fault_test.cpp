@@ -75,9 +75,8 @@ size_t free_bytes() { return make_backend("cuda:1", {})->memory().free; }
 
 /// Loads a model of random weights and answers a prompt.
 void run(const std::shared_ptr<Scene>& scene) {
-  ModelConfig model =
-      load_model_config(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b",
-                        std::vector<std::string_view>{});
+  ModelConfig model = load_model_config(
+      std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b", config_defaults);
   model.num_hidden_layers = 2;
   EngineConfig config;
   config.num_gpu_blocks_override = 64;

@@ -32,7 +32,7 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
   if (devices_for(2).empty()) GTEST_SKIP() << "no two cuda devices here";
   const std::string directory =
       std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/goldens/llama-parallel-biases";
-  const ModelConfig model = load_model_config(directory, std::vector<std::string_view>{});
+  const ModelConfig model = load_model_config(directory, config_defaults);
   const auto checkpoint = std::make_shared<const Checkpoint>(directory);
   EngineConfig config;
   config.dtype = "f32";
@@ -59,9 +59,8 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
 
 /// An engine of random weights on these GPUs, as many layers of Qwen3-0.6B as are asked for.
 std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers) {
-  ModelConfig model =
-      load_model_config(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b",
-                        std::vector<std::string_view>{});
+  ModelConfig model = load_model_config(
+      std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b", config_defaults);
   model.num_hidden_layers = layers;
   EngineConfig config;
   config.num_gpu_blocks_override = 1024;
