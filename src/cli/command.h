@@ -11,5 +11,9 @@ void add_chat(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_tokenize(CLI::App& program, Action& action);
 void add_inspect(CLI::App& program, Action& action);
+void add_doctor(CLI::App& program, Action& action);
+// Hidden: for installations.
+void add_completion(CLI::App& program, Action& action);
+void add_manual(CLI::App& program, Action& action);
 
 }  // namespace nanovllm::cli

@@ -1,18 +1,17 @@
 // nanovllm inspect: what a model is, the memory it would take, and how many sequences would fit.
+#include "cli/inspect.h"
+
 #include <algorithm>
 #include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "nanovllm/llm.h"
-
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/table.h"
-#include "io/json.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -22,12 +21,6 @@ struct InspectOptions {
   EngineConfig engine;
   bool json = false;
 };
-
-// Sequences of `length` tokens, no prefix shared, that the KV cache holds at once.
-int64_t fitting(const EngineInfo& info, int64_t length) {
-  const int64_t blocks = (length + info.block_size - 1) / info.block_size;
-  return std::min(info.num_blocks / blocks, info.max_num_seqs);
-}
 
 int64_t total_of(const RankInfo& rank) {
   return rank.weight_bytes + rank.workspace_bytes + rank.kv_cache_bytes;
@@ -44,38 +37,6 @@ std::string describe_ranks(const EngineInfo& i) {
                binary_size(rank.available_bytes), rank.device});
   }
   return table.markdown() + "\n";
-}
-
-Json to_json(const EngineInfo& i) {
-  Json json = {{"architecture", i.architecture},
-               {"dtype", i.dtype},
-               {"device", i.device},
-               {"num_parameters", i.num_parameters},
-               {"vocab_size", i.vocab_size},
-               {"max_model_len", i.max_model_len},
-               {"max_num_seqs", i.max_num_seqs},
-               {"max_num_batched_tokens", i.max_num_batched_tokens},
-               {"block_size", i.block_size}};
-  json["memory"] = {{"weights", i.weight_bytes},
-                    {"workspace", i.workspace_bytes},
-                    {"kv_cache", i.kv_cache_bytes},
-                    {"total", i.weight_bytes + i.workspace_bytes + i.kv_cache_bytes},
-                    {"available", i.available_bytes}};
-  json["kv_cache"] = {
-      {"num_blocks", i.num_blocks},
-      {"tokens", i.num_blocks * i.block_size},
-      {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};
-  if (i.ranks.size() > 1)
-    for (const RankInfo& rank : i.ranks)
-      json["ranks"].push_back({{"device", rank.device},
-                               {"weights", rank.weight_bytes},
-                               {"workspace", rank.workspace_bytes},
-                               {"kv_cache", rank.kv_cache_bytes},
-                               {"total", total_of(rank)},
-                               {"available", rank.available_bytes}});
-  json["fits"] = {{"max_model_len", fitting(i, i.max_model_len)}};
-  if (i.max_model_len >= 1024) json["fits"]["1024"] = fitting(i, 1024);
-  return json;
 }
 
 std::string describe_model(const EngineInfo& i) {
@@ -106,9 +67,9 @@ std::string describe_model(const EngineInfo& i) {
   fits.add({"blocks", fmt::format("{} of {} tokens", with_commas(i.num_blocks), i.block_size)});
   fits.add({"tokens", with_commas(i.num_blocks * i.block_size)});
   fits.add({fmt::format("sequences of {} tokens at once", with_commas(i.max_model_len)),
-            with_commas(fitting(i, i.max_model_len))});
+            with_commas(fitting_sequences(i, i.max_model_len))});
   if (i.max_model_len > 1024)
-    fits.add({"sequences of 1,024 tokens at once", with_commas(fitting(i, 1024))});
+    fits.add({"sequences of 1,024 tokens at once", with_commas(fitting_sequences(i, 1024))});
   return facts.markdown() + "\n" + memory.markdown() + "\n" + describe_ranks(i) + fits.markdown();
 }
 
@@ -116,12 +77,49 @@ int run_inspect(const InspectOptions& options) {
   require_model(options.model);
   const EngineInfo info = nanovllm::inspect(options.model, options.engine);
   Output output;
-  output.write(options.json ? to_json(info).dump(2) + "\n" : describe_model(info));
+  output.write(options.json ? inspection_json(info).dump(2) + "\n" : describe_model(info));
   output.close();
   return kExitDone;
 }
 
 }  // namespace
+
+int64_t fitting_sequences(const EngineInfo& info, int64_t length) {
+  const int64_t blocks = (length + info.block_size - 1) / info.block_size;
+  return std::min(info.num_blocks / blocks, info.max_num_seqs);
+}
+
+Json inspection_json(const EngineInfo& i) {
+  Json json = {{"architecture", i.architecture},
+               {"dtype", i.dtype},
+               {"device", i.device},
+               {"num_parameters", i.num_parameters},
+               {"vocab_size", i.vocab_size},
+               {"max_model_len", i.max_model_len},
+               {"max_num_seqs", i.max_num_seqs},
+               {"max_num_batched_tokens", i.max_num_batched_tokens},
+               {"block_size", i.block_size}};
+  json["memory"] = {{"weights", i.weight_bytes},
+                    {"workspace", i.workspace_bytes},
+                    {"kv_cache", i.kv_cache_bytes},
+                    {"total", i.weight_bytes + i.workspace_bytes + i.kv_cache_bytes},
+                    {"available", i.available_bytes}};
+  json["kv_cache"] = {
+      {"num_blocks", i.num_blocks},
+      {"tokens", i.num_blocks * i.block_size},
+      {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};
+  if (i.ranks.size() > 1)
+    for (const RankInfo& rank : i.ranks)
+      json["ranks"].push_back({{"device", rank.device},
+                               {"weights", rank.weight_bytes},
+                               {"workspace", rank.workspace_bytes},
+                               {"kv_cache", rank.kv_cache_bytes},
+                               {"total", total_of(rank)},
+                               {"available", rank.available_bytes}});
+  json["fits"] = {{"max_model_len", fitting_sequences(i, i.max_model_len)}};
+  if (i.max_model_len >= 1024) json["fits"]["1024"] = fitting_sequences(i, 1024);
+  return json;
+}
 
 void add_inspect(CLI::App& program, Action& action) {
   auto options = std::make_shared<InspectOptions>();

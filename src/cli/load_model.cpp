@@ -63,8 +63,8 @@ void add_template_kwargs(CLI::App& command, std::string& kwargs) {
 }
 
 void add_generation_config(CLI::App& command, std::string& source) {
-  add_value(command, "--generation-config", "SOURCE",
-            "sampling defaults: auto (the model's generation_config.json) or vllm",
+  add_value(command, "--generation-config", "auto|vllm",
+            "sampling defaults: the model's generation_config.json (auto), or vLLM's",
             [&source](const std::string& s) {
               check(s == "auto" || s == "vllm", ErrorKind::invalid_argument,
                     "must be auto or vllm, got {}", quote(s));

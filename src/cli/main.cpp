@@ -19,6 +19,7 @@
 
 #include "nanovllm/error.h"
 
+#include "cli/about/version.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/options.h"
@@ -88,7 +89,7 @@ std::vector<std::string> arguments(int argc, char** argv) {
 std::vector<std::string> command_names(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
-    names.push_back(sub->get_name());
+    if (!sub->get_group().empty()) names.push_back(sub->get_name());
   return names;
 }
 
@@ -147,13 +148,16 @@ void prepare(CLI::App& command) {
 int run(int argc, char** argv) {
   CLI::App program("nano-vllm.cpp: a vLLM-class inference engine for Hugging Face models",
                    "nanovllm");
-  program.set_version_flag("--version", "nanovllm " NANOVLLM_VERSION, "print the version");
+  program.set_version_flag("--version", version_text, "print the version");
   Action action;
   add_generate(program, action);
   add_chat(program, action);
   add_bench(program, action);
   add_tokenize(program, action);
   add_inspect(program, action);
+  add_doctor(program, action);
+  add_completion(program, action);
+  add_manual(program, action);
   prepare(program);
   try {
     program.parse(arguments(argc, argv));

@@ -13,19 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder of models--ORG--NAME folders. The rules are huggingface_hub's (constants.py).
-fs::path hub_cache() {
-  const auto folder = [](const char* variable) {
-    const char* value = std::getenv(variable);
-    return fs::path(value ? value : "");
-  };
-  if (const fs::path hub = folder("HF_HUB_CACHE"); !hub.empty()) return hub;
-  if (const fs::path home = folder("HF_HOME"); !home.empty()) return home / "hub";
-  if (const fs::path cache = folder("XDG_CACHE_HOME"); !cache.empty())
-    return cache / "huggingface" / "hub";
-  return folder("HOME") / ".cache" / "huggingface" / "hub";
-}
-
 /// A name of a repository's or a commit's, which cannot lead anywhere else.
 bool is_plain(const std::string& name) {
   return !name.empty() && name.front() != '.' && std::all_of(name.begin(), name.end(), [](char c) {
@@ -57,6 +44,18 @@ std::optional<fs::path> snapshot_of(const fs::path& repository) {
 }
 
 }  // namespace
+
+fs::path hub_cache() {
+  const auto folder = [](const char* variable) {
+    const char* value = std::getenv(variable);
+    return fs::path(value ? value : "");
+  };
+  if (const fs::path hub = folder("HF_HUB_CACHE"); !hub.empty()) return hub;
+  if (const fs::path home = folder("HF_HOME"); !home.empty()) return home / "hub";
+  if (const fs::path cache = folder("XDG_CACHE_HOME"); !cache.empty())
+    return cache / "huggingface" / "hub";
+  return folder("HOME") / ".cache" / "huggingface" / "hub";
+}
 
 std::string find_model(const std::string& model) {
   std::error_code error;

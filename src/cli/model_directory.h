@@ -1,6 +1,7 @@
 // Where a model is that was named on the command line.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 namespace nanovllm::cli {
@@ -10,5 +11,9 @@ namespace nanovllm::cli {
 /// newest snapshot there. HF_HUB_CACHE and HF_HOME say where that cache is, as for Hugging Face's
 /// own programs. Nothing is downloaded: throws Error(model) if there is neither.
 std::string find_model(const std::string& model);
+
+/// Hugging Face's cache: the folder of models--ORG--NAME folders. The rules are huggingface_hub's
+/// (constants.py).
+std::filesystem::path hub_cache();
 
 }  // namespace nanovllm::cli

@@ -77,7 +77,9 @@ std::string twin_with(const CLI::Option& option, const std::string& value) {
 }  // namespace
 
 CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& help) {
-  return *parent.add_subcommand(name, help);
+  CLI::App& command = *parent.add_subcommand(name, help);
+  if (help.empty()) command.group("");
+  return command;
 }
 
 void set_action(CLI::App& command, Action& action, Action run) {
@@ -243,9 +245,9 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   const auto value = [&](const char* names, const char* type, const char* help, auto set) {
     add_value(command, names, type, help, set)->group(group);
   };
-  value("--device", "NAME", "auto, cpu, cuda or cuda:N (auto: a GPU if there is one)",
+  value("--device", "auto|cpu|cuda", "or cuda:N, GPU N (auto: a GPU if there is one)",
         [&c](const std::string& s) { c.device = parse_device(s); });
-  value("--dtype", "TYPE", "auto, bf16 or f32 (auto: the checkpoint's)",
+  value("--dtype", "auto|bf16|f32", "auto: the checkpoint's",
         [&c](const std::string& s) { c.dtype = parse_dtype(s); });
   value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
         [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
@@ -277,7 +279,7 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.seed = static_cast<uint64_t>(parse_integer(s, std::numeric_limits<int64_t>::min()));
         });
-  value("--load-format", "FORMAT", "auto, or dummy: random weights from config.json alone",
+  value("--load-format", "auto|dummy", "dummy: random weights from config.json alone",
         [&c](const std::string& s) {
           c.load_format = one_of(s, {"auto", "dummy"});
         });

@@ -22,7 +22,8 @@ namespace nanovllm::cli {
 /// Runs a command and returns the exit code. Throws Error and OutputError, which main() reports.
 using Action = std::function<int()>;
 
-/// Adds a command to the program, or one to a command that is a group of them.
+/// Adds a command to the program, or one to a command that is a group of them. One without a `help`
+/// text is hidden.
 CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& help);
 /// If `command` is given, parsing sets `action` to `run`.
 void set_action(CLI::App& command, Action& action, Action run);

@@ -29,8 +29,8 @@ std::unique_ptr<ProcessGroup> join_processes() {
   // MPI's own plugins need its symbols.
   void* module = load_module(kMpiModuleFile, RTLD_NOW | RTLD_GLOBAL, missing);
   check(module != nullptr, ErrorKind::device,
-        "mpirun started this process, but there is no MPI module: {}; it is built where MPI is "
-        "installed (libopenmpi-dev)",
+        "mpirun started this process, but {}; the MPI module is built where MPI is installed "
+        "(libopenmpi-dev)",
         missing);
   auto* open = reinterpret_cast<OpenMpiFunction*>(dlsym(module, kMpiModuleEntry));
   check(open != nullptr, ErrorKind::device, "{} has no {}: it belongs to another program",
@@ -39,6 +39,18 @@ std::unique_ptr<ProcessGroup> join_processes() {
   std::unique_ptr<ProcessGroup> group(open(module_version(), why.data(), why.size()));
   check(group != nullptr, ErrorKind::device, "{}", why.data());
   return group;
+}
+
+std::string mpi_library(std::string& why) {
+  void* module = load_module(kMpiModuleFile, RTLD_GLOBAL, why);
+  if (!module) return "";
+  using VersionFunction = int(char* text, int* length);
+  auto* ask = reinterpret_cast<VersionFunction*>(dlsym(module, "MPI_Get_library_version"));
+  std::array<char, 8193> text{};  // MPICH's is the longest: 8192
+  int length = 0;
+  if (ask) ask(text.data(), &length);
+  const std::string name = text.data();
+  return name.empty() ? "MPI" : name.substr(0, name.find_first_of(",\n"));
 }
 
 }  // namespace nanovllm

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "comm/communicator.h"
 
@@ -52,5 +53,9 @@ struct ProcessPlace {
 ProcessPlace process_place();
 /// Joins them. Throws Error(device) if the module is missing.
 std::unique_ptr<ProcessGroup> join_processes();
+
+/// The library behind the module, "Open MPI v4.1.4"; empty, with one sentence in `why`, where the
+/// module or the library is missing. Joins nothing.
+std::string mpi_library(std::string& why);
 
 }  // namespace nanovllm

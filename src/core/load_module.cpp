@@ -27,7 +27,9 @@ const char* module_version() { return NANOVLLM_MODULE_VERSION; }
 void* load_module(const char* file, int mode, std::string& why) {
   const std::filesystem::path here = own_directory();
   std::error_code error;
-  for (const auto& place : {here / file, here / ".." / "lib" / file}) {
+  // A build has all in one folder; in an installation the library lies in lib, the program in bin.
+  for (const auto& folder : {here, here / "nanovllm", here / NANOVLLM_MODULES_FROM_PROGRAM}) {
+    const std::filesystem::path place = folder / file;
     if (here.empty() || !std::filesystem::exists(place, error)) continue;
     // The module that came with this program; where it is broken, another one would only hide that.
     void* module = dlopen(place.c_str(), mode | RTLD_NODELETE);

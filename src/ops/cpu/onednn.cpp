@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "ops/cpu/threads.h"
@@ -88,6 +89,11 @@ struct ProductKey {
 constexpr size_t kMaxProducts = 1024;
 
 }  // namespace
+
+std::string onednn_version() {
+  const dnnl_version_t& version = *dnnl_version();
+  return fmt::format("{}.{}.{}", version.major, version.minor, version.patch);
+}
 
 struct OneDnn::State {
   int threads = 1;

@@ -9,11 +9,15 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "core/tensor.h"
 #include "ops/cpu/weights.h"
 
 namespace nanovllm::cpu {
+
+/// "2.6.3", of the library that was loaded.
+std::string onednn_version();
 
 class OneDnn {
  public:
