@@ -42,7 +42,7 @@ std::unique_ptr<ProcessGroup> join_processes() {
 }
 
 std::string mpi_library(std::string& why) {
-  void* module = load_module(kMpiModuleFile, RTLD_GLOBAL, why);
+  void* module = load_module(kMpiModuleFile, RTLD_NOW | RTLD_GLOBAL, why);
   if (!module) return "";
   using VersionFunction = int(char* text, int* length);
   auto* ask = reinterpret_cast<VersionFunction*>(dlsym(module, "MPI_Get_library_version"));

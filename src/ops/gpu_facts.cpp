@@ -86,13 +86,13 @@ GpuDriver ask_gpu_driver() {
 
 CudaModule ask_cuda_module() {
   CudaModule module;
-  void* handle = load_module(kCudaModuleFile, RTLD_LOCAL, module.problem);
+  void* handle = load_module(kCudaModuleFile, RTLD_NOW | RTLD_LOCAL, module.problem);
   if (!handle) return module;
   auto* ask = reinterpret_cast<CudaFactsFunction*>(dlsym(handle, kCudaFactsEntry));
   Dl_info info{};
   if (void* entry = dlsym(handle, kCudaModuleEntry); entry && dladdr(entry, &info) != 0)
     module.path = info.dli_fname;
-  if (!ask || ask(kCudaModuleVersion, &module.facts) != 0)
+  if (!ask || ask(module_version(), &module.facts) != 0)
     module.problem = fmt::format("{} belongs to another build of the program", kCudaModuleFile);
   return module;
 }

@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include "core/load_module.h"
 #include "ops/cuda_module.h"
 #include "ops/gpu_facts.h"
 
@@ -14,7 +15,7 @@
 
 extern "C" __attribute__((visibility("default"))) int nanovllm_cuda_facts(
     const char* version, nanovllm::CudaModuleFacts* facts) {
-  if (std::strcmp(version, nanovllm::kCudaModuleVersion) != 0) return 1;
+  if (std::strcmp(version, nanovllm::module_version()) != 0) return 1;
   facts->toolkit = CUDART_VERSION;
   facts->cublaslt = static_cast<int>(cublasLtGetVersion());
 #ifdef NANOVLLM_NCCL
