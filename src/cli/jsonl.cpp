@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <span>
 
 #include <fmt/format.h>
 
+#include "api/request_json.h"
 #include "cli/suggest.h"
 #include "core/check.h"
 #include "io/json_object.h"
@@ -19,107 +19,16 @@ constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxIdBytes = 1024;  // ids are kept until their results are written
 
-// vLLM's parameters that this engine does not have: null and the values that ask for nothing may be
-// given, as programs do that write all fields. The value is JSON.
-struct Neutral {
-  std::string_view name, value = "null";
-};
-constexpr Neutral kNeutral[] = {{"best_of", "1"},
-                                {"presence_penalty", "0"},
-                                {"frequency_penalty", "0"},
-                                {"repetition_penalty", "1"},
-                                {"logit_bias", "{}"},
-                                {"allowed_token_ids"},
-                                {"bad_words", "[]"},
-                                {"logits_processors", "[]"},
-                                {"structured_outputs"},
-                                {"guided_decoding"},
-                                {"truncate_prompt_tokens"},
-                                {"spaces_between_special_tokens", "true"},
-                                {"output_kind", "0"},
-                                {"stream_interval"},
-                                {"flat_logprobs", "false"},
-                                {"prompt_logprob_token_ids"},
-                                {"prompt_logprob_start"},
-                                {"logprob_token_ids"},
-                                {"skip_clone", "false"},
-                                {"extra_args", "{}"},
-                                {"skip_reading_prefix_cache"},
-                                {"thinking_token_budget"},
-                                {"repetition_detection"},
-                                {"routed_experts_prompt_start", "0"},
-                                {"trace_decode_token_ids"}};
-
-void check_neutral(const JsonObject& object, const Neutral& neutral) {
-  const Json* value = object.find(neutral.name);
-  if (value && *value != Json::parse(neutral.value))
-    object.refuse(neutral.name, fmt::format("{} (not supported otherwise)", neutral.value), *value);
-}
-
 void refuse_unknown_fields(const JsonObject& object, const std::vector<std::string>& known,
-                           std::span<const Neutral> neutral = {}) {
+                           bool (*is_known)(std::string_view) = nullptr) {
   for (const auto& [key, value] : object.json().items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    if (std::ranges::find(neutral, key, &Neutral::name) != neutral.end()) continue;
+    if (is_known && is_known(key)) continue;
     std::string list;
     for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
     object.refuse(fmt::format("unknown field {}{} (known: {})", quote(object.path(key)),
                               did_you_mean(key, known), list));
   }
-}
-
-template <class Optional, class Field>
-void assign(Field& field, Optional&& value) {
-  if (value) field = std::move(*value);
-}
-
-const std::vector<std::string>& sampling_names() {
-  static const std::vector<std::string> names = {"temperature",
-                                                 "top_p",
-                                                 "top_k",
-                                                 "min_p",
-                                                 "seed",
-                                                 "max_tokens",
-                                                 "min_tokens",
-                                                 "ignore_eos",
-                                                 "stop",
-                                                 "stop_token_ids",
-                                                 "include_stop_str_in_output",
-                                                 "logprobs",
-                                                 "prompt_logprobs",
-                                                 "skip_special_tokens",
-                                                 "detokenize"};
-  return names;
-}
-
-// The engine checks the values once more, together and against the model, as it does for all
-// callers.
-void read_sampling_params(const JsonObject& o, SamplingParams& p) {
-  assign(p.temperature, o.optional_number("temperature"));
-  assign(p.top_p, o.optional_number("top_p"));
-  assign(p.top_k, o.optional_integer("top_k", -1, std::numeric_limits<int64_t>::max()));
-  assign(p.min_p, o.optional_number("min_p"));
-  assign(p.seed, o.optional_integer("seed", std::numeric_limits<int64_t>::min(),
-                                    std::numeric_limits<int64_t>::max()));
-  assign(p.max_tokens, o.optional_integer("max_tokens", 1, kMax));
-  assign(p.min_tokens, o.optional_integer("min_tokens", 0, kMax));
-  if (const auto n = o.optional_integer("n", 1, kMax)) p.n = static_cast<int>(*n);
-  assign(p.ignore_eos, o.optional_bool("ignore_eos"));
-  assign(p.stop_token_ids, o.optional_integers("stop_token_ids", 0, kMax));
-  assign(p.include_stop_str_in_output, o.optional_bool("include_stop_str_in_output"));
-  assign(p.skip_special_tokens, o.optional_bool("skip_special_tokens"));
-  assign(p.detokenize, o.optional_bool("detokenize"));
-  if (const auto k = o.optional_integer("logprobs", 0, 20)) p.logprobs = static_cast<int>(*k);
-  if (const auto k = o.optional_integer("prompt_logprobs", 0, 20))
-    p.prompt_logprobs = static_cast<int>(*k);
-  if (const Json* stop = o.find("stop")) {
-    if (stop->is_string())
-      p.stop = {stop->get<std::string>()};
-    else
-      assign(p.stop, o.optional_strings("stop"));
-  }
-  for (const Neutral& neutral : kNeutral) check_neutral(o, neutral);
-  refuse_unknown_fields(o, sampling_names(), kNeutral);
 }
 
 void read_prompt(const JsonObject& o, Request& request) {
@@ -198,7 +107,7 @@ void refuse_other_formats(const JsonObject& object) {
     object.refuse(
         "an OpenAI batch line: give its body's messages or prompt here, custom_id as id, and the "
         "body's parameters in sampling_params");
-  for (const std::string& name : sampling_names())
+  for (const std::string& name : sampling_params_names())
     if (object.contains(name))
       object.refuse(fmt::format("unknown field {}: it belongs in sampling_params", quote(name)));
 }
@@ -225,7 +134,10 @@ Request parse_request(std::string_view line, const std::string& where, int64_t n
                                    "sampling_params", "chat_template_kwargs"});
     const auto params = object.optional_object("sampling_params");
     request.sampling_params = params ? defaults.with : defaults.without;
-    if (params) read_sampling_params(*params, request.sampling_params);
+    if (params) {
+      read_sampling_params(*params, request.sampling_params);
+      refuse_unknown_fields(*params, sampling_params_names(), is_missing_sampling_param);
+    }
     request.default_length = !params || !params->find("max_tokens");
     read_prompt(object, request);
   } catch (const Error& error) {
