@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
-          libedit-dev
+          libedit-dev libboost-dev libssl-dev
           libutf8proc-dev libxxhash-dev libgtest-dev)
 
 id=unknown version=

@@ -8,6 +8,7 @@ namespace nanovllm::cli {
 // Each adds one command with its options; if the command is given, parsing sets `action`.
 void add_generate(CLI::App& program, Action& action);
 void add_chat(CLI::App& program, Action& action);
+void add_serve(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_tokenize(CLI::App& program, Action& action);
 void add_inspect(CLI::App& program, Action& action);

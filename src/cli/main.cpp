@@ -152,6 +152,7 @@ int run(int argc, char** argv) {
   Action action;
   add_generate(program, action);
   add_chat(program, action);
+  add_serve(program, action);
   add_bench(program, action);
   add_tokenize(program, action);
   add_inspect(program, action);

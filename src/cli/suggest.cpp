@@ -38,7 +38,6 @@ struct Advice {
 };
 constexpr Advice kAdvice[] = {
     // vLLM's
-    {"serve", "there is no HTTP server yet; generate --input takes many requests"},
     {"complete", "it is generate here"},
     {"run-batch", "it is generate --input here"},
     {"--n", kOneAnswer},

@@ -1,0 +1,150 @@
+// nanovllm serve: the HTTP server.
+#include <fstream>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/about/build_info.h"
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/load_model.h"
+#include "cli/output.h"
+#include "core/check.h"
+#include "io/json.h"
+#include "io/utf8.h"
+#include "server/server.h"
+
+namespace nanovllm::cli {
+namespace {
+
+struct ServeOptions {
+  server::ServerOptions server;
+  bool quiet = false, no_access_log = false;
+};
+
+/// The keys of a file, one on a line.
+void read_keys(const std::string& path, std::vector<std::string>& keys) {
+  const std::string text = read_file(path, size_t{1} << 20);
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string key = text.substr(begin, end - begin);
+    while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
+    if (!key.empty()) keys.push_back(std::move(key));
+    begin = end + 1;
+  }
+}
+
+void add_listening(CLI::App& command, server::HttpOptions& o) {
+  const auto number = [&](const char* name, const char* help, auto& field, int64_t min,
+                          int64_t max) {
+    add_value(command, name, "N", help, [&field, min, max](const std::string& s) {
+      field = static_cast<std::remove_reference_t<decltype(field)>>(parse_size(s, min, max));
+    });
+  };
+  add_value(command, "--host", "ADDRESS", "where to listen (127.0.0.1: this machine alone)",
+            [&o](const std::string& s) { o.host = s; });
+  add_value(command, "--port", "N", "TCP port; 0: any free one (8000)",
+            [&o](const std::string& s) { o.port = static_cast<int>(parse_integer(s, 0, 65535)); });
+  add_value(command, "--uds", "PATH", "a Unix socket, in place of --host and --port",
+            [&o](const std::string& s) { o.uds = s; });
+  add_value(command, "--ssl-certfile", "FILE", "certificate chain (PEM): HTTPS",
+            [&o](const std::string& s) { o.ssl_certfile = s; });
+  add_value(command, "--ssl-keyfile", "FILE", "its private key (PEM)",
+            [&o](const std::string& s) { o.ssl_keyfile = s; });
+  number("--max-connections", "open connections at most (16384)", o.max_connections, 1, 1 << 20);
+  number("--h11-max-incomplete-event-size", "bytes of a request's head at most (16384)",
+         o.max_header_bytes, 1024, 1 << 20);
+  number("--max-body-bytes", "bytes of a request's body at most (32M)", o.max_body_bytes, 1024,
+         int64_t{1} << 30);
+  const auto seconds = [&](const char* name, const char* help, double& field) {
+    add_value(command, name, "S", help, [&field](const std::string& s) {
+      field = parse_number(s);
+      check(field > 0 && field <= 86400, ErrorKind::invalid_argument,
+            "must be above 0 and at most 86400 seconds, got {}", s);
+    });
+  };
+  seconds("--header-timeout", "seconds for a request's head (10)", o.header_timeout);
+  seconds("--body-timeout", "seconds without a byte of a body (30)", o.body_timeout);
+  seconds("--timeout-keep-alive", "seconds that an idle connection stays open (75)",
+          o.idle_timeout);
+}
+
+void add_service(CLI::App& command, server::ServerOptions& o) {
+  add_value(command, "--served-model-name", "NAME", "what clients call the model; repeatable",
+            [&o](const std::string& s) { o.served_model_names.push_back(s); });
+  add_value(command, "--api-key", "KEY", "clients must send one of these; repeatable",
+            [&o](const std::string& s) {
+              check(!s.empty(), ErrorKind::invalid_argument, "must not be empty");
+              o.api_keys.push_back(s);
+            });
+  add_value(command, "--api-key-file", "FILE", "keys, one on a line",
+            [&o](const std::string& s) { read_keys(s, o.api_keys); });
+  add_value(command, "--allowed-origins", "ORIGIN",
+            "web pages that may call this server, such as https://example.org; repeatable",
+            [&o](const std::string& s) { o.allowed_origins.push_back(s); });
+  add_value(command, "--max-num-queued-reqs", "N", "requests that may wait (512)",
+            [&o](const std::string& s) { o.queue.max_num_queued_reqs = parse_integer(s, 1); });
+  add_value(command, "--max-num-queued-tokens", "N", "prompt tokens that may wait (any number)",
+            [&o](const std::string& s) { o.queue.max_num_queued_tokens = parse_size(s, 1); });
+  const auto seconds = [&](const char* name, const char* help, double& field) {
+    add_value(command, name, "S", help, [&field](const std::string& s) {
+      field = parse_number(s);
+      check(field >= 0 && field <= 86400, ErrorKind::invalid_argument,
+            "must be from 0 to 86400 seconds, got {}", s);
+    });
+  };
+  seconds("--shutdown-timeout", "seconds that requests have after SIGTERM (30)",
+          o.shutdown_timeout);
+  seconds("--request-timeout", "seconds that a request may take; 0: any (0)", o.request_timeout);
+  seconds("--sse-keep-alive-interval", "seconds between comments on a stream; 0: none (15)",
+          o.sse_keep_alive_interval);
+  add_flag(command, "--metrics-without-key", o.metrics_without_key, "/metrics needs no API key");
+  add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
+           "usage tells how many prompt tokens were cached");
+  add_flag(command, "--enable-admin-endpoints", o.enable_admin,
+           "/abort_requests and /reset_prefix_cache");
+}
+
+int serve(ServeOptions& options) {
+  server::ServerOptions& o = options.server;
+  require_model(o.model);
+  if (const auto code = serve_as_other_rank(o.model, o.engine)) return *code;
+  const bool is_local = o.http.host == "127.0.0.1" || o.http.host == "localhost" ||
+                        o.http.host == "::1" || !o.http.uds.empty();
+  if (!is_local && o.api_keys.empty())
+    say(
+        fmt::format("warning: {} is open to other machines and no --api-key is set: whoever "
+                    "reaches it may use it\n",
+                    o.http.host));
+  o.version = kBuildInfo.version;
+  server::ServerLog log;
+  log.note = [&](const std::string& line) {
+    if (!options.quiet) say("note: " + one_line(line) + "\n");
+  };
+  log.request = [&](const std::string& line) {
+    if (!options.quiet && !options.no_access_log) say(one_line(line) + "\n");
+  };
+  server::serve(o, log);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_serve(CLI::App& program, Action& action) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App& command = add_command(program, "serve", "Serve a model over HTTP, as OpenAI's API");
+  ServeOptions& o = *options;
+  o.server.queue.max_num_queued_reqs = 512;
+  add_model(command, o.server.model);
+  add_listening(command, o.server.http);
+  add_service(command, o.server);
+  add_flag(command, "--quiet,-q", o.quiet, "no notes and no log on standard error");
+  add_flag(command, "--disable-uvicorn-access-log,--no-access-log", o.no_access_log,
+           "no line for each request");
+  add_generation_config(command, o.server.generation_config);
+  add_engine_options(command, o.server.engine);
+  set_action(command, action, [options] { return serve(*options); });
+}
+
+}  // namespace nanovllm::cli

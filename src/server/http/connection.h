@@ -1,0 +1,397 @@
+// Connection: one client, over TCP, TLS or a Unix socket. One read is outstanding at all times,
+// also while an answer is made: so a client that goes away is noticed at once.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+#include <boost/asio.hpp>
+#include <boost/asio/ssl.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/status.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <fmt/format.h>
+
+#include "server/http/context.h"
+#include "server/http/error_body.h"
+
+namespace nanovllm::server {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+template <class Stream>
+class Connection final : public ConnectionBase,
+                         public std::enable_shared_from_this<Connection<Stream>> {
+ public:
+  Connection(Stream stream, std::shared_ptr<ConnectionContext> context)
+      : stream_(std::move(stream)), context_(std::move(context)) {
+    context_->connections.insert(this);
+  }
+  ~Connection() override { context_->connections.erase(this); }
+
+  void start() {
+    wait_for(Waiting::header, context_->options.header_timeout);
+    if constexpr (kIsTls) {
+      stream_.async_handshake(asio::ssl::stream_base::server,
+                              [self = this->shared_from_this()](error_code error) {
+                                if (error) return self->close();
+                                self->begin_request();
+                              });
+    } else {
+      begin_request();
+    }
+  }
+
+  void close() override {
+    if (is_closed_) return;
+    is_closed_ = true;
+    error_code ignored;
+    lowest_layer().close(ignored);
+    abandon();
+  }
+
+  void check_deadline(Clock::time_point now) override {
+    if (waiting_ == Waiting::nothing || now < deadline_) return;
+    const auto keep = this->shared_from_this();
+    if (waiting_ == Waiting::header && buffer_.size() + parsed_ > 0)
+      return refuse(408, "the request's head took too long");
+    close();
+  }
+
+ private:
+  static constexpr bool kIsTls = !requires(Stream & s) { s.is_open(); };
+  enum class Waiting { nothing, idle, header, body, writing, ending };
+
+  // One request of this connection; a later request makes a new one.
+  class Reply final : public Exchange {
+   public:
+    Reply(std::shared_ptr<Connection> connection, bool keep_alive, bool chunked, bool head)
+        : connection_(std::move(connection)),
+          keep_alive_(keep_alive),
+          chunked_(chunked),
+          head_(head) {}
+    ~Reply() override {
+      // A handler that forgets to answer would leave its client waiting for ever.
+      if (connection_ && !done_) connection_->close();
+    }
+    void respond(HttpResponse response) override {
+      if (!is_open()) return;
+      const bool close = response.close || !keep_alive_;
+      std::string head = head_text(response.status, response.content_type, response.headers, close);
+      head += fmt::format("Content-Length: {}\r\n\r\n", response.body.size());
+      if (!head_) head += response.body;
+      finish(std::move(head), close);
+    }
+    void begin_stream(const Headers& headers) override {
+      if (!is_open()) return;
+      std::string head =
+          head_text(200, "text/event-stream; charset=utf-8", headers, !keep_alive_ || !chunked_);
+      head += "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\n";
+      if (chunked_) head += "Transfer-Encoding: chunked\r\n";
+      connection_->streaming_ = true;
+      connection_->send(head + "\r\n");
+    }
+    void write(std::string_view bytes) override {
+      if (!is_open() || bytes.empty()) return;
+      if (!chunked_) return connection_->send(bytes);
+      connection_->send(fmt::format("{:x}\r\n", bytes.size()));
+      connection_->send(bytes);
+      connection_->send("\r\n");
+    }
+    void end_stream() override {
+      if (is_open()) finish(chunked_ ? "0\r\n\r\n" : "", !keep_alive_ || !chunked_);
+    }
+    void on_abandoned(std::function<void()> callback) override {
+      if (was_abandoned_) return callback();
+      abandoned_ = std::move(callback);
+    }
+
+    void abandon() {
+      done_ = was_abandoned_ = true;
+      connection_.reset();
+      if (auto callback = std::exchange(abandoned_, nullptr)) callback();
+    }
+
+   private:
+    bool is_open() const { return connection_ && !done_; }
+    void finish(std::string bytes, bool close) {
+      done_ = true;
+      abandoned_ = nullptr;
+      const auto connection = std::move(connection_);
+      connection->finish(std::move(bytes), close);
+    }
+
+    std::shared_ptr<Connection> connection_;  // null once answered or abandoned
+    bool keep_alive_, chunked_, head_, done_ = false, was_abandoned_ = false;
+    std::function<void()> abandoned_;
+  };
+
+  static std::string head_text(int status, std::string_view content_type, const Headers& headers,
+                               bool close) {
+    const auto reason = http::obsolete_reason(static_cast<http::status>(status));
+    std::string text =
+        fmt::format("HTTP/1.1 {} {}\r\n", status, std::string_view(reason.data(), reason.size()));
+    if (!content_type.empty()) text += fmt::format("Content-Type: {}\r\n", content_type);
+    for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
+    text += close ? "Connection: close\r\n" : "Connection: keep-alive\r\n";
+    return text;
+  }
+
+  auto& lowest_layer() {
+    if constexpr (kIsTls)
+      return stream_.lowest_layer();
+    else
+      return stream_;
+  }
+
+  void wait_for(Waiting what, double seconds) {
+    waiting_ = what;
+    deadline_ = Clock::now() +
+                std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+
+  // -- Reading
+
+  void begin_request() {
+    parser_.emplace();
+    parser_->header_limit(static_cast<uint32_t>(context_->options.max_header_bytes));
+    parser_->body_limit(context_->options.max_body_bytes);
+    parser_->eager(false);
+    parsed_ = 0;
+    ticket_.reset();
+    wait_for(
+        buffer_.size() > 0 ? Waiting::header : Waiting::idle,
+        buffer_.size() > 0 ? context_->options.header_timeout : context_->options.idle_timeout);
+    if (buffer_.size() > 0)
+      parse();
+    else
+      read();
+  }
+
+  void read() {
+    if (is_reading_ || is_closed_) return;
+    is_reading_ = true;
+    const size_t room = waiting_ == Waiting::body ? 65536 : 2048;
+    stream_.async_read_some(buffer_.prepare(room),
+                            [self = this->shared_from_this()](error_code error, size_t bytes) {
+                              self->is_reading_ = false;
+                              self->on_read(error, bytes);
+                            });
+  }
+
+  void on_read(error_code error, size_t bytes) {
+    if (is_closed_) return;
+    buffer_.commit(bytes);
+    if (waiting_ ==
+        Waiting::ending) {  // what still comes is thrown away, so that no reset hides the answer
+      buffer_.clear();
+      return error ? close() : read();
+    }
+    if (error) return on_end_of_input();
+    if (reply_.lock() || !parser_) return;  // a pipelined request waits for its turn
+    if (waiting_ == Waiting::idle) wait_for(Waiting::header, context_->options.header_timeout);
+    parse();
+  }
+
+  // A client may end its side right behind its request and still wait for the answer. One that does
+  // so later has gone.
+  void on_end_of_input() {
+    const bool has_request = !reply_.expired();
+    if (has_request && Clock::now() - dispatched_ < std::chrono::milliseconds(100)) {
+      closes_after_reply_ = true;
+      return;
+    }
+    close();
+  }
+
+  void parse() {
+    const auto keep = this->shared_from_this();
+    while (!parser_->is_done()) {
+      error_code error;
+      const size_t used = parser_->put(buffer_.data(), error);
+      buffer_.consume(used);
+      parsed_ += used;
+      if (error == http::error::need_more) {
+        if (!parser_->is_header_done() && used == 0 &&
+            buffer_.size() > context_->options.max_header_bytes)
+          return refuse(431, "the request's head is too large");
+        break;
+      }
+      if (error) return refuse(error);
+      if (parser_->is_header_done() && waiting_ != Waiting::body) {
+        if (!accept_header()) return;
+        wait_for(Waiting::body, context_->options.body_timeout);
+        parser_->eager(true);
+        if (buffer_.size() == 0 && !parser_->is_done()) break;
+      }
+    }
+    if (!count_body())
+      return refuse(503, "too many request bodies are being read; try again later");
+    if (parser_->is_done()) return dispatch();
+    if (waiting_ == Waiting::body) wait_for(Waiting::body, context_->options.body_timeout);
+    read();
+  }
+
+  /// Whether the head is one that we answer.
+  bool accept_header() {
+    const auto& head = parser_->get();
+    if (head.target().size() > context_->options.max_target_bytes)
+      return refuse(414, "the request's target is too long"), false;
+    if (head.version() != 11 && head.version() != 10)
+      return refuse(505, "HTTP/1.1 is spoken here"), false;
+    const auto count = std::distance(head.begin(), head.end());
+    if (static_cast<size_t>(count) > context_->options.max_headers)
+      return refuse(431, "the request has too many headers"), false;
+    if (head.version() == 11 && head.count(http::field::host) != 1)
+      return refuse(400, "the request needs one Host header"), false;
+    if (head.count(http::field::content_length) > 0 &&
+        head.count(http::field::transfer_encoding) > 0)
+      return refuse(400, "Content-Length and Transfer-Encoding exclude each other"), false;
+    if (const auto expect = head[http::field::expect]; !expect.empty()) {
+      if (!boost::beast::iequals(expect, "100-continue"))
+        return refuse(417, "only 100-continue may be expected"), false;
+      if (!parser_->is_done()) send("HTTP/1.1 100 Continue\r\n\r\n");
+    }
+    return true;
+  }
+
+  /// Whether there is room for what of the body has come.
+  bool count_body() {
+    const size_t size = parser_->get().body().size();
+    if (size == 0) return true;
+    if (!ticket_) {
+      counted_ = std::make_shared<size_t>(0);
+      ticket_ = std::shared_ptr<void>(
+          nullptr, [all = context_->body_bytes, own = counted_](void*) { *all -= *own; });
+    }
+    *context_->body_bytes += size - *counted_;
+    *counted_ = size;
+    return *context_->body_bytes <= context_->options.max_bodies_bytes;
+  }
+
+  void dispatch() {
+    waiting_ = Waiting::nothing;
+    auto message = parser_->release();
+    parser_.reset();
+    HttpRequest request;
+    const auto text = [](auto view) { return std::string(view.data(), view.size()); };
+    request.method = text(message.method_string());
+    const std::string target = text(message.target());
+    const size_t query = target.find('?');
+    request.path = target.substr(0, query);
+    if (query != std::string::npos) request.query = target.substr(query + 1);
+    for (const auto& field : message) {
+      std::string name = text(field.name_string());
+      for (char& c : name)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + ('a' - 'A'));
+      request.headers.emplace_back(std::move(name), text(field.value()));
+    }
+    request.body = std::move(message.body());
+    request.body_ticket = std::exchange(ticket_, nullptr);
+    if (buffer_.size() == 0) buffer_ = {};  // an idle connection keeps little memory
+    const auto reply = std::make_shared<Reply>(this->shared_from_this(), message.keep_alive(),
+                                               message.version() == 11, request.method == "HEAD");
+    reply_ = reply;
+    dispatched_ = Clock::now();
+    read();
+    context_->handler(std::move(request), reply);
+  }
+
+  // -- Refusing what is no request
+
+  void refuse(const error_code& error) {
+    if (error == http::error::body_limit)
+      return refuse(
+          413, fmt::format("the body is larger than {} bytes", context_->options.max_body_bytes));
+    if (error == http::error::header_limit) return refuse(431, "the request's head is too large");
+    if (error == http::error::bad_version) return refuse(505, "HTTP/1.1 is spoken here");
+    if (error == http::error::end_of_stream) return close();
+    refuse(400, fmt::format("this is no HTTP request: {}", error.message()));
+  }
+  void refuse(int status, std::string_view message) {
+    HttpResponse response = error_response(status, message);
+    std::string text = head_text(status, response.content_type, {}, true);
+    text += fmt::format("Content-Length: {}\r\n\r\n{}", response.body.size(), response.body);
+    parser_.reset();
+    finish(std::move(text), true);
+  }
+
+  // -- Writing
+
+  void send(std::string_view bytes) {
+    if (is_closed_) return;
+    pending_ += bytes;
+    if (streaming_ && pending_.size() + sending_.size() > context_->options.max_output_bytes)
+      return close();
+    if (is_sending_ || flush_posted_) return;
+    // One write for all that this round of the loop adds.
+    flush_posted_ = true;
+    asio::post(stream_.get_executor(), [self = this->shared_from_this()] {
+      self->flush_posted_ = false;
+      self->flush();
+    });
+  }
+
+  void flush() {
+    if (is_sending_ || is_closed_) return;
+    if (pending_.empty()) return on_all_sent();
+    is_sending_ = true;
+    sending_.clear();
+    sending_.swap(pending_);
+    if (waiting_ == Waiting::nothing || waiting_ == Waiting::writing)
+      wait_for(Waiting::writing, context_->options.write_timeout);
+    asio::async_write(stream_, asio::buffer(sending_),
+                      [self = this->shared_from_this()](error_code error, size_t) {
+                        self->is_sending_ = false;
+                        if (self->sending_.capacity() > 65536) self->sending_ = {};
+                        if (error) return self->close();
+                        if (self->waiting_ == Waiting::writing) self->waiting_ = Waiting::nothing;
+                        self->flush();
+                      });
+  }
+
+  // The answer is complete; the next request may begin once it has been sent.
+  void finish(std::string bytes, bool close) {
+    is_finishing_ = true;
+    streaming_ = false;
+    closes_after_reply_ |= close;
+    reply_.reset();
+    pending_ += bytes;
+    flush();
+  }
+
+  void on_all_sent() {
+    if (!std::exchange(is_finishing_, false)) return;
+    if (!closes_after_reply_) return begin_request();
+    error_code ignored;
+    lowest_layer().shutdown(asio::socket_base::shutdown_send, ignored);
+    wait_for(Waiting::ending, 2);
+    buffer_.clear();
+    read();
+  }
+
+  void abandon() {
+    if (const auto reply = reply_.lock()) reply->abandon();
+  }
+
+  Stream stream_;
+  const std::shared_ptr<ConnectionContext> context_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  std::weak_ptr<Reply> reply_;
+  std::shared_ptr<void> ticket_;     // of the body that is being read
+  std::shared_ptr<size_t> counted_;  // its bytes
+  size_t parsed_ = 0;                // bytes of this request
+  std::string pending_, sending_;
+  Clock::time_point deadline_, dispatched_;
+  Waiting waiting_ = Waiting::nothing;
+  bool is_reading_ = false, is_sending_ = false, flush_posted_ = false, streaming_ = false,
+       is_finishing_ = false, closes_after_reply_ = false, is_closed_ = false;
+};
+
+}  // namespace nanovllm::server

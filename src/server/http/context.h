@@ -1,0 +1,32 @@
+// What connections share with the server that accepted them.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <unordered_set>
+
+#include "server/http/http.h"
+
+namespace nanovllm::server {
+
+using Clock = std::chrono::steady_clock;
+
+/// A connection as the server sees it: something with a deadline.
+class ConnectionBase {
+ public:
+  virtual ~ConnectionBase() = default;
+  /// Closes the connection at once.
+  virtual void close() = 0;
+  /// Ends what has waited too long.
+  virtual void check_deadline(Clock::time_point now) = 0;
+};
+
+/// Belongs to the I/O thread.
+struct ConnectionContext {
+  HttpOptions options;
+  HttpServer::Handler handler;
+  std::shared_ptr<size_t> body_bytes = std::make_shared<size_t>(0);  // of all requests in flight
+  std::unordered_set<ConnectionBase*> connections;
+};
+
+}  // namespace nanovllm::server

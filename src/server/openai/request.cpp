@@ -1,0 +1,281 @@
+#include "server/openai/request.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "api/request_json.h"
+#include "core/check.h"
+#include "io/json_object.h"
+
+namespace nanovllm::server {
+namespace {
+
+constexpr auto kBad = ErrorKind::invalid_argument;
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096;
+
+// Fields that clients send and that change nothing here: accounting, storage, caching hints.
+constexpr std::array<std::string_view, 16> kHarmless{"user",
+                                                     "metadata",
+                                                     "store",
+                                                     "service_tier",
+                                                     "safety_identifier",
+                                                     "prompt_cache_key",
+                                                     "moderation",
+                                                     "verbosity",
+                                                     "prompt_cache_retention",
+                                                     "prediction",
+                                                     "request_id",
+                                                     "prompt_cache_options",
+                                                     "include_reasoning",
+                                                     "return_tokens_as_token_ids",
+                                                     "stream_interval",
+                                                     "add_special_tokens"};
+
+// Fields that would change the answer and are not there: refused unless they ask for nothing. The
+// value is JSON.
+struct Refused {
+  std::string_view name, neutral;
+};
+constexpr Refused kRefused[] = {{"tools", "[]"},
+                                {"functions", "[]"},
+                                {"function_call", "\"none\""},
+                                {"audio", "null"},
+                                {"web_search_options", "null"},
+                                {"chat_template", "null"},
+                                {"documents", "[]"},
+                                {"mm_processor_kwargs", "{}"},
+                                {"use_beam_search", "false"},
+                                {"length_penalty", "1"},
+                                {"early_stopping", "false"},
+                                {"priority", "0"},
+                                {"cache_salt", "null"},
+                                {"suffix", "\"\""},
+                                {"kv_transfer_params", "null"},
+                                {"vllm_xargs", "{}"},
+                                {"thinking_token_budget", "null"},
+                                {"prompt_embeds", "null"},
+                                {"guided_json", "null"},
+                                {"guided_regex", "null"},
+                                {"guided_choice", "null"},
+                                {"guided_grammar", "null"},
+                                {"guided_decoding_backend", "null"}};
+
+void refuse_what_is_not_there(const JsonObject& o) {
+  for (const auto& [name, neutral] : kRefused) {
+    const Json* value = o.find(name);
+    if (!value || *value == Json::parse(neutral)) continue;
+    if (name.starts_with("guided_"))
+      fail(kBad,
+           "{} is not supported; the field's name today is structured_outputs or "
+           "response_format, and structured output is not supported yet",
+           name);
+    fail(kBad, "{} is not supported by this server: leave it out", name);
+  }
+  if (const auto format = o.optional_object("response_format")) {
+    const auto type = format->optional_string("type");
+    check(type && *type == "text", kBad,
+          "response_format is not supported by this server but for {{\"type\": \"text\"}}");
+  }
+  if (const Json* choice = o.find("tool_choice"))
+    check(*choice == "none" || *choice == "auto", kBad,
+          "tool_choice is not supported by this server: leave it out");
+  if (const Json* modalities = o.find("modalities"))
+    check(*modalities == Json::array({"text"}), kBad, "modalities may be [\"text\"] only");
+}
+
+bool contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+void read_model(const JsonObject& o, const RequestDefaults& defaults, GenerationRequest& r) {
+  r.model = o.optional_string("model").value_or(defaults.model_names.front());
+  if (r.model.empty()) r.model = defaults.model_names.front();
+  if (std::ranges::find(defaults.model_names, r.model) == defaults.model_names.end())
+    throw UnknownModel(fmt::format("The model {} does not exist; this server has {}",
+                                   quote(r.model.substr(0, 64)), defaults.model_names.front()));
+}
+
+void read_stream(const JsonObject& o, GenerationRequest& r) {
+  r.stream = o.optional_bool("stream").value_or(false);
+  const auto options = o.optional_object("stream_options");
+  check(!options || r.stream, kBad, "stream_options goes with stream: true only");
+  if (!options) return;
+  r.include_usage = options->optional_bool("include_usage").value_or(false);
+  r.continuous_usage = options->optional_bool("continuous_usage_stats").value_or(false);
+}
+
+/// What both endpoints have; `own` are the fields that the endpoint reads itself.
+GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaults,
+                              std::span<const std::string_view> own) {
+  GenerationRequest r;
+  read_model(o, defaults, r);
+  refuse_what_is_not_there(o);
+  r.params = defaults.params;
+  // The two endpoints have their own logprobs.
+  Json sampling = Json::object();
+  const auto& names = sampling_params_names();
+  for (const auto& [key, value] : o.json().items()) {
+    const bool is_ours = std::ranges::find(names, key) != names.end();
+    if (key == "logprobs" || key == "detokenize") continue;
+    if (is_ours || is_missing_sampling_param(key))
+      sampling[key] = value;
+    else if (!contains(own, key) && !contains(kHarmless, key) &&
+             std::ranges::find(kRefused, key, &Refused::name) == std::end(kRefused))
+      r.ignored.push_back(key.substr(0, 64));
+  }
+  read_sampling_params(o.another(sampling), r.params);
+  r.max_tokens = o.optional_integer("max_tokens", 1, kMax);
+  read_stream(o, r);
+  r.return_token_ids = o.optional_bool("return_token_ids").value_or(false);
+  r.params.output_kind = r.stream ? OutputKind::delta : OutputKind::final_only;
+  return r;
+}
+
+std::vector<int32_t> token_ids(const Json& list, size_t index) {
+  std::vector<int32_t> ids;
+  for (const Json& id : list) {
+    check(is_integer_in(id, 0, kMax), kBad,
+          "prompt must be token ids of 0 and more, got {} in [{}]", describe(id), index);
+    ids.push_back(id.get<int32_t>());
+  }
+  check(!ids.empty(), kBad, "prompt is empty: it must have at least one token");
+  return ids;
+}
+
+void read_prompts(const JsonObject& o, GenerationRequest& r) {
+  const Json* prompt = o.find("prompt");
+  check(prompt != nullptr, kBad, "prompt is missing: a text, token ids, or a list of either");
+  const auto add_text = [&](const std::string& text) {
+    check(!text.empty(), kBad, "prompt is empty: it must have at least one token");
+    r.prompts.emplace_back(text);
+  };
+  if (prompt->is_string()) return add_text(prompt->get<std::string>());
+  if (!prompt->is_array()) o.refuse("prompt", "a text, token ids, or a list of either", *prompt);
+  check(!prompt->empty(), kBad, "prompt is empty: it must have at least one token");
+  if (prompt->front().is_number()) {
+    r.prompts.emplace_back(token_ids(*prompt, 0));
+    return;
+  }
+  check(prompt->size() <= kMaxPrompts, kBad, "prompt has {} entries: at most {} are allowed",
+        prompt->size(), kMaxPrompts);
+  for (size_t i = 0; i < prompt->size(); ++i) {
+    const Json& entry = (*prompt)[i];
+    if (entry.is_string())
+      add_text(entry.get<std::string>());
+    else if (entry.is_array())
+      r.prompts.emplace_back(token_ids(entry, i));
+    else
+      o.refuse("prompt", "a text, token ids, or a list of either", entry);
+  }
+}
+
+void read_messages(const JsonObject& o, GenerationRequest& r) {
+  const Json* messages = o.find("messages");
+  check(messages != nullptr, kBad, "messages is missing: a list of at least one message");
+  if (!messages->is_array() || messages->empty())
+    o.refuse("messages", "a list of at least one message", *messages);
+  check(messages->size() <= kMaxMessages, kBad, "messages has {} entries: at most {} are allowed",
+        messages->size(), kMaxMessages);
+  constexpr std::array<std::string_view, 6> kRoles{"system", "user",      "assistant",
+                                                   "tool",   "developer", "function"};
+  Json list = *messages;
+  for (size_t i = 0; i < list.size(); ++i) {
+    Json& message = list[i];
+    check(message.is_object() && message.contains("role") && message["role"].is_string(), kBad,
+          "messages[{}] must be an object with a role", i);
+    auto& role = message["role"].get_ref<std::string&>();
+    check(contains(kRoles, role), kBad,
+          "messages[{}] has the role {}: use system, user, assistant "
+          "or tool",
+          i, quote(role.substr(0, 64)));
+    if (role == "developer") role = "system";  // OpenAI's newer name for it
+    check(message.contains("content") || role == "assistant", kBad, "messages[{}] has no content",
+          i);
+  }
+  r.messages = list.dump();
+  Json options = Json::object();
+  if (const auto kwargs = o.optional_object("chat_template_kwargs")) options = kwargs->json();
+  check(!options.contains("messages") && !options.contains("tokenize"), kBad,
+        "chat_template_kwargs may not have messages or tokenize");
+  if (const auto effort = o.optional_string("reasoning_effort"))
+    options["reasoning_effort"] = *effort;
+  if (const auto add = o.optional_bool("add_generation_prompt"))
+    options["add_generation_prompt"] = *add;
+  if (const auto go_on = o.optional_bool("continue_final_message"); go_on && *go_on)
+    fail(kBad, "continue_final_message is not supported by this server: leave it out");
+  r.template_options = options.dump();
+}
+
+}  // namespace
+
+GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
+  const JsonObject o(body, "request body", kBad);
+  constexpr std::array<std::string_view, 16> own{"model",
+                                                 "messages",
+                                                 "stream",
+                                                 "stream_options",
+                                                 "max_tokens",
+                                                 "max_completion_tokens",
+                                                 "logprobs",
+                                                 "top_logprobs",
+                                                 "chat_template_kwargs",
+                                                 "reasoning_effort",
+                                                 "add_generation_prompt",
+                                                 "continue_final_message",
+                                                 "response_format",
+                                                 "tool_choice",
+                                                 "modalities",
+                                                 "return_token_ids"};
+  GenerationRequest r = read_common(o, defaults, own);
+  r.is_chat = true;
+  read_messages(o, r);
+  if (const auto most = o.optional_integer("max_completion_tokens", 1, kMax)) {
+    check(!r.max_tokens || r.max_tokens == most, kBad,
+          "max_tokens and max_completion_tokens differ: give one of them");
+    r.max_tokens = most;
+  }
+  // A chat without a limit may take what is left of the context.
+  r.params.max_tokens = r.max_tokens.value_or(defaults.max_model_len);
+  const bool logprobs = o.optional_bool("logprobs").value_or(false);
+  const auto top = o.optional_integer("top_logprobs", 0, 20);
+  check(logprobs || !top || *top == 0, kBad, "top_logprobs goes with logprobs: true only");
+  r.params.logprobs.reset();
+  if (logprobs) r.params.logprobs = static_cast<int>(top.value_or(0));
+  return r;
+}
+
+GenerationRequest read_completion(const Json& body, const RequestDefaults& defaults) {
+  const JsonObject o(body, "request body", kBad);
+  constexpr std::array<std::string_view, 9> own{
+      "model",    "prompt", "stream",          "stream_options",  "max_tokens",
+      "logprobs", "echo",   "response_format", "return_token_ids"};
+  GenerationRequest r = read_common(o, defaults, own);
+  read_prompts(o, r);
+  r.echo = o.optional_bool("echo").value_or(false);
+  r.params.logprobs.reset();
+  if (const auto k = o.optional_integer("logprobs", 0, 20)) {
+    r.params.logprobs = static_cast<int>(*k);
+    if (r.echo) r.params.prompt_logprobs = static_cast<int>(*k);
+  }
+  check(!r.echo || !r.stream, kBad, "echo is not supported with stream: leave one of them out");
+  return r;
+}
+
+std::string field_at_fault(const Json& body, std::string_view message) {
+  for (std::string_view prefix : {"request body: "})
+    if (message.starts_with(prefix)) message.remove_prefix(prefix.size());
+  size_t end = 0;
+  while (end < message.size() &&
+         (std::isalnum(static_cast<unsigned char>(message[end])) != 0 || message[end] == '_'))
+    ++end;
+  const std::string name(message.substr(0, end));
+  if (name == "messages" || name == "prompt" || name == "model") return name;
+  return body.is_object() && body.contains(name) ? name : std::string();
+}
+
+}  // namespace nanovllm::server
