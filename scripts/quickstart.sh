@@ -15,12 +15,15 @@ echo
 echo "== It tells a story, as it comes =="
 "$program" generate models/demo --chat --max-tokens 256 --prompt "Tell me a story."
 echo
-cat <<'TEXT'
-Next:
-  build/release/bin/nanovllm generate DIRECTORY --prompt "The sky was" --max-tokens 64    any Qwen3 directory from Hugging Face
-  build/release/bin/nanovllm generate DIRECTORY --input prompts.jsonl --output answers.jsonl
-  build/release/bin/nanovllm inspect DIRECTORY                                            memory plan, and what would fit
-  build/release/bin/nanovllm bench latency DIRECTORY                                      speed, beside the physical floor
-  scripts/test.sh                                                                         the whole test suite
-docs/cli.md describes every command.
+cat <<TEXT
+Next, with any model directory from Hugging Face in place of models/demo:
+  nanovllm chat models/demo
+  nanovllm generate models/demo --input examples/prompts.jsonl --output answers.jsonl
+  nanovllm inspect models/demo          memory plan, and what would fit
+  nanovllm bench latency models/demo    speed, beside the physical floor
+  nanovllm doctor                       what this machine has, and what is missing
+  scripts/test.sh                       the whole test suite
+docs/cli.md describes every command. For good: cmake --install build/release --prefix ~/.local
+This line puts the program on the PATH of this shell:
+  export PATH="$PWD/build/release/bin:\$PATH"
 TEXT

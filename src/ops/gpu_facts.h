@@ -31,7 +31,7 @@ struct CudaModuleFacts {
   int toolkit = 0;                       ///< 13000: CUDA's version
   int cublaslt = 0;                      ///< 130101: the version that was loaded
   int nccl_header = 0;                   ///< 22703; 0: without NCCL
-  std::array<char, 64> architectures{};  ///< "80 86 90a"
+  std::array<char, 64> architectures{};  ///< "sm_80 sm_90"
 };
 
 struct CudaModule {

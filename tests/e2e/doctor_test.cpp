@@ -111,19 +111,39 @@ int cuDeviceCanAccessPeer(int* can, int from, int to) { return *can = from != to
 }
 )";
 
-ProcessResult with_driver(int init, const std::vector<std::string>& arguments) {
+/// Runs a copy of the program that has no modules of ours beside it, but the library that `source`
+/// makes.
+ProcessResult with_library(const std::string& name, const std::string& source,
+                           const std::vector<std::string>& arguments) {
   const TempDirectory directory;
-  write_file(directory.path() / "driver.cpp", kDriver);
-  const std::string library = (directory.path() / "libcuda.so.1").string();
+  const fs::path file = directory.path() / "library.cpp";
+  write_file(file, source);
   const auto made = run_process(
-      "/bin/sh", {"-c", "${CXX:-g++} -shared -fPIC -DINIT=" + std::to_string(init) + " -o " +
-                            library + " " + (directory.path() / "driver.cpp").string()});
+      NANOVLLM_CXX, {"-shared", "-fPIC", "-o", (directory.path() / name).string(), file});
   EXPECT_EQ(made.exit_code, 0) << made.errors;
-  // Without the CUDA module, which would believe this driver.
   fs::copy_file(kProgram, directory.path() / "nanovllm");
   ProcessOptions options;
   options.environment["LD_LIBRARY_PATH"] = directory.path().string();
   return run_process(directory.path() / "nanovllm", arguments, options);
+}
+
+ProcessResult with_driver(int init, const std::vector<std::string>& arguments) {
+  return with_library("libcuda.so.1",
+                      "constexpr int INIT = " + std::to_string(init) + ";" + kDriver, arguments);
+}
+
+TEST(Doctor, NamesTheMpiBehindTheModule) {
+  // As Debian 12's libmpi answers.
+  const auto result = with_library("libnanovllm-mpi.so", R"(
+#include <cstdio>
+extern "C" int MPI_Get_library_version(char* text, int* length) {
+  *length = std::sprintf(text, "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4");
+  return 0;
+}
+)",
+                                   {"doctor", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(Json::parse(result.output)["libraries"]["MPI"], "Open MPI v4.1.4");
 }
 
 TEST(Doctor, ListsTheGpusThatTheDriverShows) {
@@ -168,8 +188,10 @@ SystemFacts two_gpus() {
       .cuda = 12040,
       .gpus = {{"NVIDIA H200", 90, int64_t{140} << 30}, {"NVIDIA H200", 90, int64_t{140} << 30}},
       .has_peer_access = true};
-  facts.module.facts = {
-      .toolkit = 12040, .cublaslt = 120402, .nccl_header = 22005, .architectures = {'9', '0'}};
+  facts.module.facts = {.toolkit = 12040,
+                        .cublaslt = 120402,
+                        .nccl_header = 22005,
+                        .architectures = {'s', 'm', '_', '9', '0'}};
   facts.opened.resize(2);
   facts.nccl = 22005;
   facts.mpi = "Open MPI v4.1.4";
@@ -182,7 +204,8 @@ TEST(Findings, AMachineThatHasAllHasNoFaultAndNoRemedy) {
     EXPECT_EQ(finding.remedy, "") << finding.name;
   }
   EXPECT_EQ(finding_of(two_gpus(), "cuBLASLt").text, "12.4.2");
-  EXPECT_EQ(finding_of(two_gpus(), "CUDA module").text, "CUDA 12.4, code for 90, NCCL 2.20.5");
+  EXPECT_EQ(finding_of(two_gpus(), "CUDA module").text,
+            "toolkit 12.4, code for sm_90, NCCL 2.20.5");
 }
 
 TEST(Findings, ADriverOlderThanTheModulesToolkitIsNamedWithTheOneThatIsNeeded) {

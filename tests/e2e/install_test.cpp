@@ -71,11 +71,36 @@ TEST_F(Install, TheProgramRunsFromThePathAndThroughALink) {
   expect_the_answer(shell(temporary("link").string() + ask));
 }
 
+TEST_F(Install, TheCommandsOfTheReadmeRunAsPrinted) {
+  const fs::path folder = temporary("clone");
+  fs::create_directory(folder);
+  for (const char* name : {"models", "examples"})
+    fs::create_symlink(fs::path(kSource) / name, folder / name);
+  const std::string readme = file_text(kSource + "/README.md");
+  size_t begin = readme.find("\n```\n", readme.find("\n## Use\n")) + 5,
+         end = readme.find("\n```\n", begin);
+  int commands = 0;
+  for (size_t next; begin < end; begin = next + 1) {
+    next = readme.find('\n', begin);
+    const std::string command = readme.substr(begin, next - begin);
+    if (!command.starts_with("nanovllm ")) continue;
+    ++commands;
+    const auto result = shell("cd " + folder.string() + " && " + command,
+                              {{"PATH", (prefix() / "bin").string() + ":/usr/bin:/bin"}});
+    EXPECT_EQ(result.exit_code, 0) << command << "\n" << result.errors;
+  }
+  EXPECT_EQ(commands, 7);
+  const std::vector<Json> answers = json_lines(file_text(folder / "answers.jsonl"));
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_NE(answers[0]["text"].get<std::string>().find("82"), std::string::npos);  // 37 + 45
+}
+
 TEST_F(Install, TheExampleCompilesByFindPackageAndRuns) {
   const std::string build = temporary("by_cmake").string();
   const auto made =
       shell("cmake -S " + kSource + "/examples -B " + build +
-            " -DCMAKE_PREFIX_PATH=" + prefix().string() + " && cmake --build " + build);
+            " -DCMAKE_CXX_COMPILER=" NANOVLLM_CXX " -DCMAKE_PREFIX_PATH=" + prefix().string() +
+            " && cmake --build " + build);
   ASSERT_EQ(made.exit_code, 0) << made.output << made.errors;
   expect_the_answer(run_process(fs::path(build) / "ten_lines", {demo_model(), kQuestion}));
 }
@@ -85,7 +110,7 @@ TEST_F(Install, TheExampleCompilesByPkgConfigAndRuns) {
   const std::string program = temporary("by_pkg_config").string();
   const std::map<std::string, std::string> environment = {
       {"PKG_CONFIG_PATH", library_folder() + "/pkgconfig"}, {"LD_LIBRARY_PATH", library_folder()}};
-  const auto made = shell("${CXX:-g++} -std=c++20 " + kSource + "/examples/ten_lines.cpp -o " +
+  const auto made = shell(NANOVLLM_CXX " -std=c++20 " + kSource + "/examples/ten_lines.cpp -o " +
                               program + " $(pkg-config --cflags --libs nanovllm)",
                           environment);
   ASSERT_EQ(made.exit_code, 0) << made.output << made.errors;

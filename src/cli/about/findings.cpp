@@ -149,7 +149,7 @@ std::string library_version(int version) {
 
 std::string module_contents(const CudaModuleFacts& facts) {
   return fmt::format(
-      "CUDA {}, code for {}, {}", cuda_version(facts.toolkit), facts.architectures.data(),
+      "toolkit {}, code for {}, {}", cuda_version(facts.toolkit), facts.architectures.data(),
       facts.nccl_header ? "NCCL " + library_version(facts.nccl_header) : std::string("no NCCL"));
 }
 

@@ -25,7 +25,7 @@ std::vector<Finding> findings(const SystemFacts& facts);
 // How versions are written.
 std::string cuda_version(int version);     ///< 12040: "12.4"
 std::string library_version(int version);  ///< cuBLASLt's 120402: "12.4.2", NCCL's 22703: "2.27.3"
-/// "CUDA 13.0, code for 90 90a, NCCL 2.27.3"
+/// "toolkit 13.0, code for sm_80 sm_90, NCCL 2.27.3"
 std::string module_contents(const CudaModuleFacts& facts);
 
 }  // namespace nanovllm::cli
