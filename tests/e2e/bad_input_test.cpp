@@ -23,7 +23,18 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"genrate"}, {"unknown command \"genrate\"", "did you mean generate?"}},
       {{"bench"}, {"throughput"}},
       {{"generate", "--prompt", "x"}, {"MODEL is missing"}},
-      {{"generate", m}, {"--prompt", "--input"}},
+      {{"generate", m}, {"nothing to generate from", "--prompt", "--input"}},
+      {{"run", m}, {"unknown command \"run\"; it is chat here"}},
+      {{"pull", "Qwen/Qwen3-0.6B"}, {"unknown command \"pull\"", "hf download"}},
+      {{"list"}, {"unknown command \"list\"", "hf cache ls"}},
+      {{"generate", m, "-p", "x", "-ngl", "99"}, {"unknown option \"-ngl\"", "--device"}},
+      {{"generate", "-m", m, m, "-m", m, "x"}, {"MODEL is given twice"}},
+      {{"generate", m, "-p", "x", "--chat-template-kwargs", R"({"a": 1})"}, {"needs --chat"}},
+      {{"chat", m, "--logprobs", "3"}, {"unknown option \"--logprobs\""}},
+      {{"generate", m, "-p", "x", "--cpu-kvcache-bytes", "4Q"}, {"must be an integer"}},
+      {{"generate", m, "-p", "x", "--cpu-kvcache-bytes", "99999999T"}, {"must be from 1 to"}},
+      {{"generate", m, "-p", "x", "--max-model-len", "9G"}, {"must be from 1 to 2147483648"}},
+      {{"tokenize", m, "--ids", "1536"}, {"--ids: the vocabulary has no token 1536"}},
       {{"generate", m, "--prompt", "x", "--max-token", "5"},
        {"--max-token", "did you mean --max-tokens?"}},
       {{"generate", m, "--prompt", "x", "--frobnicate"}, {"unknown option \"--frobnicate\""}},
@@ -36,7 +47,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"generate", m, "--prompt", "x", "--repetition-penalty=1.1"}, {"there are no penalties"}},
       {{"generate", m, "--prompt", "x", "--quiet=maybe"},
        {"--quiet must be 1 or 0, got \"maybe\""}},
-      {{"generate", m, "more", "--prompt", "x"}, {"unexpected argument \"more\""}},
+      {{"generate", m, "two", "words"}, {"unexpected argument \"words\"", "quotes"}},
+      {{"inspect", m, "more"}, {"unexpected argument \"more\""}},
       {{"generate", m, "--prompt"}, {"--prompt"}},
       {{"generate", m, "--prompt", "x", "--temperature", "-1"},
        {"--temperature must be", "got -1"}},
@@ -133,9 +145,14 @@ TEST(BadOption, EveryOptionTakesOrRefusesAnyValue) {
     for (const std::string& option : options)
       for (const std::string& value : values) {
         SCOPED_TRACE(std::string(command) + " " + option + "=" + value.substr(0, 30));
-        const auto result = nanovllm_program({command, "/no/such/model", option + "=" + value});
+        std::vector<std::string> arguments = {command, "/no/such/model", option + "=" + value};
+        if (arguments[0] == "generate") arguments.emplace_back("x");
+        const auto result = nanovllm_program(arguments);
         EXPECT_TRUE(result.exit_code == 2 || result.exit_code == 3) << result.exit_code;
         EXPECT_EQ(result.output, "");
+        // A value that is refused is refused by its name; else the model is what is wrong.
+        const bool names_option = result.errors.find(option) != std::string::npos;
+        EXPECT_EQ(result.exit_code, names_option ? 2 : 3) << result.errors.substr(0, 500);
         EXPECT_EQ(result.errors.find("error: "), 0u) << result.errors.substr(0, 500);
         EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1);
         // A file's name is given in full.
@@ -150,6 +167,7 @@ struct BadLine {
 };
 
 TEST(BadRequest, FailsAloneWithAReason) {
+  const std::string long_id = R"({"prompt": "x", "id": ")" + std::string(1025, 'x') + "\"}";
   std::vector<BadLine> bad = {
       {R"({"prompt": ""})", "empty"},
       {R"({"prompt_token_ids": []})", "empty"},
@@ -164,7 +182,14 @@ TEST(BadRequest, FailsAloneWithAReason) {
       {R"({"prompt": "x", "prompt_token_ids": [1]})",
        "only one of prompt, prompt_token_ids and messages"},
       {R"({"id": 1})", "needs one of prompt, prompt_token_ids and messages"},
-      {R"({"prompt": "x", "temperature": 0})", "unknown field \"temperature\""},
+      {R"({"prompt": "x", "temperature": 0})",
+       "unknown field \"temperature\": it belongs in sampling_params"},
+      {"[", "JSON over several lines"},
+      {R"(  "prompt": "x",)", "JSON over several lines"},
+      {"id,prompt", "not text or CSV"},
+      {R"([{"prompt": "x"}])", "must be a JSON object, not a list: each line is one request"},
+      {R"({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}})",
+       "an OpenAI batch line"},
       {R"({"prompt": "x", "sampling_params": {"temprature": 0}})",
        "\"sampling_params.temprature\"; did you mean temperature?"},
       {R"({"prompt": "x", "sampling_params": {"temperature": -0.5}})", "temperature"},
@@ -211,6 +236,7 @@ TEST(BadRequest, FailsAloneWithAReason) {
        "unknown field \"chat_template\""},
       {R"({"prompt": "x", "chat_template_kwargs": {}})", "goes with messages only"},
       {R"({"prompt": "x", "id": {}})", "id must be a string or an integer"},
+      {long_id.c_str(), "id must have at most 1024 bytes"},
       {R"({"prompt": "x", "prompt": "y"})", "line"},
       {R"([1, 2])", "must be a JSON object"},
       {R"({"prompt": "x")", "line"},
@@ -279,6 +305,80 @@ TEST(BadOption, FromTheEnvironmentIsNamedAsSuch) {
   const auto flag = nanovllm_program({"generate", demo_model(), "--prompt", "x"}, options);
   EXPECT_EQ(flag.exit_code, 2);
   EXPECT_EQ(flag.errors, "error: --quiet (NANOVLLM_QUIET) must be 1 or 0, got \"maybe\"\n");
+}
+
+TEST(BadOption, WhatOneRunReadsAndWritesIsNotInTheEnvironment) {
+  ProcessOptions options;
+  options.environment = {{"NANOVLLM_JSON", "1"},
+                         {"NANOVLLM_FILE", "/no/such/file"},
+                         {"NANOVLLM_PROMPT", "y"},
+                         {"NANOVLLM_MODEL", demo_model()}};
+  const auto ids = nanovllm_program({"tokenize", demo_model(), "What"});
+  const auto same = nanovllm_program({"tokenize", "What"}, options);
+  EXPECT_EQ(same.exit_code, 0) << same.errors;
+  EXPECT_EQ(same.output, ids.output);
+}
+
+TEST(BadOption, ValuesOfTextsMayLookLikeOptions) {
+  const auto result = nanovllm_program(
+      {"generate", demo_model(), "-q", "--prompt", "--x", "--stop", "--y", "-n", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+}
+
+TEST(BadOption, SizesMayHaveUnits) {
+  const auto bytes = [](const std::string& size) {
+    const auto result = nanovllm_program(
+        {"inspect", demo_model(), "--json", "--cpu-kvcache-bytes", size, "--max-model-len", "2K"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return Json::parse(result.output)["memory"]["kv_cache"];
+  };
+  EXPECT_EQ(bytes("64M"), bytes("67108864"));
+  EXPECT_EQ(bytes("64MiB"), bytes("67108864"));
+  EXPECT_EQ(bytes("64m"), bytes("64000000"));
+}
+
+TEST(BadOption, HelpAndVersionAreFoundByOtherNamesAndSayThatTheyCannotBeWritten) {
+  const auto help = nanovllm_program({"generate", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_EQ(nanovllm_program({"help", "generate"}).output, help.output);
+  EXPECT_EQ(nanovllm_program({"help"}).output, nanovllm_program({"--help"}).output);
+  const auto version = nanovllm_program({"--version"});
+  EXPECT_EQ(version.output.find("nanovllm "), 0u);
+  for (const char* name : {"-V", "version"})
+    EXPECT_EQ(nanovllm_program({name}).output, version.output);
+  EXPECT_EQ(nanovllm_program({"chat", "--help"}).output.find("at most (16)"), std::string::npos);
+  ProcessOptions full;
+  full.output_file = "/dev/full";
+  for (const char* option : {"--help", "--version"}) {
+    const auto result = nanovllm_program({option}, full);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_NE(result.errors.find("standard output: cannot be written"), std::string::npos);
+  }
+}
+
+TEST(BadInput, TokenizeSaysThatStandardInputCannotBeRead) {
+  for (const char* redirection : {"< /", "<&-"}) {
+    const auto result =
+        run_process("/bin/sh", {"-c", std::string(R"(exec "$0" tokenize "$1" )") + redirection,
+                                NANOVLLM_BINARY_DIR "/bin/nanovllm", demo_model()});
+    EXPECT_EQ(result.exit_code, 2) << redirection;
+    EXPECT_NE(result.errors.find("error: standard input: cannot be read"), std::string::npos)
+        << result.errors;
+  }
+  const auto endless = run_process("/bin/sh", {"-c", R"(exec "$0" tokenize "$1" < /dev/zero)",
+                                               NANOVLLM_BINARY_DIR "/bin/nanovllm", demo_model()});
+  EXPECT_EQ(endless.exit_code, 2);
+  EXPECT_NE(endless.errors.find("standard input has more than 64 MiB"), std::string::npos);
+}
+
+TEST(BadDevice, LimitsOfTheProcessAreNamed) {
+  const auto under = [](const std::string& limit) {
+    return run_process("/bin/bash", {"-c", limit + R"(; exec "$0" generate "$1" -q x --device cpu)",
+                                     NANOVLLM_BINARY_DIR "/bin/nanovllm", demo_model()});
+  };
+  const auto memory = under("ulimit -v 200000");
+  EXPECT_EQ(memory.exit_code, 4) << memory.errors;
+  EXPECT_NE(memory.errors.find("(ulimit -v)"), std::string::npos) << memory.errors;
 }
 
 TEST(BadDevice, NoGpuIsExitCodeFourAndAWayOut) {

@@ -57,7 +57,75 @@ TEST(Generate, SaysOnceWhereItRuns) {
       nanovllm_program({"generate", demo_model(), "--prompt", "x", "--max-tokens", "1"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.errors.find("note: running on cpu, 1 thread"), 0u) << result.errors;
-  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+  // And what was done, at the end.
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 2) << result.errors;
+  EXPECT_NE(result.errors.find("\nnote: 1 request in "), std::string::npos) << result.errors;
+  EXPECT_NE(result.errors.find(" s: 1 prompt tokens, 1 generated, "), std::string::npos)
+      << result.errors;
+}
+
+TEST(Generate, ATextThatTheDefaultLengthCutIsSaidToBeCut) {
+  const auto errors_of = [](const Arguments& arguments, const std::string& input = "") {
+    ProcessOptions options;
+    options.input = input;
+    return nanovllm_program(arguments, options).errors;
+  };
+  const std::string cut = "cut after 16 tokens: --max-tokens N (-n N) gives more";
+  EXPECT_NE(errors_of({"generate", demo_model(), "Once upon", "--ignore-eos"})
+                .find("note: the text was " + cut),
+            std::string::npos);
+  EXPECT_NE(errors_of({"generate", demo_model(), "--ignore-eos", "-i", "-"},
+                      R"({"prompt": "x"}
+{"prompt": "x", "sampling_params": {"max_tokens": 16}}
+)")
+                .find("note: 1 of 2 texts were " + cut),
+            std::string::npos);
+  EXPECT_EQ(errors_of({"generate", demo_model(), "Once upon", "--ignore-eos", "-n", "16"})
+                .find(" cut after "),
+            std::string::npos);
+  EXPECT_EQ(errors_of({"generate", demo_model(), "Once upon", "--ignore-eos", "-q"}), "");
+}
+
+TEST(Generate, ThePromptMayBeAnArgumentOrStandardInput) {
+  const Arguments more = {"--temperature", "0", "--max-tokens", "8"};
+  const auto text_of = [&](Arguments arguments, ProcessOptions options = {}) {
+    arguments.insert(arguments.begin(), {"generate", "-q"});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = nanovllm_program(arguments, options);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  const std::string expected = text_of({demo_model(), "--prompt", "What is 2 + 3?"});
+  EXPECT_NE(expected, "\n");
+  EXPECT_EQ(text_of({demo_model(), "What is 2 + 3?"}), expected);
+  EXPECT_EQ(text_of({"-m", demo_model(), "What is 2 + 3?"}).size(), expected.size());
+  ProcessOptions piped;
+  piped.input = "What is 2 + 3?\n";
+  EXPECT_EQ(text_of({demo_model()}, piped), expected);
+  EXPECT_EQ(text_of({demo_model(), "-"}, piped), expected);
+  // Where the environment names the model, the only argument is the prompt, unless it is a model.
+  ProcessOptions named;
+  named.environment["NANOVLLM_MODEL"] = demo_model();
+  EXPECT_EQ(text_of({"What is 2 + 3?"}, named), expected);
+  named.environment["NANOVLLM_MODEL"] = "/no/such/model";
+  named.input = piped.input;
+  EXPECT_EQ(text_of({demo_model()}, named), expected);
+  const auto twice = nanovllm_program({"generate", demo_model(), "x", "--prompt", "y"});
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_NE(twice.errors.find("a prompt is given twice"), std::string::npos) << twice.errors;
+}
+
+TEST(Generate, TemplateVariablesReachThePromptsOfTheCommandLine) {
+  TempDirectory directory;
+  for (const auto& file : std::filesystem::directory_iterator(demo_model()))
+    std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+  write_file(directory.path() / "chat_template.jinja", "{{ answer }}{{ messages[0].content }}");
+  const auto ids = [&](const Arguments& more) {
+    Arguments arguments = {"generate", directory.path(), "--json", "-q", "-n", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nanovllm_program(arguments).lines().at(0)["prompt_token_ids"];
+  };
+  EXPECT_EQ(ids({"--chat", "b", "--chat-template-kwargs", R"({"answer": "a "})"}), ids({"a b"}));
 }
 
 TEST(Generate, JsonLinesHaveTheFieldsOfTheContract) {
@@ -194,7 +262,12 @@ TEST(Generate, LogprobsNameTheChosenTokenFirst) {
     EXPECT_EQ(candidates[0]["token_id"], line["token_ids"][i]);
     EXPECT_EQ(candidates[0]["rank"], 1);  // greedy
     EXPECT_LE(candidates[0]["logprob"].get<double>(), 0);
-    EXPECT_GE(candidates.size(), 2u);
+    ASSERT_EQ(candidates.size(), 3u);  // the chosen one and two more
+    EXPECT_EQ(candidates[1]["rank"], 1);
+    EXPECT_EQ(candidates[2]["rank"], 2);
+    // A float of seven digits or so, not a double of seventeen.
+    for (const Json& candidate : candidates)
+      EXPECT_LE(candidate["logprob"].dump().size(), 14u) << candidate;
   }
   ASSERT_EQ(line["prompt_logprobs"].size(), line["prompt_token_ids"].size());
   EXPECT_TRUE(line["prompt_logprobs"][0].is_null());
@@ -212,14 +285,47 @@ TEST(Generate, OptionsStandInTheEnvironmentToo) {
   EXPECT_EQ(argument_wins.lines().at(0)["token_ids"].size(), 2u);
 }
 
-TEST(Generate, ALineWithoutParametersTakesTheModelsRecommendation) {
-  // generation_config.json of the bundled model says do_sample: false.
-  const std::string line = R"({"prompt": "Tell me a"})"
+/// models/demo with another generation_config.json.
+struct ModelThatRecommends {
+  explicit ModelThatRecommends(const Json& generation_config) {
+    for (const auto& file : std::filesystem::directory_iterator(demo_model()))
+      if (file.path().filename() != "generation_config.json")
+        std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+    write_file(directory.path() / "generation_config.json", generation_config.dump());
+  }
+  std::vector<Json> answers(const std::string& requests, Arguments more = {}) const {
+    more.insert(more.begin(), {"generate", directory.path(), "-q", "--input", "-"});
+    ProcessOptions options;
+    options.input = requests;
+    return nanovllm_program(more, options).lines();
+  }
+  TempDirectory directory;
+};
+
+// Each line's answer tells which of the two it took: the model's own lengths, and whether the one
+// token of a top_k of 1 or any of a temperature of 10,000 is next.
+TEST(Generate, OnlyALineWithoutParametersTakesTheModelsRecommendation) {
+  const std::string without = R"({"prompt": "Tell me a"})"
+                              "\n";
+  const std::string with = R"({"prompt": "Tell me a", "sampling_params": {}})"
                            "\n";
-  EXPECT_EQ(answers(line)[0]["token_ids"], answers(line, {"--temperature", "0"})[0]["token_ids"]);
-  const auto sampled =
-      answers(line, {"--generation-config", "vllm", "--temperature", "5", "--max-tokens", "30"});
-  EXPECT_NE(sampled[0]["token_ids"], answers(line, {"--max-tokens", "30"})[0]["token_ids"]);
+  const auto greedy =
+      answers(without, {"--temperature", "0", "--max-tokens", "30", "--ignore-eos"});
+  {
+    const ModelThatRecommends model(
+        {{"temperature", 10000}, {"top_k", 1}, {"max_new_tokens", 30}, {"eos_token_id", 0}});
+    const auto lines = model.answers(without + with, {"--ignore-eos"});
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_EQ(lines[0]["token_ids"], greedy[0]["token_ids"]);
+    EXPECT_EQ(lines[1]["token_ids"].size(), 16u) << "vLLM's default, not the model's";
+    EXPECT_NE(model.answers(without, {"--ignore-eos", "--top-k", "0"})[0]["token_ids"],
+              greedy[0]["token_ids"]);
+    const auto classes = model.answers(without, {"--ignore-eos", "--generation-config", "vllm"});
+    EXPECT_EQ(classes[0]["token_ids"].size(), 16u);
+  }
+  const ModelThatRecommends model(
+      {{"do_sample", false}, {"temperature", 10000}, {"max_new_tokens", 30}});
+  EXPECT_EQ(model.answers(without, {"--ignore-eos"})[0]["token_ids"], greedy[0]["token_ids"]);
 }
 
 TEST(Generate, ARecommendationThatIsNotFollowedIsNamed) {
@@ -274,6 +380,18 @@ TEST(Generate, FindsAModelInHuggingFacesCache) {
             "error: nano/other: no such directory, nor in Hugging Face's cache, " +
                 (directory.path() / "hub").string() +
                 "; \"hf download nano/other\" puts a model there (nothing is downloaded here)\n");
+  // A download of one revision leaves no refs/main: the only snapshot is meant.
+  std::filesystem::remove(repository / "refs" / "main");
+  EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 0);
+  std::filesystem::create_directories(repository / "snapshots" / "4567cdef");
+  EXPECT_NE(run("HF_HOME", directory.path(), "nano/demo").errors.find("several snapshots"),
+            std::string::npos);
+  std::filesystem::remove(repository / "snapshots" / "4567cdef");
+  // What is no file, or never ends, is not read.
+  std::filesystem::create_symlink("/dev/zero", repository / "refs" / "main");
+  EXPECT_NE(run("HF_HOME", directory.path(), "nano/demo").errors.find("is not a regular file"),
+            std::string::npos);
+  std::filesystem::remove(repository / "refs" / "main");
   // A commit that leads out of the cache is none.
   write_file(repository / "refs" / "main", "../../../../etc");
   EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 3);
@@ -336,7 +454,7 @@ TEST(Generate, AThousandLinesThroughATinyCacheKeepTheirOrder) {
 TEST(Generate, ResultsThatWaitForAnEarlierOneAreBounded) {
   ProcessOptions options;
   options.input =
-      R"({"prompt_token_ids": [5], "sampling_params": {"max_tokens": 2000, "ignore_eos": true}})"
+      R"({"prompt_token_ids": [5], "sampling_params": {"max_tokens": 800, "ignore_eos": true}})"
       "\n";
   constexpr size_t kLines = 12'000;
   const std::string refused =
