@@ -4,6 +4,10 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "core/limits.h"
+#include "core/sampling_fields.h"
 
 namespace nanovllm {
 namespace {
@@ -54,23 +58,12 @@ void assign(Field& field, Optional&& value) {
 
 }  // namespace
 
-const std::vector<std::string>& sampling_params_names() {
-  static const std::vector<std::string> names = {"temperature",
-                                                 "top_p",
-                                                 "top_k",
-                                                 "min_p",
-                                                 "seed",
-                                                 "max_tokens",
-                                                 "min_tokens",
-                                                 "n",
-                                                 "ignore_eos",
-                                                 "stop",
-                                                 "stop_token_ids",
-                                                 "include_stop_str_in_output",
-                                                 "logprobs",
-                                                 "prompt_logprobs",
-                                                 "skip_special_tokens",
-                                                 "detokenize"};
+std::vector<std::string> sampling_params_names() {
+  std::vector<std::string> names;
+  for (const NumberField& field : kNumberFields) names.emplace_back(field.name);
+  names.insert(names.end(), {"top_k", "seed", "max_tokens", "min_tokens", "n", "ignore_eos", "stop",
+                             "stop_token_ids", "include_stop_str_in_output", "logprobs",
+                             "prompt_logprobs", "skip_special_tokens", "detokenize"});
   return names;
 }
 
@@ -81,10 +74,9 @@ bool is_missing_sampling_param(std::string_view name) {
 // The engine checks the values once more, together and against the model, as it does for all
 // callers.
 void read_sampling_params(const JsonObject& o, SamplingParams& p) {
-  assign(p.temperature, o.optional_number("temperature"));
-  assign(p.top_p, o.optional_number("top_p"));
+  for (const NumberField& field : kNumberFields)
+    assign(p.*field.value, o.optional_number(field.name));
   assign(p.top_k, o.optional_integer("top_k", -1, std::numeric_limits<int64_t>::max()));
-  assign(p.min_p, o.optional_number("min_p"));
   assign(p.seed, o.optional_integer("seed", std::numeric_limits<int64_t>::min(),
                                     std::numeric_limits<int64_t>::max()));
   assign(p.max_tokens, o.optional_integer("max_tokens", 1, kMax));
@@ -95,8 +87,9 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   assign(p.include_stop_str_in_output, o.optional_bool("include_stop_str_in_output"));
   assign(p.skip_special_tokens, o.optional_bool("skip_special_tokens"));
   assign(p.detokenize, o.optional_bool("detokenize"));
-  if (const auto k = o.optional_integer("logprobs", 0, 20)) p.logprobs = static_cast<int>(*k);
-  if (const auto k = o.optional_integer("prompt_logprobs", 0, 20))
+  if (const auto k = o.optional_integer("logprobs", 0, kMaxLogprobs))
+    p.logprobs = static_cast<int>(*k);
+  if (const auto k = o.optional_integer("prompt_logprobs", 0, kMaxLogprobs))
     p.prompt_logprobs = static_cast<int>(*k);
   if (const Json* stop = o.find("stop")) {
     if (stop->is_string())

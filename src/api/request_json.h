@@ -2,6 +2,7 @@
 // server's bodies.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace nanovllm {
 void read_sampling_params(const JsonObject& object, SamplingParams& params);
 
 /// The parameters that can be given.
-const std::vector<std::string>& sampling_params_names();
+std::vector<std::string> sampling_params_names();
 /// Whether `name` is one of vLLM's parameters that this engine lacks.
 bool is_missing_sampling_param(std::string_view name);
 

@@ -335,8 +335,8 @@ void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor 
   // With the experts: alone, those would follow what others have left where the ids were.
   note(kExperts, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
 }
-void StepRecorder::mask_logits(Tensor logits, Tensor pairs) {
-  note(kSampling, [=, this] { ops_->mask_logits(logits, pairs); });
+void StepRecorder::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
+  note(kSampling, [=, this] { ops_->mask_logits(logits, pairs, first_row); });
 }
 void StepRecorder::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
   note(kSampling, [=, this] { ops_->sample(token_ids, logits, params); });

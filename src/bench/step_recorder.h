@@ -67,7 +67,10 @@ class StepRecorder : public Backend, public BackendProxy {
   bool has_graphs() const override { return ops_->has_graphs(); }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return ops_->max_logits_rows(); }
-  size_t scratch_bytes() const override { return ops_->scratch_bytes(); }
+  size_t scratch_bytes(const OperandLimits& largest) const override {
+    return ops_->scratch_bytes(largest);
+  }
+  void reserve(const OperandLimits& largest) override { ops_->reserve(largest); }
   void begin_step(const Batch& batch) override;
   int lanes_for(const DecodeSize& size) const override { return ops_->lanes_for(size); }
   void run_lanes(int lanes, const std::function<void(int)>& body) override;
@@ -110,7 +113,7 @@ class StepRecorder : public Backend, public BackendProxy {
                const MoeWorkspace& work) override;
   void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
                   bool normalise) override;
-  void mask_logits(Tensor logits, Tensor pairs) override;
+  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;

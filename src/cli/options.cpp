@@ -12,6 +12,8 @@
 
 #include "cli/model_directory.h"
 #include "core/check.h"
+#include "core/limits.h"
+#include "core/sampling_fields.h"
 #include "io/json.h"
 
 namespace nanovllm::cli {
@@ -252,9 +254,11 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
         [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
   value("--max-num-seqs", "N", "sequences running at once (256)",
-        [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, 65536); });
+        [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, kMaxNumSeqs); });
   value("--max-num-batched-tokens", "N", "tokens in one step (GPU 8192, CPU 512)",
-        [&c](const std::string& s) { c.max_num_batched_tokens = parse_size(s, 1, 1 << 20); });
+        [&c](const std::string& s) {
+          c.max_num_batched_tokens = parse_size(s, 1, kMaxNumBatchedTokens);
+        });
   value("--gpu-memory-utilization", "SHARE", "of the GPU's memory, in (0, 1] (0.9)",
         [&c](const std::string& s) { c.gpu_memory_utilization = parse_share(s); });
   value(
@@ -265,13 +269,15 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) { c.cpu_kvcache_bytes = parse_size(s, 1); });
   value("--block-size", "N", "tokens in a KV block: a power of two from 8 to 256 (64)",
         [&c](const std::string& s) { c.block_size = parse_block_size(s); });
-  value("--tensor-parallel-size", "N",
-        "ranks to split the model over: GPUs from --device on, or shares of the CPU (1); also -tp",
-        [&c](const std::string& s) { c.tensor_parallel_size = int(parse_integer(s, 1, 64)); });
   value(
-      "--threads,-t", "N",
-      "CPU threads, of all ranks together (OMP_NUM_THREADS, or the physical cores)",
-      [&c](const std::string& s) { c.num_threads = static_cast<int>(parse_integer(s, 1, 1024)); });
+      "--tensor-parallel-size", "N",
+      "ranks to split the model over: GPUs from --device on, or shares of the CPU (1); also -tp",
+      [&c](const std::string& s) { c.tensor_parallel_size = int(parse_integer(s, 1, kMaxRanks)); });
+  value("--threads,-t", "N",
+        "CPU threads, of all ranks together (OMP_NUM_THREADS, or the physical cores)",
+        [&c](const std::string& s) {
+          c.num_threads = static_cast<int>(parse_integer(s, 1, kMaxThreads));
+        });
   value("--decode-lanes", "N",
         "parts of a decode step that run side by side on a GPU, 1 or 2 (as many as pay)",
         [&c](const std::string& s) { c.decode_lanes = static_cast<int>(parse_integer(s, 1, 2)); });
@@ -308,24 +314,18 @@ void SamplingOptions::add(
 
 void SamplingOptions::add_to(CLI::App& command, Use use) {
   using P = SamplingParams;
-  const auto finite = [](const std::string& s, double min, double max, const char* range) {
-    const double value = parse_number(s);
-    check(std::isfinite(value) && value >= min && value <= max, kBad, "must be {}, got {}", range,
-          s);
-    return value;
-  };
-  add(command, "--temperature,--temp", "T", "0 is greedy (1)", [=](const std::string& s) {
-    const double v = finite(s, 0, 1e4, "from 0 to 10000");
-    return [v](P& p) { p.temperature = v; };
-  });
-  add(command, "--top-p", "P", "likeliest tokens that reach this probability (1)",
-      [](const std::string& s) { return [v = parse_share(s)](P& p) { p.top_p = v; }; });
+  for (const NumberField& field : kNumberFields) {
+    std::string name = fmt::format("--{}", field.name);
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (name == "--temperature") name += ",--temp";
+    add(command, name, "X", field.help, [&field](const std::string& s) {
+      const double value = parse_number(s);
+      check(field.allows(value), kBad, "must be {}, got {}", field.rule, s);
+      return [value, to = field.value](P& p) { p.*to = value; };
+    });
+  }
   add(command, "--top-k", "K", "the K likeliest tokens; 0 or -1: all (0)",
       [](const std::string& s) { return [v = parse_integer(s, -1)](P& p) { p.top_k = v; }; });
-  add(command, "--min-p", "P", "tokens at least P times as likely as the likeliest (0)",
-      [=](const std::string& s) {
-        return [v = finite(s, 0, 1, "in [0, 1]")](P& p) { p.min_p = v; };
-      });
   add(command, "--max-tokens,-n", "N",
       use == Use::chat ? "tokens of an answer at most (what the context has room for)"
                        : "tokens to generate at most (16)",
@@ -333,7 +333,7 @@ void SamplingOptions::add_to(CLI::App& command, Use use) {
   add(command, "--min-tokens", "N", "tokens before the text may end (0)",
       [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
   add(command, "--n", "N", "answers to each prompt, 128 at most (1)", [](const std::string& s) {
-    return [v = static_cast<int>(parse_integer(s, 1, 128))](P& p) { p.n = v; };
+    return [v = static_cast<int>(parse_integer(s, 1, kMaxAnswers))](P& p) { p.n = v; };
   });
   add(command, "--stop", "TEXT", "ends the text before TEXT; repeatable", [](const std::string& s) {
     check(!s.empty(), kBad, "must not be empty");

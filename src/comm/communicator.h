@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "core/batch.h"
+#include "core/sampling_batch.h"
 
 namespace nanovllm {
 

@@ -90,7 +90,7 @@ class ThreadCommunicator final : public Communicator {
   // Every rank sums its share of the elements, out of all ranks' tensors and back into all of them:
   // no element has two writers, and none is read after it was written.
   void all_reduce(Tensor x) override {
-    check(x.contiguous(), "all_reduce of strided {}", x.describe());
+    check(x.contiguous(), "all_reduce of strided {}", x);
     meet(x.data);
     dispatch_float(x.dtype, [&]<class T>() {
       const std::vector<T*> ranks = shown<T>();
@@ -109,7 +109,7 @@ class ThreadCommunicator final : public Communicator {
   void all_gather(Tensor out, Tensor parts) override {
     const int64_t t = parts.shape[1], n = parts.shape[2], m = out.shape[1];
     check(out.contiguous() && parts.contiguous() && out.dtype == parts.dtype && out.shape[0] == t,
-          "all_gather of {} to {}", parts.describe(), out.describe());
+          "all_gather of {} to {}", parts, out);
     meet(parts[rank_].data);
     const auto size = static_cast<int64_t>(size_of(out.dtype));
     for (int r = 0; r < world_size(); ++r) {

@@ -28,7 +28,7 @@ class Arena {
     const size_t bytes = (t.bytes() + kAlignment - 1) / kAlignment * kAlignment;
     check(bytes <= capacity_ - used_,
           "step workspace is full: {} of {} bytes used, {} more wanted for {}", used_, capacity_,
-          bytes, t.describe());
+          bytes, t);
     if (data_) t.data = data_ + used_;
     used_ += bytes;
     peak_ = std::max(peak_, used_);

@@ -34,16 +34,4 @@ struct KvCache {
   Tensor k, v;
 };
 
-/// How the rows of a logits tensor are sampled; every tensor has one entry per row, on the device.
-struct SamplingBatch {
-  Tensor temperature;       // f32; 0: greedy
-  Tensor top_k;             // i32; 0: off
-  Tensor top_p;             // f32; 1: off
-  Tensor min_p;             // f32; 0: off
-  Tensor seed;              // i64, taken as unsigned
-  Tensor position;          // i32: index in its sequence of the token that is to be sampled
-  bool all_greedy = false;  // no row has a temperature
-  bool any_filter = false;  // some row has top_k, top_p or min_p
-};
-
 }  // namespace nanovllm

@@ -60,3 +60,14 @@ struct Tensor {
 };
 
 }  // namespace nanovllm
+
+/// As describe() has it, made only where a message is: the arguments of a check() that holds cost
+/// nothing.
+template <>
+struct fmt::formatter<nanovllm::Tensor> {
+  constexpr auto parse(format_parse_context& context) { return context.begin(); }
+  template <class Context>
+  auto format(const nanovllm::Tensor& tensor, Context& context) const {
+    return fmt::format_to(context.out(), "{}", tensor.describe());
+  }
+};

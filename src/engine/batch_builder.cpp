@@ -13,13 +13,22 @@ bool is_masked(const ScheduledSequence& s) {
          s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
 }
 
+/// Pairs of SamplerInput::masked.
+int64_t num_masked(const ScheduledSequence& s) {
+  return is_masked(s) ? std::ssize(s.sequence->stop_token_ids) : 0;
+}
+
+int64_t up_to_power(int64_t n) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
+}
+
 /// One row, after keys that are in the cache already.
 bool is_decode(const ScheduledSequence& s) { return s.num_tokens == 1 && !s.is_new; }
 
 /// Where padding costs little: every row that is computed in vain still has its logits sampled.
 int64_t padded_rows(int64_t rows) {
   const auto up_to_multiple = [rows](int64_t of) { return (rows + of - 1) / of * of; };
-  if (rows <= 8) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  if (rows <= 8) return up_to_power(rows);
   return up_to_multiple(rows <= 64 ? 8 : rows <= 256 ? 16 : 32);
 }
 
@@ -65,13 +74,8 @@ void take_arrays(Arena& arena, const StepSizes& n, StepArrays& out) {
   out.batch.context_lens = arena.take(DType::i32, {n.seqs});
   out.batch.block_tables = arena.take(DType::i32, {n.seqs, n.blocks});
   out.batch.logits_rows = arena.take(DType::i32, {n.samples + n.prompt_rows});
-  SamplingBatch& params = out.sampler.params;
-  params.temperature = arena.take(DType::f32, {n.samples});
-  params.top_k = arena.take(DType::i32, {n.samples});
-  params.top_p = arena.take(DType::f32, {n.samples});
-  params.min_p = arena.take(DType::f32, {n.samples});
-  params.seed = arena.take(DType::i64, {n.samples});
-  params.position = arena.take(DType::i32, {n.samples});
+  for (const auto& [tensor, dtype] : out.sampler.params.tensors())
+    *tensor = arena.take(dtype, {n.samples});
   out.sampler.prompt_targets = arena.take(DType::i32, {n.prompt_rows});
   out.sampler.masked = arena.take(DType::i32, {n.masked, 2});
 }
@@ -82,22 +86,28 @@ std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits
   constexpr int64_t kMostRows = 512;
   const auto rows = static_cast<int64_t>(plan.sequences.size());
   if (rows == 0 || rows > kMostRows) return std::nullopt;
-  size_t blocks = 1;
+  StepShape shape{.num_seqs = std::min(padded_rows(rows), limits.max_samples()), .max_blocks = 1};
   for (const ScheduledSequence& s : plan.sequences) {
-    if (!is_decode(s) || !s.samples || s.sequence->params.logprobs || is_masked(s))
-      return std::nullopt;
-    blocks = std::max(blocks, s.sequence->block_table.size());
+    if (!is_decode(s) || !s.samples) return std::nullopt;
+    shape.max_blocks = std::max(shape.max_blocks, std::ssize(s.sequence->block_table));
+    shape.num_masked += num_masked(s);
+    shape.num_logprobs =
+        std::max<int64_t>(shape.num_logprobs, s.sequence->params.logprobs.value_or(-1));
   }
-  return StepShape{
-      std::min(padded_rows(rows), limits.max_samples()),
-      std::min(static_cast<int64_t>(std::bit_ceil(blocks)), limits.max_blocks_per_seq())};
+  shape.max_blocks = std::min(up_to_power(shape.max_blocks), limits.max_blocks_per_seq());
+  // Few shapes while sequences pass their min_tokens one by one.
+  if (shape.num_masked > 0)
+    shape.num_masked =
+        std::min(up_to_power(std::max(shape.num_masked, 2 * shape.num_seqs)), limits.max_masked());
+  return shape;
 }
 
 std::optional<StepShape> shape_below(const StepShape& shape) {
-  int64_t rows = shape.num_seqs - 1;
-  while (rows > 0 && padded_rows(rows) > rows) --rows;
-  if (rows <= 0) return std::nullopt;
-  return StepShape{rows, shape.max_blocks};
+  StepShape below = shape;
+  do --below.num_seqs;
+  while (below.num_seqs > 0 && padded_rows(below.num_seqs) > below.num_seqs);
+  if (below.num_seqs <= 0) return std::nullopt;
+  return below;
 }
 
 size_t BatchBuilder::max_bytes() const {
@@ -110,7 +120,7 @@ size_t BatchBuilder::max_bytes() const {
                .blocks = limits_.max_blocks_per_seq(),
                .samples = samples,
                .prompt_rows = rows,
-               .masked = samples * (kMaxStopTokenIds + kMaxEosIds)},
+               .masked = limits_.max_masked()},
               largest);
   return arena.peak();
 }
@@ -130,12 +140,12 @@ void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input,
     sizes.blocks = std::max(sizes.blocks, std::ssize(s.sequence->block_table));
   sizes.samples = std::ssize(input.sampling);
   sizes.prompt_rows = std::ssize(input.prompt_rows);
-  for (const size_t i : input.sampling)
-    if (is_masked(plan.sequences[i]))
-      sizes.masked += std::ssize(plan.sequences[i].sequence->stop_token_ids);
+  for (const ScheduledSequence& s : plan.sequences) sizes.masked += num_masked(s);
   if (shape) {
     sizes.tokens = sizes.seqs = sizes.samples = shape->num_seqs;
     sizes.blocks = shape->max_blocks;
+    sizes.masked = shape->num_masked;
+    input.sampler.num_logprobs = shape->num_logprobs;
   }
   Arena arena(block, max_bytes(), {});
   take_arrays(arena, sizes, input);
@@ -226,29 +236,17 @@ void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
 
 void BatchBuilder::fill_sampling(const Plan& plan, StepInput& input) const {
   SamplingBatch& out = input.sampler.params;
-  const int64_t n = input.num_samples();
-  out.all_greedy = true;
-  out.any_filter = false;
-  for (size_t i = 0; i < input.sampling.size(); ++i) {
-    const ScheduledSequence& s = plan.sequences[input.sampling[i]];
-    const SamplingParams& params = s.sequence->params;
-    const bool greedy = params.temperature < 1e-5;
-    out.temperature.ptr<float>()[i] = greedy ? 0.0f : static_cast<float>(params.temperature);
-    out.top_k.ptr<int32_t>()[i] =
-        static_cast<int32_t>(std::clamp<int64_t>(params.top_k, 0, INT32_MAX));
-    out.top_p.ptr<float>()[i] = static_cast<float>(params.top_p);
-    out.min_p.ptr<float>()[i] = static_cast<float>(params.min_p);
-    out.seed.ptr<int64_t>()[i] = static_cast<int64_t>(s.sequence->seed);
-    out.position.ptr<int32_t>()[i] = static_cast<int32_t>(s.start + s.num_tokens);
-    out.all_greedy &= greedy;
-    out.any_filter |= !greedy && (params.top_k > 0 || params.top_p < 1 || params.min_p > 0);
+  out.features = 0;
+  int64_t row = 0;
+  for (const size_t i : input.sampling) {
+    const ScheduledSequence& s = plan.sequences[i];
+    out.set_row(row++, s.sequence->params, s.sequence->seed, s.start + s.num_tokens);
   }
-  for (auto i = std::ssize(input.sampling); i < n; ++i) {
-    out.temperature.ptr<float>()[i] = out.min_p.ptr<float>()[i] = 0.0f;
-    out.top_p.ptr<float>()[i] = 1.0f;
-    out.top_k.ptr<int32_t>()[i] = out.position.ptr<int32_t>()[i] = 0;
-    out.seed.ptr<int64_t>()[i] = 0;
-  }
+  SamplingParams padding;
+  padding.temperature = 0;
+  while (row < input.num_samples()) out.set_row(row++, padding, 0, 0);
+  if (input.sampler.num_logprobs >= 0) out.features |= kSampleLogprobs;
+  if (input.sampler.masked.shape[0] > 0) out.features |= kSampleMasked;
 }
 
 // The rows of logits: those that sample, those of padding, those of prompts.
@@ -270,46 +268,38 @@ void BatchBuilder::fill_logits_rows(const Plan& plan, StepInput& input) const {
   }
 }
 
-// The pairs of each chunk of rows, one chunk behind the other.
 void BatchBuilder::fill_masks(const Plan& plan, StepInput& input) const {
-  input.mask_starts.clear();
-  const int64_t total = input.sampler.masked.shape[0];
-  if (total > 0) {
-    auto* pair = input.sampler.masked.ptr<int32_t>();
-    int64_t written = 0;
-    for (int64_t row = 0; row < input.num_rows(); ++row) {
-      if (row % limits_.max_logits_rows == 0) input.mask_starts.push_back(written);
-      if (row >= static_cast<int64_t>(input.sampling.size())) continue;
-      const ScheduledSequence& s = plan.sequences[input.sampling[static_cast<size_t>(row)]];
-      if (!is_masked(s)) continue;
-      for (const int32_t id : s.sequence->stop_token_ids) {
-        pair[2 * written] = static_cast<int32_t>(row % limits_.max_logits_rows);
-        pair[2 * written++ + 1] = id;
-      }
+  auto* pair = input.sampler.masked.ptr<int32_t>();
+  int32_t* const end = pair + input.sampler.masked.numel();
+  for (size_t row = 0; row < input.sampling.size(); ++row) {
+    const ScheduledSequence& s = plan.sequences[input.sampling[row]];
+    if (!is_masked(s)) continue;
+    for (const int32_t id : s.sequence->stop_token_ids) {
+      *pair++ = static_cast<int32_t>(row);
+      *pair++ = id;
     }
-    input.mask_starts.push_back(total);
   }
-  input.sampler.mask_starts = input.mask_starts;
+  std::fill(pair, end, -1);
 }
 
 void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to,
                std::byte* to_block) {
   std::memcpy(to_block, from_block, from.bytes);
   to = from;
-  to.sampler.mask_starts = to.mask_starts;
   move_to(to, from_block, to_block, {});
 }
 
 void move_to(StepArrays& input, const std::byte* from, std::byte* to, Device device) {
+  const auto move = [&](Tensor& t) {
+    t.data = to + (t.data - from);
+    t.device = device;
+  };
   Batch& b = input.batch;
-  SamplerInput& s = input.sampler;
   for (Tensor* t : {&b.tokens, &input.token_source, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
-                    &b.context_lens, &b.block_tables, &b.logits_rows, &s.params.temperature,
-                    &s.params.top_k, &s.params.top_p, &s.params.min_p, &s.params.seed,
-                    &s.params.position, &s.prompt_targets, &s.masked}) {
-    t->data = to + (t->data - from);
-    t->device = device;
-  }
+                    &b.context_lens, &b.block_tables, &b.logits_rows, &input.sampler.prompt_targets,
+                    &input.sampler.masked})
+    move(*t);
+  for (const auto& column : input.sampler.params.tensors()) move(*column.tensor);
 }
 
 }  // namespace nanovllm

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "core/limits.h"
 #include "engine/scheduler.h"
 #include "layers/sampler.h"
 
@@ -25,25 +26,23 @@ struct StepLimits {
   int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
   /// Sequences that may sample in one step, padding included.
   int64_t max_samples() const { return std::min(max_num_seqs, max_num_batched_tokens); }
+  /// Pairs of tokens that one step's sequences may not sample yet.
+  int64_t max_masked() const { return max_samples() * (kMaxStopTokenIds + kMaxEosIds); }
 };
-
-// What one request may name and one model may have: together, the ids that min_tokens keeps a
-// sequence from sampling.
-constexpr int64_t kMaxStopTokenIds = 128, kMaxEosIds = 128;
-
-constexpr int kMaxLogprobs = 20;  // SamplingParams::logprobs and prompt_logprobs
 
 /// The sizes to which a step of decodes is padded, so that steps of many sizes run as few recorded
 /// graphs; never beyond the limits. A padding row is a sequence without keys: it stores nothing and
 /// its results are not read.
 struct StepShape {
-  int64_t num_seqs = 0;    // rows, and sequences
-  int64_t max_blocks = 0;  // columns of the block tables
+  int64_t num_seqs = 0;       // rows, and sequences
+  int64_t max_blocks = 0;     // columns of the block tables
+  int64_t num_masked = 0;     // pairs of SamplerInput::masked
+  int64_t num_logprobs = -1;  // of SamplerInput
+  auto operator<=>(const StepShape&) const = default;
 };
 
-/// The shape for a plan in which every sequence has one row that samples and nothing beside it:
-/// no log probabilities, no tokens that may not be sampled yet. Nothing for other plans, and for
-/// more rows than are worth recording.
+/// The shape for a plan in which every sequence has one row, which samples. Nothing for other
+/// plans, and for more rows than are worth recording.
 std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits);
 /// What decode steps of `shape` become when enough of their sequences have ended; nothing below one
 /// row.
@@ -72,11 +71,16 @@ struct StepArrays {
   int64_t num_rows() const { return batch.logits_rows.shape[0]; }
 };
 
+/// Of a step that is padded to one.
+inline StepShape shape_of(const StepArrays& input) {
+  return {input.batch.num_seqs(), input.batch.block_tables.shape[1], input.sampler.masked.shape[0],
+          input.sampler.num_logprobs};
+}
+
 /// One step's input.
 struct StepInput : StepArrays {
   std::vector<size_t> sampling;  // indices into Plan::sequences, in the order of their rows
   std::vector<PromptRow> prompt_rows;
-  std::vector<int64_t> mask_starts;
 };
 
 class BatchBuilder {

@@ -44,6 +44,19 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
   return limits;
 }
 
+OperandLimits operands_of(const ModelConfig& model, const StepLimits& limits, DType dtype,
+                          Shard shard) {
+  OperandLimits o{.dtype = dtype, .rows = limits.max_num_batched_tokens};
+  o.hidden = model.hidden_size;
+  o.vocab = model.vocab_size;
+  o.head_dim = model.head_dim;
+  // Rows of a product; a rank has a part of what lies between the stream's products.
+  o.widest = std::max({model.hidden_size, shard.share(model.num_attention_heads) * model.head_dim,
+                       shard.share(model.intermediate_size)});
+  if (model.moe) o.expert_inner = shard.share(model.moe->moe_intermediate_size);
+  return o;
+}
+
 /// A step of `tokens` rows, `logits_rows` of which need logits; all its arrays are shapes without
 /// bytes.
 Batch shape_only_batch(int64_t tokens, int64_t logits_rows, int64_t seqs, int64_t blocks) {
@@ -82,11 +95,12 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
         shape_only_batch(tokens, rows, limits.max_num_seqs, limits.max_blocks_per_seq());
     const Step step{ops, comm, arena, batch, caches};
     const Tensor hidden = model.forward(step);
-    const Tensor row(nullptr, DType::f32, {limits.max_num_seqs});
     const int64_t samples = std::min(limits.max_samples(), rows);
     SamplerInput input;
     input.num_logprobs = 0;
-    input.params = {row, row, row, row, row, row};
+    input.params.features = kSampleLogprobs;
+    for (const auto& [tensor, dtype] : input.params.tensors())
+      *tensor = Tensor(nullptr, dtype, {samples});
     input.prompt_targets = Tensor(nullptr, DType::i32, {rows - samples});
     Arena outside = Arena::measuring({});
     const SamplerOutput output = take_output(outside, samples, rows, input.num_logprobs);
@@ -230,12 +244,13 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   const auto shape = find_architecture(model.architecture).make(model, {counter, {}});
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
+  plan.operands = operands_of(model, plan.limits, dtype, shard);
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
       output_block_bytes(plan.limits) +
       aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) +
-      ops.scratch_bytes();
+      ops.scratch_bytes(plan.operands);
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, shard.world_size);
   plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
                                              config.block_size * model.head_dim) *

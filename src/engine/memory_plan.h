@@ -12,8 +12,6 @@ namespace nanovllm {
 
 struct EngineConfig;
 
-constexpr int kMaxRanks = 64;  // EngineConfig::tensor_parallel_size
-
 /// Bytes on one rank, and the sizes that they allow.
 struct MemoryPlan {
   size_t weights = 0;         // this rank's parameters, in the backend's layout
@@ -24,7 +22,8 @@ struct MemoryPlan {
   size_t available = 0;        // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
-  StepLimits limits;  // with the defaults filled in
+  StepLimits limits;       // with the defaults filled in
+  OperandLimits operands;  // of the largest steps
 
   /// Bytes of the KV cache.
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }

@@ -40,6 +40,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
     slot.done = backend_->make_fence();
   }
   if (use_graphs_) below_block_.resize(builder_.max_bytes());
+  backend_->reserve(plan_.operands);
   // One layer's blocks lie together: [layer][k or v][block, kv_head, offset, head_dim].
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, comm_->world_size());
   const size_t half = plan_.kv_cache() / static_cast<size_t>(2 * model.num_hidden_layers);
@@ -110,13 +111,12 @@ void ModelRunner::launch_built(Slot& slot) {
 // The device is busy with this step and perhaps one before it. That is the time to record the shape
 // that comes when sequences end: at its first occurrences, the device might wait for the host.
 void ModelRunner::record_below(const StepInput& input) {
-  const SamplingBatch& sampling = input.sampler.params;
-  const auto shape = shape_below({input.batch.num_seqs(), input.batch.block_tables.shape[1]});
-  if (!shape || !graphs_.misses(*shape, sampling)) return;
+  const uint32_t features = input.sampler.params.features;
+  const auto shape = shape_below(shape_of(input));
+  if (!shape || !graphs_.misses(*shape, features)) return;
   StepInput& below = below_.input;
   builder_.build({}, below_block_.data(), below, shape);
-  below.sampler.params.all_greedy = sampling.all_greedy;
-  below.sampler.params.any_filter = sampling.any_filter;
+  below.sampler.params.features = features;
   move_to(below, below_block_.data(), input_device_.get(), backend_->device());
   place_output(below_);
   graphs_.record(below, [this] { run_step(below_); });

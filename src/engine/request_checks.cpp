@@ -1,32 +1,19 @@
 #include "engine/request_checks.h"
 
 #include <bit>
-#include <cmath>
 
 #include "core/check.h"
-#include "engine/memory_plan.h"
+#include "core/limits.h"
+#include "core/sampling_fields.h"
 #include "io/utf8.h"
 #include "ops/backend.h"
-#include "ops/cpu/num_threads.h"
 
 namespace nanovllm {
-namespace {
-
-constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
-constexpr int kMaxAnswers = 128;
-
-}  // namespace
-
 std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_size) {
-  const auto in = [](double value, double low, double high) {
-    return std::isfinite(value) && low <= value && value <= high;
-  };
-  if (!in(p.temperature, 0, 1e4))
-    return fmt::format("temperature is {}: it must be between 0 and 10000", p.temperature);
-  if (!in(p.top_p, 0, 1) || p.top_p == 0)
-    return fmt::format("top_p is {}: it must be above 0 and at most 1", p.top_p);
+  for (const NumberField& field : kNumberFields)
+    if (!field.allows(p.*field.value))
+      return fmt::format("{} is {}: it must be {}", field.name, p.*field.value, field.rule);
   if (p.top_k < -1) return fmt::format("top_k is {}: it must be -1 or 0 (off) or more", p.top_k);
-  if (!in(p.min_p, 0, 1)) return fmt::format("min_p is {}: it must be between 0 and 1", p.min_p);
   if (p.n < 1 || p.n > kMaxAnswers)
     return fmt::format("n is {}: it must be between 1 and {}", p.n, kMaxAnswers);
   if (p.max_tokens < 1) return fmt::format("max_tokens is {}: it must be at least 1", p.max_tokens);
@@ -71,15 +58,15 @@ void check_config(const EngineConfig& c) {
     check(ok, ErrorKind::invalid_argument, "{} is {}: it must be {}", option, value, rule);
   };
   need(c.max_model_len >= 0, "max_model_len", c.max_model_len, "positive, or 0 to choose");
-  need(c.max_num_seqs >= 1 && c.max_num_seqs <= 65536, "max_num_seqs", c.max_num_seqs,
+  need(c.max_num_seqs >= 1 && c.max_num_seqs <= kMaxNumSeqs, "max_num_seqs", c.max_num_seqs,
        "between 1 and 65536");
-  need(c.max_num_batched_tokens >= 0 && c.max_num_batched_tokens <= (1 << 20),
+  need(c.max_num_batched_tokens >= 0 && c.max_num_batched_tokens <= kMaxNumBatchedTokens,
        "max_num_batched_tokens", c.max_num_batched_tokens, "at most 1048576, or 0 to choose");
   need(c.gpu_memory_utilization > 0 && c.gpu_memory_utilization <= 1, "gpu_memory_utilization",
        c.gpu_memory_utilization, "in (0, 1]");
   need(c.cpu_kvcache_bytes >= 0, "cpu_kvcache_bytes", c.cpu_kvcache_bytes,
        "positive, or 0 to choose");
-  need(c.block_size >= 8 && c.block_size <= 256 &&
+  need(c.block_size >= kMinBlockSize && c.block_size <= kMaxBlockSize &&
            std::has_single_bit(static_cast<unsigned>(c.block_size)),
        "block_size", c.block_size, "a power of two from 8 to 256");
   need(c.num_gpu_blocks_override >= 0 && c.num_gpu_blocks_override <= INT32_MAX / c.block_size,
@@ -89,7 +76,7 @@ void check_config(const EngineConfig& c) {
        c.tensor_parallel_size, "between 1 and 64");
   need(c.decode_lanes >= 0 && c.decode_lanes <= kMostLanes, "decode_lanes", c.decode_lanes,
        "1 or 2, or 0 to choose");
-  need(c.num_threads >= 0 && c.num_threads <= cpu::kMaxThreads, "num_threads", c.num_threads,
+  need(c.num_threads >= 0 && c.num_threads <= kMaxThreads, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,
        "auto or dummy");

@@ -99,9 +99,11 @@ void Scheduler::schedule(Plan& plan) {
   }
 }
 
-// All the tokens it may generate are sampled or being sampled: it ends when they are read back.
+// All the tokens it may generate are sampled or being sampled: it ends when they are read back. Or
+// the next one depends on one that is.
 bool Scheduler::is_waiting_for_result(const Sequence& s) const {
-  return s.num_generated() + s.num_in_flight >= s.max_tokens;
+  return s.num_generated() + s.num_in_flight >= s.max_tokens ||
+         (s.needs_last_token && s.num_in_flight > 0);
 }
 
 void Scheduler::schedule_running(Plan& plan) {

@@ -22,8 +22,9 @@
 // step is prepared while the current one runs): a sequence whose token is not read back yet is
 // scheduled with `num_in_flight` = 1 and takes its input token from the device. Plans are processed
 // in order. Blocks freed while a plan that may write them is in flight return to the pool when that
-// plan is processed, not before; while blocks are on their way back nobody is preempted for want of
-// one, who needs it waits.
+// plan is processed, not before; while blocks are on their way back no sequence is preempted for
+// want of one: the sequence that needs it waits. A sequence whose sampling needs its last token
+// (Sequence::needs_last_token) waits until that token is read back; the others go on without it.
 #pragma once
 
 #include <cstdint>

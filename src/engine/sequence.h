@@ -22,6 +22,9 @@ struct Sequence {
   uint64_t seed = 0;  // params.seed, or drawn by the engine
   // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence.
   std::vector<int32_t> stop_token_ids;
+  // What may be sampled next follows from the last token (masks of a grammar, words of several
+  // tokens): no step samples for it before the host has read that token.
+  bool needs_last_token = false;
   int64_t max_tokens = 0;  // params.max_tokens, cut so that prompt + output fit max_model_len
 
   std::vector<int32_t> token_ids;  // the prompt, then what was generated and read back

@@ -9,7 +9,7 @@ constexpr int64_t kMostGraphs = 256;
 }  // namespace
 
 bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) {
-  Entry& entry = entries_[key(input)];
+  Entry& entry = entries_[{shape_of(input), input.sampler.params.features}];
   if (entry.graph && entry.graph->is_ready()) {
     entry.graph->launch();
     return true;
@@ -21,14 +21,14 @@ bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) 
   return false;
 }
 
-bool StepGraphs::misses(const StepShape& shape, const SamplingBatch& sampling) const {
+bool StepGraphs::misses(const StepShape& shape, uint32_t features) const {
   if (num_recorded_ >= kMostGraphs) return false;
-  const auto entry = entries_.find(key(shape, sampling));
+  const auto entry = entries_.find({shape, features});
   return entry == entries_.end() || !entry->second.graph;
 }
 
 void StepGraphs::record(const StepInput& input, const std::function<void()>& body) {
-  record(entries_[key(input)], body);
+  record(entries_[{shape_of(input), input.sampler.params.features}], body);
 }
 
 void StepGraphs::record(Entry& entry, const std::function<void()>& body) {

@@ -5,14 +5,6 @@
 namespace nanovllm {
 namespace {
 
-SamplingBatch rows_of(const SamplingBatch& params, int64_t begin, int64_t end) {
-  SamplingBatch rows = params;
-  for (Tensor* t :
-       {&rows.temperature, &rows.top_k, &rows.top_p, &rows.min_p, &rows.seed, &rows.position})
-    *t = t->rows(begin, end);
-  return rows;
-}
-
 /// Rows begin .. end of Batch::logits_rows; those before samples_end sample.
 struct Chunk {
   int64_t begin, end, samples_end;
@@ -51,37 +43,32 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
                       Tensor hidden, const SamplerInput& input, const SamplerOutput& output,
                       int64_t max_rows) const {
   const int64_t num_rows = step.batch.logits_rows.shape[0], num_samples = output.token_ids.shape[0];
-  const bool wants_logprobs = input.num_logprobs >= 0;
-  for (int64_t begin = 0, chunk = 0; begin < num_rows; begin += max_rows, ++chunk) {
+  const bool wants_logprobs = input.params.has(kSampleLogprobs),
+             masked = input.params.has(kSampleMasked);
+  for (int64_t begin = 0; begin < num_rows; begin += max_rows) {
     const int64_t end = std::min(begin + max_rows, num_rows),
                   samples_end = std::clamp(num_samples, begin, end);
     ArenaScope scope(step.arena);
     const Tensor x = hidden_of(step, {begin, end, samples_end}, hidden, wants_logprobs);
-    const auto c = static_cast<size_t>(chunk);
-    const bool masked =
-        !input.mask_starts.empty() && input.mask_starts[c] < input.mask_starts[c + 1];
     const bool only_samples = !masked && !wants_logprobs && samples_end == end;
-    if (only_samples && lm_head.sample(step, output.token_ids.rows(begin, end), x,
-                                       rows_of(input.params, begin, end)))
+    if (only_samples &&
+        lm_head.sample(step, output.token_ids.rows(begin, end), x, input.params.rows(begin, end)))
       continue;
     const Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
     if (step.comm.world_size() > 1 && only_samples) {
       const Tensor parts = lm_head.multiply(step, x);
       if (step.comm.sample(output.token_ids.rows(begin, end), parts[step.comm.rank()], vocab_size,
-                           rows_of(input.params, begin, end)))
+                           input.params.rows(begin, end)))
         continue;
       lm_head.gather(step, logits, parts);
     } else {
       lm_head.forward(step, logits, x);
     }
 
-    if (masked)
-      step.ops.mask_logits(logits,
-                           input.masked.rows(input.mask_starts[c], input.mask_starts[c + 1]));
+    if (masked) step.ops.mask_logits(logits, input.masked, begin);
     if (samples_end > begin)
       step.ops.sample(output.token_ids.rows(begin, samples_end),
-                      logits.rows(0, samples_end - begin),
-                      rows_of(input.params, begin, samples_end));
+                      logits.rows(0, samples_end - begin), input.params.rows(begin, samples_end));
 
     if (!wants_logprobs) continue;
     // Log probabilities are those of the raw logits; masks are rare.

@@ -1,8 +1,6 @@
 // Sampler: logits -> token ids, with the log probabilities that were asked for.
 #pragma once
 
-#include <span>
-
 #include "layers/embed_head.h"
 #include "layers/step.h"
 
@@ -14,11 +12,9 @@ namespace nanovllm {
 struct SamplerInput {
   SamplingBatch params;   // of the rows that sample
   Tensor prompt_targets;  // i32 [rows that do not sample]
-  // i32 [n, 2]: pairs (row within its chunk, token id) that may not be sampled (min_tokens).
+  // i32 [n, 2]: pairs (row of Batch::logits_rows, token id) that may not be sampled (min_tokens);
+  // a row of -1 is padding.
   Tensor masked;
-  // On the host: chunk c of max_rows rows has the pairs mask_starts[c] .. mask_starts[c + 1]; may
-  // be empty.
-  std::span<const int64_t> mask_starts;
   int64_t num_logprobs = -1;  // k of top_logprobs, the largest asked for; -1: none wanted
 };
 

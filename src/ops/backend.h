@@ -22,6 +22,7 @@
 
 #include "core/arena.h"
 #include "core/batch.h"
+#include "core/sampling_batch.h"
 #include "core/tensor.h"
 
 namespace nanovllm {
@@ -103,6 +104,15 @@ struct DecoderStack {
   bool normalises_experts = false;
 };
 
+/// The largest operands of an engine's steps, for what a backend sets aside.
+struct OperandLimits {
+  DType dtype = DType::f32;
+  int64_t rows = 0;                // of activations: tokens of a step
+  int64_t hidden = 0, widest = 0;  // columns of activations: the stream's, and the most
+  int64_t vocab = 0, head_dim = 0;
+  int64_t expert_inner = 0;  // columns between an expert's products; 0: no experts
+};
+
 /// Parts of a decode step that may run at the same time, at most.
 constexpr int kMostLanes = 2;
 
@@ -150,9 +160,11 @@ class Backend {
   }
   /// Rows of logits that are worth computing at once: bounds the workspace of the LM head.
   virtual int64_t max_logits_rows() const = 0;
-  /// Device bytes that one operation may need beside its operands, inside the backend (split-K,
+  /// Bytes that operations on such operands take beside them, inside the backend (split-K,
   /// attention partials, packing).
-  virtual size_t scratch_bytes() const = 0;
+  virtual size_t scratch_bytes(const OperandLimits& largest) const = 0;
+  /// Takes them now, so that no step has to.
+  virtual void reserve(const OperandLimits& largest) { (void)largest; }
 
   /// Called once per step, before its first operation: a backend may prepare here what the
   /// attention of all layers shares (on CUDA: the division of the batch's keys among the SMs).
@@ -247,8 +259,9 @@ class Backend {
                        const MoeWorkspace& work) = 0;
 
   // -- Sampling: logits are f32 [rows, vocab]
-  /// logits[pairs[i, 0], pairs[i, 1]] = -inf. pairs [n, 2] i32
-  virtual void mask_logits(Tensor logits, Tensor pairs) = 0;
+  /// logits[pairs[i, 0] - first_row, pairs[i, 1]] = -inf, where there is such a row. pairs [n, 2]
+  /// i32
+  virtual void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) = 0;
   /// One token id per row (i32): argmax at temperature 0, else argmax of logit / temperature +
   /// Gumbel noise over the tokens that top_k, then top_p, then min_p leave (on the tempered
   /// distribution; the token that crosses top_p stays; ties go to the lower id: top_k keeps exactly

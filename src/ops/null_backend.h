@@ -17,7 +17,7 @@ class NullBackend : public Backend {
   void copy(Tensor, Tensor) override {}
   void synchronize() override {}
   int64_t max_logits_rows() const override { return 1; }
-  size_t scratch_bytes() const override { return 0; }
+  size_t scratch_bytes(const OperandLimits&) const override { return 0; }
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
     return static_cast<size_t>(n * k) * size_of(dtype);
   }
@@ -38,7 +38,7 @@ class NullBackend : public Backend {
   void silu_and_mul(Tensor, Tensor) override {}
   void moe_route(Tensor, Tensor, Tensor, bool) override {}
   void moe_mlp(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const MoeWorkspace&) override {}
-  void mask_logits(Tensor, Tensor) override {}
+  void mask_logits(Tensor, Tensor, int64_t) override {}
   void sample(Tensor, Tensor, const SamplingBatch&) override {}
   void top_logprobs(Tensor, Tensor, Tensor, Tensor, Tensor) override {}
 };

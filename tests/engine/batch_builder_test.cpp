@@ -105,7 +105,7 @@ struct Expected {
   std::vector<size_t> planned;                       // where in the plan a sequence is
   std::vector<std::tuple<int64_t, int32_t>> masked;  // row among all logits rows, token
   int64_t longest_query = 0, longest_context = 0, leading_decodes = 0, num_logprobs = -1;
-  bool all_greedy = true, any_filter = false;
+  uint32_t features = 0;
 
   Expected(const Plan& plan, const StepLimits& limits) {
     for (const ScheduledSequence& s : plan.sequences) {
@@ -157,8 +157,8 @@ struct Expected {
     seed.push_back(static_cast<int64_t>(s.sequence->seed));
     sampled_position.push_back(static_cast<int32_t>(s.sequence->num_tokens()));
     if (p.temperature > 0) {
-      all_greedy = false;
-      any_filter |= p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
+      features |= kSampleRandom;
+      if (p.top_k > 0 || p.top_p < 1 || p.min_p > 0) features |= kSampleFiltered;
     }
     if (p.logprobs) num_logprobs = std::max<int64_t>(num_logprobs, *p.logprobs);
   }
@@ -220,23 +220,13 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     ASSERT_EQ(values<int32_t>(sampler.params.top_k), expected.top_k);
     ASSERT_EQ(values<int64_t>(sampler.params.seed), expected.seed);
     ASSERT_EQ(values<int32_t>(sampler.params.position), expected.sampled_position);
-    ASSERT_EQ(sampler.params.all_greedy, expected.all_greedy);
-    ASSERT_EQ(sampler.params.any_filter, expected.any_filter);
-
-    // Masks name rows within a chunk of max_logits_rows; put together they are the rows of the
-    // step.
+    if (!expected.masked.empty()) expected.features |= kSampleMasked;
+    if (expected.num_logprobs >= 0) expected.features |= kSampleLogprobs;
+    ASSERT_EQ(sampler.params.features, expected.features);
     std::vector<std::tuple<int64_t, int32_t>> masked;
     const auto pairs = values<int32_t>(sampler.masked);
-    for (size_t chunk = 0; chunk + 1 < sampler.mask_starts.size(); ++chunk)
-      for (auto i = static_cast<size_t>(sampler.mask_starts[chunk]);
-           i < static_cast<size_t>(sampler.mask_starts[chunk + 1]); ++i)
-        masked.emplace_back(static_cast<int64_t>(chunk) * limits.max_logits_rows + pairs[2 * i],
-                            pairs[2 * i + 1]);
+    for (size_t i = 0; i < pairs.size(); i += 2) masked.emplace_back(pairs[i], pairs[i + 1]);
     ASSERT_EQ(masked, expected.masked);
-    if (!masked.empty()) {
-      ASSERT_EQ(std::ssize(sampler.mask_starts),
-                (input.num_rows() + limits.max_logits_rows - 1) / limits.max_logits_rows + 1);
-    }
     ASSERT_LE(input.bytes, built.block.size());
   }
 }
@@ -282,9 +272,7 @@ TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
   Plan plan;
   for (int i = 0; i < 70; ++i) {
     Sequence& s = add_sequence(limits, 20, 10);
-    s.params.min_tokens = 0;
-    s.params.logprobs.reset();
-    s.params.prompt_logprobs.reset();
+    s.params.min_tokens = i % 30;
     plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
     ++plan.num_tokens;
   }
@@ -295,15 +283,17 @@ TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
   StepInput real, empty;
   builder.build(plan, one.data(), real, shape);
   builder.build({}, two.data(), empty, shape);
+  EXPECT_GT(shape->num_masked, 0);
+  EXPECT_GE(shape->num_logprobs, 0);
   const auto views = [](StepInput& input, const std::byte* block) {
     std::vector<std::pair<std::ptrdiff_t, std::string>> list;
     Batch& b = input.batch;
-    SamplingBatch& s = input.sampler.params;
-    for (const Tensor* t :
-         {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens,
-          &b.block_tables, &b.logits_rows, &input.token_source, &s.temperature, &s.top_k, &s.top_p,
-          &s.min_p, &s.seed, &s.position, &input.sampler.prompt_targets, &input.sampler.masked})
+    for (const Tensor* t : {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
+                            &b.context_lens, &b.block_tables, &b.logits_rows, &input.token_source,
+                            &input.sampler.prompt_targets, &input.sampler.masked})
       list.emplace_back(t->data - block, t->describe());
+    for (const auto& column : input.sampler.params.tensors())
+      list.emplace_back(column.tensor->data - block, column.tensor->describe());
     return list;
   };
   EXPECT_EQ(views(real, one.data()), views(empty, two.data()));
@@ -311,6 +301,70 @@ TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
     EXPECT_EQ(real.batch.*member, empty.batch.*member);
   EXPECT_EQ(real.sampler.num_logprobs, empty.sampler.num_logprobs);
   EXPECT_TRUE(empty.is_decode);
+}
+
+// Whatever its row computes: it stores nothing, reads no key, asks for nothing, and masks nothing.
+TEST_F(BatchBuilderTest, PaddingStoresAndReadsNothing) {
+  const StepLimits limits = small_limits(100, 100);
+  Plan plan;
+  for (int i = 0; i < 3; ++i) {
+    Sequence& s = add_sequence(limits, 20, 10);
+    s.params = {};
+    s.params.temperature = 0.5;
+    s.params.top_p = 0.5;
+    s.params.min_tokens = 15;
+    s.stop_token_ids = {7};
+    plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
+    ++plan.num_tokens;
+  }
+  const BatchBuilder builder(limits);
+  std::vector<std::byte> block(builder.max_bytes(), std::byte{0x7f});
+  StepInput input;
+  builder.build(plan, block.data(), input, decode_shape(plan, limits));
+  const Batch& b = input.batch;
+  ASSERT_EQ(b.num_tokens(), 4);
+  EXPECT_EQ(values<int32_t>(b.slot_mapping)[3], -1);
+  EXPECT_EQ(values<int32_t>(b.context_lens)[3], 0);
+  EXPECT_EQ(values<int32_t>(b.cu_seqlens_q), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(values<int32_t>(input.token_source)[3], -1);
+  EXPECT_EQ(values<int32_t>(b.tokens)[3], 0);
+  EXPECT_EQ(values<int32_t>(b.positions)[3], 0);
+  EXPECT_EQ(values<int32_t>(b.logits_rows), (std::vector<int32_t>{0, 1, 2, 3}));
+  for (int64_t i = 0; i < b.block_tables.shape[1]; ++i)
+    EXPECT_EQ(b.block_tables[3].ptr<int32_t>()[i], 0);
+  const SamplingBatch& s = input.sampler.params;
+  EXPECT_EQ(values<float>(s.temperature)[3], 0);
+  EXPECT_EQ(values<int32_t>(s.top_k)[3], 0);
+  EXPECT_EQ(values<float>(s.top_p)[3], 1);
+  EXPECT_EQ(values<float>(s.min_p)[3], 0);
+  const auto pairs = values<int32_t>(input.sampler.masked);
+  ASSERT_EQ(pairs.size(), 16u);
+  EXPECT_EQ(std::vector(pairs.begin(), pairs.begin() + 6),
+            (std::vector<int32_t>{0, 7, 1, 7, 2, 7}));
+  for (size_t i = 6; i < pairs.size(); ++i) EXPECT_EQ(pairs[i], -1);
+}
+
+TEST_F(BatchBuilderTest, OnlyStepsOfDecodesHaveAShapeAndItKeepsToTheLimits) {
+  const auto shape_of_one = [&](const ScheduledSequence& s) {
+    Plan plan;
+    plan.sequences = {s};
+    plan.num_tokens = s.num_tokens;
+    return decode_shape(plan, small_limits(100, 100));
+  };
+  Sequence& s = add_sequence(small_limits(100, 100), 20, 10);
+  EXPECT_TRUE(shape_of_one({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true}));
+  EXPECT_FALSE(shape_of_one({.sequence = &s, .start = 18, .num_tokens = 2, .samples = true}));
+  EXPECT_FALSE(shape_of_one({.sequence = &s, .start = 18, .num_tokens = 1}));
+  EXPECT_FALSE(shape_of_one(
+      {.sequence = &s, .start = 19, .num_tokens = 1, .samples = true, .is_new = true}));
+  for (const auto& [tokens, seqs] : {std::pair{100, 200}, {200, 100}, {3, 3}, {97, 97}}) {
+    Plan plan;
+    for (int i = 0; i < std::min(tokens, seqs); ++i)
+      plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
+    const auto shape = decode_shape(plan, small_limits(tokens, seqs));
+    ASSERT_TRUE(shape);
+    EXPECT_EQ(shape->num_seqs, std::min(tokens, seqs));
+  }
 }
 
 TEST_F(BatchBuilderTest, TheShapeBelowIsThatOfTheNextFewerSequences) {

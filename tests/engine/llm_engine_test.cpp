@@ -2,98 +2,14 @@
 // device leaves behind.
 #include "engine/llm_engine.h"
 
-#include <cstring>
 #include <map>
 
 #include <gtest/gtest.h>
 
-#include "engine/byte_tokenizer.h"
-#include "engine/model_runner.h"
-#include "ops/null_backend.h"
+#include "engine/scripted_engine.h"
 
 namespace nanovllm {
 namespace {
-
-/// Samples script[seed][position], or token 1; a scripted -1 stands for logits that are not finite.
-/// Host memory, no arithmetic.
-class ScriptedBackend : public NullBackend {
- public:
-  struct Script {
-    std::map<int64_t, std::map<int32_t, int32_t>> tokens;  // by seed, by position
-    int fail_after = -1;                                   // steps that succeed; -1: all
-    int allocations = INT_MAX;                             // that succeed
-    int64_t live = 0;                                      // buffers
-    std::vector<int64_t> seeds;                            // of the rows sampled so far
-  };
-  explicit ScriptedBackend(std::shared_ptr<Script> script) : script_(std::move(script)) {}
-
-  std::string name() const override { return "script"; }
-  MemoryInfo memory() const override { return {size_t{1} << 30, size_t{1} << 30}; }
-  Buffer allocate(size_t bytes) override {
-    if (script_->allocations-- == 0) fail(ErrorKind::device, "no {} bytes", bytes);
-    ++script_->live;
-    return {new std::byte[bytes](), [script = script_](std::byte* data) {
-              --script->live;
-              delete[] data;
-            }};
-  }
-  Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
-  void copy(Tensor dst, Tensor src) override { std::memcpy(dst.data, src.data, src.bytes()); }
-  int64_t max_logits_rows() const override { return 2; }
-  void sample(Tensor token_ids, Tensor, const SamplingBatch& params) override {
-    if (script_->fail_after == 0) throw std::runtime_error("the device is gone");
-    if (script_->fail_after > 0) --script_->fail_after;
-    for (int64_t i = 0; i < token_ids.shape[0]; ++i) {
-      script_->seeds.push_back(params.seed.ptr<int64_t>()[i]);
-      const auto& tokens = script_->tokens[script_->seeds.back()];
-      const auto at = tokens.find(params.position.ptr<int32_t>()[i]);
-      token_ids.ptr<int32_t>()[i] = at == tokens.end() ? 1 : at->second;
-    }
-  }
-
- private:
-  std::shared_ptr<Script> script_;
-};
-
-class LLMEngineTest : public testing::Test {
- protected:
-  LLMEngineTest() {
-    model_.architecture = "Qwen3ForCausalLM";
-    model_.vocab_size = 100;
-    model_.hidden_size = model_.head_dim = 8;
-    model_.intermediate_size = 8;
-    model_.num_hidden_layers = model_.num_attention_heads = model_.num_key_value_heads = 1;
-    model_.max_position_embeddings = 64;
-    model_.dtype = DType::f32;
-    config_.block_size = 8;
-    config_.max_num_seqs = 4;
-  }
-  LLMEngine make(std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
-    auto runner =
-        std::make_unique<ModelRunner>(std::make_unique<ScriptedBackend>(script_),
-                                      std::make_unique<SingleCommunicator>(), model_, config_);
-    return LLMEngine(std::move(runner), model_, config_, std::move(tokenizer), {99});
-  }
-  static SamplingParams params(int64_t seed, int64_t max_tokens) {
-    SamplingParams p;
-    p.seed = seed;
-    p.max_tokens = max_tokens;
-    return p;
-  }
-  static std::map<int64_t, RequestOutput> run(LLMEngine& engine) {
-    std::map<int64_t, RequestOutput> last;
-    while (!engine.is_finished())
-      for (RequestOutput& output : engine.step()) {
-        const int64_t id = output.request_id;
-        last[id] = std::move(output);
-      }
-    return last;
-  }
-
-  ModelConfig model_;
-  EngineConfig config_;
-  std::shared_ptr<ScriptedBackend::Script> script_ = std::make_shared<ScriptedBackend::Script>();
-};
 
 TEST_F(LLMEngineTest, LogitsThatAreNotFiniteFailTheirRequestAlone) {
   script_->tokens[7][5] = -1;
@@ -244,7 +160,7 @@ TEST_F(LLMEngineTest, WhatAFailingStepHadToReportIsGivenBeforeTheFailure) {
   const auto outputs = engine.step();
   ASSERT_EQ(outputs.size(), 1u);
   EXPECT_EQ(outputs[0].request_id, refused);
-  EXPECT_EQ(outputs[0].finish_reason, FinishReason::error);
+  EXPECT_EQ(outputs[0].outputs[0].finish_reason, FinishReason::error);
   EXPECT_FALSE(engine.is_finished()) << "the failure has not been told yet";
   EXPECT_THROW(engine.step(), Error);
   EXPECT_TRUE(engine.is_finished());
@@ -267,51 +183,6 @@ TEST_F(LLMEngineTest, TheEnginesSeedDecidesForRequestsWithoutOne) {
   EXPECT_NE(one[0], one[1]) << "each request has its own";
   EXPECT_NE(one, two);
   EXPECT_EQ(seeds_with(1), one);
-}
-
-/// Over a tokenizer of bytes and of the pieces that the tests name.
-class LLMEngineTextTest : public LLMEngineTest {
- protected:
-  /// What a request gets whose tokens are `tokens`.
-  RequestOutput answer(const std::vector<int32_t>& tokens, SamplingParams p) {
-    model_.vocab_size = 300;
-    p.seed = 1;
-    for (size_t i = 0; i < tokens.size(); ++i)
-      script_->tokens[1][static_cast<int32_t>(3 + i)] = tokens[i];
-    LLMEngine engine = make(tokenizer_.shared());
-    engine.add_request({1, 2, 3}, p);
-    return run(engine).at(0);
-  }
-  static SamplingParams stop_at(const std::string& stop, int64_t max_tokens) {
-    SamplingParams p = params(1, max_tokens);
-    p.stop = {stop};
-    return p;
-  }
-
-  static constexpr int32_t kEndsStop = 256;
-  ByteTokenizer tokenizer_{{"b\xc3"}};
-};
-
-TEST_F(LLMEngineTextTest, AStopStringInTheLastTokenIsTheReasonThatCounts) {
-  const RequestOutput out = answer({'x', 'a', 'b'}, stop_at("ab", 3));
-  EXPECT_EQ(out.text, "x");
-  EXPECT_EQ(out.finish_reason, FinishReason::stop);
-  EXPECT_EQ(out.stop_reason, "ab");
-}
-
-TEST_F(LLMEngineTextTest, AStopStringCountsFromTheTokenThatMakesMinTokens) {
-  SamplingParams p = stop_at("b", 6);
-  p.min_tokens = 2;
-  EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b'}));
-  p.min_tokens = 3;
-  EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b', 'x', 'b'}));
-}
-
-TEST_F(LLMEngineTextTest, NothingFollowsAStopStringWhoseTokenBeginsACharacter) {
-  EXPECT_EQ(answer({'x', 'a', kEndsStop}, stop_at("ab", 9)).text, "x");
-  SamplingParams included = stop_at("ab", 9);
-  included.include_stop_str_in_output = true;
-  EXPECT_EQ(answer({'x', 'a', kEndsStop}, included).text, "xab");
 }
 
 TEST_F(LLMEngineTest, EosEndsARequestAfterMinTokensAndNotWhereItIsIgnored) {

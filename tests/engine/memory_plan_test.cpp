@@ -227,5 +227,26 @@ TEST(MemoryPlan, SlotsFitThirtyTwoBits) {
   EXPECT_EQ(plan.num_blocks, INT32_MAX / 256);
 }
 
+// Beside other programs on the card: its driver grows, too.
+TEST(MemoryPlan, AGpuKeepsAFiftiethOfItselfFree) {
+  class Gpu final : public NullBackend {
+   public:
+    explicit Gpu(size_t free) : free_(free) {}
+    Device device() const override { return {Device::cuda, 0}; }
+    MemoryInfo memory() const override { return {size_t{100} << 30, free_}; }
+
+   private:
+    size_t free_;
+  };
+  EngineConfig config;
+  config.gpu_memory_utilization = 0.9;
+  const auto available = [&](size_t free) {
+    Gpu gpu(free);
+    return plan_memory(gpu, large_cache_model(), config, DType::f32, {}).available;
+  };
+  EXPECT_EQ(available(size_t{60} << 30), size_t{58} << 30);
+  EXPECT_EQ(available(size_t{100} << 30) >> 30, 90u);
+}
+
 }  // namespace
 }  // namespace nanovllm

@@ -16,7 +16,7 @@ namespace {
 constexpr int kRequests = 70;  // more than the head takes at once
 
 /// The answers to kRequests different prompts, all in the same steps.
-std::vector<RequestOutput> answers(const std::vector<SamplingParams>& params) {
+std::vector<CompletionOutput> answers(const std::vector<SamplingParams>& params) {
   ModelConfig model;
   model.architecture = "Qwen3ForCausalLM";
   model.vocab_size = 150;
@@ -36,11 +36,11 @@ std::vector<RequestOutput> answers(const std::vector<SamplingParams>& params) {
   LLMEngine engine(std::move(runner), model, config, nullptr, {});
   for (int i = 0; i < kRequests; ++i)
     engine.add_request({i, 3, 2 * i}, params[static_cast<size_t>(i)]);
-  std::vector<RequestOutput> last(kRequests);
+  std::vector<CompletionOutput> last(kRequests);
   while (!engine.is_finished())
     for (RequestOutput& output : engine.step()) {
       const auto id = static_cast<size_t>(output.request_id);
-      last[id] = std::move(output);
+      last[id] = std::move(output.outputs[0]);
     }
   return last;
 }

@@ -2,11 +2,24 @@
 // makes none, eager or recorded, and never waits for the whole device.
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "engine/idle_backend.h"
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
+#include "ops/cpu/cpu_backend.h"
 #include "unit/engine/count_allocations.h"
+
+namespace {
+int64_t num_aligned = 0;
+}
+
+// By which the CPU backend takes its memory; counted here.
+extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  ++num_aligned;
+  void* data = nullptr;
+  return posix_memalign(&data, alignment, size) == 0 ? data : nullptr;
+}
 
 namespace nanovllm {
 namespace {
@@ -43,6 +56,93 @@ std::string name_of_mode(const testing::TestParamInfo<bool>& mode) {
   return mode.param ? "eager" : "recorded";
 }
 INSTANTIATE_TEST_SUITE_P(Engine, StepAllocation, testing::Bool(), name_of_mode);
+
+// -- The CPU backend, which computes: dense and with experts.
+
+ModelConfig computing_model(bool is_mixture) {
+  ModelConfig model = idle_model();
+  model.hidden_size = 32;
+  model.head_dim = model.intermediate_size = 16;
+  model.num_hidden_layers = 2;
+  if (is_mixture) {
+    model.architecture = "Qwen3MoeForCausalLM";
+    model.moe.emplace();
+    model.moe->num_experts = 4;
+    model.moe->num_experts_per_tok = 2;
+    model.moe->moe_intermediate_size = 24;
+  }
+  return model;
+}
+
+/// Bytes of the process's heap that are in use.
+size_t heap() {
+  const auto info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+/// An engine over the kernels of `isa`; empty: oneDNN's products. On one thread: OpenMP's own
+/// bookkeeping for more is none of ours.
+LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture) {
+  const ModelConfig model = computing_model(is_mixture);
+  EngineConfig config;
+  config.block_size = 256;
+  config.max_num_batched_tokens = 64;
+  auto runner = std::make_unique<ModelRunner>(
+      std::make_unique<cpu::CpuBackend>(BackendOptions{.num_threads = 1}, isa),
+      std::make_unique<SingleCommunicator>(), model, config);
+  runner->load(nullptr, 1, {});
+  return LLMEngine(std::move(runner), model, config, nullptr, {});
+}
+
+class CpuStepAllocation : public testing::TestWithParam<bool> {};
+
+TEST_P(CpuStepAllocation, ADecodeStepOfOurOwnKernelsAllocatesNothing) {
+  LLMEngine engine = engine_on_cpu(cpu::best_kernels().name, GetParam());
+  SamplingParams params;
+  params.max_tokens = 200;
+  params.top_k = 5;
+  params.output_kind = OutputKind::final_only;
+  for (int i = 0; i < 8; ++i) engine.add_request({1, 2, i}, params);
+  for (int i = 0; i < 20; ++i) engine.step();
+  const int64_t allocations = num_allocations;
+  const size_t before = heap();
+  for (int i = 0; i < 100; ++i) engine.step();
+  EXPECT_EQ(num_allocations - allocations, 0);
+  EXPECT_EQ(heap(), before);
+}
+
+// oneDNN makes small objects for each call, and code for each number of rows that is new to it.
+TEST_P(CpuStepAllocation, ADecodeStepOverOneDnnKeepsNothing) {
+  LLMEngine engine = engine_on_cpu({}, GetParam());
+  SamplingParams params;
+  params.max_tokens = 200;
+  params.output_kind = OutputKind::final_only;
+  for (int i = 0; i < 8; ++i) engine.add_request({1, 2, i}, params);
+  for (int i = 0; i < 60; ++i) engine.step();  // an expert has met every number of rows by now
+  const size_t before = heap();
+  for (int i = 0; i < 100; ++i) engine.step();
+  EXPECT_LE(heap(), before + (GetParam() ? size_t{1} << 20 : 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, CpuStepAllocation, testing::Bool(), [](const auto& instance) {
+  return std::string(instance.param ? "mixture" : "dense");
+});
+
+// The largest step, with filters and log probabilities.
+TEST(CpuScratch, IsReservedBeforeTheFirstStep) {
+  for (const bool is_mixture : {false, true}) {
+    LLMEngine engine = engine_on_cpu(cpu::best_kernels().name, is_mixture);
+    SamplingParams params;
+    params.max_tokens = 2;
+    params.top_p = 0.5;
+    params.prompt_logprobs = 2;
+    params.output_kind = OutputKind::final_only;
+    engine.add_request(std::vector<int32_t>(64, 1), params);
+    const int64_t before = num_aligned;
+    while (!engine.is_finished()) engine.step();
+    EXPECT_EQ(num_aligned - before, 0);
+  }
+}
 
 }  // namespace
 }  // namespace nanovllm

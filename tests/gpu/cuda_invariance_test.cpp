@@ -245,8 +245,7 @@ SamplingBatch mixed_rules(Rig& rig, int64_t begin, int64_t end) {
                        .min_p = rig.upload(min_p, DType::f32, {n}),
                        .seed = rig.upload(seed, {n}),
                        .position = rig.upload(position, {n}),
-                       .all_greedy = false,
-                       .any_filter = true};
+                       .features = kSampleRandom | kSampleFiltered};
 }
 
 /// Rows of normal logits, every fourth of them nearly flat.
@@ -271,7 +270,7 @@ TEST_F(CudaInvariance, SampledTokensDoNotDependOnTheBatch) {
       EXPECT_EQ(rig.bytes(one), rig.bytes(all.rows(i, i + 1))) << "row " << i << " of " << vocab;
     }
     // A row without filters gives the same token in a batch that knows no filters.
-    rules.any_filter = false;
+    rules.features = kSampleRandom;
     gpu_->sample(plain, logits, rules);
     int64_t compared = 0;
     for (int64_t i = 0; i < rows; ++i) {

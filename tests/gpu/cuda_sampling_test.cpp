@@ -32,8 +32,7 @@ struct Rules {
              rig.upload(zeros, DType::f32, {rows}),
              rig.upload(std::span<const int64_t>(seed), {rows}),
              rig.upload(std::span<const int32_t>(position), {rows})};
-    batch.all_greedy = greedy;
-    batch.any_filter = false;
+    batch.features = greedy ? 0 : kSampleRandom;
   }
 };
 

@@ -47,8 +47,8 @@ void time_sample(Backend& gpu, const char* kind, const std::vector<float>& value
     for (size_t i = 0; i < seeds.size(); ++i) seeds[i] = static_cast<int64_t>(i) << 33;
     params.seed = rig.upload(seeds, {rows});
     params.position = rig.empty(DType::i32, {rows});
-    params.all_greedy = f.temperature == 0;
-    params.any_filter = f.top_k > 0 || f.top_p < 1 || f.min_p > 0;
+    if (f.temperature > 0) params.features |= kSampleRandom;
+    if (f.top_k > 0 || f.top_p < 1 || f.min_p > 0) params.features |= kSampleFiltered;
     const double us = microseconds(gpu, 20, [&](int) { gpu.sample(ids, logits, params); });
     std::printf("  %s %.1f", f.name, us);
   }

@@ -223,9 +223,10 @@ TEST_P(SamplingTest, FrequenciesFollowTheDistribution) {
 TEST_P(SamplingTest, MaskLogitsMasksExactlyThose) {
   const Values logits = random_values(DType::f32, 4 * 50, 1);
   const Operand operand(ops(), DType::f32, {4, 50}, logits, {.lead = 2, .trail = 6});
-  const std::vector<int32_t> pairs{0, 0, 3, 49, 2, 7, 2, 7};
+  // The first of these rows is the step's fifth; others' pairs, and those of padding, mean nothing.
+  const std::vector<int32_t> pairs{4, 0, 7, 49, 6, 7, 6, 7, 3, 5, 8, 5, -1, -1};
   const Operand list = ints(ops(), pairs);
-  ops().mask_logits(operand, list.view().reshape({4, 2}));
+  ops().mask_logits(operand, list.view().reshape({7, 2}), 4);
   ops().synchronize();
   Values want = logits;
   for (const size_t i : {size_t{0}, size_t{3 * 50 + 49}, size_t{2 * 50 + 7}}) want[i] = -INFINITY;

@@ -35,11 +35,11 @@ class SamplingTest : public BackendTest {
                   seed = column(DType::i64, [](const Row&r) { return r.seed; }),
                   position = column(DType::i32, [](const Row&r) { return r.position; });
     SamplingBatch batch{temperature, top_k, top_p, min_p, seed, position};
-    batch.all_greedy =
-        std::all_of(rows.begin(), rows.end(), [](const Row& r) { return r.temperature == 0; });
-    batch.any_filter = std::any_of(rows.begin(), rows.end(), [](const Row& r) {
-      return r.top_k > 0 || r.top_p < 1 || r.min_p > 0;
-    });
+    for (const Row& r : rows) {
+      if (r.temperature == 0) continue;
+      batch.features |= kSampleRandom;
+      if (r.top_k > 0 || r.top_p < 1 || r.min_p > 0) batch.features |= kSampleFiltered;
+    }
     const Operand operand(ops(), DType::f32, {n, vocab}, logits, layout),
         ids(ops(), DType::i32, {n});
     ops().sample(ids, operand, batch);

@@ -69,7 +69,7 @@ class MpiCommunicator final : public Communicator {
 
   // Every rank gets its share of the elements from all, sums it, and gives the sum to all.
   void all_reduce(Tensor x) override {
-    check(x.contiguous(), "all_reduce of strided {}", x.describe());
+    check(x.contiguous(), "all_reduce of strided {}", x);
     dispatch_float(x.dtype, [&]<class T>() {
       const int64_t n = x.numel(), share = (n + world_size_ - 1) / world_size_;
       if (n == 0) return;
@@ -96,7 +96,7 @@ class MpiCommunicator final : public Communicator {
     const Tensor own = parts[rank_];
     const int64_t t = own.shape[0], n = own.shape[1], m = out.shape[1];
     check(out.contiguous() && parts.contiguous() && out.dtype == parts.dtype && out.shape[0] == t,
-          "all_gather of {} to {}", parts.describe(), out.describe());
+          "all_gather of {} to {}", parts, out);
     MPI_Request request = MPI_REQUEST_NULL;
     mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, parts.data, count_of(own.bytes()),
                              MPI_BYTE, MPI_COMM_WORLD, &request));

@@ -15,7 +15,7 @@ namespace {
 /// A StepInput without its vectors; tensors point to offsets from address 0.
 struct StepHeader {
   StepArrays arrays;
-  size_t num_masks = 0, num_sampling = 0;
+  size_t num_sampling = 0;
 };
 static_assert(std::is_trivially_copyable_v<StepHeader>);
 
@@ -26,28 +26,20 @@ constexpr std::chrono::milliseconds kLeavePatience{30'000};
 }  // namespace
 
 void pack_step(const StepInput& input, const std::byte* block, std::vector<std::byte>& message) {
-  StepHeader header{input, input.mask_starts.size(), input.sampling.size()};
+  StepHeader header{input, input.sampling.size()};
   move_to(header.arrays, block, nullptr, {});
-  const size_t mask_bytes = input.mask_starts.size() * sizeof(int64_t);
-  message.resize(sizeof header + mask_bytes + input.bytes);
-  std::byte* to = message.data();
-  std::memcpy(to, &header, sizeof header);
-  if (mask_bytes > 0) std::memcpy(to + sizeof header, input.mask_starts.data(), mask_bytes);
-  std::memcpy(to + sizeof header + mask_bytes, block, input.bytes);
+  message.resize(sizeof header + input.bytes);
+  std::memcpy(message.data(), &header, sizeof header);
+  std::memcpy(message.data() + sizeof header, block, input.bytes);
 }
 
 void unpack_step(std::span<const std::byte> message, StepInput& input, std::byte* block) {
   StepHeader header;
   std::memcpy(static_cast<void*>(&header), message.data(), sizeof header);
-  const std::byte* from = message.data() + sizeof header;
   static_cast<StepArrays&>(input) = header.arrays;
   input.sampling.assign(header.num_sampling, 0);  // only their number is asked for here
   input.prompt_rows.clear();
-  input.mask_starts.resize(header.num_masks);
-  if (header.num_masks > 0)
-    std::memcpy(input.mask_starts.data(), from, header.num_masks * sizeof(int64_t));
-  input.sampler.mask_starts = input.mask_starts;
-  std::memcpy(block, from + header.num_masks * sizeof(int64_t), input.bytes);
+  std::memcpy(block, message.data() + sizeof header, input.bytes);
   move_to(input, nullptr, block, {});
 }
 

@@ -17,7 +17,7 @@ struct RotaryTable {
 
   explicit RotaryTable(const Tensor& t)
       : data(t.ptr<float>()), rotary_dim(t.shape[1]), stride(t.stride[0]) {
-    check(t.rank == 2 && has_dense_rows(t) && rotary_dim % 2 == 0, "rotary table {}", t.describe());
+    check(t.rank == 2 && has_dense_rows(t) && rotary_dim % 2 == 0, "rotary table {}", t);
   }
   const float* cos(int64_t position) const { return data + position * stride; }
   const float* sin(int64_t position) const { return cos(position) + rotary_dim / 2; }
@@ -39,7 +39,7 @@ struct CacheView {
               cache.k.dtype == cache.v.dtype && cache.k.stride[2] == head_dim &&
               cache.k.stride[3] == 1 && cache.v.stride[2] == head_dim && cache.v.stride[3] == 1 &&
               std::has_single_bit(static_cast<uint64_t>(block_size)),
-          "KV cache {} and {}", cache.k.describe(), cache.v.describe());
+          "KV cache {} and {}", cache.k, cache.v);
   }
 
   /// Copies one token's heads into its slot.
@@ -59,29 +59,23 @@ struct CacheView {
   }
 };
 
-/// What a thread takes of a sequence: some of its tokens, for one KV head.
-struct Unit {
-  int64_t sequence, first, count;
-};
+}  // namespace
 
-/// As many tokens a unit as fill a piece, the longest contexts of a sequence first.
-std::vector<Unit> units_of(const Batch& batch, int64_t tokens, int64_t group) {
+// As many tokens a unit as fill a piece, the longest contexts of a sequence first.
+void CpuBackend::divide_attention(const Batch& batch, int64_t tokens, int64_t group) {
   const int32_t *starts = batch.cu_seqlens_q.ptr<int32_t>(),
                 *lengths = batch.context_lens.ptr<int32_t>();
   const int64_t step = std::max<int64_t>(1, kAttentionRows / group);
-  std::vector<Unit> units;
+  attention_units_.clear();
   for (int64_t s = 0; s < batch.num_seqs(); ++s) {
     const int64_t count = starts[s + 1] - starts[s];
     check(count >= 0 && starts[s + 1] <= tokens && lengths[s] >= count,
           "attention: sequence {} has rows {}..{} and {} keys", s, starts[s], starts[s + 1],
           lengths[s]);
     for (int64_t first = (count - 1) / step * step; first >= 0 && count > 0; first -= step)
-      units.push_back({s, first, std::min(step, count - first)});
+      attention_units_.push_back({s, first, std::min(step, count - first)});
   }
-  return units;
 }
-
-}  // namespace
 
 void CpuBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) {
   const int64_t tokens = q.shape[0], d = q.shape[2];
@@ -179,14 +173,15 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
   const int32_t* tables = batch.block_tables.ptr<int32_t>();
   reserve_scratch(attention_scratch_floats(view.head_dim));
 
-  const std::vector<Unit> units = units_of(batch, tokens, group);
+  divide_attention(batch, tokens, group);
+  const std::vector<AttentionUnit>& units = attention_units_;
   dispatch_float(q.dtype, [&]<class T>() {
     const T *q_data = q.ptr<T>(), *k_data = cache.k.ptr<T>(), *v_data = cache.v.ptr<T>();
     T* out_data = out.ptr<T>();
     const FloatKernels<T>& kernels = kernels_.of<T>();
     parallel_each(threads_, static_cast<int64_t>(units.size()) * view.kv_heads,
                   [&](int64_t i, int thread) {
-                    const Unit& unit = units[static_cast<size_t>(i / view.kv_heads)];
+                    const AttentionUnit& unit = units[static_cast<size_t>(i / view.kv_heads)];
                     const int64_t s = unit.sequence, kv_head = i % view.kv_heads,
                                   token = starts[s] + unit.first;
                     kernels.attention(

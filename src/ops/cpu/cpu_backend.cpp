@@ -1,5 +1,6 @@
 #include "ops/cpu/cpu_backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/memory.h"
@@ -28,7 +29,6 @@ CpuBackend::CpuBackend(const BackendOptions& options, std::string_view isa)
       kernels_(kernels_named(isa)) {
   if (isa.empty()) onednn_ = std::make_unique<OneDnn>(threads_);
   scratch_.resize(static_cast<size_t>(threads_));
-  reserve_scratch(attention_scratch_floats(256));
 }
 
 std::string CpuBackend::name() const {
@@ -44,7 +44,7 @@ void CpuBackend::copy(Tensor dst, Tensor src) {
         "the CPU backend copies between host tensors only");
   check(
       dst.contiguous() && src.contiguous() && dst.dtype == src.dtype && dst.numel() == src.numel(),
-      "copy {} to {}", src.describe(), dst.describe());
+      "copy {} to {}", src, dst);
   if (src.bytes() != 0) std::memmove(dst.data, src.data, src.bytes());
 }
 
@@ -55,11 +55,29 @@ void CpuBackend::reserve_scratch(int64_t floats) {
   scratch_floats_ = floats;
 }
 
-size_t CpuBackend::scratch_bytes() const {
-  // Per thread: the larger of attention's tiles, 48 rows of activations (own GEMM) and a row of
-  // sortable logits. For all: oneDNN's generated code, up to 1024 products of 60 KB, and its
-  // scratchpad.
-  return static_cast<size_t>(threads_) * (size_t{4} << 20) + (size_t{64} << 20);
+void CpuBackend::reserve_experts(size_t bytes) {
+  if (bytes <= expert_bytes_) return;
+  expert_rows_ = cpu::allocate(bytes);
+  expert_bytes_ = bytes;
+}
+
+int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
+  const int64_t gemm = uses_onednn(largest.dtype) ? 0 : gemm_scratch_floats(largest.widest),
+                sorting = 2 * largest.vocab;  // keys of 8 bytes
+  return std::max({attention_scratch_floats(largest.head_dim), gemm, sorting});
+}
+
+size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
+  const int64_t floats = threads_ * scratch_floats(largest);
+  return static_cast<size_t>(floats) * sizeof(float) +
+         static_cast<size_t>(largest.rows) * sizeof(AttentionUnit) + expert_bytes(largest) +
+         (uses_onednn(largest.dtype) ? OneDnn::kMostBytes : 0);
+}
+
+void CpuBackend::reserve(const OperandLimits& largest) {
+  reserve_scratch(scratch_floats(largest));
+  reserve_experts(expert_bytes(largest));
+  attention_units_.reserve(static_cast<size_t>(largest.rows));
 }
 
 }  // namespace cpu

@@ -12,6 +12,15 @@
 
 namespace nanovllm::cpu {
 
+/// Rows that one product of an expert takes at once: bounds the buffer between the products.
+constexpr int64_t kExpertRows = 128;
+
+/// Bytes of that buffer: an expert's rows, and what its first product makes of them.
+inline size_t expert_bytes(const OperandLimits& o) {
+  if (o.expert_inner == 0) return 0;
+  return static_cast<size_t>(kExpertRows * (o.hidden + 2 * o.expert_inner)) * size_of(o.dtype);
+}
+
 class CpuBackend : public Backend {
  public:
   /// `isa` names a set of kernels ("base", "avx2", ...: kernels.h) to use without oneDNN; empty:
@@ -28,7 +37,8 @@ class CpuBackend : public Backend {
   int64_t max_logits_rows() const override {
     return 64;
   }  // 39 MB of f32 for 152k tokens; the GEMM gains little beyond
-  size_t scratch_bytes() const override;
+  size_t scratch_bytes(const OperandLimits& largest) const override;
+  void reserve(const OperandLimits& largest) override;
 
   size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
   Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
@@ -49,7 +59,7 @@ class CpuBackend : public Backend {
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
                const MoeWorkspace& work) override;
-  void mask_logits(Tensor logits, Tensor pairs) override;
+  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
@@ -60,9 +70,18 @@ class CpuBackend : public Backend {
  private:
   const WeightLayout& layout(DType dtype, int64_t n, int64_t k) const;
   bool uses_onednn(DType dtype) const { return onednn_ && onednn_->supports(dtype); }
+  /// What a thread takes of a sequence in attention(): some of its tokens, for one KV head.
+  struct AttentionUnit {
+    int64_t sequence, first, count;
+  };
+  void divide_attention(const Batch& batch, int64_t tokens, int64_t group);
+
+  int64_t scratch_floats(const OperandLimits& largest) const;
   /// Makes sure that every thread has this much scratch; grows only when more is asked for than
   /// ever before.
   void reserve_scratch(int64_t floats);
+  /// The same for what moe_mlp() works on.
+  void reserve_experts(size_t bytes);
   float* scratch(int thread) const {
     return reinterpret_cast<float*>(scratch_[static_cast<size_t>(thread)].get());
   }
@@ -73,7 +92,8 @@ class CpuBackend : public Backend {
   mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> panel_layouts_;
   std::vector<Buffer> scratch_;  // one per thread
   int64_t scratch_floats_ = 0;
-  Buffer expert_rows_;  // moe_mlp: what one expert works on
+  std::vector<AttentionUnit> attention_units_;  // of the step's attention()
+  Buffer expert_rows_;                          // moe_mlp: what one expert works on
   size_t expert_bytes_ = 0;
 };
 

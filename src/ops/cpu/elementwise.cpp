@@ -21,7 +21,7 @@ void CpuBackend::gather_rows(Tensor y, Tensor x, Tensor rows) {
   expect_matrix("gather_rows x", x, x.shape[0], n);
   expect_matrix("gather_rows y", y, count, n);
   expect_vector("gather_rows rows", rows, DType::i32, count);
-  check(x.dtype == y.dtype, "gather_rows {} from {}", y.describe(), x.describe());
+  check(x.dtype == y.dtype, "gather_rows {} from {}", y, x);
   const int32_t* index = rows.ptr<int32_t>();
   const size_t element = size_of(x.dtype);
   parallel_for(threads_, count, count * n, [&](int64_t begin, int64_t end, int) {

@@ -29,17 +29,16 @@ Tensor CpuBackend::weight_view(std::byte* data, DType dtype, int64_t n, int64_t 
 void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
   int64_t rows = 0;
   for (const Tensor& part : parts) {
-    check(part.rank == dst.rank && part.defined(), ErrorKind::model, "cannot load {} into {}",
-          part.describe(), dst.describe());
+    check(part.rank == dst.rank && part.defined(), ErrorKind::model, "cannot load {} into {}", part,
+          dst);
     int64_t step = 1;
     for (size_t axis = static_cast<size_t>(part.rank); axis-- > 1; step *= part.shape[axis])
       check(part.shape[axis] == dst.shape[axis] &&
                 (part.stride[axis] == step || part.shape[axis] == 1),
-            ErrorKind::model, "cannot load {} into {}", part.describe(), dst.describe());
+            ErrorKind::model, "cannot load {} into {}", part, dst);
     rows += part.shape[0];
   }
-  check(rows == dst.shape[0], ErrorKind::model, "cannot load {} rows into {}", rows,
-        dst.describe());
+  check(rows == dst.shape[0], ErrorKind::model, "cannot load {} rows into {}", rows, dst);
 
   if (dst.packed) {
     const WeightLayout& where = layout(dst.dtype, dst.shape[0], dst.shape[1]);
@@ -50,7 +49,7 @@ void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
     }
     return;
   }
-  check(dst.contiguous(), "load() into a strided {}", dst.describe());
+  check(dst.contiguous(), "load() into a strided {}", dst);
   const int64_t row = dst.shape[0] > 0 ? dst.numel() / dst.shape[0] : 0;
   std::byte* to = dst.data;
   for (const Tensor& part : parts)
@@ -65,7 +64,7 @@ void CpuBackend::gemm(Tensor y, Tensor x, Tensor w) {
   expect_matrix("gemm x", x, m, k);
   expect_matrix("gemm y", y, m, n);
   check(w.packed && w.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
-        "gemm {} = {} x {}", y.describe(), x.describe(), w.describe());
+        "gemm {} = {} x {}", y, x, w);
   if (m == 0) return;
   if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w);
   reserve_scratch(gemm_scratch_floats(k));
@@ -92,8 +91,7 @@ void CpuBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_
   const int64_t t = tokens.shape[0], n = table.shape[0], k = table.shape[1];
   expect_matrix("embedding y", y, t, k);
   expect_vector("embedding tokens", tokens, DType::i32, t);
-  check(table.packed && table.dtype == y.dtype, "embedding {} from {}", y.describe(),
-        table.describe());
+  check(table.packed && table.dtype == y.dtype, "embedding {} from {}", y, table);
   const WeightLayout& where = layout(table.dtype, n, k);
   dispatch_float(y.dtype, [&]<class T>() {
     const int32_t* ids = tokens.ptr<int32_t>();

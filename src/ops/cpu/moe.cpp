@@ -5,15 +5,11 @@
 #include <limits>
 
 #include "ops/cpu/cpu_backend.h"
-#include "ops/cpu/memory.h"
 #include "ops/cpu/shapes.h"
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {
 namespace {
-
-/// Rows that one product of an expert takes at once: bounds the buffer between the products.
-constexpr int64_t kExpertRows = 128;
 
 /// One token: the k likeliest of n logits, and softmax over all of them.
 void route(float* weights, int32_t* ids, const float* logits, int64_t n, int64_t k,
@@ -111,15 +107,11 @@ void CpuBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor 
   check(gate_up.rank == 3 && down.rank == 3 && down.shape[0] == experts &&
             gate_up.shape[1] == 2 * n && gate_up.shape[2] == h && down.shape[1] == h &&
             ids.contiguous() && weights.contiguous() && weights.shape[1] == k && y.dtype == x.dtype,
-        "moe_mlp: {} and {} of {}", gate_up.describe(), down.describe(), x.describe());
+        "moe_mlp: {} and {} of {}", gate_up, down, x);
   const Grouping groups(work.plan, ids.ptr<int32_t>(), pairs, k, experts);
 
   const size_t element = size_of(x.dtype), row = static_cast<size_t>(h) * element;
-  const size_t needed = static_cast<size_t>(kExpertRows * (h + 2 * n)) * element;
-  if (needed > expert_bytes_) {
-    expert_rows_ = cpu::allocate(needed);
-    expert_bytes_ = needed;
-  }
+  reserve_experts(expert_bytes({.dtype = x.dtype, .hidden = h, .expert_inner = n}));
   for (int64_t e = 0; e < experts; ++e)
     for (int64_t begin = groups.first[e]; begin < groups.first[e + 1]; begin += kExpertRows) {
       const int64_t end = std::min<int64_t>(begin + kExpertRows, groups.first[e + 1]);

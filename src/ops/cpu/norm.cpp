@@ -8,7 +8,7 @@ namespace nanovllm::cpu {
 void CpuBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   check((x.rank == 2 || x.rank == 3) && y.rank == x.rank && y.dtype == x.dtype &&
             has_dense_rows(x) && has_dense_rows(y) && x.shape == y.shape,
-        "rms_norm {} = {}", y.describe(), x.describe());
+        "rms_norm {} = {}", y, x);
   const int64_t rows = x.shape[0], heads = x.rank == 3 ? x.shape[1] : 1,
                 n = x.rank == 3 ? x.shape[2] : x.shape[1];
   const int64_t x_head = x.rank == 3 ? x.stride[1] : 0, y_head = y.rank == 3 ? y.stride[1] : 0;

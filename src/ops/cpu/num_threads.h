@@ -2,8 +2,6 @@
 
 namespace nanovllm::cpu {
 
-constexpr int kMaxThreads = 1024;  // of a backend; the runtime's own tables end a process beyond
-
 /// OMP_NUM_THREADS if set (Error(invalid_argument) beyond kMaxThreads), else the physical cores
 /// this process may use (affinity mask, SMT siblings, cgroup quota).
 int default_num_threads();

@@ -21,6 +21,10 @@ std::string onednn_version();
 
 class OneDnn {
  public:
+  /// What this takes of the host's memory, beyond what one product needs while it runs: the code of
+  /// the last 1,024 kinds of products, some 60 KB each.
+  static constexpr size_t kMostBytes = size_t{64} << 20;
+
   explicit OneDnn(int threads);
   ~OneDnn();
 

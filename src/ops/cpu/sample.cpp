@@ -117,15 +117,17 @@ int32_t sample_row(std::span<SortKey> room, const float* logits, const RowParams
 
 }  // namespace
 
-void CpuBackend::mask_logits(Tensor logits, Tensor pairs) {
+void CpuBackend::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
   check(logits.rank == 2 && has_dense_rows(logits) && pairs.rank == 2 && pairs.shape[1] == 2 &&
             pairs.contiguous(),
-        "mask_logits {} at {}", logits.describe(), pairs.describe());
+        "mask_logits {} at {}", logits, pairs);
   float* data = logits.ptr<float>();
   const int32_t* pair = pairs.ptr<int32_t>();
-  for (int64_t i = 0; i < pairs.shape[0]; ++i)
-    data[pair[2 * i] * logits.stride[0] + pair[2 * i + 1]] =
-        -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < pairs.shape[0]; ++i) {
+    const int64_t row = pair[2 * i] - first_row;
+    if (row >= 0 && row < logits.shape[0])
+      data[row * logits.stride[0] + pair[2 * i + 1]] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 void CpuBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
@@ -140,12 +142,12 @@ void CpuBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& pa
                                   static_cast<size_t>(vocab));
     for (int64_t i = begin; i < end; ++i) {
       RowParams row{.temperature = 0, .top_p = 1, .min_p = 0, .top_k = 0, .seed = 0, .position = 0};
-      if (!params.all_greedy) {
+      if (params.has(kSampleRandom)) {
         row.temperature = params.temperature.ptr<float>()[i];
         row.seed = static_cast<uint64_t>(params.seed.ptr<int64_t>()[i]);
         row.position = static_cast<uint32_t>(params.position.ptr<int32_t>()[i]);
       }
-      if (!params.all_greedy && params.any_filter) {
+      if (params.has(kSampleFiltered)) {
         row.top_k = params.top_k.ptr<int32_t>()[i];
         row.top_p = params.top_p.ptr<float>()[i];
         row.min_p = params.min_p.ptr<float>()[i];

@@ -9,6 +9,7 @@
 #include <sched.h>
 
 #include "core/check.h"
+#include "core/limits.h"
 
 namespace nanovllm::cpu {
 namespace {

@@ -118,7 +118,7 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
   r.params = defaults.params;
   // The two endpoints have their own logprobs.
   Json sampling = Json::object();
-  const auto& names = sampling_params_names();
+  const std::vector<std::string> names = sampling_params_names();
   for (const auto& [key, value] : o.json().items()) {
     const bool is_ours = std::ranges::find(names, key) != names.end();
     if (key == "logprobs" || key == "detokenize") continue;

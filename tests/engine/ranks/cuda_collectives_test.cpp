@@ -326,7 +326,7 @@ void expect_sampled(const std::vector<std::string>& devices, int64_t rows, int64
     backend.synchronize();
     group.barrier(comm.rank());
     for (int again = 0; again < 3; ++again) {
-      params.all_greedy = again == 2;
+      params.features = again == 2 ? 0 : kSampleRandom;
       backend.sample(ids.rows(0, rows), whole, params);
       EXPECT_TRUE(comm.sample(ids.rows(rows, 2 * rows), own, vocab, params));
       std::vector<int32_t> got(static_cast<size_t>(2 * rows));

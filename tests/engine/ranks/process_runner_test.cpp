@@ -12,12 +12,13 @@ std::vector<std::pair<std::ptrdiff_t, std::string>> views(const StepInput& input
                                                           const std::byte* block) {
   std::vector<std::pair<std::ptrdiff_t, std::string>> list;
   const Batch& b = input.batch;
-  const SamplerInput& s = input.sampler;
-  for (const Tensor* t : {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
-                          &b.context_lens, &b.block_tables, &b.logits_rows, &input.token_source,
-                          &s.params.temperature, &s.params.top_k, &s.params.top_p, &s.params.min_p,
-                          &s.params.seed, &s.params.position, &s.prompt_targets, &s.masked})
+  SamplerInput s = input.sampler;
+  for (const Tensor* t : std::initializer_list<const Tensor*>{
+           &b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q, &b.context_lens,
+           &b.block_tables, &b.logits_rows, &input.token_source, &s.prompt_targets, &s.masked})
     list.emplace_back(t->data - block, t->describe());
+  for (const auto& column : s.params.tensors())
+    list.emplace_back(column.tensor->data - block, column.tensor->describe());
   return list;
 }
 
@@ -58,9 +59,7 @@ TEST(ProcessRunner, AStepArrivesWhole) {
   EXPECT_EQ(arrived.batch.num_decodes, sent.batch.num_decodes);
   EXPECT_EQ(arrived.sampler.num_logprobs, sent.sampler.num_logprobs);
   EXPECT_EQ(arrived.sampling.size(), sent.sampling.size());
-  EXPECT_EQ(arrived.mask_starts, sent.mask_starts);
-  EXPECT_EQ(std::vector(arrived.sampler.mask_starts.begin(), arrived.sampler.mask_starts.end()),
-            sent.mask_starts);
+  EXPECT_EQ(arrived.sampler.params.features, sent.sampler.params.features);
   EXPECT_EQ(views(arrived, received.data()), views(sent, block.data()));
   received.resize(arrived.bytes);
   block.resize(sent.bytes);

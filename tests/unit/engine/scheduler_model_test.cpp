@@ -124,6 +124,7 @@ class SchedulerRun {
       s.max_tokens = std::min(s.max_tokens, config_.max_model_len - s.num_tokens());
     }
     if (random_.chance(0.1)) s.params.prompt_logprobs = 0;
+    s.needs_last_token = random_.chance(0.2);
     if (random_.chance(0.3)) s.params.min_tokens = random_.below(10);
     if (random_.chance(0.3)) {
       s.params.stop_token_ids = {random_.below(vocab_size_)};

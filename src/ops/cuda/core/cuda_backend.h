@@ -48,7 +48,7 @@ class CudaBackend final : public Backend {
   bool has_graphs() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
-  size_t scratch_bytes() const override {
+  size_t scratch_bytes(const OperandLimits&) const override {
     return kMostLanes * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) + kExchangeBytes +
            kScanBytes;
   }
@@ -88,7 +88,7 @@ class CudaBackend final : public Backend {
                   bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
                const MoeWorkspace& work) override;
-  void mask_logits(Tensor logits, Tensor pairs) override;
+  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;

@@ -45,12 +45,13 @@ __device__ RowRule rule_of(const SampleArguments& a, int index) {
 }
 
 __global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, int64_t vocab,
-                                   const int* pairs, int64_t pair_stride, int64_t count) {
+                                   const int* pairs, int64_t pair_stride, int64_t count,
+                                   int first_row) {
   wait_for_previous();
   let_next_start();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
-  const int row = pairs[i * pair_stride], id = pairs[i * pair_stride + 1];
+  const int row = pairs[i * pair_stride] - first_row, id = pairs[i * pair_stride + 1];
   if (0 <= row && row < rows && 0 <= id && id < vocab) logits[row * stride + id] = -kInfinity;
 }
 
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) choose_filtered_kernel(const S
 
 /// Of the rows from `begin` on.
 RowRules rules_of(const SamplingBatch& params, int64_t begin) {
-  if (params.all_greedy) return {.all_greedy = true};
+  if (!params.has(kSampleRandom)) return {.all_greedy = true};
   return {.temperature = params.temperature.ptr<float>() + begin,
           .seed = params.seed.ptr<int64_t>() + begin,
           .position = params.position.ptr<int32_t>() + begin};
@@ -214,7 +215,7 @@ bool CudaBackend::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const Sampli
             token_ids.numel() == rows && static_cast<uint64_t>(vocab) <= kMaxVocab,
         "gemm_sample: {} tokens from {} times {} transposed", token_ids.numel(), x.describe(),
         w.describe());
-  if (params.any_filter && !params.all_greedy) return false;
+  if (params.has(kSampleFiltered)) return false;
   SampleArguments a{};
   a.rules = rules_of(params, 0);
   a.token_ids = token_ids.ptr<int32_t>();
@@ -226,13 +227,13 @@ bool CudaBackend::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const Sampli
 }
 #endif
 
-void CudaBackend::mask_logits(Tensor logits, Tensor pairs) {
+void CudaBackend::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
   check(logits.rank == 2 && pairs.rank == 2 && pairs.shape[1] == 2, "mask_logits: pairs {} of {}",
         pairs.describe(), logits.describe());
   constexpr int64_t kThreads = 128;
   launch_early(mask_logits_kernel, grid_size(ceil_div(pairs.shape[0], kThreads)), kThreads, 0,
                logits.ptr<float>(), logits.stride[0], logits.shape[0], logits.shape[1],
-               pairs.ptr<int32_t>(), pairs.stride[0], pairs.shape[0]);
+               pairs.ptr<int32_t>(), pairs.stride[0], pairs.shape[0], static_cast<int>(first_row));
 }
 
 void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
@@ -244,7 +245,7 @@ bool CudaBackend::sample_part(Tensor token_ids, Tensor logits, int64_t vocab_siz
   // All ranks come to the same answer: by what they have in common.
   constexpr int64_t kMostRows = kExchangeBlocks * kScanWarps;
   const int64_t rows = logits.shape[0], n = logits.shape[1], first_id = peers_->rank * n;
-  if ((params.any_filter && !params.all_greedy) || n % 4 != 0 || rows > kMostRows ||
+  if (params.has(kSampleFiltered) || n % 4 != 0 || rows > kMostRows ||
       (peers_->world - 1) * n >= vocab_size ||
       plan_scan(rows, n, num_sms_, nullptr, kScanBytes).rows < rows)
     return false;
@@ -263,7 +264,7 @@ void CudaBackend::sample_rows(Tensor token_ids, Tensor logits, const SamplingBat
   a.stride = logits.stride[0];
   a.vocab = static_cast<int>(vocab);
   a.first_id = static_cast<int>(first_id);
-  a.any_filter = params.any_filter && !params.all_greedy;
+  a.any_filter = params.has(kSampleFiltered);
   a.wide = wide_rows({logits});
   for (int64_t begin = 0; begin < rows; begin += a.scan.rows) {
     a.scan = plan_scan(rows - begin, vocab, num_sms_, scan_scratch_.get(), kScanBytes);

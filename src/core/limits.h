@@ -1,0 +1,27 @@
+// The limits of what a request or an engine may ask for: checked for every caller by the engine
+// (engine/request_checks.h), and earlier, with the option's or the field's name, by front ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nanovllm {
+
+// -- A request
+constexpr double kMaxTemperature = 1e4;
+constexpr int kMaxAnswers = 128;           ///< n
+constexpr int kMaxLogprobs = 20;           ///< logprobs and prompt_logprobs
+constexpr size_t kMaxStops = 64;           ///< stop strings ...
+constexpr size_t kMaxStopBytes = 1024;     ///< ... and bytes of each
+constexpr int64_t kMaxStopTokenIds = 128;  ///< what one request may name ...
+constexpr int64_t kMaxEosIds = 128;        ///< ... and one model may have: together, the ids that
+                                           ///< min_tokens keeps a sequence from sampling
+
+// -- An engine
+constexpr int64_t kMaxNumSeqs = 65536;
+constexpr int64_t kMaxNumBatchedTokens = 1 << 20;
+constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  ///< tokens; powers of two
+constexpr int kMaxRanks = 64;                              ///< tensor_parallel_size
+constexpr int kMaxThreads = 1024;  ///< of a CPU backend; OpenMP's own tables end a process beyond
+
+}  // namespace nanovllm
