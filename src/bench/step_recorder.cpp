@@ -138,51 +138,57 @@ void StepRecorder::add_gemm(const char* part, Tensor x, Tensor w, double bytes,
 }
 
 /// What has no name of its own passes through.
-class StepRecorder::RecordedCommunicator final : public Communicator {
+class StepRecorder::RecordedCommunicator final : public Communicator, public RankFusions {
  public:
   RecordedCommunicator(StepRecorder& recorder, std::unique_ptr<Communicator> inner)
       : recorder_(recorder), inner_(std::move(inner)) {}
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
-  int64_t rows_worth_halving() const override { return inner_->rows_worth_halving(); }
-  bool sums_in_decoder_layers() const override { return inner_->sums_in_decoder_layers(); }
+  RankFusions& fusions() override { return *this; }
   void settle() override { inner_->settle(); }
   void abort() override { inner_->abort(); }
 
   void all_reduce(Tensor x) override {
     note(x, [=, this] { inner_->all_reduce(x); });
   }
+  void all_gather(Tensor out, Tensor parts) override {
+    note(out, [=, this] { inner_->all_gather(out, parts); });
+  }
+
+  int64_t rows_worth_halving() const override { return inner_->fusions().rows_worth_halving(); }
+  bool sums_in_decoder_layers() const override {
+    return inner_->fusions().sums_in_decoder_layers();
+  }
   /// Noted as the product and the sum that it is made of: each can run again by itself.
   bool gemm_for_sum(Tensor y, Tensor x, Tensor w) override {
-    if (!inner_->gemm_for_sum(y, x, w)) return false;
+    if (!inner_->fusions().gemm_for_sum(y, x, w)) return false;
     recorder_.add_gemm(recorder_.next_product(w), x, w, 0,
                        [=, this] { recorder_.ops_->gemm(y, x, w); });
     return true;
   }
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override {
-    return note_if(kCommunication, x,
-                   [=, this] { return inner_->all_reduce_add_rms_norm(x, residual, w, eps); });
+    return note_if(kCommunication, x, [=, this] {
+      return inner_->fusions().all_reduce_add_rms_norm(x, residual, w, eps);
+    });
   }
   bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
                           bool whole) override {
     const bool started = note_if(kCommunication, x, [=, this] {
-      return inner_->start_add_rms_norm(half, x, residual, w, eps, whole);
+      return inner_->fusions().start_add_rms_norm(half, x, residual, w, eps, whole);
     });
     if (started) recorder_.current_->back().beside = true;
     return started;
   }
   void finish_half(int half) override {
-    recorder_.note(kCommunication, [=, this] { inner_->finish_half(half); });
+    recorder_.note(kCommunication, [=, this] { inner_->fusions().finish_half(half); });
     recorder_.current_->back().beside = true;
-  }
-  void all_gather(Tensor out, Tensor parts) override {
-    note(out, [=, this] { inner_->all_gather(out, parts); });
   }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
-    return note_if(kSampling, logits,
-                   [=, this] { return inner_->sample(token_ids, logits, vocab_size, params); });
+    return note_if(kSampling, logits, [=, this] {
+      return inner_->fusions().sample(token_ids, logits, vocab_size, params);
+    });
   }
 
  private:
@@ -227,33 +233,32 @@ void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor 
   next_gemm_ = kDown;
   note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
 }
-bool StepRecorder::gemm_add(Tensor residual, Tensor x, Tensor w) {
-  if (!ops_->gemm_add(residual, x, w)) return false;
+bool StepRecorder::fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
+  if (!ops_->fused_gemm_add(residual, x, w)) return false;
   const char* part = next_gemm_;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
   add_gemm(part, x, w, 2.0 * double(residual.numel() * size_of(residual.dtype)),
-           [=, this] { (void)ops_->gemm_add(residual, x, w); });
+           [=, this] { (void)ops_->fused_gemm_add(residual, x, w); });
   return true;
 }
-bool StepRecorder::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
-  const auto run = [=, this] { return ops_->gemm_sample(token_ids, x, w, params); };
+bool StepRecorder::fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+                                     const SamplingBatch& params) {
+  const auto run = [=, this] { return ops_->fused_gemm_sample(token_ids, x, w, params); };
   if (!run()) return false;
   add_gemm(kHead, x, w, 0.0, [run] { (void)run(); });
   return true;
 }
-bool StepRecorder::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
-                                           Tensor q_norm, Tensor k_norm, float eps,
-                                           const Batch& batch, Tensor cos_sin, KvCache cache) {
-  const auto run = [=, this] {
-    return ops_->gemm_qk_norm_rope_store(q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
-  };
-  if (!run()) return false;
+bool StepRecorder::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
+                                                 Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                                 const Batch& batch, Tensor cos_sin,
+                                                 KvCache cache) {
+  if (!ops_->fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin,
+                                           cache))
+    return false;
   qkv_columns_ = w.shape[0];
+  // The kernel may be one of lanes: outside them the body is what runs again.
   add_gemm(kQkv, x, w, double((q.numel() + 2 * k.numel()) * size_of(q.dtype)), [=, this] {
-    if (run()) return;
-    // The kernel may be one of lanes alone: outside them the two that it stands for.
-    ops_->gemm(Tensor(q.data, q.dtype, {x.shape[0], w.shape[0]}, q.device), x, w);
-    ops_->qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
+    ops_->gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
   });
   return true;
 }

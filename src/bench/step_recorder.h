@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/ranks/open_ranks.h"
-#include "ops/backend.h"
+#include "ops/forwarding_backend.h"
 
 namespace nanovllm::cli {
 
@@ -36,9 +36,9 @@ struct StepKind {
   int64_t count = 0;                    ///< steps issued
 };
 
-class StepRecorder : public Backend, public BackendProxy {
+class StepRecorder : public ForwardingBackend, public BackendProxy {
  public:
-  explicit StepRecorder(std::unique_ptr<Backend> ops) : ops_(std::move(ops)) {}
+  using ForwardingBackend::ForwardingBackend;
 
   /// The operations of the step that was issued last, in order, be it eagerly or as a graph.
   const std::vector<RecordedOp>& last_step() const { return *current_; }
@@ -55,46 +55,18 @@ class StepRecorder : public Backend, public BackendProxy {
   /// Its operations are recorded, too: "communication".
   std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> communicator) override;
 
-  Device device() const override { return ops_->device(); }
-  std::string name() const override { return ops_->name(); }
-  MemoryInfo memory() const override { return ops_->memory(); }
-  Buffer allocate(size_t bytes) override { return ops_->allocate(bytes); }
-  Buffer allocate_host(size_t bytes) override { return ops_->allocate_host(bytes); }
-  void copy(Tensor dst, Tensor src) override { ops_->copy(dst, src); }
-  void synchronize() override { ops_->synchronize(); }
-  bool is_asynchronous() const override { return ops_->is_asynchronous(); }
-  std::unique_ptr<Fence> make_fence() override { return ops_->make_fence(); }
-  bool has_graphs() const override { return ops_->has_graphs(); }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
-  int64_t max_logits_rows() const override { return ops_->max_logits_rows(); }
-  size_t scratch_bytes(const OperandLimits& largest) const override {
-    return ops_->scratch_bytes(largest);
-  }
-  void reserve(const OperandLimits& largest) override { ops_->reserve(largest); }
   void begin_step(const Batch& batch) override;
-  int lanes_for(const DecodeSize& size) const override { return ops_->lanes_for(size); }
   void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
-    return ops_->weight_bytes(dtype, n, k);
-  }
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
-    return ops_->weight_view(data, dtype, n, k);
-  }
-  void load(Tensor dst, std::span<const Tensor> parts) override { ops_->load(dst, parts); }
-  void load_all(std::span<const WeightSource> weights, const SourceReader& read,
-                const std::function<void(size_t)>& loaded) override {
-    ops_->load_all(weights, read, loaded);
-  }
-
   void gemm(Tensor y, Tensor x, Tensor w) override;
-  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
-  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
-  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
-  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
-                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
-                               KvCache cache) override;
+  bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+                         const SamplingBatch& params) override;
+  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                                     Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
+                                     Tensor cos_sin, KvCache cache) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
@@ -148,7 +120,6 @@ class StepRecorder : public Backend, public BackendProxy {
   /// Counts the one whose operations are complete only now that the next one begins.
   void count_eager();
 
-  std::unique_ptr<Backend> ops_;
   Communicator* communicator_ = nullptr;  // what it is without the recorder, once it is wrapped
   StepKinds kinds_;
   const std::string* last_kind_ = nullptr;

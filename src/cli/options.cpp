@@ -360,11 +360,13 @@ void SamplingOptions::add_to(CLI::App& command, Use use) {
   if (use == Use::chat) return;
   add(command, "--logprobs", "K", "the K likeliest of each generated token, 20 at most",
       [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.logprobs = v; };
+        return [v = static_cast<int>(parse_integer(s, 0, kMaxLogprobs))](P& p) { p.logprobs = v; };
       });
   add(command, "--prompt-logprobs", "K", "the K likeliest of each prompt token, 20 at most",
       [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, 20))](P& p) { p.prompt_logprobs = v; };
+        return [v = static_cast<int>(parse_integer(s, 0, kMaxLogprobs))](P& p) {
+          p.prompt_logprobs = v;
+        };
       });
 }
 

@@ -1,5 +1,6 @@
-// Communicator: what tensor parallelism needs from the other ranks. One per rank; calls are
-// collective and in the same order everywhere. On a GPU they are ordered on the backend's stream
+// Communicator: what tensor parallelism needs from the other ranks, two verbs; and RankFusions, by
+// which a device does more at once. One per rank; calls are collective and in the same order
+// everywhere. On a GPU they are ordered on the backend's stream
 // and can be recorded in graphs.
 //
 // Every rank ends a call with the same bits: ranks that sample from gathered logits cannot diverge.
@@ -11,23 +12,19 @@
 
 namespace nanovllm {
 
-class Communicator {
+/// What a device may do for ranks in one with the operation beside it. Each answers false, and does
+/// nothing, where there is no such kernel or it does not take these sizes, on all ranks alike: the
+/// caller then calls what it stands for, which defines the result bit for bit.
+class RankFusions {
  public:
-  virtual ~Communicator() = default;
-  virtual int rank() const = 0;
-  virtual int world_size() const = 0;
-  /// x = sum over ranks, added in f32 in rank order and rounded once: the same bits on every rank
-  /// and in every run. x: f32 or bf16, contiguous.
-  virtual void all_reduce(Tensor x) = 0;
+  virtual ~RankFusions() = default;
   /// The backend's gemm(y, x, w), whose results go from the product straight to where ranks sum
-  /// them: y is undefined until the next call, which is all_reduce_add_rms_norm(y, ...). False, and
-  /// nothing is done, where there is no such kernel or it does not take these sizes, on all ranks.
+  /// them: y is undefined until the next call, which is all_reduce_add_rms_norm(y, ...).
   virtual bool gemm_for_sum(Tensor y, Tensor x, Tensor w) {
     return (void)y, (void)x, (void)w, false;
   }
-  /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps) in one.
-  /// False, and nothing is done, where there is no such kernel or it does not take these sizes: the
-  /// caller then calls the two, which define the result bit for bit. x, residual [t, n]; w [n].
+  /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps).
+  /// x, residual [t, n]; w [n].
   virtual bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
     return (void)x, (void)residual, (void)w, (void)eps, false;
   }
@@ -42,27 +39,40 @@ class Communicator {
     return (void)half, (void)x, (void)residual, (void)w, (void)eps, (void)whole, false;
   }
   virtual void finish_half(int half) { (void)half; }
-  /// out [t, m] = the ranks' [t, n] side by side, cut off after m of world * n columns. On entry
-  /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
-  /// Both contiguous, one dtype.
-  virtual void all_gather(Tensor out, Tensor parts) = 0;
-  /// Returns when all ranks have launched what came before, so that nothing under way waits for
-  /// what nobody has launched yet. Around what a driver may only do on an idle device: without, it
-  /// might never be idle.
-  virtual void settle() {}
-  /// Lets what waits for other ranks on this one's device end, for good; from any thread.
-  virtual void abort() {}
   /// Whether the backend's decoder_layers() sums over the ranks by itself, all but the last layer's
   /// output: of that it leaves this rank's part in x.
-  virtual bool sums_in_decoder_layers() const { return world_size() == 1; }
+  virtual bool sums_in_decoder_layers() const { return false; }
   /// Backend::sample() of the ranks' logits side by side, without gathering them: `logits` f32
-  /// [rows, n] are this rank's columns, of which those from `vocab_size` on are padding. False, and
-  /// nothing is done, where there is no such kernel or it does not take these parameters: the
-  /// caller then gathers the logits and samples, which defines the result.
+  /// [rows, n] are this rank's columns, of which those from `vocab_size` on are padding.
   virtual bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
                       const SamplingBatch& params) {
     return (void)token_ids, (void)logits, (void)vocab_size, (void)params, false;
   }
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  /// x = sum over ranks, added in f32 in rank order and rounded once: the same bits on every rank
+  /// and in every run. x: f32 or bf16, contiguous.
+  virtual void all_reduce(Tensor x) = 0;
+  /// out [t, m] = the ranks' [t, n] side by side, cut off after m of world * n columns. On entry
+  /// parts[rank] of `parts` [world, t, n] holds this rank's columns; the rest of it is scratch.
+  /// Both contiguous, one dtype.
+  virtual void all_gather(Tensor out, Tensor parts) = 0;
+  virtual RankFusions& fusions() { return no_fusions_; }
+
+  /// Returns when all ranks have launched what came before, so that nothing under way waits for
+  /// work that is not launched yet. Called before and after what a driver does only on an idle
+  /// device, which otherwise might never be idle.
+  virtual void settle() {}
+  /// Ends, for good, what waits on this rank's device for other ranks; from any thread.
+  virtual void abort() {}
+
+ private:
+  RankFusions no_fusions_;
 };
 
 /// How the ranks of one process find each other. Shared by them.

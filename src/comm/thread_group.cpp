@@ -76,13 +76,14 @@ void ThreadGroup::on_failure(std::function<void()> wake) {
 
 namespace {
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public Communicator, public RankFusions {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
       : group_(std::move(group)), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int world_size() const override { return group_->world_size(); }
+  RankFusions& fusions() override { return *this; }
 
   /// Nothing is gained, but this is how GPUs go.
   int64_t rows_worth_halving() const override { return 32; }

@@ -94,7 +94,7 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
     const Batch batch =
         shape_only_batch(tokens, rows, limits.max_num_seqs, limits.max_blocks_per_seq());
     const Step step{ops, comm, arena, batch, caches};
-    const Tensor hidden = model.forward(step);
+    const HiddenStates hidden = model.forward(step);
     const int64_t samples = std::min(limits.max_samples(), rows);
     SamplerInput input;
     input.num_logprobs = 0;

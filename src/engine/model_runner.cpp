@@ -140,7 +140,7 @@ void ModelRunner::run_step(const Slot& slot) {
                               backend_->device());
   backend_->begin_step(step.batch);
   backend_->feed_tokens(step.batch.tokens, slot.input.token_source, sampled_before);
-  const Tensor hidden = model_->forward(step);
+  const HiddenStates hidden = model_->forward(step);
   sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, slot.input.sampler,
                    slot.output, plan_.limits.max_logits_rows);
 }

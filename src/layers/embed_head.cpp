@@ -43,7 +43,19 @@ ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int6
 void ParallelLMHead::forward(const Step& step, Tensor logits, Tensor hidden) const {
   if (step.comm.world_size() == 1) return step.ops.gemm(logits, hidden, weight_);
   ArenaScope scope(step.arena);
-  gather(step, logits, multiply(step, hidden));
+  step.comm.all_gather(logits, multiply(step, hidden));
+}
+
+void ParallelLMHead::sample(const Step& step, Tensor token_ids, Tensor logits, Tensor hidden,
+                            const SamplingBatch& params) const {
+  if (step.comm.world_size() == 1)
+    return step.ops.gemm_sample(token_ids, logits, hidden, weight_, params);
+  ArenaScope scope(step.arena);
+  const Tensor parts = multiply(step, hidden);
+  if (step.comm.fusions().sample(token_ids, parts[step.comm.rank()], logits.shape[1], params))
+    return;
+  step.comm.all_gather(logits, parts);
+  step.ops.sample(token_ids, logits, params);
 }
 
 Tensor ParallelLMHead::multiply(const Step& step, Tensor hidden) const {

@@ -32,21 +32,16 @@ class ParallelLMHead {
                  int64_t hidden_size);
   /// logits f32 [rows, vocab] of the hidden rows [rows, hidden]; gathered, on every rank.
   void forward(const Step& step, Tensor logits, Tensor hidden) const;
-  /// token_ids = a sample of what forward() gives, in one operation. False, and nothing is done,
-  /// where there is none.
-  bool sample(const Step& step, Tensor token_ids, Tensor hidden,
-              const SamplingBatch& params) const {
-    return step.comm.world_size() == 1 && step.ops.gemm_sample(token_ids, hidden, weight_, params);
-  }
-  /// The two halves of forward(), where there are several ranks. This rank's columns of the logits,
-  /// in step.arena: parts[rank] of the result f32 [world, rows, ceil(vocab / world)] ...
-  Tensor multiply(const Step& step, Tensor hidden) const;
-  /// ... and all columns; those of padding are beyond the logits' width.
-  void gather(const Step& step, Tensor logits, Tensor parts) const {
-    step.comm.all_gather(logits, parts);
-  }
+  /// token_ids = Backend::sample() of what forward() gives, on every rank. `logits`, as
+  /// forward()'s, is room for it; its contents afterwards are undefined.
+  void sample(const Step& step, Tensor token_ids, Tensor logits, Tensor hidden,
+              const SamplingBatch& params) const;
 
  private:
+  /// This rank's columns of the logits, in step.arena: parts[rank] of the result
+  /// f32 [world, rows, ceil(vocab / world)], of which padding is beyond the logits' width.
+  Tensor multiply(const Step& step, Tensor hidden) const;
+
   Tensor weight_;
 };
 

@@ -20,14 +20,14 @@ class RmsNorm {
   }
   /// residual += the sum of the ranks' x; x = norm(residual)
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
-    if (step.comm.all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
+    if (step.comm.fusions().all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
     step.comm.all_reduce(x);
     step.ops.add_rms_norm(x, residual, x, weight_, eps_);
   }
-  /// The same beside what the backend does until step.comm.finish_half(half): see
-  /// Communicator::start_add_rms_norm().
+  /// The same beside what the backend does until RankFusions::finish_half(half): see
+  /// RankFusions::start_add_rms_norm().
   void start_add_forward(const Step& step, int half, Tensor x, Tensor residual, bool whole) const {
-    if (!step.comm.start_add_rms_norm(half, x, residual, weight_, eps_, whole))
+    if (!step.comm.fusions().start_add_rms_norm(half, x, residual, weight_, eps_, whole))
       add_forward(step, x, residual);
   }
 

@@ -2,13 +2,15 @@
 //
 // Column parallel: every rank holds some rows of w, and so some columns of y; no communication. Row
 // parallel: every rank holds some columns of w and the matching columns of x; the partial results
-// are for RmsNorm::add_forward() to sum over the ranks, and rank 0 alone adds the bias.
+// are summed over the ranks with the addition to the residual stream, and only rank 0 adds the
+// bias.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "layers/layernorm.h"
 #include "layers/step.h"
 #include "layers/weight_loader.h"
 
@@ -77,17 +79,9 @@ class RowParallelLinear {
   /// y [t, output] = x [t, input / world] w^T: a sum over the ranks is the result. `y` may not be
   /// `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;
-  /// The same where RmsNorm::add_forward(y) follows, and nothing else: the part may go to the ranks
-  /// without having been in y.
-  void forward_for_sum(const Step& step, Tensor y, Tensor x) const {
-    if (has_bias_ || !step.comm.gemm_for_sum(y, x, weight_)) forward(step, y, x);
-  }
-  /// residual += forward(x), where that is the whole sum and one operation. False, and nothing is
-  /// done, elsewhere.
-  bool add_forward(const Step& step, Tensor residual, Tensor x) const {
-    return !bias_.defined() && step.comm.world_size() == 1 &&
-           step.ops.gemm_add(residual, x, weight_);
-  }
+  /// residual += the sum of the ranks' x w^T; y = norm(residual). y, residual [t, output].
+  void forward_add_norm(const Step& step, Tensor y, Tensor residual, Tensor x,
+                        const RmsNorm& norm) const;
   Tensor weight() const { return weight_; }
   Tensor bias() const { return bias_; }
 

@@ -11,13 +11,14 @@ struct Chunk {
 };
 
 /// The rows of `hidden` that the chunk's logits are made of.
-Tensor hidden_of(const Step& step, const Chunk& c, Tensor hidden, bool wants_logprobs) {
+Tensor hidden_of(const Step& step, const Chunk& c, const HiddenStates& hidden,
+                 bool wants_logprobs) {
   const Tensor& rows = step.batch.logits_rows;
   // All rows, where none is a prompt's, are in their order.
   const bool in_order = rows.shape[0] == step.batch.num_tokens() && !wants_logprobs;
-  if (in_order || hidden.shape[0] < step.batch.num_tokens()) return hidden.rows(c.begin, c.end);
-  const Tensor x = step.arena.take(hidden.dtype, {c.end - c.begin, hidden.shape[1]});
-  step.ops.gather_rows(x, hidden, rows.rows(c.begin, c.end));
+  if (in_order || hidden.only_logits_rows) return hidden.states.rows(c.begin, c.end);
+  const Tensor x = step.arena.take(hidden.states.dtype, {c.end - c.begin, hidden.states.shape[1]});
+  step.ops.gather_rows(x, hidden.states, rows.rows(c.begin, c.end));
   return x;
 }
 
@@ -40,7 +41,7 @@ void write_logprobs(const Step& step, const Chunk& c, Tensor logits, const Sampl
 }  // namespace
 
 void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
-                      Tensor hidden, const SamplerInput& input, const SamplerOutput& output,
+                      HiddenStates hidden, const SamplerInput& input, const SamplerOutput& output,
                       int64_t max_rows) const {
   const int64_t num_rows = step.batch.logits_rows.shape[0], num_samples = output.token_ids.shape[0];
   const bool wants_logprobs = input.params.has(kSampleLogprobs),
@@ -51,20 +52,13 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
     ArenaScope scope(step.arena);
     const Tensor x = hidden_of(step, {begin, end, samples_end}, hidden, wants_logprobs);
     const bool only_samples = !masked && !wants_logprobs && samples_end == end;
-    if (only_samples &&
-        lm_head.sample(step, output.token_ids.rows(begin, end), x, input.params.rows(begin, end)))
-      continue;
     const Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
-    if (step.comm.world_size() > 1 && only_samples) {
-      const Tensor parts = lm_head.multiply(step, x);
-      if (step.comm.sample(output.token_ids.rows(begin, end), parts[step.comm.rank()], vocab_size,
-                           input.params.rows(begin, end)))
-        continue;
-      lm_head.gather(step, logits, parts);
-    } else {
-      lm_head.forward(step, logits, x);
+    if (only_samples) {
+      lm_head.sample(step, output.token_ids.rows(begin, end), logits, x,
+                     input.params.rows(begin, end));
+      continue;
     }
-
+    lm_head.forward(step, logits, x);
     if (masked) step.ops.mask_logits(logits, input.masked, begin);
     if (samples_end > begin)
       step.ops.sample(output.token_ids.rows(begin, samples_end),

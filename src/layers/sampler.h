@@ -28,10 +28,11 @@ struct SamplerOutput {
 /// Has no state: the head and its weights are given.
 class Sampler {
  public:
-  /// Computes logits for Batch::logits_rows of `hidden`, which is what Model::forward() gives,
-  /// max_rows at a time, and samples them.
-  void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size, Tensor hidden,
-               const SamplerInput& input, const SamplerOutput& output, int64_t max_rows) const;
+  /// Computes logits for the batch's logits_rows, max_rows at a time, and samples them. `hidden` is
+  /// what Model::forward() gives.
+  void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
+               HiddenStates hidden, const SamplerInput& input, const SamplerOutput& output,
+               int64_t max_rows) const;
 };
 
 }  // namespace nanovllm

@@ -28,4 +28,11 @@ struct Step {
   StepHalves halves = {};
 };
 
+/// What a model makes of a step: one row per token, or only the batch's logits_rows, in their
+/// order.
+struct HiddenStates {
+  Tensor states;  // [rows, hidden]
+  bool only_logits_rows = false;
+};
+
 }  // namespace nanovllm

@@ -16,9 +16,8 @@ namespace nanovllm {
 class Model {
  public:
   virtual ~Model() = default;
-  /// Hidden states after the final norm, in step.arena: [num_tokens, hidden_size], or only those of
-  /// the batch's logits_rows, in their order, which are then fewer than the tokens.
-  virtual Tensor forward(const Step& step) const = 0;
+  /// The hidden states after the final norm, in step.arena.
+  virtual HiddenStates forward(const Step& step) const = 0;
   virtual const ParallelLMHead& lm_head() const = 0;
 };
 

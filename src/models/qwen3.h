@@ -6,35 +6,27 @@
 
 namespace nanovllm {
 
-class Qwen3Attention : public ProjectedAttention {
+class Qwen3Attention final : public RotaryAttention {
  public:
   Qwen3Attention(const ModelConfig& c, const ModelContext& context, const std::string& prefix,
                  int64_t layer)
-      : ProjectedAttention(c, context, prefix, layer),
+      : RotaryAttention(c, context, prefix, layer),
         q_norm_(make_norm(c, context, prefix + ".q_norm", c.head_dim)),
         k_norm_(make_norm(c, context, prefix + ".k_norm", c.head_dim)) {}
 
-  /// x [t, hidden] -> y, as forward_with()
-  LayerInput forward(const Step& step, Tensor y, Tensor residual, Tensor x, KvCache cache) const {
-    return forward_with(step, y, residual, x, cache,
-                        [&](Tensor qkv) { project(step, qkv, x, cache); });
-  }
-  /// RotaryAttention::project(), with query and key normalised before they are rotated. In one
-  /// operation, where there is one.
-  void project(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
-    const Tensor q = query(qkv), k = key(qkv), v = value(qkv), q_norm = q_norm_.weight(),
-                 k_norm = k_norm_.weight();
-    if (!qkv_proj().bias().defined() &&
-        step.ops.gemm_qk_norm_rope_store(q, k, v, x, qkv_proj().weight(), q_norm, k_norm,
-                                         q_norm_.eps(), step.batch, cos_sin(), cache))
-      return;
-    qkv_proj().forward(step, qkv, x);
-    step.ops.qk_norm_rope_store(q, k, v, q_norm, k_norm, q_norm_.eps(), step.batch, cos_sin(),
-                                cache);
+  void project(const Step& step, Tensor qkv, Tensor x, KvCache cache) const override {
+    const Tensor q = attn_.query(qkv), k = attn_.key(qkv), v = attn_.value(qkv);
+    if (!qkv_proj_.bias().defined())
+      return step.ops.gemm_qk_norm_rope_store(qkv, q, k, v, x, qkv_proj_.weight(), q_norm_.weight(),
+                                              k_norm_.weight(), q_norm_.eps(), step.batch, cos_sin_,
+                                              cache);
+    qkv_proj_.forward(step, qkv, x);
+    step.ops.qk_norm_rope_store(q, k, v, q_norm_.weight(), k_norm_.weight(), q_norm_.eps(),
+                                step.batch, cos_sin_, cache);
   }
 
-  void describe(DecoderStack& stack) const {
-    ProjectedAttention::describe(stack);
+  void describe(DecoderStack& stack) const override {
+    RotaryAttention::describe(stack);
     stack.layers.back().q_norm = q_norm_.weight();
     stack.layers.back().k_norm = k_norm_.weight();
   }

@@ -17,19 +17,17 @@ class Qwen3MoeMLP {
       dense_.emplace(c, context, prefix, layer);
   }
 
-  /// x [t, hidden] -> x
+  /// As GatedMLP's.
+  void forward(const Step& step, Tensor x, Tensor residual, const RmsNorm& norm) const {
+    if (dense_) return dense_->forward(step, x, residual, norm);
+    experts_->forward(step, x);
+    norm.add_forward(step, x, residual);
+  }
   void forward(const Step& step, Tensor x) const {
     if (experts_)
       experts_->forward(step, x);
     else
       dense_->forward(step, x);
-  }
-
-  /// The same, or residual += that, as the result says.
-  LayerInput forward(const Step& step, Tensor x, Tensor residual) const {
-    if (dense_) return dense_->forward(step, x, residual);
-    experts_->forward(step, x);
-    return LayerInput::part;
   }
 
   void describe(DecoderStack& stack) const {

@@ -12,6 +12,8 @@
 //
 // Primitives are pure virtual: a backend that forgets one does not compile. A fusion has a body
 // made of primitives: that is its definition, its fallback, and what its parity test compares with.
+// Where a kernel takes only some sizes and the body would be dear, the body asks a fused_...() of
+// the backend first.
 #pragma once
 
 #include <functional>
@@ -284,19 +286,33 @@ class Backend {
     gemm(gate_up, x, w);
     silu_and_mul(y, gate_up);
   }
-  /// residual += x w^T, the product rounded before it is added. False, and nothing is done, where
-  /// the backend would need two steps: the caller then takes gemm() and add_rms_norm().
-  virtual bool gemm_add(Tensor residual, Tensor x, Tensor w) {
-    return (void)residual, (void)x, (void)w, false;
-  }
   /// residual += x; y = rms_norm(residual). y may be x.
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
-  /// sample() of the logits x w^T, which stay unknown. False, and nothing is done, where the
-  /// backend would need two steps: the caller then takes gemm() and sample().
-  virtual bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
+  /// residual += x w^T, the product rounded before it is added; y = rms_norm(residual). y and
+  /// residual [t, n] do not overlap x.
+  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, Tensor norm, float eps) {
+    if (fused_gemm_add(residual, x, w)) return rms_norm(y, residual, norm, eps);
+    gemm(y, x, w);
+    add_rms_norm(y, residual, y, norm, eps);
+  }
+  /// residual += x w^T. False, and nothing is done, where the backend would need two steps.
+  virtual bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
+    return (void)residual, (void)x, (void)w, false;
+  }
+  /// sample() of the logits x w^T. `logits` f32 [rows, vocab] is room for them; its contents
+  /// afterwards are undefined.
+  void gemm_sample(Tensor token_ids, Tensor logits, Tensor x, Tensor w,
+                   const SamplingBatch& params) {
+    if (fused_gemm_sample(token_ids, x, w, params)) return;
+    gemm(logits, x, w);
+    sample(token_ids, logits, params);
+  }
+  /// The same without the logits. False, and nothing is done, where the backend needs them.
+  virtual bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+                                 const SamplingBatch& params) {
     return (void)token_ids, (void)x, (void)w, (void)params, false;
   }
   /// logits f32 [t, experts] = x w^T, and moe_route() of them.
@@ -320,19 +336,30 @@ class Backend {
     rotary_embedding(q, k, batch.positions, cos_sin);
     store_kv(cache, k, v, batch.slot_mapping);
   }
-  /// q, k, v, side by side in memory, = x w^T, and qk_norm_rope_store() of them; what is left in k
-  /// and v is unspecified. False, and nothing is done, where the backend would need two steps.
-  virtual bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
-                                       Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
-                                       Tensor cos_sin, KvCache cache) {
-    return (void)q, (void)k, (void)v, (void)x, (void)w, (void)q_norm, (void)k_norm, (void)eps,
-           (void)batch, (void)cos_sin, (void)cache, false;
+  /// qkv [t, n] = x w^T, and qk_norm_rope_store() of its columns q, k and v, which lie side by side
+  /// in this order; what is left in k and v is unspecified.
+  void gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                               Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
+                               Tensor cos_sin, KvCache cache) {
+    if (fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin,
+                                      cache))
+      return;
+    gemm(qkv, x, w);
+    qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
+  }
+  /// The same. False, and nothing is done, where the backend would need two steps.
+  virtual bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
+                                             Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                             const Batch& batch, Tensor cos_sin, KvCache cache) {
+    return (void)qkv, (void)q, (void)k, (void)v, (void)x, (void)w, (void)q_norm, (void)k_norm,
+           (void)eps, (void)batch, (void)cos_sin, (void)cache, false;
   }
   /// All layers of a decode step: batch row i is the one query row of sequence i, its last
   /// (padding: a context of 0). residual [t, hidden]: the embeddings, then the stream without the
   /// last layer's output, which is x. False, and nothing is done, where the backend has no such
-  /// kernel or it does not take these sizes: the caller then runs the layers operation by
-  /// operation, which defines the result bit for bit.
+  /// kernel or it does not take these sizes. The one fusion without a body: its definition is the
+  /// layers themselves, operation by operation (models/layer_schedule.h), and they know more than a
+  /// stack of weights says, such as how ranks sum.
   virtual bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                               std::span<const KvCache> caches, const Batch& batch) {
     return (void)x, (void)residual, (void)stack, (void)caches, (void)batch, false;

@@ -77,7 +77,7 @@ TEST_F(CudaManyRows, ProductsAreAddedAsTheirSumsWouldBe) {
     const Framed want(rig, s, before), got(rig, s, before);
     gpu_->gemm(product, o.odd, o.w);
     gpu_->add(want.inside, product);
-    if (!gpu_->gemm_add(got.inside, o.x, o.w)) {
+    if (!gpu_->fused_gemm_add(got.inside, o.x, o.w)) {
       EXPECT_LT(s.m, 900) << "no kernel of many rows";
       continue;
     }
@@ -215,8 +215,8 @@ struct HeadsRig {
   bool run_product(Backend& ops, Tensor x, Tensor w) const {
     bool done = false;
     with(0, x.shape[0], [&](Tensor q, Tensor k, Tensor v, const Batch& batch) {
-      done =
-          ops.gemm_qk_norm_rope_store(q, k, v, x, w, q_norm, k_norm, 1e-6f, batch, cos_sin, cache);
+      done = ops.fused_gemm_qk_norm_rope_store(qkv.rows(0, x.shape[0]), q, k, v, x, w, q_norm,
+                                               k_norm, 1e-6f, batch, cos_sin, cache);
     });
     return done;
   }

@@ -56,7 +56,7 @@ void compare(Backend& gpu, const HeadSize& size, Tensor w, int64_t rows, bool gr
   const Rules rules(rig, rows, greedy);
   gpu.gemm(logits, x, w);
   gpu.sample(want, logits, rules.batch);
-  ASSERT_TRUE(gpu.gemm_sample(got, x, w, rules.batch)) << "no kernel";
+  ASSERT_TRUE(gpu.fused_gemm_sample(got, x, w, rules.batch)) << "no kernel";
   EXPECT_TRUE(rig.bytes(got) == rig.bytes(want))
       << rows << " rows, " << size.vocab << " tokens, k " << size.k << (greedy ? ", greedy" : "")
       << (broken ? ", broken" : "");

@@ -281,11 +281,8 @@ void measure_head(Backend& gpu, Meter& meter, const Weights& w, int64_t m) {
   params.seed = rig.upload(seeds, {m});
   params.position = rig.empty(DType::i32, {m});
   measure(gpu, meter, "head " + std::to_string(m), weight_bytes(w.head),
-          weight_bytes(w.head) * static_cast<double>(m), 40, [&](int) {
-            if (gpu.gemm_sample(ids, x, w.head, params)) return;
-            gpu.gemm(logits, x, w.head);
-            gpu.sample(ids, logits, params);
-          });
+          weight_bytes(w.head) * static_cast<double>(m), 40,
+          [&](int) { gpu.gemm_sample(ids, logits, x, w.head, params); });
 }
 
 void measure_attention(Backend& gpu, Meter& meter, const std::string& name,

@@ -138,6 +138,53 @@ TEST_P(GemmParity, GatedProductIsItsBody) {
       }
 }
 
+TEST_P(GemmParity, AddedAndNormalisedProductIsItsParts) {
+  for (const auto& [n, k] :
+       std::initializer_list<std::pair<int64_t, int64_t>>{{24, 64}, {7, 33}, {1024, 512}})
+    for (const int64_t m : {1, 9, 65, 1000}) {
+      const Operand x(ops(), dtype(), {m, k}, random_values(dtype(), m * k, 6)),
+          norm(ops(), dtype(), {n}, uniform_values(dtype(), n, 7, 0.5, 1.5));
+      const Weight w(ops(), dtype(), n, k, random_values(dtype(), n * k, 8, 0.2));
+      const Values before = random_values(dtype(), m * n, 9, 5.0);
+      const Operand y(ops(), dtype(), {m, n}), want(ops(), dtype(), {m, n}),
+          residual(ops(), dtype(), {m, n}, before), sum(ops(), dtype(), {m, n}, before);
+      ops().gemm_add_rms_norm(y, residual, x, w, norm, 1e-6f);
+      ops().gemm(want, x, w);
+      ops().add(sum, want);
+      ops().rms_norm(want, sum, norm, 1e-6f);
+      ops().synchronize();
+      EXPECT_EQ(residual.bits(), sum.bits()) << m << " rows, n " << n << ", k " << k;
+      EXPECT_EQ(y.bits(), want.bits()) << m << " rows, n " << n << ", k " << k;
+      y.expect_guards("y");
+      residual.expect_guards("residual");
+    }
+}
+
+TEST_P(GemmParity, SampledProductIsItsParts) {
+  constexpr int64_t kRows = 9, kVocab = 1008, kInner = 64;
+  const Operand x(ops(), dtype(), {kRows, kInner}, random_values(dtype(), kRows * kInner, 6));
+  const Weight w(ops(), dtype(), kVocab, kInner, random_values(dtype(), kVocab * kInner, 7, 0.2));
+  const Operand temperature(ops(), DType::f32, {kRows}, Values(kRows, 0.8)),
+      top_p(ops(), DType::f32, {kRows}, Values(kRows, 0.9)),
+      zero(ops(), DType::f32, {kRows}, Values(kRows, 0)),
+      none(ops(), DType::i32, {kRows}, Values(kRows, 0)),
+      seed(ops(), DType::i64, {kRows}, Values(kRows, 3)),
+      position = ints(ops(), {0, 1, 2, 3, 4, 5, 6, 7, 8});
+  const Operand logits(ops(), DType::f32, {kRows, kVocab}), ids(ops(), DType::i32, {kRows}),
+      want(ops(), DType::i32, {kRows});
+  for (const bool filters : {false, true}) {
+    SamplingBatch params{temperature, none, top_p, zero, seed, position};
+    params.any_filter = filters;
+    ops().gemm_sample(ids, logits, x, w, params);
+    ops().gemm(logits, x, w);
+    ops().sample(want, logits, params);
+    ops().synchronize();
+    expect_equal(ids.get(), want.get(), filters ? "with filters" : "without filters");
+    ids.expect_guards("ids");
+    logits.expect_guards("logits");
+  }
+}
+
 TEST_P(GemmParity, EmbeddingReadsRowsOutOfThePackedWeight) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {1000, 64}, {77, 100}, {7, 33}, {130, 1024}, {1, 1}}) {

@@ -288,8 +288,10 @@ class RopeStoreParity : public RowwiseParity {
  protected:
   using Run = std::function<void(bool composed, Tensor q, Tensor k, Tensor v, const Batch& batch,
                                  Tensor cos_sin, KvCache cache)>;
+  static constexpr int64_t kTokens = 7;
+
   void expect_parts(const CacheShape& s, int64_t rotary_dim, int64_t lead, const Run& run) {
-    constexpr int64_t kTokens = 7, kBlocks = 3, kPositions = 100;
+    constexpr int64_t kBlocks = 3, kPositions = 100;
     const int64_t heads = 2 * s.kv_heads, q_row = heads * s.d, kv_row = s.kv_heads * s.d,
                   row = q_row + 2 * kv_row;
     const Operand cos_sin(ops(), DType::f32, {kPositions, rotary_dim},
@@ -361,6 +363,31 @@ TEST_P(RopeStoreParity, QkNormRopeStoreIsItsParts) {
                    else
                      ops().qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin,
                                               cache);
+                 });
+  }
+}
+
+TEST_P(RopeStoreParity, ProductWithQkNormRopeStoreIsItsParts) {
+  constexpr int64_t kInner = 64;
+  for (const Shape& shape : kRopeShapes) {
+    const int64_t d = shape.cache.d, n = 4 * shape.cache.kv_heads * d;
+    const Operand q_norm = operand({d}, uniform_values(dtype(), d, 4, 0.5, 1.5)),
+                  k_norm = operand({d}, uniform_values(dtype(), d, 5, 0.5, 1.5)),
+                  x = operand({kTokens, kInner}, random_values(dtype(), kTokens * kInner, 8));
+    const Weight w(ops(), dtype(), n, kInner, random_values(dtype(), n * kInner, 9, 0.2));
+    expect_parts(shape.cache, shape.rotary_dim, shape.lead,
+                 [&](bool composed, Tensor q, Tensor k, Tensor v, const Batch& batch,
+                     Tensor cos_sin, KvCache cache) {
+                   Tensor qkv(q.data, q.dtype, {kTokens, n}, q.device);
+                   qkv.stride[0] = q.stride[0];
+                   if (composed) {
+                     ops().gemm(qkv, x, w);
+                     ops().qk_norm_rope_store(q, k, v, q_norm, k_norm, 1e-6f, batch, cos_sin,
+                                              cache);
+                   } else {
+                     ops().gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, 1e-6f, batch,
+                                                   cos_sin, cache);
+                   }
                  });
   }
 }

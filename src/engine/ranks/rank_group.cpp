@@ -153,7 +153,7 @@ void RankGroup::start(const OpenBackend& open, const ModelConfig& model,
     poorest.limits.max_model_len =
         std::min(poorest.limits.max_model_len, plan.limits.max_model_len);
   }
-  poorest.limits.rows_worth_halving = state_->ranks[0]->comm->rows_worth_halving();
+  poorest.limits.rows_worth_halving = state_->ranks[0]->comm->fusions().rows_worth_halving();
   post([model, config, poorest](Rank& rank) {
     rank.plan.num_blocks = poorest.num_blocks;
     rank.plan.limits = poorest.limits;

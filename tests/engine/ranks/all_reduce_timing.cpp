@@ -73,8 +73,9 @@ void time_reductions(Backend& backend, Communicator& comm, Timer& timer, int64_t
       backend.add_rms_norm(x, residual, x, w, 1e-6F);
     });
     bool fused = true;
-    const double one = timer.time(
-        bytes, [&] { fused = fused && comm.all_reduce_add_rms_norm(x, residual, w, 1e-6F); });
+    const double one = timer.time(bytes, [&] {
+      fused = fused && comm.fusions().all_reduce_add_rms_norm(x, residual, w, 1e-6F);
+    });
     if (comm.rank() == 0)
       std::printf(
           "%6lld rows, %9lld bytes: all_reduce %8.2f us, %6.1f GB/s; with norm %8.2f us; "

@@ -107,9 +107,10 @@ void expect_sums_beside(const std::vector<std::string>& devices, int64_t rows, i
         backend.copy(residual(half), host(stream, {rows, n}));
       }
       for (const int half : {0, 1})
-        EXPECT_TRUE(comm.start_add_rms_norm(half, x(half), residual(half), w, 1e-5F, whole));
+        EXPECT_TRUE(
+            comm.fusions().start_add_rms_norm(half, x(half), residual(half), w, 1e-5F, whole));
       for (const int half : {0, 1}) {
-        comm.finish_half(half);
+        comm.fusions().finish_half(half);
         expect_rows(x(half), y, "norm");
         if (begin < end)
           expect_rows(residual(half).rows(begin, end), y_residual.rows(begin, end), "stream");
@@ -178,7 +179,8 @@ void expect_reduced_and_normalised(const std::vector<std::string>& devices, int6
       }
     };
     const auto fused = [&] {
-      EXPECT_TRUE(comm.all_reduce_add_rms_norm(x, residual, w, 1e-5F)) << rows << " x " << n;
+      EXPECT_TRUE(comm.fusions().all_reduce_add_rms_norm(x, residual, w, 1e-5F))
+          << rows << " x " << n;
     };
     for (int again = 0; again < 3; ++again) check_one(fused);
     const auto graph = backend.capture(fused);
@@ -226,7 +228,7 @@ TEST(CudaCollectives, RoundsMayBeAnyNumber) {
     group.barrier(comm.rank());
     const auto graph = backend.capture([&] {
       for (int i = 0; i < kCalls; ++i)
-        comm.all_reduce_add_rms_norm(x, residual, w.reshape({kSize}), 0);
+        comm.fusions().all_reduce_add_rms_norm(x, residual, w.reshape({kSize}), 0);
     });
     for (int i = 0; i < kLaunches; ++i) graph->launch();
     std::vector<float> got(kSize);
@@ -328,7 +330,7 @@ void expect_sampled(const std::vector<std::string>& devices, int64_t rows, int64
     for (int again = 0; again < 3; ++again) {
       params.features = again == 2 ? 0 : kSampleRandom;
       backend.sample(ids.rows(0, rows), whole, params);
-      EXPECT_TRUE(comm.sample(ids.rows(rows, 2 * rows), own, vocab, params));
+      EXPECT_TRUE(comm.fusions().sample(ids.rows(rows, 2 * rows), own, vocab, params));
       std::vector<int32_t> got(static_cast<size_t>(2 * rows));
       backend.copy(Tensor(got.data(), DType::i32, {2 * rows}), ids);
       backend.synchronize();

@@ -44,8 +44,9 @@ void expect_sums_of_products(const SentProducts& products, Backend& backend, Com
   group.barrier(comm.rank());
   const auto sent = [&] {
     for (size_t i = 0; i < x.size(); ++i) {
-      EXPECT_TRUE(comm.gemm_for_sum(y, x[i], w[i])) << y.describe() << " x " << w[i].describe();
-      EXPECT_TRUE(comm.all_reduce_add_rms_norm(y, residual, norm, 1e-5F));
+      EXPECT_TRUE(comm.fusions().gemm_for_sum(y, x[i], w[i]))
+          << y.describe() << " x " << w[i].describe();
+      EXPECT_TRUE(comm.fusions().all_reduce_add_rms_norm(y, residual, norm, 1e-5F));
     }
   };
   const auto host = [&](const Tensor& t) {

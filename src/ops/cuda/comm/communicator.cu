@@ -48,7 +48,7 @@ std::vector<int> devices_of(int own, RankMeeting& meeting, int rank) {
   return devices;
 }
 
-class PeerCommunicator final : public Communicator {
+class PeerCommunicator final : public Communicator, public RankFusions {
  public:
   PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, int rank);
   ~PeerCommunicator() override { backend_.set_peers(nullptr); }
@@ -56,6 +56,9 @@ class PeerCommunicator final : public Communicator {
   int rank() const override { return table_.rank; }
   int world_size() const override { return table_.world; }
   void all_reduce(Tensor x) override;
+  void all_gather(Tensor out, Tensor parts) override;
+  RankFusions& fusions() override { return *this; }
+  void settle() override { meeting_.barrier(table_.rank); }
   bool gemm_for_sum(Tensor y, Tensor x, Tensor w) override;
   bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
   int64_t rows_worth_halving() const override { return kRowsWorthHalving; }
@@ -66,8 +69,6 @@ class PeerCommunicator final : public Communicator {
     return true;
   }
   void finish_half(int half) override { copied_sums_.finish(half); }
-  void all_gather(Tensor out, Tensor parts) override;
-  void settle() override { meeting_.barrier(table_.rank); }
   bool sums_in_decoder_layers() const override { return true; }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {

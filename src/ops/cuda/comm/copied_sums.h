@@ -25,7 +25,7 @@ class CopiedSums {
   CopiedSums(const CopiedSums&) = delete;
   CopiedSums& operator=(const CopiedSums&) = delete;
 
-  /// Communicator::start_add_rms_norm(): x and residual are contiguous, of rows that a block holds.
+  /// RankFusions::start_add_rms_norm(): x and residual are contiguous, of rows that a block holds.
   void start(int half, Tensor x, Tensor residual, Tensor w, float eps, bool whole);
   void finish(int half);
 

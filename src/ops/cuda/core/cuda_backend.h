@@ -70,7 +70,7 @@ class CudaBackend final : public Backend {
 
   void gemm(Tensor y, Tensor x, Tensor w) override;
   GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override;
-  bool gemm_add(Tensor residual, Tensor x, Tensor w) override;
+  bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) override;
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
   void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
@@ -98,17 +98,18 @@ class CudaBackend final : public Backend {
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
 #ifdef NANOVLLM_CUDA_HOPPER
-  bool gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) override;
-  bool gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w, Tensor q_norm,
-                               Tensor k_norm, float eps, const Batch& batch, Tensor cos_sin,
-                               KvCache cache) override;
+  bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+                         const SamplingBatch& params) override;
+  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+                                     Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
+                                     Tensor cos_sin, KvCache cache) override;
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override;
 #endif
 
   /// The other ranks' GPUs, for sample_part() and decoder_layers(); null: none. Outlives its use.
   void set_peers(const PeerTable* peers) { peers_ = peers; }
-  /// Communicator::sample() of a rank with peers.
+  /// RankFusions::sample() of a rank with peers.
   bool sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
                    const SamplingBatch& params);
   /// gemm(y, x, w), rounded to bf16, whose results go to where ranks sum them; y is not written.

@@ -85,11 +85,12 @@ bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
 #endif
 }
 
-bool CudaBackend::gemm_add(Tensor residual, Tensor x, Tensor w) {
+bool CudaBackend::fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
   check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
             residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&
             x.dtype == w.dtype && residual.dtype == x.dtype,
-        "gemm_add: {} += {} times {} transposed", residual.describe(), x.describe(), w.describe());
+        "fused_gemm_add: {} += {} times {} transposed", residual.describe(), x.describe(),
+        w.describe());
 #ifdef NANOVLLM_CUDA_HOPPER
   return gemm_large<LargeEnd::add>(residual, x, w);
 #else

@@ -60,11 +60,11 @@ template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<L
 template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::gate>&);
 template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::add>&);
 
-bool CudaBackend::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
-                                          Tensor q_norm, Tensor k_norm, float eps,
-                                          const Batch& batch, Tensor cos_sin, KvCache cache) {
+bool CudaBackend::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
+                                                Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                                const Batch& batch, Tensor cos_sin, KvCache cache) {
   check_fused("gemm_qk_norm_rope_store", q, k, v, batch, cos_sin, cache);
-  const int64_t heads = q.shape[1] + k.shape[1] + v.shape[1], block_size = cache.k.shape[2];
+  const int64_t block_size = cache.k.shape[2];
   const auto follows = [&](const Tensor& next, const Tensor& t) {
     return next.data == t.data + t.shape[1] * kProductHead * size_of(t.dtype) &&
            next.stride[0] == t.stride[0];
@@ -80,9 +80,7 @@ bool CudaBackend::gemm_qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor x
   input.heads.q_norm = device_ptr<bf16>(q_norm);
   input.heads.k_norm = device_ptr<bf16>(k_norm);
   input.heads.eps = eps;
-  Tensor y(q.data, q.dtype, {q.shape[0], heads * kProductHead}, q.device);
-  y.stride[0] = q.stride[0];
-  return gemm_mid(y, x, w, false, &input) || gemm_large(y, x, w, input);
+  return gemm_mid(qkv, x, w, false, &input) || gemm_large(qkv, x, w, input);
 }
 
 }  // namespace nanovllm

@@ -30,7 +30,7 @@ struct SampleArguments {
   const float *top_p, *min_p;
   bool any_filter, wide;
   RowScan scan;
-  KnownRow* known;  // of gemm_sample(), to be cleared; else null
+  KnownRow* known;  // of fused_gemm_sample(), to be cleared; else null
 
   __device__ LogitRow row(int index) const { return {logits + index * stride, vocab, wide}; }
 };
@@ -209,11 +209,12 @@ RowRules rules_of(const SamplingBatch& params, int64_t begin) {
 }  // namespace
 
 #ifdef NANOVLLM_CUDA_HOPPER
-bool CudaBackend::gemm_sample(Tensor token_ids, Tensor x, Tensor w, const SamplingBatch& params) {
+bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+                                    const SamplingBatch& params) {
   const int64_t rows = x.shape[0], vocab = w.shape[0];
   check(x.rank == 2 && w.rank == 2 && x.shape[1] == w.shape[1] && x.dtype == w.dtype &&
             token_ids.numel() == rows && static_cast<uint64_t>(vocab) <= kMaxVocab,
-        "gemm_sample: {} tokens from {} times {} transposed", token_ids.numel(), x.describe(),
+        "fused_gemm_sample: {} tokens from {} times {} transposed", token_ids.numel(), x.describe(),
         w.describe());
   if (params.has(kSampleFiltered)) return false;
   SampleArguments a{};
