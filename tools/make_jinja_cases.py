@@ -57,6 +57,45 @@ a {%- if yes -%} b {%- endif -%} c
 {{ name }} {{- name }} {{ name -}} {{ name }}
 """ .strip().split("\n")
 
+LATER = [
+    # `else` of a loop none of whose rounds reached its end.
+    "{% for x in xs %}{% break %}{% else %}E{% endfor %}",
+    "{% for x in xs %}{% continue %}{% else %}E{% endfor %}",
+    "{% for x in xs %}{% if loop.last %}{% break %}{% endif %}a{% else %}E{% endfor %}",
+    "{% for x in xs %}{% if loop.first %}{% continue %}{% endif %}a{% else %}E{% endfor %}",
+    "{% for x in xs %}{{ loop.previtem is defined }} {{ loop.previtem }},{% endfor %}",
+    # Case mappings that are not one to one, and the final sigma.
+    "{{ 'ΑΣ'|lower }} {{ 'ΑΣ Σ Σα Α.Σ ΑΣ. ΑΣ\u0301'|lower }} {{ 'İ'|lower }} {{ 'ªΣ ΣΣ ͅΣ'|lower }}",
+    "{{ 'ﬁn ß ŉ ǰ ᾳ ΰ ﬃ և'|upper }} {{ 'ﬁn'|title }} {{ 'ﬁN'|capitalize }} {{ 'ﬁN ǆ ᾳ ßa ⅰa ªa'.title() }}",
+    "{{ 'ΑΣ'.swapcase() }} {{ 'aB ǅ ⅰ Ⓐ ß İ'.swapcase() }} {{ 'ΌΣ'.capitalize() }} {{ 'ΑΣ ΒΣ'.title() }}",
+    "{{ 'ﬁ ß ς İ ǅ'.casefold() }} {{ ''|upper }} {{ ['ß', 'SS', 'ΑΣ', 'ας']|unique|list }}",
+    # Digits of other scripts.
+    "{{ '٣٤'|int }} {{ '٣.٥'|float }} {{ '-٣'|int }} {{ '１２'|int }} {{ '²'|int(9) }} {{ '𝟙𝟚'|int }} {{ 'a١'|int(5, 16) }}",
+    "{{ '１_２'|int }} {{ '１e２'|float }} {{ '\u3000７ '|int }}",
+    # Integers that a float does not hold, divided; and the sign of nothing.
+    "{{ big/1 }} {{ huge/3 }} {{ big/9007199254740992 }} {{ (2**100+1)/(2**53+1) }} {{ -big/2 }} {{ 0/big }} {{ 1/huge }}",
+    "{{ (2**120+1)/(2**120-1) }} {{ (2**53+1)/(2**54) }} {{ 7/-2 }} {{ (2**126)/3 }} {{ 3/(2**126) }} {{ big/-big }}",
+    "{{ 6.0 % -3.0 }} {{ -6.0 % 3.0 }} {{ -0.0 % 5 }} {{ 5.5 % -2 }}",
+    # groupby by name, keys that no item has, nothing at all.
+    "{% for g in users|groupby('age') %}{{ g.grouper }}: {{ g.list|length }} {{ g['grouper'] }} {{ g[0] }};{% endfor %}",
+    "{{ users|groupby('age')|map(attribute='grouper')|list }} {{ (users|groupby('age'))[0].nope }}",
+    "{{ users|sort(attribute='nope')|map(attribute='name')|join(',') }} {{ users|sort(attribute='nope,name')|map(attribute='name')|join(',') }}",
+    "{{ users|sort(attribute='tags') }}",
+    "{{ [nope, nope]|sort|length }}",
+    "{{ [1, nope]|sort }}",
+    "{{ nope|last }}{{ nope|last is undefined }}{{ nope|first is undefined }}",
+    "{{ 5|last }}",
+    # What a chat template cannot have, where it is never reached and where it is.
+    "{% if no %}{% import 'x' as y %}{% from 'x' import a, b as c with context %}{% include 'x' ignore missing %}{% endif %}A",
+    "{% import 'x' as y %}",
+    "{% include 'x' %}",
+    "{% if no %}{% extends 'x' %}{% endif %}B",
+    "{% if no %}{% autoescape true %}{{ '<' }}{% endautoescape %}{% endif %}{% autoescape no %}{{ '<' }}{% endautoescape %}",
+    "{% if no %}{{ '\\N{BULLET}' ~ 'x' 'y\\N{BULLET}' }}{% endif %}C",
+    "{{ '\\N' }}",
+    "{{ '\\N{}' }}",
+]
+
 TEMPLATES = WHITESPACE + [
     # White space, comments, raw text.
     "{% if yes %}\nline\n{% endif %}\nend",
@@ -300,7 +339,7 @@ def run(template):
 
 
 def main():
-    cases = [run(template) for template in TEMPLATES]
+    cases = [run(template) for template in TEMPLATES + LATER]
     path = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "jinja" / "cases.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)

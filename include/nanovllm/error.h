@@ -15,11 +15,13 @@ enum class ErrorKind {
   unavailable,       ///< not now: a queue is full, or the engine is shutting down (HTTP 503)
 };
 
-/// `what()` is one line that names the file, field or option and the remedy
-/// (a memory table may follow on further lines for ErrorKind::device).
+/// `what()` is one line that names the file, field or option and the remedy (a memory table may
+/// follow on further lines for ErrorKind::device). It may be shown in a terminal, whatever files it
+/// quotes: control characters of the message are spelled out (\x1b), and of a message of more than
+/// 2,000 bytes (8,000 for ErrorKind::device) the middle is left out.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& message);
   ErrorKind kind() const noexcept { return kind_; }
 
  private:

@@ -31,6 +31,9 @@ struct Prompt {
   bool add_special_tokens = true;
   /// Text only: false keeps "<|im_end|>" in the text from becoming the token.
   bool parse_special_tokens = true;
+  /// Text only: bytes that no special token is found in, in ascending order (chat_prompt() gives
+  /// where others than the template wrote text of control tokens).
+  std::vector<TextRange> literal{};
 };
 
 /// One part of an engine's start, in seconds since the start. Parts overlap: files are read while
@@ -122,8 +125,10 @@ class LLM {
   void reset_prefix_cache();
   /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of
   /// {"role", "content", ...}. `options` is a JSON object of further template variables
-  /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise. Throws
-  /// Error(invalid_argument): bad JSON, no chat template, or the template's own refusal.
+  /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise. Text of
+  /// control tokens in messages stays text unless parse_special_in_messages. Throws
+  /// Error(invalid_argument): bad JSON, no chat template that can be used, or the template's own
+  /// refusal.
   Prompt chat_prompt(const std::string& messages_json,
                      const std::string& options_json = "{}") const;
   /// The sampling parameters that generation_config.json recommends, over the defaults of

@@ -11,6 +11,11 @@
 
 namespace nanovllm {
 
+/// The bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0, end = 0;
+};
+
 /// What step() reports of a request: everything so far, what is new since the last report, or
 /// nothing until it has ended.
 enum class OutputKind { cumulative, delta, final_only };
@@ -119,6 +124,10 @@ struct EngineConfig {
   int num_threads = 0;  ///< CPU backend, all ranks; 0: OMP_NUM_THREADS or the physical cores
   std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)
   bool skip_tokenizer_init = false;  ///< token ids in, token ids out
+  /// Text of control tokens ("<|im_end|>") in messages becomes the tokens whoever wrote it, as with
+  /// Hugging Face; otherwise it stays text there, but for the system's and the assistant's
+  /// messages.
+  bool parse_special_in_messages = false;
   /// Called from the thread that constructs the engine while it loads: (what, done, total). May be
   /// empty.
   std::function<void(const char* what, int64_t done, int64_t total)> on_progress{};

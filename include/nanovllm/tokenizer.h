@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "nanovllm/params.h"
+
 namespace nanovllm {
 
 class DecodeStream;
@@ -32,9 +34,11 @@ class Tokenizer {
   /// `text` must be valid UTF-8: Error(invalid_argument) with the byte offset
   /// otherwise. add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens
   /// = false, text that spells a special token ("<|im_end|>") is encoded as plain text; added
-  /// tokens that are not special are still recognised.
+  /// tokens that are not special are still recognised. `literal`, in ascending order, does the same
+  /// for parts of the text: a special token that shares a byte with them is none.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
-                              bool parse_special_tokens = true) const;
+                              bool parse_special_tokens = true,
+                              std::span<const TextRange> literal = {}) const;
   /// A number of tokens that encode(text) does not stay below, found without encoding: the text's
   /// bytes by those of the longest token. 0 where this tokenizer may drop text.
   int64_t min_tokens(std::string_view text) const;
@@ -54,8 +58,11 @@ class Tokenizer {
   /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is
   /// none.
   const std::string& chat_template() const;
+  /// The file that it came from, for messages.
+  const std::string& chat_template_place() const;
 
  private:
+  friend class ControlTokens;
   friend class IncrementalDetokenizer;
   struct State;
   explicit Tokenizer(std::unique_ptr<const State> state);

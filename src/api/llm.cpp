@@ -5,16 +5,18 @@
 #include <optional>
 
 #include "engine/load_engine.h"
-#include "io/jinja/chat_template.h"
+#include "io/jinja/chat_renderer.h"
 #include "io/json.h"
+#include "io/tokenizer/control_tokens.h"
 
 namespace nanovllm {
 
 struct LLM::State {
   LoadedEngine loaded;
-  std::optional<ChatTemplate> chat_template;  // parsed when it is first needed
+  std::optional<ChatRenderer> chat{};
+  std::string no_chat{};  // why there is none: completions work all the same
   // Outputs that came up in generate() of requests that it did not add: for the next step().
-  std::vector<RequestOutput> set_aside;
+  std::vector<RequestOutput> set_aside{};
 
   LLMEngine& engine() { return *loaded.engine; }
   /// Token ids of a prompt. Throws Error(invalid_argument).
@@ -29,12 +31,34 @@ struct LLM::State {
           "the prompt has {} bytes, {} tokens or more: with max_model_len {} at most {} leave room "
           "for an answer",
           text.size(), least, most, most - 1);
-    return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens);
+    return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens,
+                                    prompt.literal);
+  }
+
+  void read_chat_template(bool parse_special) {
+    const Tokenizer* tokenizer = loaded.tokenizer.get();
+    if (!tokenizer || tokenizer->chat_template().empty()) {
+      no_chat = tokenizer ? fmt::format("{} has none", tokenizer->chat_template_place())
+                          : "the tokenizer, which has it, was not loaded";
+      return;
+    }
+    try {
+      FindControlText find;
+      if (!parse_special)
+        find = [tokens = std::make_shared<const ControlTokens>(*tokenizer)](std::string_view text) {
+          return tokens->find(text);
+        };
+      chat.emplace(tokenizer->chat_template(), tokenizer->chat_template_place(), std::move(find));
+    } catch (const Error& error) {
+      no_chat = error.what();
+    }
   }
 };
 
 LLM::LLM(const std::string& model, const EngineConfig& config)
-    : state_(new State{load_engine(model, config), {}, {}}) {}
+    : state_(new State{load_engine(model, config)}) {
+  state_->read_chat_template(config.parse_special_in_messages);
+}
 LLM::~LLM() = default;
 LLM::LLM(LLM&&) noexcept = default;
 LLM& LLM::operator=(LLM&&) noexcept = default;
@@ -133,11 +157,9 @@ SamplingParams LLM::default_sampling_params() const {
 }
 
 Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& options_json) const {
+  check(state_->chat.has_value(), ErrorKind::invalid_argument,
+        "messages need a chat template: {}; give a prompt instead", state_->no_chat);
   const Tokenizer* tokenizer = state_->loaded.tokenizer.get();
-  check(tokenizer && !tokenizer->chat_template().empty(), ErrorKind::invalid_argument,
-        "messages need a chat template: tokenizer_config.json has none; give a prompt instead");
-  if (!state_->chat_template)
-    state_->chat_template.emplace(tokenizer->chat_template(), "chat_template");
   ChatRequest request;
   request.messages = parse_json(messages_json, "messages", ErrorKind::invalid_argument);
   request.kwargs = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
@@ -162,8 +184,10 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   };
   name_token("bos_token", tokenizer->bos_token_id());
   name_token("eos_token", tokenizer->eos_token_id());
-  take_text_parts(*state_->chat_template, request);
-  Prompt prompt(state_->chat_template->render(chat_context(request)));
+  take_text_parts(state_->chat->chat_template(), request);
+  RenderedChat rendered = state_->chat->render(chat_context(request));
+  Prompt prompt(std::move(rendered.text));
+  prompt.literal = std::move(rendered.literal);
   prompt.add_special_tokens = false;  // the template spells them out
   return prompt;
 }

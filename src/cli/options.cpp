@@ -298,6 +298,8 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
        "let --max-model-len be beyond the model's own limit");
   flag("--enforce-eager", c.enforce_eager, "no CUDA graphs");
   flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out");
+  flag("--parse-special-in-messages", c.parse_special_in_messages,
+       "text of control tokens in messages becomes the tokens, whoever wrote it");
 }
 
 void SamplingOptions::apply(SamplingParams& params) const {

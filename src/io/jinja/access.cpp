@@ -72,6 +72,8 @@ std::optional<Value> attribute_of(Runtime& runtime, const Value& value, const st
   if (value.is_object()) {
     if (auto attribute = value.object().attribute(runtime, name)) return attribute;
   }
+  if (value.is_sequence() && value.sequence().is_group && (name == "grouper" || name == "list"))
+    return value.sequence().items[name == "grouper" ? 0 : 1];
   const MethodFunction method = find_method(value, name);
   if (method != nullptr && is_refused(method)) {  // as Jinja's sandbox has it: there, but undefined
     return Value::undefined(fmt::format("'{}' would change the {}", name, value.type_name()));

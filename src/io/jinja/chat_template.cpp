@@ -52,8 +52,8 @@ Json with_reasoning_aliases(const Json& message) {
     const auto found = message.find(field);
     if (found == message.end() || found->is_null()) continue;
     const Json& reasoning = *found;
-    Json result = message;
-    if (!result.contains("thinking")) result["thinking"] = reasoning;
+    Json result = {{"thinking", reasoning}};  // first, where a template prints the message
+    for (const auto& [key, value] : message.items()) result[key] = value;
     result["reasoning_content"] = reasoning;
     return result;
   }

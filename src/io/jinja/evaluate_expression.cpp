@@ -11,6 +11,8 @@ Value Evaluator::evaluate(const Expr& expr) {
 
 Value Evaluator::node_value(const Literal& node) { return node.value; }
 
+Value Evaluator::node_value(const Unavailable& node) { render_fail("{}", node.why); }
+
 Value Evaluator::node_value(const Name& node) {
   for (const Scope* scope = &scopes_.current(); scope != nullptr; scope = scope->parent()) {
     runtime_.budget().spend();

@@ -202,17 +202,19 @@ void Evaluator::run_loop(const For& loop, Scope* scope, const Value& items, int 
   const Budget::Level level(runtime_.budget());
   auto state = std::make_shared<LoopState>(*this, loop, scope, runtime_.iterate(items), depth0);
   const Value loop_variable(std::static_pointer_cast<Object>(state));
-  bool empty = true;
+  // As Jinja has it: `else` belongs to a loop none of whose rounds reached its end.
+  bool completed = false;
   while (state->advance()) {
-    empty = false;
     runtime_.budget().spend(4);  // a scope costs more than an expression
     const ScopeStack::Entered entered(scopes_, scope);
     scopes_.current().set(template_.loop, loop_variable);
     assign(loop.target, state->current());
-    if (execute(loop.body) == Flow::break_loop) break;
+    const Flow flow = execute(loop.body);
+    if (flow == Flow::break_loop) break;
+    completed |= flow == Flow::next;
   }
   state->finish();
-  if (empty) {
+  if (!completed) {
     const ScopeStack::Entered entered(scopes_, scope);
     execute(loop.otherwise);
   }
@@ -267,6 +269,13 @@ Evaluator::Flow Evaluator::run_node(const With& node) {
 }
 
 Evaluator::Flow Evaluator::run_node(const Scoped& node) { return run_body(node.body); }
+
+Evaluator::Flow Evaluator::run_node(const Autoescape& node) {
+  if (evaluate(*node.on).truth()) render_fail("only 'autoescape false' is available");
+  return run_body(node.body);
+}
+
+Evaluator::Flow Evaluator::run_node(const Unavailable& node) { render_fail("{}", node.why); }
 
 Value Evaluator::call_macro(const MacroCode& code, Scope* scope, const Arguments& arguments) {
   const ScopeStack::Entered entered(scopes_, scope);

@@ -94,6 +94,8 @@ class Evaluator {
   Flow run_node(const FilterBlock& node);
   Flow run_node(const With& node);
   Flow run_node(const Scoped& node);
+  Flow run_node(const Autoescape& node);
+  [[noreturn]] Flow run_node(const Unavailable& node);
   Flow run_body(const Body& body);  // in a scope of its own
   void write(std::string_view text);
   void assign(const Target& target, const Value& value);
@@ -104,6 +106,7 @@ class Evaluator {
   // Expressions (evaluate_expression.cpp).
   Value evaluate(const Expr& expr);
   Value node_value(const Literal& node);
+  [[noreturn]] Value node_value(const Unavailable& node);
   Value node_value(const Name& node);
   Value node_value(const ListExpr& node);
   Value node_value(const DictExpr& node);

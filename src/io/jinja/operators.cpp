@@ -39,6 +39,28 @@ Int modulo(Int a, Int b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+/// a / b rounded once, as Python does for integers of any size.
+double quotient(Int a, Int b) {
+  using Natural = unsigned __int128;
+  const auto size_of = [](Int i) {
+    return i < 0 ? Natural{0} - static_cast<Natural>(i) : static_cast<Natural>(i);
+  };
+  const Natural dividend = size_of(a), divisor = size_of(b);
+  Natural rest = 0;
+  uint64_t bits = 0;  // of the quotient, from its first one on
+  int exponent = 128;
+  // The dividend's bits, then zeros: 60 bits of the quotient are more than a double holds.
+  for (; dividend != 0 && bits >> 60 == 0; --exponent) {
+    const Natural bit = exponent > 0 ? dividend >> (exponent - 1) & 1 : 0;
+    rest = rest << 1 | bit;
+    bits = bits << 1 | static_cast<uint64_t>(rest >= divisor);
+    if (rest >= divisor) rest -= divisor;
+  }
+  const bool exact = rest == 0 && (exponent <= 0 || dividend << (128 - exponent) == 0);
+  const double size = std::ldexp(static_cast<double>(bits | (exact ? 0 : 1)), exponent);
+  return (a < 0) != (b < 0) ? -size : size;
+}
+
 double modulo(double a, double b) {
   if (b == 0) render_fail("float modulo by zero");
   const double rest = std::fmod(a, b);
@@ -60,7 +82,7 @@ Value integers(BinaryOp op, Int a, Int b) {
       return Value::integer(result);
     case BinaryOp::divide:
       if (b == 0) render_fail("division by zero");
-      return Value::real(static_cast<double>(a) / static_cast<double>(b));
+      return Value::real(quotient(a, b));
     case BinaryOp::floor_divide:
       return Value::integer(floor_divide(a, b));
     case BinaryOp::modulo:
@@ -187,8 +209,9 @@ Value negate(const Value& value) {
   return Value::integer(result);
 }
 
-std::optional<Int> parse_int(std::string_view text, int base) {
-  text = strip(text);
+std::optional<Int> parse_int(std::string_view source, int base) {
+  const std::string digits = ascii_digits(strip(source));
+  std::string_view text = digits;
   bool negative = false;
   if (text.starts_with('-') || text.starts_with('+')) {
     negative = text[0] == '-';
@@ -225,7 +248,7 @@ std::optional<Int> parse_int(std::string_view text, int base) {
 
 std::optional<double> parse_float(std::string_view text) {
   std::string digits;
-  for (const char c : strip(text)) {
+  for (const char c : ascii_digits(strip(text))) {
     if (c != '_') digits += c;
   }
   const char* first = digits.data() + (digits.starts_with('+') ? 1 : 0);

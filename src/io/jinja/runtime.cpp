@@ -46,6 +46,15 @@ Value Runtime::sequence(std::vector<Value> items, Sequence::Kind kind) {
       std::make_shared<const Sequence>(Sequence{kind, std::move(items), depth, std::move(held)}));
 }
 
+Value Runtime::group(const Value& grouper, const Value& list) {
+  budget_.spend();
+  std::vector<Value> items = {grouper, list};
+  const int depth = depth_over(items);
+  Held held(budget_, items.size() * sizeof(Value) + kObjectBytes);
+  return Value(std::make_shared<const Sequence>(Sequence{
+      Sequence::Kind::tuple, std::move(items), depth, std::move(held), /*is_group=*/true}));
+}
+
 Value Runtime::distinct_dict(DictItems items) {
   budget_.spend(1 + items.size() / 4);
   const int depth = jinja::depth_over(items);

@@ -56,6 +56,8 @@ class Runtime {
 
   Value string(std::string text, bool markup = false);
   Value sequence(std::vector<Value> items, Sequence::Kind kind = Sequence::Kind::list);
+  /// What groupby makes: a tuple whose items also have the names `grouper` and `list`.
+  Value group(const Value& grouper, const Value& list);
   /// Later pairs replace the value of earlier ones with an equal key.
   Value dict(DictItems items);
   /// Of items whose keys are known to be distinct.

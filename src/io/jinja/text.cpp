@@ -42,9 +42,6 @@ size_t byte_offset(std::string_view text, size_t index) {
   return at;
 }
 
-namespace {
-
-/// The inverse of decode_at(): a byte that was no UTF-8 goes back as it came.
 void append_code_point(std::string& out, char32_t c) {
   if (c >= 0xDC80 && c <= 0xDCFF) {
     out.push_back(static_cast<char>(c - 0xDC00));
@@ -53,54 +50,10 @@ void append_code_point(std::string& out, char32_t c) {
   }
 }
 
+namespace {
+
 utf8proc_category_t category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
-}
-
-char32_t upper(char32_t c) {
-  if (c < 0x80) return c >= 'a' && c <= 'z' ? c - 0x20 : c;
-  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
-}
-char32_t lower(char32_t c) {
-  if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 0x20 : c;
-  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
-}
-char32_t title(char32_t c) {
-  return static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
-}
-
-constexpr char32_t kSharpS = 0xDF;
-
-void append_upper(std::string& out, char32_t c) {
-  if (c == kSharpS) {
-    out += "SS";
-  } else {
-    append_code_point(out, upper(c));
-  }
-}
-
-void append_title(std::string& out, char32_t c) {
-  if (c == kSharpS) {
-    out += "Ss";
-  } else {
-    append_code_point(out, title(c));
-  }
-}
-
-bool is_cased(char32_t c) {
-  return is_upper(c) || is_lower(c) || category(c) == UTF8PROC_CATEGORY_LT;
-}
-
-template <class Append>
-std::string map_code_points(std::string_view text, Append append) {
-  std::string out;
-  out.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_at(text, at);
-    append(out, c.value);
-    at += c.size;
-  }
-  return out;
 }
 
 bool contains(std::string_view set, char32_t wanted) {
@@ -175,37 +128,22 @@ bool is_digit(char32_t c) { return category(c) == UTF8PROC_CATEGORY_ND; }
 bool is_upper(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LU; }
 bool is_lower(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LL; }
 
-std::string to_upper(std::string_view text) { return map_code_points(text, append_upper); }
-
-std::string to_lower(std::string_view text) {
-  return map_code_points(text,
-                         [](std::string& out, char32_t c) { append_code_point(out, lower(c)); });
-}
-
-std::string swap_case(std::string_view text) {
-  return map_code_points(text, [](std::string& out, char32_t c) {
-    if (is_upper(c)) {
-      append_code_point(out, lower(c));
+std::string ascii_digits(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_at(text, at);
+    if (c.value >= 0x80 && is_digit(c.value)) {
+      // Digits stand together, from zero to nine.
+      char32_t zero = c.value;
+      while (is_digit(zero - 1)) --zero;
+      out += static_cast<char>('0' + (c.value - zero) % 10);
     } else {
-      append_upper(out, c);
+      out += text.substr(at, c.size);
     }
-  });
-}
-
-std::string capitalize(std::string_view text) {
-  bool first = true;
-  return map_code_points(text, [&first](std::string& out, char32_t c) {
-    first ? append_title(out, c) : append_code_point(out, lower(c));
-    first = false;
-  });
-}
-
-std::string title_case(std::string_view text) {
-  bool inside_word = false;
-  return map_code_points(text, [&inside_word](std::string& out, char32_t c) {
-    inside_word ? append_code_point(out, lower(c)) : append_title(out, c);
-    inside_word = is_cased(c);
-  });
+    at += c.size;
+  }
+  return out;
 }
 
 std::string_view strip_left(std::string_view text) { return trim_left(text, is_space); }

@@ -15,6 +15,8 @@ struct CodePoint {
 /// The code point at byte `at` (which must be inside `text`). A byte that is not UTF-8 decodes as
 /// itself plus 0xDC00, alone.
 CodePoint decode_at(std::string_view text, size_t at);
+/// The inverse of decode_at(): a byte that was no UTF-8 goes back as it came.
+void append_code_point(std::string& out, char32_t c);
 /// Byte offset of the last code point of `text`, which must not be empty.
 size_t last_code_point(std::string_view text);
 
@@ -32,14 +34,18 @@ bool is_digit(char32_t c);
 bool is_upper(char32_t c);
 bool is_lower(char32_t c);
 
-/// Unicode case; one code point to one, but for the German sharp s.
+// Unicode case with its full mappings (casing.cpp).
 std::string to_upper(std::string_view text);
 std::string to_lower(std::string_view text);
+std::string case_fold(std::string_view text);
 std::string swap_case(std::string_view text);
 /// First code point title-cased, the rest lower.
 std::string capitalize(std::string_view text);
 /// Every run of letters capitalized (str.title()).
 std::string title_case(std::string_view text);
+
+/// `text` with the decimal digits of all scripts as those of ASCII.
+std::string ascii_digits(std::string_view text);
 
 std::string_view strip_left(std::string_view text);
 std::string_view strip_right(std::string_view text);

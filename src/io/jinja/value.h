@@ -108,6 +108,7 @@ struct Sequence {
   std::vector<Value> items;
   int depth = 1;
   Held held;
+  bool is_group = false;  ///< of groupby
   /// Generators only: how many items have been taken. What has been iterated over once is gone, as
   /// in Python.
   mutable size_t taken = 0;

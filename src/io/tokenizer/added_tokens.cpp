@@ -12,9 +12,15 @@ AddedTokens::AddedTokens(const std::vector<Entry>& entries, const Vocabulary& vo
     : categories_(categories) {
   Vocabulary seen;
   for (const Entry& entry : entries) add(entry, vocabulary, seen);
-  for (AddedToken& token : tokens_)
-    token.decoded =
-        token.normalized && normalizer ? normalizer->normalize(token.content) : token.content;
+  for (AddedToken& token : tokens_) {
+    token.decoded = token.content;
+    if (!token.normalized || !normalizer) continue;
+    try {
+      token.decoded = normalizer->normalize(token.content);
+    } catch (const Error& error) {
+      fail(ErrorKind::model, "added token {}: {}", quote(token.content), error.what());
+    }
+  }
   for (const bool normalized : {false, true}) {
     Group& group = normalized ? normalized_ : raw_;
     std::vector<std::string_view> strings;
@@ -79,8 +85,8 @@ size_t AddedTokens::spaces_after(std::string_view text, size_t end) const {
   return end;
 }
 
-void AddedTokens::split(const Group& group, std::string_view text, bool parse_special,
-                        std::vector<Part>& parts) const {
+void AddedTokens::split(const Group& group, std::string_view text, const ByteMarks& literal,
+                        bool parse_special, std::vector<Part>& parts) const {
   size_t done = 0;        // the text before is in `parts`
   size_t spaces_end = 0;  // up to here white space has been looked through already
   for (size_t from = 0;;) {
@@ -89,6 +95,10 @@ void AddedTokens::split(const Group& group, std::string_view text, bool parse_sp
     from = match->span.end;
     const AddedToken& token = tokens_[group.tokens[match->string]];
     if (token.special && !parse_special) continue;
+    if (token.special && has_mark(literal, match->span.begin, match->span.end)) {
+      from = match->span.begin + 1;  // a token that is not literal may begin inside
+      continue;
+    }
     if (token.single_word && !stands_alone(text, match->span)) continue;
     auto [begin, end] = match->span;
     if (token.lstrip) begin = spaces_before(text, begin, std::min(done, begin));

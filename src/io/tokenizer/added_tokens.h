@@ -40,12 +40,15 @@ class AddedTokens {
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  /// Appends the parts of a raw text, then of a normalized one; none is empty. Linear.
-  void split_raw(std::string_view text, bool parse_special, std::vector<Part>& parts) const {
-    split(raw_, text, parse_special, parts);
+  /// Appends the parts of a raw text, then of a normalized one; none is empty. No special token is
+  /// found in literal bytes. Linear.
+  void split_raw(std::string_view text, const ByteMarks& literal, bool parse_special,
+                 std::vector<Part>& parts) const {
+    split(raw_, text, literal, parse_special, parts);
   }
-  void split_normalized(std::string_view text, bool parse_special, std::vector<Part>& parts) const {
-    split(normalized_, text, parse_special, parts);
+  void split_normalized(std::string_view text, const ByteMarks& literal, bool parse_special,
+                        std::vector<Part>& parts) const {
+    split(normalized_, text, literal, parse_special, parts);
   }
   bool has_normalized() const { return !normalized_.tokens.empty(); }
 
@@ -55,8 +58,8 @@ class AddedTokens {
     std::vector<size_t> tokens;  // by the matcher's index: index into tokens_
   };
   void add(const Entry& entry, const Vocabulary& vocabulary, Vocabulary& seen);
-  void split(const Group& group, std::string_view text, bool parse_special,
-             std::vector<Part>& parts) const;
+  void split(const Group& group, std::string_view text, const ByteMarks& literal,
+             bool parse_special, std::vector<Part>& parts) const;
   bool stands_alone(std::string_view text, const Span& span) const;
   size_t spaces_before(std::string_view text, size_t begin, size_t limit) const;
   size_t spaces_after(std::string_view text, size_t end) const;

@@ -22,13 +22,19 @@ class JoinWithSpaces final : public DecodeStage {
   bool first_ = true;
 };
 
+/// Decoder bounds what comes of it.
+std::string replaced(const Replacement& replacement, std::string_view piece) {
+  MarkedText text{std::string(piece)};
+  SearchBudget budget(piece.size());
+  replacement.apply(text, budget, text.bytes.max_size());
+  return std::move(text.bytes);
+}
+
 class ReplaceTokens final : public DecodeStage {
  public:
   explicit ReplaceTokens(std::shared_ptr<const Replacement> replacement)
       : replacement_(std::move(replacement)) {}
-  void push(std::string_view piece) override {
-    next_->push(replacement_->apply(std::string(piece)));
-  }
+  void push(std::string_view piece) override { next_->push(replaced(*replacement_, piece)); }
 
  private:
   std::shared_ptr<const Replacement> replacement_;
@@ -41,7 +47,7 @@ class ReplaceInText final : public DecodeStage {
       : replacement_(std::move(replacement)) {}
   void push(std::string_view piece) override { text_ += piece; }
   void finish() override {
-    pass(replacement_->apply(std::exchange(text_, {})));
+    pass(replaced(*replacement_, std::exchange(text_, {})));
     next_->finish();
   }
 
@@ -256,7 +262,12 @@ void Decoder::add_step(const Entry& entry, const CategoryTable& categories,
                        const ByteAlphabet& alphabet) {
   const std::string& type = entry.type();
   if (type == "Replace") {
+    // Known beforehand, unlike a prompt's growth in the normalizer: an answer cannot be refused.
+    constexpr double kMaxGrowth = 64;
     auto replacement = std::make_shared<const Replacement>(entry, categories);
+    growth_ *= replacement->growth();
+    check(growth_ <= kMaxGrowth, ErrorKind::model,
+          "{}: the decoder can make more than {} bytes of one byte", entry.place(), kMaxGrowth);
     if (fused_) {
       steps_.push_back([replacement] { return std::make_unique<ReplaceInText>(replacement); });
     } else {

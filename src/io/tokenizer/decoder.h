@@ -67,7 +67,9 @@ class Decoder {
   void add_strip(const Entry& entry);
 
   std::vector<std::function<std::unique_ptr<DecodeStage>()>> steps_;
-  bool fused_ = false;  // while reading: tokens have become one text
+  // While reading:
+  bool fused_ = false;  // tokens have become one text
+  double growth_ = 1;   // bytes that the steps so far can make of one
 };
 
 }  // namespace nanovllm

@@ -102,8 +102,8 @@ std::string read_chat_template(const Entry& entry) {
 
 }  // namespace
 
-Tokenizer::State::State(const Json& tokenizer_json) {
-  const Entry root(tokenizer_json, "tokenizer.json:");
+Tokenizer::State::State(const Json& tokenizer_json, const std::string& place) {
+  const Entry root(tokenizer_json, place + ":");
   const Entry model = root.required("model");
   // Before its vocabulary: other kinds have theirs in another form.
   check(!model.find("type") || model.type() == "BPE", ErrorKind::model,
@@ -111,7 +111,7 @@ Tokenizer::State::State(const Json& tokenizer_json) {
         model.find("type") ? model.type() : "");
   vocabulary = read_vocabulary(model.required("vocab"));
   if (const auto entry = root.member("normalizer"))
-    normalizer = make_normalizer(*entry, categories);
+    normalizer = std::make_unique<const Normalizer>(*entry, categories);
   if (const auto entry = root.member("pre_tokenizer"))
     pre_tokenizers = make_pre_tokenizers(*entry, categories, alphabet);
   const BpeOptions options = read_bpe_options(model, pre_tokenizers.byte_level);
@@ -166,8 +166,9 @@ std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,
   return find(entry->json().is_object() ? entry->string("content") : entry->string());
 }
 
-void Tokenizer::State::read_config(const Json& tokenizer_config_json) {
-  const Entry config(tokenizer_config_json, "tokenizer_config.json:");
+void Tokenizer::State::read_config(const Json& tokenizer_config_json, const std::string& place) {
+  const Entry config(tokenizer_config_json, place + ":");
+  chat_template_place = place;
   bos_id = configured_token(config, "bos_token");
   eos_id = configured_token(config, "eos_token");
   if (const auto entry = config.member("chat_template")) chat_template = read_chat_template(*entry);
@@ -178,21 +179,26 @@ Tokenizer::Tokenizer(std::unique_ptr<const State> state) : state_(std::move(stat
 Tokenizer::Tokenizer(const std::string& model_directory) {
   constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
   check_present(model_directory);
-  auto state = std::make_unique<State>(read_json_file(model_directory + "/tokenizer.json"));
+  const std::string path = model_directory + "/tokenizer.json";
+  auto state = std::make_unique<State>(read_json_file(path), path);
   const std::string config_path = model_directory + "/tokenizer_config.json";
-  if (exists(config_path)) state->read_config(read_json_file(config_path));
+  state->chat_template_place = config_path;
+  if (exists(config_path)) state->read_config(read_json_file(config_path), config_path);
   const std::string template_path = model_directory + "/chat_template.jinja";
-  if (exists(template_path)) state->chat_template = read_file(template_path, kMaxTemplateBytes);
+  if (exists(template_path)) {
+    state->chat_template = read_file(template_path, kMaxTemplateBytes);
+    state->chat_template_place = template_path;
+  }
   state_ = std::move(state);
 }
 
 Tokenizer Tokenizer::from_json(std::string_view tokenizer_json,
                                std::string_view tokenizer_config_json) {
-  auto state =
-      std::make_unique<State>(parse_json(tokenizer_json, "tokenizer.json", ErrorKind::model));
+  const std::string name = "tokenizer.json", config_name = "tokenizer_config.json";
+  auto state = std::make_unique<State>(parse_json(tokenizer_json, name, ErrorKind::model), name);
   if (!tokenizer_config_json.empty())
-    state->read_config(
-        parse_json(tokenizer_config_json, "tokenizer_config.json", ErrorKind::model));
+    state->read_config(parse_json(tokenizer_config_json, config_name, ErrorKind::model),
+                       config_name);
   return Tokenizer(std::move(state));
 }
 

@@ -8,11 +8,16 @@
 
 namespace nanovllm {
 
+inline constexpr size_t kMaxSteps = 256;  // a text goes through all of them
+
 /// The entries of a chain of steps: `entry` itself, or the members of a "Sequence" under
-/// `list_key`, at any depth (the JSON reader bounds it).
+/// `list_key`, at any depth (the JSON reader bounds it). Throws Error(model) for more than
+/// kMaxSteps.
 inline void flatten_sequence(const Entry& entry, std::string_view list_key,
                              std::vector<Entry>& steps) {
   if (entry.type() != "Sequence") {
+    check(steps.size() < kMaxSteps, ErrorKind::model, "{}: a Sequence of more than {} steps",
+          entry.place(), kMaxSteps);
     steps.push_back(entry);
     return;
   }

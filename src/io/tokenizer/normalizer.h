@@ -3,21 +3,29 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/patterns/unicode.h"
+#include "io/tokenizer/marked_text.h"
+#include "io/tokenizer/patterns/pattern.h"
 
 namespace nanovllm {
 
-/// Immutable and thread-safe.
+/// What tokenizer.json says under "normalizer". Immutable and thread-safe.
 class Normalizer {
  public:
-  virtual ~Normalizer() = default;
-  /// `text` and the result are valid UTF-8.
-  virtual std::string normalize(std::string text) const = 0;
-};
+  class Step;
+  /// Throws Error(model) for a kind that is not known. `categories` must outlive the normalizer.
+  Normalizer(const Entry& entry, const CategoryTable& categories);
+  ~Normalizer();
 
-/// Throws Error(model) for a kind that is not known. `categories` must outlive the normalizer.
-std::unique_ptr<Normalizer> make_normalizer(const Entry& entry, const CategoryTable& categories);
+  /// `text` is valid UTF-8, before and after. Throws Error(invalid_argument) where a step makes far
+  /// more of a text than any published normalizer does, or exceeds `budget`.
+  void normalize(MarkedText& text, SearchBudget& budget) const;
+  std::string normalize(std::string text) const;
+
+ private:
+  std::vector<std::unique_ptr<const Step>> steps_;
+};
 
 }  // namespace nanovllm

@@ -35,14 +35,14 @@ class Split final : public PreTokenizer {
   Split(std::unique_ptr<Pattern> pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
-  void apply(Pieces& pieces) const override {
+  void apply(Pieces& pieces, SearchBudget& budget) const override {
     std::vector<Span> result;
     result.reserve(pieces.spans.size());
     std::vector<Span> matches;
     std::vector<Part> parts;
     for (const Span& span : pieces.spans) {
       matches.clear();
-      pattern_->find_all(pieces.text.substr(span.begin, span.size()), matches);
+      pattern_->find_all(pieces.text.substr(span.begin, span.size()), matches, budget);
       parts.clear();
       cover(matches, span.size(), parts);
       for (const Part& part : parts)
@@ -104,7 +104,7 @@ class Split final : public PreTokenizer {
 /// Rewrites every piece: the text of the chain changes.
 class Rewriter : public PreTokenizer {
  public:
-  void apply(Pieces& pieces) const final {
+  void apply(Pieces& pieces, SearchBudget&) const final {
     std::string out;
     out.reserve(pieces.text.size() + 16);
     for (Span& span : pieces.spans) {

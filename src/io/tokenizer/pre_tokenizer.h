@@ -24,7 +24,7 @@ struct Pieces {
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  virtual void apply(Pieces& pieces) const = 0;
+  virtual void apply(Pieces& pieces, SearchBudget& budget) const = 0;
 };
 
 struct PreTokenizerChain {

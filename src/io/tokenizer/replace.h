@@ -5,6 +5,7 @@
 #include <string>
 
 #include "io/tokenizer/entry.h"
+#include "io/tokenizer/marked_text.h"
 #include "io/tokenizer/patterns/pattern.h"
 
 namespace nanovllm {
@@ -16,12 +17,16 @@ class Replacement {
  public:
   /// Throws Error(model). `categories` must outlive the object.
   Replacement(const Entry& entry, const CategoryTable& categories);
-  /// Replaces every match.
-  std::string apply(std::string text) const;
+  /// Replaces every match. Throws Error(invalid_argument) where more than `max_bytes` would come of
+  /// it.
+  void apply(MarkedText& text, SearchBudget& budget, size_t max_bytes) const;
+  /// At most so many bytes come of one.
+  double growth() const { return growth_; }
 
  private:
   std::unique_ptr<Pattern> pattern_;
   std::string content_;
+  double growth_;
 };
 
 }  // namespace nanovllm

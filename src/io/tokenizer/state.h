@@ -20,11 +20,13 @@
 namespace nanovllm {
 
 struct Tokenizer::State {
-  /// Reads tokenizer.json.
-  explicit State(const Json& tokenizer_json);
-  void read_config(const Json& tokenizer_config_json);
+  /// Reads tokenizer.json; errors call it `place`.
+  State(const Json& tokenizer_json, const std::string& place);
+  void read_config(const Json& tokenizer_config_json, const std::string& place);
 
-  void encode(std::string_view text, bool parse_special, std::vector<int32_t>& ids) const;
+  /// No special token is found in bytes that `literal` marks.
+  void encode(std::string_view text, const ByteMarks& literal, bool parse_special,
+              std::vector<int32_t>& ids) const;
   /// As tokenizer.json spells it; empty where there is none.
   std::string_view text_of(int32_t id) const;
   /// What the decoder is given; nothing for an unknown id.
@@ -46,15 +48,21 @@ struct Tokenizer::State {
   PostProcessor post_processor;
   std::unique_ptr<const Decoder> decoder;
   std::optional<int32_t> bos_id, eos_id;
-  std::string chat_template;
+  std::string chat_template, chat_template_place;
   TokenBytes token_bytes;
 
  private:
   size_t longest_token(const BpeOptions& options) const;
-  void encode_section(std::string_view text, bool starts_input, bool parse_special,
-                      std::vector<int32_t>& ids, Bpe::Scratch& scratch) const;
-  void encode_text(std::string_view text, bool starts_input, std::vector<int32_t>& ids,
-                   Bpe::Scratch& scratch) const;
+  /// What one encode() works with.
+  struct Job {
+    bool parse_special;
+    std::vector<int32_t>& ids;
+    SearchBudget budget;
+    Bpe::Scratch scratch{};
+  };
+  void encode_section(std::string_view text, const ByteMarks& literal, bool starts_input,
+                      Job& job) const;
+  void encode_text(std::string_view text, bool starts_input, Job& job) const;
   std::optional<int32_t> configured_token(const Entry& config, std::string_view key) const;
 };
 

@@ -45,49 +45,55 @@ int32_t Tokenizer::State::vocab_size() const {
   return std::max(vocabulary.size(), added_vocabulary.size());
 }
 
-void Tokenizer::State::encode(std::string_view text, bool parse_special,
+void Tokenizer::State::encode(std::string_view text, const ByteMarks& literal, bool parse_special,
                               std::vector<int32_t>& ids) const {
-  Bpe::Scratch scratch;
+  Job job{parse_special, ids, SearchBudget(text.size())};
   std::vector<AddedTokens::Part> parts;
-  added_tokens->split_raw(text, parse_special, parts);
+  added_tokens->split_raw(text, literal, parse_special, parts);
   for (const AddedTokens::Part& part : parts) {
     if (part.id) {
       ids.push_back(*part.id);
     } else {
-      encode_section(part.text, part.text.data() == text.data(), parse_special, ids, scratch);
+      const auto at = static_cast<size_t>(part.text.data() - text.data());
+      encode_section(part.text, part_of(literal, at, part.text.size()), at == 0, job);
     }
   }
 }
 
-void Tokenizer::State::encode_section(std::string_view text, bool starts_input, bool parse_special,
-                                      std::vector<int32_t>& ids, Bpe::Scratch& scratch) const {
-  std::string normalized;
+void Tokenizer::State::encode_section(std::string_view text, const ByteMarks& literal,
+                                      bool starts_input, Job& job) const {
+  MarkedText normalized{{}, literal};
   if (normalizer) {
-    normalized = normalizer->normalize(std::string(text));
-    text = normalized;
+    normalized.bytes = text;
+    normalizer->normalize(normalized, job.budget);
+    text = normalized.bytes;
   }
-  if (!added_tokens->has_normalized()) return encode_text(text, starts_input, ids, scratch);
+  if (!added_tokens->has_normalized()) return encode_text(text, starts_input, job);
   std::vector<AddedTokens::Part> parts;
-  added_tokens->split_normalized(text, parse_special, parts);
+  added_tokens->split_normalized(text, normalized.literal, job.parse_special, parts);
   for (const AddedTokens::Part& part : parts) {
     if (part.id) {
-      ids.push_back(*part.id);
+      job.ids.push_back(*part.id);
     } else {
-      encode_text(part.text, starts_input && part.text.data() == text.data(), ids, scratch);
+      encode_text(part.text, starts_input && part.text.data() == text.data(), job);
     }
   }
 }
 
-void Tokenizer::State::encode_text(std::string_view text, bool starts_input,
-                                   std::vector<int32_t>& ids, Bpe::Scratch& scratch) const {
+void Tokenizer::State::encode_text(std::string_view text, bool starts_input, Job& job) const {
   if (text.empty()) return;
   Pieces pieces;
   pieces.text = text;
   pieces.spans.push_back({0, text.size()});
   pieces.starts_input = starts_input;
-  for (const auto& step : pre_tokenizers.steps) step->apply(pieces);
+  for (const auto& step : pre_tokenizers.steps) {
+    step->apply(pieces, job.budget);
+    check(pieces.text.size() <= max_bytes_of(text.size()), ErrorKind::invalid_argument,
+          "the tokenizer's pre-tokenizers make {} bytes of a piece of text, more than {}",
+          pieces.text.size(), max_bytes_of(text.size()));
+  }
   for (const Span& span : pieces.spans)
-    bpe->encode(pieces.text.substr(span.begin, span.size()), ids, scratch);
+    bpe->encode(pieces.text.substr(span.begin, span.size()), job.ids, job.scratch);
 }
 
 Tokenizer::~Tokenizer() = default;
@@ -95,7 +101,8 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
-                                       bool parse_special_tokens) const {
+                                       bool parse_special_tokens,
+                                       std::span<const TextRange> literal) const {
   check(text.size() <= kMaxTextBytes, ErrorKind::invalid_argument,
         "the text has {} bytes, more than {}", text.size(), kMaxTextBytes);
   const size_t invalid = find_invalid_utf8(text);
@@ -104,7 +111,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
   std::vector<int32_t> ids;
   const PostProcessor& post = state_->post_processor;
   if (add_special_tokens) ids = post.before();
-  state_->encode(text, parse_special_tokens, ids);
+  ByteMarks marks(literal.empty() ? 0 : text.size());
+  for (const TextRange& range : literal)
+    for (size_t i = range.begin; i < std::min(range.end, text.size()); ++i) marks[i] = true;
+  state_->encode(text, marks, parse_special_tokens, ids);
   if (add_special_tokens) ids.insert(ids.end(), post.after().begin(), post.after().end());
   return ids;
 }
@@ -140,6 +150,7 @@ bool Tokenizer::is_special(int32_t id) const { return state_->is_special(id); }
 std::optional<int32_t> Tokenizer::bos_token_id() const { return state_->bos_id; }
 std::optional<int32_t> Tokenizer::eos_token_id() const { return state_->eos_id; }
 const std::string& Tokenizer::chat_template() const { return state_->chat_template; }
+const std::string& Tokenizer::chat_template_place() const { return state_->chat_template_place; }
 
 IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
     : state_(tokenizer.state_.get()),

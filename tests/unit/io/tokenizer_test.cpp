@@ -137,7 +137,8 @@ TEST(TokenizerJson, BadPatternsAreRefusedWithTheEntry) {
     };
   };
   for (const char* regex :
-       {"(", "[a-", "a{2,1}", "(?<x", "[a&&b]", "\\h", "[[a]]", "\\C", "(*FAIL)"})
+       {"(", "[a-", "a{2,1}", "(?<x", "[a&&b]", "\\h", "[[a]]", "\\C", "(*FAIL)", "(a)\\1",
+        "(?<x>a)\\k<x>", "(?P<x>a)(?P=x)", "(?C1)a", "x(ab){2,1001}"})
     expect_refused(with_regex(regex), {"pre_tokenizer.pattern.Regex"});
   expect_refused(
       [](Json& json) {
@@ -222,16 +223,76 @@ TEST(TokenizerInput, LongRunsOfOneCharacterStayLinear) {
   }
 }
 
-TEST(Pattern, QuadraticExpressionsFailInsteadOfHanging) {
-  const CategoryTable categories;
-  const std::string text(200'000, 'a');
-  std::vector<Span> matches;
-  for (const char* regex : {"a*b", "(a+)+b", "(a|aa)+$b"}) {
-    const auto pattern = make_regex_pattern(regex, categories, "test");
-    try {
-      pattern->find_all(text, matches);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+/// Whether an encode or a load fails with a request's or a model's error, within its budget.
+std::string failure(const std::function<void()>& action, ErrorKind kind) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "nothing failed";
+}
+
+TEST(HostileTokenizer, ReplacementsThatGrowWithoutEndAreRefused) {
+  Json doubling = Json::parse(R"({"type": "Sequence", "normalizers": []})");
+  for (int i = 0; i < 40; ++i)
+    doubling["normalizers"].push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  Json json = small_tokenizer();
+  json["normalizer"] = doubling;
+  const auto tokenizer = Tokenizer::from_json(json.dump());
+  EXPECT_NE(failure([&] { tokenizer.encode("a"); }, ErrorKind::invalid_argument).find("Replace"),
+            std::string::npos);
+  EXPECT_EQ(tokenizer.encode("b"), (std::vector<int32_t>{1}));
+
+  json = small_tokenizer();
+  json["added_tokens"][0] = {{"id", 5}, {"content", "a!"}, {"normalized", true}};
+  json["normalizer"] = doubling;
+  EXPECT_NE(refusal(json).find("added token \"a!\""), std::string::npos) << refusal(json);
+
+  json = small_tokenizer();
+  json["decoder"] = {{"type", "Sequence"}, {"decoders", doubling["normalizers"]}};
+  EXPECT_NE(refusal(json).find("decoders[6]: the decoder can make more than 64"), std::string::npos)
+      << refusal(json);
+
+  json = small_tokenizer();
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::array()}};
+  for (int i = 0; i < 40; ++i)
+    json["pre_tokenizer"]["pretokenizers"].push_back(
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  const auto spelling = Tokenizer::from_json(json.dump());
+  EXPECT_NE(failure([&] { spelling.encode("\u00e9"); }, ErrorKind::invalid_argument).find("make"),
+            std::string::npos);
+  while (json["pre_tokenizer"]["pretokenizers"].size() < 257)
+    json["pre_tokenizer"]["pretokenizers"].push_back(json["pre_tokenizer"]["pretokenizers"][0]);
+  EXPECT_NE(refusal(json).find("more than 256 steps"), std::string::npos) << refusal(json);
+}
+
+/// The work of all pieces together is bounded: every one of these would take minutes at least.
+TEST(HostileTokenizer, PatternsThatBacktrackStopForTheWholeText) {
+  const std::string letters(100'000, 'a');
+  std::string words;
+  while (words.size() < 100'000) words += "aaaaaaaaaaaaaaaaaaaaaaaa ";
+  for (const auto& [regex, text] : std::vector<std::pair<std::string, std::string>>{
+           {"(?:a|a)*b|a", letters},      // exponential at every letter
+           {"(?:a|a)*b|a", words},        // the same in each of many pieces
+           {"(?:(?=a)a)++b|a", letters},  // quadratic without going back
+           {"a*a*a*a*b|a", letters},      // our own matcher
+           {"a*b|a", letters}}) {
+    for (const bool in_pieces : {false, true}) {
+      Json json = small_tokenizer();
+      const Json split = {
+          {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
+      json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::array()}};
+      if (in_pieces)
+        json["pre_tokenizer"]["pretokenizers"].push_back({{"type", "WhitespaceSplit"}});
+      json["pre_tokenizer"]["pretokenizers"].push_back(split);
+      const auto tokenizer = Tokenizer::from_json(json.dump());
+      const std::string reason =
+          failure([&, &t = text] { tokenizer.encode(t); }, ErrorKind::invalid_argument);
+      EXPECT_NE(reason.find("too many steps"), std::string::npos) << regex << ": " << reason;
+      EXPECT_FALSE(tokenizer.encode("aaa b").empty());
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/jinja/runtime.h"
+#include "io/utf8.h"
 
 namespace nanovllm::jinja {
 
@@ -171,7 +172,7 @@ Value make_joiner(Runtime& runtime, const Arguments& arguments) {
 
 Value raise_exception(Runtime& runtime, const Arguments& arguments) {
   const Bound bound("raise_exception", arguments, {"message"}, 1);
-  throw Error(ErrorKind::invalid_argument, to_str(runtime.budget(), bound.at(0)));
+  throw Error(ErrorKind::invalid_argument, one_line(to_str(runtime.budget(), bound.at(0))));
 }
 
 Value strftime_now(Runtime& runtime, const Arguments& arguments) {

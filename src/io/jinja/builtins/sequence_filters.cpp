@@ -36,7 +36,6 @@ Value last(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (input.is_sequence() && input.sequence().kind == Sequence::Kind::generator) {
     render_fail("'generator' object is not reversible");
   }
-  if (input.is_undefined()) render_fail("{}", input.why_undefined());
   if (input.is_string() && !input.text().empty())
     return get_item(runtime, input, Value::integer(-1));
   const Items items = runtime.iterate(input);
@@ -120,13 +119,15 @@ Value dictsort(Runtime& runtime, const Value& input, const Arguments& arguments)
   return values_of(runtime, std::move(keyed));
 }
 
-/// sort(attribute="a,b") compares by a, then by b.
+/// sort(attribute="a,b") compares by a, then by b. Jinja compares lists of keys, be it of one:
+/// attributes that no item has are equal then.
 Value multi_key(Runtime& runtime, const Value& item, const Value* path, bool case_sensitive) {
-  if (path == nullptr || !path->is_string() || path->text().find(',') == std::string::npos) {
-    return sort_key(runtime, path != nullptr ? follow_path(runtime, item, *path) : item,
-                    case_sensitive);
-  }
   std::vector<Value> keys;
+  if (path == nullptr || !path->is_string()) {
+    keys.push_back(sort_key(runtime, path != nullptr ? follow_path(runtime, item, *path) : item,
+                            case_sensitive));
+    return runtime.sequence(std::move(keys));
+  }
   const std::string& paths = path->text();
   for (size_t at = 0; at <= paths.size();) {
     const size_t end = std::min(paths.find(',', at), paths.size());
@@ -169,8 +170,7 @@ Value group_by(Runtime& runtime, const Value& input, const Arguments& arguments)
     end = std::max(end, start + 1);  // a NaN equals nothing, itself included
     if (members.empty()) members.push_back(keyed[start].second);
     const Value grouper = attribute(members[0]);
-    groups.push_back(
-        runtime.sequence({grouper, runtime.sequence(std::move(members))}, Sequence::Kind::tuple));
+    groups.push_back(runtime.group(grouper, runtime.sequence(std::move(members))));
     start = end;
   }
   return runtime.sequence(std::move(groups));

@@ -322,7 +322,7 @@ Value is_ascii(Runtime&, const Value& self, const Arguments& arguments) {
 
 constexpr std::pair<std::string_view, MethodFunction> kMethods[] = {
     {"capitalize", mapped<capitalize>},
-    {"casefold", mapped<to_lower>},
+    {"casefold", mapped<case_fold>},
     {"center", pad<Side::both>},
     {"count", count},
     {"endswith", has_affix<false>},

@@ -44,7 +44,8 @@ Value force_escape(Runtime& runtime, const Value& input, const Arguments& argume
   return runtime.string(escape_html(to_str(runtime.budget(), input)), true);
 }
 
-/// Every word capitalized; words begin after white space and - ( { [ <, unlike in str.title().
+/// Every word with its first character in upper case; words begin after white space and - ( { [ <,
+/// unlike in str.title().
 Value title(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Bound none("title", arguments, {});
   const std::string text = to_str(runtime.budget(), input);
@@ -56,7 +57,10 @@ Value title(Runtime& runtime, const Value& input, const Arguments& arguments) {
     size_t end = at;
     while (end < text.size() && !separates(decode_at(text, end).value))
       end += decode_at(text, end).size;
-    out.append(capitalize(std::string_view(text).substr(at, end - at)));
+    const std::string_view word = std::string_view(text).substr(at, end - at);
+    const size_t first = word.empty() ? 0 : decode_at(word, 0).size;
+    out.append(to_upper(word.substr(0, first)));
+    out.append(to_lower(word.substr(first)));
     at = end;
     while (end < text.size() && separates(decode_at(text, end).value))
       end += decode_at(text, end).size;

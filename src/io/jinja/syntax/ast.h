@@ -39,6 +39,10 @@ struct FilterCall {
 struct Literal {
   Value value;
 };
+/// What Jinja has and this engine has not: an error when it is reached. Also a statement.
+struct Unavailable {
+  std::string why;
+};
 struct Name {
   Symbol symbol;
 };
@@ -105,9 +109,9 @@ struct Conditional {
 };
 
 struct Expr {
-  using Node =
-      std::variant<Literal, Name, ListExpr, DictExpr, Attribute, Subscript, Slice, Call, Filter,
-                   Test, Not, Negate, Arithmetic, Compare, Logical, Concat, Conditional>;
+  using Node = std::variant<Literal, Unavailable, Name, ListExpr, DictExpr, Attribute, Subscript,
+                            Slice, Call, Filter, Test, Not, Negate, Arithmetic, Compare, Logical,
+                            Concat, Conditional>;
   Node node;
   int line;
   int depth = 1;
@@ -178,14 +182,18 @@ struct With {
   std::vector<std::pair<Target, ExprPtr>> bindings;
   Body body;
 };
-/// A body with variables of its own and no other effect: `generation`, `block`, `autoescape`.
+/// A body with variables of its own and no other effect: `generation`, `block`.
 struct Scoped {
+  Body body;
+};
+struct Autoescape {
+  ExprPtr on;
   Body body;
 };
 
 struct Statement {
   std::variant<Text, Print, Set, SetBlock, If, For, LoopControl, MacroDefinition, CallBlock,
-               FilterBlock, With, Scoped>
+               FilterBlock, With, Scoped, Autoescape, Unavailable>
       node;
   int line;
 };

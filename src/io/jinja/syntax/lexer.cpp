@@ -306,7 +306,9 @@ class Lexer {
       }
     }
     if (i >= source_.size()) syntax_error("a string has no end");
-    add(Token::Kind::string, std::move(value));
+    const bool readable = !std::exchange(named_escape_, false);
+    add(readable ? Token::Kind::string : Token::Kind::unavailable,
+        readable ? std::move(value) : "\\N escapes are not available: write the character or \\u");
     advance(i + 1 - at_);
   }
 
@@ -331,7 +333,7 @@ class Lexer {
     }
     const size_t digits = c == 'x' ? 2 : (c == 'u' ? 4 : (c == 'U' ? 8 : 0));
     if (digits == 0) {  // Python keeps the backslash of an escape it does not know
-      if (c == 'N') syntax_error("\\N escapes are not supported: write the character or \\u");
+      if (c == 'N') return lex_named_escape(i);
       value += '\\';
       return i;
     }
@@ -347,11 +349,22 @@ class Lexer {
     return i + 1 + digits;
   }
 
+  /// \N{NAME}, whose N is at `i`: the names of characters are not known here.
+  size_t lex_named_escape(size_t i) {
+    const size_t close = source_.find_first_of("}'\"\\", i);
+    if (source_.substr(i, 2) != "N{" || close == source_.npos || source_[close] != '}' ||
+        close == i + 2)
+      syntax_error("malformed \\N character escape");
+    named_escape_ = true;
+    return close + 1;
+  }
+
   std::string source_;
   std::string_view name_;
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int line_ = 1;
+  bool named_escape_ = false;  // in the string that is being read
   bool at_line_start_ = true;  // the end of a line lies before at_, or nothing at all
 };
 

@@ -19,6 +19,7 @@ struct Token {
     variable_end,    ///< }}
     name,
     string,
+    unavailable,  ///< a string with an escape that this engine cannot read: `text` says why
     integer,
     real,
     op,  ///< `text` is the operator

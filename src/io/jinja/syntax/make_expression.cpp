@@ -33,6 +33,7 @@ struct ChildDepth {
   }
 
   void operator()(const Literal&) {}
+  void operator()(const Unavailable&) {}
   void operator()(const Name&) {}
   void operator()(const ListExpr& n) { see(n.items); }
   void operator()(const DictExpr& n) {

@@ -172,11 +172,9 @@ ExprPtr Parser::parse_primary() {
   switch (current().kind) {
     case Token::Kind::name:
       return parse_name_or_constant();
-    case Token::Kind::string: {
-      std::string text;
-      while (current().kind == Token::Kind::string) text += next().text;
-      return make(Literal{Value::literal(std::move(text))}, line);
-    }
+    case Token::Kind::string:
+    case Token::Kind::unavailable:
+      return parse_strings(line);
     case Token::Kind::integer:
       return make(Literal{Value::integer(next().integer)}, line);
     case Token::Kind::real:
@@ -201,6 +199,17 @@ ExprPtr Parser::parse_name_or_constant() {
   if (name == "false" || name == "False") return make(Literal{Value::boolean(false)}, token.line);
   if (name == "none" || name == "None") return make(Literal{Value::none()}, token.line);
   return make(Name{symbol(name)}, token.line);
+}
+
+/// Strings one after the other are one.
+ExprPtr Parser::parse_strings(int line) {
+  std::string text, why;
+  while (current().kind == Token::Kind::string || current().kind == Token::Kind::unavailable) {
+    const Token& token = next();
+    (token.kind == Token::Kind::string ? text : why) += token.text;
+  }
+  if (!why.empty()) return make(Unavailable{std::move(why)}, line);
+  return make(Literal{Value::literal(std::move(text))}, line);
 }
 
 ExprPtr Parser::parse_list() {
@@ -307,6 +316,7 @@ ExprPtr Parser::parse_test(ExprPtr input) {
   test.function = find_test(test.name);
   const Token& token = current();
   const bool operand = token.kind == Token::Kind::name || token.kind == Token::Kind::string ||
+                       token.kind == Token::Kind::unavailable ||
                        token.kind == Token::Kind::integer || token.kind == Token::Kind::real ||
                        token.is_op("[") || token.is_op("{");
   if (token.is_op("(")) {

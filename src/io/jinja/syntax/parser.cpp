@@ -66,6 +66,7 @@ std::string Parser::describe(const Token& token) {
     case Token::Kind::variable_end:
       return "'}}'";
     case Token::Kind::string:
+    case Token::Kind::unavailable:
       return "a string";
     case Token::Kind::integer:
     case Token::Kind::real:
@@ -148,7 +149,11 @@ Statement Parser::parse_statement() {
     block.body = parse_closed_body("endfilter");
     return {std::move(block), line};
   }
-  if (tag == "generation" || tag == "block" || tag == "autoescape") return parse_scoped(line, tag);
+  if (tag == "generation" || tag == "block") return parse_scoped(line, tag);
+  if (tag == "autoescape") {
+    ExprPtr on = parse_expression();
+    return {Autoescape{std::move(on), parse_closed_body("endautoescape")}, line};
+  }
   if (tag == "print") {  // the values one after the other: not a tuple
     Concat values;
     do {
@@ -157,7 +162,9 @@ Statement Parser::parse_statement() {
     return {Print{make(std::move(values), line)}, line};
   }
   if (tag == "include" || tag == "import" || tag == "from" || tag == "extends") {
-    syntax_error("'{}' is not available: a chat template stands alone", tag);
+    while (current().kind != Token::Kind::block_end && current().kind != Token::Kind::end) next();
+    return {Unavailable{fmt::format("'{}' is not available: a chat template stands alone", tag)},
+            line};
   }
   syntax_error("unknown tag '{}'", tag);
 }
@@ -265,14 +272,8 @@ Statement Parser::parse_scoped(int line, std::string_view tag) {
   if (tag == "block") {
     name = identifier();
     if (!skip_name("scoped")) skip_name("required");
-  } else if (tag == "autoescape") {
-    const ExprPtr on = parse_expression();
-    const auto* literal = std::get_if<Literal>(&on->node);
-    if (literal == nullptr || literal->value.truth())
-      syntax_error("only 'autoescape false' is available");
   }
-  Scoped scoped{parse_closed_body(
-      tag == "block" ? "endblock" : (tag == "generation" ? "endgeneration" : "endautoescape"))};
+  Scoped scoped{parse_closed_body(tag == "block" ? "endblock" : "endgeneration")};
   if (tag == "block") skip_name(name);
   return {std::move(scoped), line};
 }

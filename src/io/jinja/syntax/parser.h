@@ -90,6 +90,7 @@ class Parser {
   ExprPtr parse_unary(bool with_filter = true);
   ExprPtr parse_primary();
   ExprPtr parse_name_or_constant();
+  ExprPtr parse_strings(int line);
   ExprPtr parse_list();
   ExprPtr parse_dict();
   ExprPtr parse_postfix(ExprPtr expr);

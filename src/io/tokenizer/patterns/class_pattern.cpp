@@ -112,43 +112,37 @@ bool ClassPattern::retreat(const Item& item, std::string_view text, size_t begin
 }
 
 size_t ClassPattern::match(const Sequence& sequence, std::string_view text, size_t begin,
-                           size_t& work) const {
+                           SearchBudget& budget) const {
   std::array<Frame, kMaxItems> frames;
   const auto start_of = [&](size_t i) { return i == 0 ? begin : frames[i - 1].end; };
   size_t i = 0;
   while (i < sequence.size()) {
     const size_t at = start_of(i);
-    if (enter(sequence[i], text, at, frames[i])) {
-      work += frames[i].end - at + 1;
+    const bool fits = enter(sequence[i], text, at, frames[i]);
+    if (!budget.spend(frames[i].end - at + 1)) refuse_work(text);
+    if (fits) {
       ++i;
       continue;
     }
     do {
       if (i == 0) return kNoMatch;
       --i;
-      ++work;
     } while (!retreat(sequence[i], text, start_of(i), frames[i]));
     ++i;
   }
   return frames[i - 1].end;
 }
 
-void ClassPattern::find_all(std::string_view text, std::vector<Span>& matches) const {
-  // Published patterns need a few steps per byte; a pattern that is quadratic on this text stops
-  // here.
-  const size_t max_work = 1'000'000 + 1'000 * text.size();
-  size_t work = 0;
+void ClassPattern::find_all(std::string_view text, std::vector<Span>& matches,
+                            SearchBudget& budget) const {
   for (size_t at = 0; at < text.size();) {
     const size_t first = std::min<size_t>(static_cast<unsigned char>(text[at]), 128);
     size_t end = kNoMatch;
     for (uint32_t untried = starts_[first]; untried != 0 && end == kNoMatch;
          untried &= untried - 1) {
       const auto i = static_cast<size_t>(std::countr_zero(untried));
-      end = match(alternatives_[i], text, at, work);
+      end = match(alternatives_[i], text, at, budget);
     }
-    check(work <= max_work, ErrorKind::invalid_argument,
-          "the tokenizer's pre-tokenizer pattern takes too many steps on this text of {} bytes",
-          text.size());
     if (end == kNoMatch) {
       at += decode_utf8(text.data() + at).length;
     } else {

@@ -25,7 +25,8 @@ class ClassPattern final : public Pattern {
   static std::unique_ptr<ClassPattern> parse(std::string_view regex,
                                              const CategoryTable& categories);
 
-  void find_all(std::string_view text, std::vector<Span>& matches) const override;
+  void find_all(std::string_view text, std::vector<Span>& matches,
+                SearchBudget& budget) const override;
 
  private:
   friend class ClassPatternParser;
@@ -57,8 +58,9 @@ class ClassPattern final : public Pattern {
   bool can_start_with(const Sequence& sequence, size_t character) const;
   bool can_be_empty(const Sequence& sequence) const;
 
-  /// End of the match of `sequence` at `begin`, or npos. `work` counts the steps taken.
-  size_t match(const Sequence& sequence, std::string_view text, size_t begin, size_t& work) const;
+  /// End of the match of `sequence` at `begin`, or npos.
+  size_t match(const Sequence& sequence, std::string_view text, size_t begin,
+               SearchBudget& budget) const;
   bool enter(const Item& item, std::string_view text, size_t at, Frame& frame) const;
   bool retreat(const Item& item, std::string_view text, size_t begin, Frame& frame) const;
   bool enter_choice(const Item& item, std::string_view text, size_t at, size_t first_option,

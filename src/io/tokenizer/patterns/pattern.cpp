@@ -11,7 +11,7 @@ class LiteralPattern final : public Pattern {
  public:
   explicit LiteralPattern(std::string_view literal) : literal_(literal) {}
 
-  void find_all(std::string_view text, std::vector<Span>& matches) const override {
+  void find_all(std::string_view text, std::vector<Span>& matches, SearchBudget&) const override {
     size_t at = 0;
     while ((at = text.find(literal_, at)) != std::string_view::npos) {
       matches.push_back({at, at + literal_.size()});
@@ -24,6 +24,12 @@ class LiteralPattern final : public Pattern {
 };
 
 }  // namespace
+
+void Pattern::refuse_work(std::string_view text) {
+  fail(ErrorKind::invalid_argument,
+       "the tokenizer's regular expressions take too many steps on this text (a piece of {} bytes)",
+       text.size());
+}
 
 std::unique_ptr<Pattern> make_regex_pattern(std::string_view regex, const CategoryTable& categories,
                                             const std::string& where) {

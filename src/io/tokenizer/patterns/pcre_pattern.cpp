@@ -17,6 +17,8 @@ constexpr uint32_t kHeapLimitKiB = 64 << 10;    // of PCRE2's backtracking frame
 constexpr size_t kJitStackStart = 32 << 10;     // bytes
 constexpr size_t kJitStackLimit = 8 << 20;      // bytes
 constexpr size_t kLongestExpression = 1 << 16;  // bytes
+constexpr size_t kMostRepeats = 1000;           // in {m,n}: they are made without a callout
+constexpr int kOutOfBudget = -1000;             // not one of PCRE2's own errors
 
 template <auto kFree>
 struct Freer {
@@ -30,6 +32,31 @@ std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 160> text{};
   pcre2_get_error_message(error, text.data(), text.size());
   return reinterpret_cast<const char*>(text.data());
+}
+
+/// Counts the work of one pcre2_match(): a callout before every item of the expression tells where
+/// the match has got to.
+struct WorkCount {
+  SearchBudget& budget;
+  PCRE2_SIZE at;
+};
+int count_work(pcre2_callout_block* block, void* count) {
+  auto& [budget, at] = *static_cast<WorkCount*>(count);
+  const PCRE2_SIZE now = block->current_position;
+  const size_t distance = now > at ? now - at : at - now;
+  at = now;
+  return budget.spend(1 + distance) ? 0 : kOutOfBudget;
+}
+
+/// Whether "{m,n}" at the start of `regex` repeats more often than kMostRepeats.
+bool repeats_too_often(std::string_view regex) {
+  size_t number = 0;
+  for (const char c : regex.substr(1, regex.find('}') - 1)) {
+    if (c != ',' && (c < '0' || c > '9')) return false;
+    number = c == ',' ? 0 : std::min(kMostRepeats + 1, 10 * number + static_cast<size_t>(c - '0'));
+    if (number > kMostRepeats) return true;
+  }
+  return false;
 }
 
 /// Rewrites what Oniguruma and PCRE2 read differently; refuses what cannot be rewritten.
@@ -58,6 +85,8 @@ std::string to_pcre_dialect(std::string_view regex, const std::string& where) {
         if (i + 4 >= regex.size()) refuse("an incomplete \\u");
         out.append("\\x{").append(regex.substr(i + 1, 4)).append("}");
         i += 4;
+      } else if (!in_class && ((next >= '1' && next <= '9') || next == 'k' || next == 'g')) {
+        refuse("a back reference");
       } else if (next == 'S' || next == 'C' || next == 'K' || next == 'Q' || next == 'E') {
         refuse("\\S in a class, \\C, \\K or \\Q");
       } else {
@@ -68,6 +97,10 @@ std::string to_pcre_dialect(std::string_view regex, const std::string& where) {
     if (in_class && c == '[' && !regex.substr(i).starts_with("[:")) refuse("a class in a class");
     if (in_class && regex.substr(i).starts_with("&&")) refuse("an intersection of classes");
     if (!in_class && regex.substr(i).starts_with("(*")) refuse("a verb");
+    if (!in_class && regex.substr(i).starts_with("(?P=")) refuse("a back reference");
+    if (!in_class && regex.substr(i).starts_with("(?C")) refuse("a callout");
+    if (!in_class && c == '{' && repeats_too_often(regex.substr(i)))
+      refuse(fmt::format("more than {} repeats", kMostRepeats));
     if (in_class && regex.substr(i).starts_with("[:")) {
       const size_t close = regex.find(":]", i);
       if (close == std::string_view::npos) refuse("a class in a class");
@@ -108,10 +141,11 @@ PcrePattern::PcrePattern(std::string_view regex, const std::string& where) {
   pcre2_set_newline(compile_context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  code->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(dialect.data()), dialect.size(),
-                                 // Ruby's ^ and $ match at every line.
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                                 &error, &offset, compile_context.get()));
+  code->code.reset(pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(dialect.data()), dialect.size(),
+      // Ruby's ^ and $ match at every line.
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT,
+      &error, &offset, compile_context.get()));
   check(code->code != nullptr, ErrorKind::model,
         "{}: the regular expression is not supported: {} (at byte {} of {} bytes)", where,
         message_of(error), offset, dialect.size());
@@ -125,16 +159,20 @@ PcrePattern::PcrePattern(std::string_view regex, const std::string& where) {
 
 PcrePattern::~PcrePattern() = default;
 
-void PcrePattern::find_all(std::string_view text, std::vector<Span>& matches) const {
+void PcrePattern::find_all(std::string_view text, std::vector<Span>& matches,
+                           SearchBudget& budget) const {
   const std::unique_ptr<pcre2_match_data, Freer<pcre2_match_data_free>> data(
       pcre2_match_data_create(1, nullptr));
   const std::unique_ptr<pcre2_match_context, Freer<pcre2_match_context_free>> context(
       pcre2_match_context_copy(code_->context.get()));
   check(data != nullptr && context != nullptr, "out of memory");
+  WorkCount count{budget, 0};
+  pcre2_set_callout(context.get(), count_work, &count);
   std::unique_ptr<pcre2_jit_stack, Freer<pcre2_jit_stack_free>> stack;
   std::optional<size_t> last_end;
   for (size_t at = 0; at <= text.size();) {
     int result = 0;
+    count.at = at;
     while (true) {
       result = pcre2_match(code_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
                            text.size(), at, PCRE2_NO_UTF_CHECK, data.get(), context.get());
@@ -144,6 +182,7 @@ void PcrePattern::find_all(std::string_view text, std::vector<Span>& matches) co
       pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
     }
     if (result == PCRE2_ERROR_NOMATCH) return;
+    if (result == kOutOfBudget || result == PCRE2_ERROR_MATCHLIMIT) refuse_work(text);
     check(result >= 0, ErrorKind::invalid_argument,
           "the tokenizer's regular expression fails on this text of {} bytes: {}", text.size(),
           message_of(result));

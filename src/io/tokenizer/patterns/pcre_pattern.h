@@ -15,7 +15,8 @@ class PcrePattern final : public Pattern {
   PcrePattern(const PcrePattern&) = delete;
   PcrePattern& operator=(const PcrePattern&) = delete;
 
-  void find_all(std::string_view text, std::vector<Span>& matches) const override;
+  void find_all(std::string_view text, std::vector<Span>& matches,
+                SearchBudget& budget) const override;
 
  private:
   struct Code;

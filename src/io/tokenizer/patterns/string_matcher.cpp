@@ -4,11 +4,13 @@
 
 namespace nanovllm {
 
-StringMatcher::StringMatcher(const std::vector<std::string_view>& strings) : nodes_(1) {
+StringMatcher::StringMatcher(const std::vector<std::string_view>& strings)
+    : nodes_(1), ends_(strings.size()) {
   for (size_t i = 0; i < strings.size(); ++i) {
     if (strings[i].empty()) continue;
     uint32_t node = kRoot;
     for (const char c : strings[i]) node = add_child(node, static_cast<uint8_t>(c));
+    ends_[i] = node;
     if (nodes_[node].string != kNone) continue;
     nodes_[node].string = static_cast<uint32_t>(i);
     nodes_[node].length = static_cast<uint32_t>(strings[i].size());
@@ -60,17 +62,35 @@ void StringMatcher::link_failures() {
   }
 }
 
+uint32_t StringMatcher::next(uint32_t node, uint8_t byte) const {
+  uint32_t found = child(node, byte);
+  while (found == kNone && node != kRoot) {
+    node = nodes_[node].failure;
+    found = child(node, byte);
+  }
+  return found == kNone ? kRoot : found;
+}
+
+StringMatcher::Beginnings StringMatcher::find_beginnings(std::string_view text) const {
+  Beginnings found;
+  uint32_t node = kRoot;
+  for (size_t end = 1; end <= text.size(); ++end) {
+    node = next(node, static_cast<uint8_t>(text[end - 1]));
+    // A string, then the longest one that is a suffix of it, and so on.
+    for (uint32_t at = node; nodes_[at].string != kNone;
+         at = nodes_[ends_[nodes_[at].string]].failure)
+      found.whole.push_back(end - nodes_[at].length);
+  }
+  for (; node != kRoot; node = nodes_[node].failure)
+    found.cut.push_back(text.size() - nodes_[node].depth);
+  return found;
+}
+
 std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, size_t from) const {
   std::optional<Match> best;
   uint32_t node = kRoot;
   for (size_t at = from; at < text.size(); ++at) {
-    const auto byte = static_cast<uint8_t>(text[at]);
-    uint32_t next = child(node, byte);
-    while (next == kNone && node != kRoot) {
-      node = nodes_[node].failure;
-      next = child(node, byte);
-    }
-    node = next == kNone ? kRoot : next;
+    node = next(node, static_cast<uint8_t>(text[at]));
     const size_t end = at + 1;
     // What the automaton still follows begins after the best match: nothing better can come.
     if (best && end - nodes_[node].depth > best->span.begin) break;

@@ -25,6 +25,12 @@ class StringMatcher {
 
   /// The first match that begins at `from` or later.
   std::optional<Match> find(std::string_view text, size_t from) const;
+  /// Where strings begin, overlapping ones too: `whole` ones, in any order, and those that the end
+  /// of the text may have `cut`, in ascending order.
+  struct Beginnings {
+    std::vector<size_t> whole, cut;
+  };
+  Beginnings find_beginnings(std::string_view text) const;
 
  private:
   static constexpr uint32_t kRoot = 0;
@@ -39,10 +45,13 @@ class StringMatcher {
   };
 
   uint32_t child(uint32_t node, uint8_t byte) const;
+  /// The longest suffix of `node` and `byte` that is a node.
+  uint32_t next(uint32_t node, uint8_t byte) const;
   uint32_t add_child(uint32_t node, uint8_t byte);
   void link_failures();
 
   std::vector<Node> nodes_;
+  std::vector<uint32_t> ends_;         // by string: its node
   std::array<uint32_t, 256> first_{};  // children of the root; kNone where there is none
 };
 

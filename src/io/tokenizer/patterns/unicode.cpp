@@ -119,21 +119,24 @@ void order_marks(std::vector<int32_t>& characters, size_t first) {
 
 }  // namespace
 
-std::string normalize_unicode(std::string_view text, NormalForm form) {
+MarkedText normalize_unicode(const MarkedText& marked, NormalForm form) {
   const bool compose = form == NormalForm::nfc || form == NormalForm::nfkc;
   const bool compatibility = form == NormalForm::nfkc || form == NormalForm::nfkd;
   const auto options = static_cast<utf8proc_option_t>(
       (compatibility ? UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT : UTF8PROC_DECOMPOSE) |
       UTF8PROC_STABLE);
-  std::string out;
-  out.reserve(text.size());
+  const std::string_view text = marked.bytes;
+  MarkedText out;
+  out.bytes.reserve(text.size());
+  std::string composed;
   std::vector<int32_t> characters;
   for (size_t at = 0; at < text.size();) {
     // ASCII stays as it is, but its last character may compose with the mark that follows.
     const size_t ascii = ascii_prefix(text.substr(at));
     const size_t keep = at + ascii == text.size() ? ascii : ascii - (ascii > 0);
-    out += text.substr(at, keep);
+    out.append(marked, at, at + keep);
     at += keep;
+    const size_t begin = at;
     // An inert character begins a part of its own: as the first one it composes with nothing.
     characters.clear();
     bool starts_inert = false;
@@ -159,7 +162,9 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
       check(count >= inert, "cannot compose a text of {} characters", characters.size());
     }
     for (utf8proc_ssize_t i = 0; i < count; ++i)
-      append_utf8(out, static_cast<char32_t>(characters[static_cast<size_t>(i)]));
+      append_utf8(composed, static_cast<char32_t>(characters[static_cast<size_t>(i)]));
+    out.append(composed, marked.has_mark(begin, at));
+    composed.clear();
   }
   return out;
 }

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "io/tokenizer/marked_text.h"
+
 namespace nanovllm {
 
 /// Unicode's general categories, and one of our own: U+0085, the only control character outside
@@ -48,7 +50,8 @@ void append_lower(std::string& out, char32_t character);
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
-/// Unicode normalization in O(n log n), also for long runs of combining marks.
-std::string normalize_unicode(std::string_view text, NormalForm form);
+/// Unicode normalization in O(n log n), also for long runs of combining marks. Where a character is
+/// literal, so is what becomes of it and of the characters beside it outside ASCII.
+MarkedText normalize_unicode(const MarkedText& text, NormalForm form);
 
 }  // namespace nanovllm

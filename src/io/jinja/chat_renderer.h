@@ -1,0 +1,44 @@
+// A conversation rendered for the tokenizer: text of control tokens that users, tools and documents
+// wrote stays text (docs/contract.md, "What a request sees").
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nanovllm/params.h"
+
+#include "io/jinja/chat_template.h"
+
+namespace nanovllm {
+
+/// What a template made of a conversation, and the parts of it in which no special token is to be
+/// found.
+struct RenderedChat {
+  std::string text;
+  std::vector<TextRange> literal{};
+};
+
+/// Offsets of the characters of a text that are not to be read as part of a control token:
+/// ControlTokens::find().
+using FindControlText = std::function<std::vector<size_t>(std::string_view)>;
+
+class ChatRenderer {
+ public:
+  /// Parses a chat template; see ChatTemplate. Without `find_control_text` text of control tokens
+  /// becomes the tokens whoever wrote it.
+  ChatRenderer(std::string source, std::string name, FindControlText find_control_text = {},
+               ChatClock clock = local_time_now);
+
+  const ChatTemplate& chat_template() const { return template_; }
+  /// `context` is what chat_context() makes. Throws Error(invalid_argument), as ChatTemplate does.
+  RenderedChat render(Json context) const;
+
+ private:
+  std::string source_;
+  ChatTemplate template_;
+  FindControlText find_control_text_;
+};
+
+}  // namespace nanovllm
