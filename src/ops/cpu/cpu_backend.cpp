@@ -16,7 +16,7 @@ namespace cpu {
 namespace {
 
 const Kernels& kernels_named(std::string_view isa) {
-  if (isa.empty()) return best_kernels();
+  if (isa.empty()) return best_kernels(onednn_allows_amx());
   const Kernels* kernels = find_kernels(isa);
   check(kernels != nullptr, ErrorKind::device, "this processor or build has no '{}' kernels", isa);
   return *kernels;

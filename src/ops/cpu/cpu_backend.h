@@ -69,7 +69,11 @@ class CpuBackend : public Backend {
 
  private:
   const WeightLayout& layout(DType dtype, int64_t n, int64_t k) const;
-  bool uses_onednn(DType dtype) const { return onednn_ && onednn_->supports(dtype); }
+  bool uses_tiles(DType dtype) const { return dtype == DType::bf16 && kernels_.tile_gemm; }
+  bool uses_onednn(DType dtype) const {
+    return onednn_ && !uses_tiles(dtype) && onednn_->supports(dtype);
+  }
+  void tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w);
   /// What a thread takes of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
     int64_t sequence, first, count;
@@ -89,11 +93,13 @@ class CpuBackend : public Backend {
   int threads_;
   const Kernels& kernels_;
   std::unique_ptr<OneDnn> onednn_;
-  mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> panel_layouts_;
+  mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> own_layouts_;
   std::vector<Buffer> scratch_;  // one per thread
   int64_t scratch_floats_ = 0;
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
-  Buffer expert_rows_;                          // moe_mlp: what one expert works on
+  Buffer row_tiles_;  // tile_gemm: rows of x, as tiles
+  size_t row_tiles_bytes_ = 0;
+  Buffer expert_rows_;  // moe_mlp: what one expert works on
   size_t expert_bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/memory.h"
 #include "ops/cpu/shapes.h"
 #include "ops/cpu/threads.h"
 
@@ -11,8 +12,8 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
   check(n > 0 && k > 0 && (dtype == DType::f32 || dtype == DType::bf16),
         "no weight layout for {}[{}, {}]", name_of(dtype), n, k);
   if (uses_onednn(dtype)) return onednn_->layout(dtype, n, k);
-  const auto [it, is_new] = panel_layouts_.try_emplace({dtype, n, k});
-  if (is_new) it->second = panel_layout(dtype, n, k);
+  const auto [it, is_new] = own_layouts_.try_emplace({dtype, n, k});
+  if (is_new) it->second = uses_tiles(dtype) ? tile_layout(n, k) : panel_layout(dtype, n, k);
   return it->second;
 }
 
@@ -67,6 +68,7 @@ void CpuBackend::gemm(Tensor y, Tensor x, Tensor w) {
         "gemm {} = {} x {}", y, x, w);
   if (m == 0) return;
   if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w);
+  if (uses_tiles(x.dtype)) return tile_gemm(y, x, w);
   reserve_scratch(gemm_scratch_floats(k));
   dispatch_float(x.dtype, [&]<class T>() {
     const int64_t blocks = (n + kGemmBlock - 1) / kGemmBlock;
@@ -85,6 +87,60 @@ void CpuBackend::gemm(Tensor y, Tensor x, Tensor w) {
                              .scratch = scratch(thread)});
     });
   });
+}
+
+void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
+  const int64_t n = w.shape[0], k = w.shape[1], m = x.shape[0];
+  const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK;
+  // Rows turned into tiles at once, and of these the rows that stay in a core's cache while the
+  // weights pass.
+  constexpr int64_t kRows = 512, kCachedElements = int64_t{512} << 10;
+  const int64_t tile_rows = std::min(m, kTileRows);
+  const size_t needed =
+      static_cast<size_t>((std::min(m, kRows) + kTileRows - 1) / kTileRows * tile_rows * padded_k) *
+      sizeof(bf16);
+  if (needed > row_tiles_bytes_) {
+    row_tiles_ = cpu::allocate(needed);
+    row_tiles_bytes_ = needed;
+  }
+  bf16* tiles = reinterpret_cast<bf16*>(row_tiles_.get());
+  for (int64_t first = 0; first < m; first += kRows) {
+    const int64_t rows = std::min(kRows, m - first);
+    const bf16* from = x.ptr<bf16>() + first * x.stride[0];
+    parallel_for(threads_, (rows + kTileRows - 1) / kTileRows, rows * k,
+                 [&](int64_t begin, int64_t end, int) {
+                   for (int64_t i = begin; i < end; ++i)
+                     kernels_.pack_tile(tiles + i * tile_rows * padded_k, tile_rows,
+                                        from + i * kTileRows * x.stride[0], x.stride[0],
+                                        std::min(kTileRows, rows - i * kTileRows), k);
+                 });
+    // Even chunks of row pairs; a thread walks the weights' blocks chunk by chunk.
+    constexpr int64_t kPair = 2 * kTileRows;
+    const int64_t pairs = (rows + kPair - 1) / kPair,
+                  most = std::max<int64_t>(1, kCachedElements / (padded_k * kPair)),
+                  chunks = (pairs + most - 1) / most,
+                  blocks = (n + kTileColumns - 1) / kTileColumns;
+    parallel_for(threads_, chunks * blocks, rows * n * k, [&](int64_t begin, int64_t end, int) {
+      for (int64_t unit = begin; unit < end;) {
+        const int64_t chunk = unit / blocks, stop = std::min(end, (chunk + 1) * blocks);
+        const int64_t row = pairs * chunk / chunks * kPair,
+                      last = std::min(rows, pairs * (chunk + 1) / chunks * kPair);
+        kernels_.tile_gemm(
+            {.x = tiles + row * padded_k,
+             .x_stride = tile_rows,
+             .w = reinterpret_cast<const bf16*>(w.data),
+             .y = y.data + static_cast<size_t>((first + row) * y.stride[0]) * size_of(y.dtype),
+             .y_is_f32 = y.dtype == DType::f32,
+             .y_stride = y.stride[0],
+             .m = last - row,
+             .n = n,
+             .k = k,
+             .first_block = unit - chunk * blocks,
+             .end_block = stop - chunk * blocks});
+        unit = stop;
+      }
+    });
+  }
 }
 
 void CpuBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {

@@ -160,6 +160,11 @@ struct OneDnn::State {
   bool is_row_invariant(DType dtype);
 };
 
+bool onednn_allows_amx() {
+  constexpr auto kAmx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kAmx) == kAmx;
+}
+
 OneDnn::OneDnn(int threads) : state_(std::make_unique<State>()) {
   state_->threads = threads;
   const auto usable = [&](DType dtype) {

@@ -18,6 +18,9 @@ namespace nanovllm::cpu {
 
 /// "2.6.3", of the library that was loaded.
 std::string onednn_version();
+/// Whether AMX may be used, as far as oneDNN is concerned: it obeys ONEDNN_MAX_CPU_ISA, and our own
+/// kernels do likewise.
+bool onednn_allows_amx();
 
 class OneDnn {
  public:

@@ -100,6 +100,22 @@ WeightLayout panel_layout(DType dtype, int64_t n, int64_t k) {
   return layout;
 }
 
+WeightLayout tile_layout(int64_t n, int64_t k) {
+  WeightLayout layout;
+  layout.n = n;
+  layout.k = k;
+  const int64_t blocks = (n + kTileColumns - 1) / kTileColumns, steps = (k + kTileK - 1) / kTileK;
+  constexpr int64_t kLanes = 16, kTile = kLanes * kTileK;
+  layout.bytes = static_cast<size_t>(blocks * steps * 2 * kTile) * sizeof(bf16);
+  layout.padded = n % kTileColumns != 0 || k % kTileK != 0;
+  layout.rows = {.outer_stride = steps * 2 * kTile, .digits = {{kLanes, 2}, {2, kTile}}};
+  layout.columns.resize(static_cast<size_t>(k));
+  for (int64_t i = 0; i < k; ++i)
+    layout.columns[static_cast<size_t>(i)] =
+        i / kTileK * 2 * kTile + i % kTileK / 2 * 2 * kLanes + i % 2;
+  return layout;
+}
+
 void pack_rows(std::byte* dst, DType dtype, const WeightLayout& layout, int64_t first,
                const Tensor& source, int threads) {
   const bool pairs = dtype == DType::bf16 && keeps_pairs(layout);

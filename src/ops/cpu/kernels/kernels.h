@@ -58,6 +58,10 @@ struct GemmTask {
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
 
+/// A tile of x: up to kTileRows rows of kTileK elements. Tile products take two tiles of rows by
+/// kTileColumns columns at a time.
+constexpr int64_t kTileRows = 16, kTileColumns = 32, kTileK = 32;
+
 template <class T>
 struct FloatKernels {
   void (*add)(T* x, const T* y, int64_t n);                                 // x += y
@@ -84,6 +88,14 @@ struct Kernels {
   /// argmax of logits[i] / temperature + noise(seed, position, i); `stats` are the row's.
   int32_t (*gumbel_argmax)(const float* logits, int64_t n, float temperature, uint64_t seed,
                            uint32_t position, RowStats stats);
+  /// Products of bf16 matrices by tiles; null where the instruction set has none. The task's x is
+  /// what pack_tile() made of the rows, x_stride the rows of a tile; w lies in tile_layout(), whose
+  /// blocks are kTileColumns wide; scratch is not used.
+  void (*tile_gemm)(const GemmTask<bf16>& task);
+  /// One tile of rows of x, all its k elements: [k / kTileK, tile_rows, kTileK], zeros where x has
+  /// no more rows or elements. tile_rows: 1 to kTileRows.
+  void (*pack_tile)(bf16* tile, int64_t tile_rows, const bf16* x, int64_t x_stride, int64_t rows,
+                    int64_t k);
 
   template <class T>
   const FloatKernels<T>& of() const {
@@ -94,10 +106,10 @@ struct Kernels {
   }
 };
 
-/// The instruction sets this processor can run, best first; never empty. "avx512_bf16", "avx512",
-/// "avx2", "base".
-const Kernels& best_kernels();
-/// The named set, or null where this processor (or build) lacks it. For tests.
+/// The best instruction set that this processor can run; "amx" only where `amx` allows it.
+const Kernels& best_kernels(bool amx);
+/// The set named "amx", "avx512_bf16", "avx512", "avx2" or "base", or null where this processor,
+/// system or build lacks it.
 const Kernels* find_kernels(std::string_view name);
 
 }  // namespace nanovllm::cpu

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,13 @@ namespace nanovllm::cpu {
 #include "ops/cpu/kernels/attention.inl"
 #include "ops/cpu/kernels/gemm.inl"
 #include "ops/cpu/kernels/sampling.inl"
+#if defined(__AMX_BF16__)
+#include "ops/cpu/kernels/tiles.inl"
+#else
+namespace {
+constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
+}  // namespace
+#endif
 
 namespace {
 template <class T>
@@ -28,7 +35,7 @@ constexpr FloatKernels<T> float_kernels() {
 }
 constexpr Kernels kKernels{
     NANOVLLM_KERNELS_NAME, float_kernels<float>(), float_kernels<bf16>(), row_stats, sum_exp,
-    gumbel_argmax};
+    gumbel_argmax, tile_gemm, pack_tile};
 }  // namespace
 
 const Kernels& NANOVLLM_KERNELS() { return kKernels; }

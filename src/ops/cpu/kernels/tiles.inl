@@ -1,0 +1,106 @@
+// bf16 matrix product by AMX tiles. One accumulator per output; tdpbf16ps adds 32 elements of k at
+// a time, in ascending order, and works on each row by itself: a row's bits cannot depend on
+// anything else.
+
+namespace {
+
+/// What ldtilecfg reads.
+struct TileShape {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t columns[16] = {};  // bytes
+  uint8_t rows[16] = {};
+};
+
+/// Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 columns of w.
+NANOVLLM_INLINE void configure_tiles(int64_t rows) {
+  TileShape shape;
+  for (int i = 0; i < 8; ++i) {
+    shape.columns[i] = 64;
+    shape.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
+  }
+  // The intrinsics do not tell the compiler how much memory they read.
+  __asm__ volatile("" ::"r"(&shape) : "memory");
+  _tile_loadconfig(&shape);
+}
+
+/// The first TILES tiles of rows from x on, times 32 columns, into sums[TILES * 16][32].
+template <int TILES>
+NANOVLLM_INLINE void multiply_tiles(float* sums, const bf16* x, int64_t x_stride, const bf16* w,
+                                    int64_t steps) {
+  const int64_t x_tile = x_stride * kTileK;
+  const bf16* x1 = x + steps * x_tile;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (TILES == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t i = 0; i < steps; ++i, x += x_tile, x1 += x_tile, w += 2 * 16 * kTileK) {
+    _tile_loadd(6, w, 64);
+    _tile_loadd(4, x, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 16 * kTileK, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (TILES == 2) {
+      _tile_loadd(5, x1, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, kTileColumns * sizeof(float));
+  _tile_stored(1, sums + 16, kTileColumns * sizeof(float));
+  if constexpr (TILES == 2) {
+    _tile_stored(2, sums + 16 * kTileColumns, kTileColumns * sizeof(float));
+    _tile_stored(3, sums + 16 * kTileColumns + 16, kTileColumns * sizeof(float));
+  }
+}
+
+NANOVLLM_INLINE void put_sums(const GemmTask<bf16>& task, const float* sums, int64_t first,
+                              int64_t rows, int64_t block) {
+  for (int64_t column = block * kTileColumns, part = 0; part < 2 && column < task.n;
+       ++part, column += kLanes) {
+    const int64_t count = task.n - column < kLanes ? task.n - column : kLanes;
+    for (int64_t r = 0; r < rows; ++r) {
+      const Vec v = load(sums + r * kTileColumns + part * kLanes);
+      const int64_t at = (first + r) * task.y_stride + column;
+      if (task.y_is_f32)
+        put(static_cast<float*>(task.y) + at, v, count);
+      else
+        put(static_cast<bf16*>(task.y) + at, v, count);
+    }
+  }
+}
+
+void tile_gemm(const GemmTask<bf16>& task) {
+  const int64_t steps = (task.k + kTileK - 1) / kTileK;
+  alignas(64) float sums[2 * kTileRows * kTileColumns];
+  configure_tiles(task.x_stride);
+  for (int64_t block = task.first_block; block < task.end_block; ++block) {
+    const bf16* w = task.w + block * kTileColumns * steps * kTileK;
+    for (int64_t first = 0; first < task.m; first += 2 * kTileRows) {
+      const bf16* x = task.x + first * steps * kTileK;
+      const int64_t left = task.m - first;
+      if (left > kTileRows) {
+        multiply_tiles<2>(sums, x, task.x_stride, w, steps);
+        put_sums(task, sums, first, left < 2 * kTileRows ? left : 2 * kTileRows, block);
+      } else {
+        multiply_tiles<1>(sums, x, task.x_stride, w, steps);
+        put_sums(task, sums, first, left, block);
+      }
+    }
+  }
+  _tile_release();
+}
+
+void pack_tile(bf16* tile, int64_t tile_rows, const bf16* x, int64_t x_stride, int64_t rows,
+               int64_t k) {
+  for (int64_t i = 0; i < k; i += kTileK)
+    for (int64_t r = 0; r < tile_rows; ++r, tile += kTileK) {
+      const int64_t count = r >= rows ? 0 : k - i < kTileK ? k - i : kTileK;
+      if (count < kTileK) __builtin_memset(static_cast<void*>(tile), 0, kTileK * sizeof(bf16));
+      __builtin_memcpy(static_cast<void*>(tile), x + r * x_stride + i,
+                       static_cast<size_t>(count) * sizeof(bf16));
+    }
+}
+
+}  // namespace
