@@ -1,7 +1,9 @@
 // Prints what the parts of a decode step of Qwen3-8B cost when each runs alone: microseconds, watts
 // and millijoules a call, the clock that the GPU's power limit leaves, and how many millijoules lie
 // above what rest, memory and tensor cores take of an H200. For information:
-// ops_energy [part of a name]... Reads the GPU's own counter, through NVML.
+// ops_energy [--bursts WORK REST] [part of a name]... Reads the GPU's own counter, through NVML.
+// With --bursts it works for about WORK milliseconds and rests for REST, in turns: times are those
+// of work, watts those of both. A part that is faster so than throughout is bound by power.
 #include <atomic>
 #include <cstdlib>
 #include <deque>
@@ -51,12 +53,13 @@ class Meter {
         const uint64_t now = millijoules();
         if (now != last) {
           edges_.push_back({seconds_since(zero_), now});
-          unsigned mhz = 0;
-          clock_(device_, 1, &mhz);
+        }
+        last = now;
+        unsigned mhz = 0;
+        if (busy_ && clock_(device_, 1, &mhz) == 0) {
           clocks_ += mhz;
           ++samples_;
         }
-        last = now;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     });
@@ -70,6 +73,8 @@ class Meter {
     return 1e-3 * static_cast<double>(edges_.back().millijoules - edges_.front().millijoules) /
            (edges_.back().at - edges_.front().at);
   }
+  /// Whether the GPU works: clocks count only then.
+  void set_busy(bool busy) { busy_ = busy; }
   double megahertz() const { return samples_ ? clocks_ / samples_ : 0; }
 
  private:
@@ -89,12 +94,14 @@ class Meter {
   Clock::time_point zero_ = Clock::now();
   std::vector<Edge> edges_;
   double clocks_ = 0, samples_ = 0;
-  std::atomic<bool> stop_ = true;
+  std::atomic<bool> stop_ = true, busy_ = true;
   std::thread thread_;
 };
 
 /// Seconds: the power limit takes a while to bite.
 constexpr double kWarm = 1.0, kMeasured = 1.5;
+/// Of a burst and of the rest after it, in seconds; no rest: work throughout.
+double g_work = 0, g_rest = 0;
 /// Of an H200: watts at rest with memory and clocks up; picojoules a bit read from memory into
 /// shared memory, all in, and a flop of wgmma on normal numbers.
 constexpr double kRestWatts = 122, kBitPicojoules = 13.4, kFlopPicojoules = 0.65;
@@ -105,6 +112,37 @@ bool is_wanted(const std::string& name) {
   for (const auto& w : g_wanted)
     if (name.find(w) != std::string::npos) return true;
   return false;
+}
+
+struct Worked {
+  double seconds = 0;
+  int64_t runs = 0;
+};
+
+/// Replays `graph` for so many seconds of work and rest.
+Worked work_for(Backend& gpu, Meter& meter, Graph& graph, double seconds) {
+  const size_t underway = g_rest > 0 ? 2 : 3;
+  const auto begin = Clock::now();
+  Worked all;
+  while (seconds_since(begin) < seconds) {
+    const double length = g_rest > 0 ? g_work : seconds;
+    std::deque<std::unique_ptr<Fence>> fences;
+    const auto from = Clock::now();
+    meter.set_busy(true);
+    for (; seconds_since(from) < length; ++all.runs) {
+      graph.launch();
+      fences.push_back(gpu.make_fence());
+      fences.back()->record();
+      if (fences.size() < underway) continue;
+      fences.front()->wait();
+      fences.pop_front();
+    }
+    gpu.synchronize();
+    all.seconds += seconds_since(from);
+    meter.set_busy(false);
+    std::this_thread::sleep_for(std::chrono::duration<double>(g_rest));
+  }
+  return all;
 }
 
 /// Runs `body(i)` over and over; `bytes` are those that a call must read, `flops` those it does.
@@ -118,38 +156,20 @@ void measure(Backend& gpu, Meter& meter, const std::string& name, double bytes, 
     for (int i = 0; i < count; ++i) body(i);
   });
   graph->wait_until_ready();
-  std::deque<std::unique_ptr<Fence>> fences;
-  const auto begin = Clock::now();
-  Clock::time_point from;
-  int64_t runs = 0;
-  bool metered = false;
-  double us = 0;
-  while (true) {
-    graph->launch();
-    fences.push_back(gpu.make_fence());
-    fences.back()->record();
-    if (fences.size() < 3) continue;
-    fences.front()->wait();
-    fences.pop_front();
-    if (metered) ++runs;
-    if (!metered && seconds_since(begin) > kWarm) {
-      metered = true;
-      meter.start();
-      from = Clock::now();
-    } else if (metered && seconds_since(from) > kMeasured) {
-      us = seconds_since(from) * 1e6 / static_cast<double>(runs * count);
-      meter.finish();
-      break;
-    }
+  (void)work_for(gpu, meter, *graph, kWarm);
+  meter.start();
+  const Worked worked = work_for(gpu, meter, *graph, kMeasured);
+  meter.finish();
+  const double us = worked.seconds * 1e6 / static_cast<double>(worked.runs * count),
+               watts = meter.watts();
+  std::printf("%-20s %8.2f us %6.1f W %5.0f MHz", name.c_str(), us, watts, meter.megahertz());
+  if (g_rest == 0) {
+    const double millijoules = watts * us * 1e-3,
+                 least = (bytes * 8 * kBitPicojoules + flops * kFlopPicojoules) * 1e-9 +
+                         kRestWatts * us * 1e-3;
+    std::printf(" %8.3f mJ, %7.3f above", millijoules, millijoules - least);
   }
-  gpu.synchronize();
-  const double watts = meter.watts(), millijoules = watts * us * 1e-3,
-               least = (bytes * 8 * kBitPicojoules + flops * kFlopPicojoules) * 1e-9 +
-                       kRestWatts * us * 1e-3;
-  std::printf(
-      "%-20s %8.2f us %6.1f W %5.0f MHz %8.3f mJ, %7.3f above %5.2f TB/s and %5.1f TFLOP/s\n",
-      name.c_str(), us, watts, meter.megahertz(), millijoules, millijoules - least,
-      bytes / us * 1e-6, flops / us * 1e-6);
+  std::printf(" %5.2f TB/s and %5.1f TFLOP/s\n", bytes / us * 1e-6, flops / us * 1e-6);
   std::fflush(stdout);
 }
 
@@ -345,7 +365,14 @@ int main(int argc, char** argv) {
   using namespace nanovllm;
   const auto gpu = open_gpu_or_say();
   if (!gpu) return 0;
-  for (int i = 1; i < argc; ++i) g_wanted.emplace_back(argv[i]);
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--bursts" && i + 2 < argc) {
+      g_work = 1e-3 * std::atof(argv[++i]);
+      g_rest = 1e-3 * std::atof(argv[++i]);
+    } else {
+      g_wanted.emplace_back(argv[i]);
+    }
+  }
   Meter meter;
   meter.start();
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
