@@ -2,13 +2,26 @@
 // bit: the hidden states, the residual stream, and what lies in the caches afterwards.
 #include <gtest/gtest.h>
 
+#include "gpu/cuda_trial.h"
 #include "gpu/decoder_rig.h"
 #include "gpu/gpu_test.h"
 
 namespace nanovllm {
 namespace {
 
-class CudaDecoder : public GpuTest {};
+/// Skipped where the GPU has no kernel of all layers.
+class CudaDecoder : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!gpu_) return;
+    DecoderRig decoder(*gpu_, {"probe", 1, 256, 4, 2, 64, 256});
+    const Batch batch = decoder.make_step({5}, 5, 1);
+    const Tensor x = decoder.rig.empty(DType::bf16, {1, 256});
+    if (!gpu_->decoder_layers(x, x, decoder.stack, decoder.caches, batch))
+      GTEST_SKIP() << "this GPU has no such kernel";
+  }
+};
 
 struct Result {
   std::vector<std::vector<std::byte>> rows;  // x, then residual, of the rows with a sequence
@@ -89,14 +102,6 @@ void compare(Backend& gpu, const DecoderShape& shape) {
 }
 
 TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
-  const DecoderShape probe{"probe", 1, 256, 4, 2, 64, 256};
-  {
-    DecoderRig decoder(*gpu_, probe);
-    const Batch batch = decoder.make_step({5}, 5, 1);
-    const Tensor x = decoder.rig.empty(DType::bf16, {1, 256});
-    if (!gpu_->decoder_layers(x, x, decoder.stack, decoder.caches, batch))
-      GTEST_SKIP() << "this GPU has no such kernel";
-  }
   DecoderShape qwen3{"Qwen3-0.6B", 3, 1024, 16, 8, 128, 3072};
   qwen3.head_norms = true;
   compare(*gpu_, qwen3);
@@ -142,6 +147,58 @@ TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   compare(*gpu_, large);
 }
 
+// Words say by an epoch of which layer they are. Behind the last epoch they start again, and words
+// of the round before must not be taken for new ones: a step of eight rows finds those of its own
+// epoch, between it and the last such step are only steps of one row.
+TEST_F(CudaDecoder, EpochsMayStartAgainAtAnyStep) {
+  DecoderShape shape{"epochs", 1, 512, 8, 4, 128, 1024};
+  shape.head_norms = true;
+  limit_cuda(*gpu_, {.last_epoch = 10});
+  constexpr int kRound = 11;  // steps, of one layer
+  DecoderRig decoder(*gpu_, shape);
+  for (int step = 0; step < 3 * kRound + 2; ++step) {
+    const std::vector<int32_t> contexts =
+        step % kRound == 1 ? std::vector<int32_t>{300, 5, 700, 64, 1, 256, 33, 90}
+                           : std::vector<int32_t>{40};
+    const auto seed = static_cast<uint32_t>(100 + step);
+    bool served = false;
+    const Result fused =
+        run(decoder, contexts, 700, seed, shape.hidden,
+            [&](Tensor x, Tensor residual, const Batch& batch) {
+              served = gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, batch);
+            });
+    ASSERT_TRUE(served);
+    const Result apart = run(decoder, contexts, 700, seed, shape.hidden,
+                             [&](Tensor x, Tensor residual, const Batch& batch) {
+                               decoder.by_operation(x, residual, batch);
+                             });
+    ASSERT_EQ(differing(fused.rows, apart.rows), 0) << "step " << step;
+    ASSERT_EQ(differing(fused.caches, apart.caches), 0) << "step " << step;
+  }
+}
+
+TEST_F(CudaDecoder, AStepWhoseLaunchIsRefusedIsLeftToSeparateOperations) {
+  DecoderShape shape{"refused", 2, 512, 8, 4, 128, 1024};
+  DecoderRig decoder(*gpu_, shape);
+  const auto serves = [&](Tensor x, Tensor residual, const Batch& batch) {
+    return gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, batch);
+  };
+  const auto by_operation = [&](Tensor x, Tensor residual, const Batch& batch) {
+    decoder.by_operation(x, residual, batch);
+  };
+  const Result expected = run(decoder, {70, 3}, 100, 1, shape.hidden, by_operation);
+  for (const bool refused : {true, false}) {  // refused once, it is not asked for again
+    limit_cuda(*gpu_, {.fails_cooperative_launches = refused});
+    const Result result = run(decoder, {70, 3}, 100, 1, shape.hidden,
+                              [&](Tensor x, Tensor residual, const Batch& batch) {
+                                EXPECT_FALSE(serves(x, residual, batch));
+                                by_operation(x, residual, batch);
+                              });
+    EXPECT_EQ(differing(result.rows, expected.rows), 0);
+    EXPECT_EQ(differing(result.caches, expected.caches), 0);
+  }
+}
+
 TEST_F(CudaDecoder, OneRecordingServesOtherLengths) {
   DecoderShape shape{"recorded", 2, 512, 8, 4, 128, 1024};
   shape.head_norms = true;
@@ -150,8 +207,7 @@ TEST_F(CudaDecoder, OneRecordingServesOtherLengths) {
   constexpr int64_t kMaxContext = 1500;
   const Batch recorded = decoder.make_step({10, 0}, kMaxContext, 1);
   const Tensor x = rig.empty(DType::bf16, {2, 512}), residual = rig.empty(DType::bf16, {2, 512});
-  if (!gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, recorded))
-    GTEST_SKIP() << "this GPU has no such kernel";
+  ASSERT_TRUE(gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, recorded));
   const auto graph = gpu_->capture(
       [&] { (void)gpu_->decoder_layers(x, residual, decoder.stack, decoder.caches, recorded); });
   for (const std::vector<int32_t>& contexts :

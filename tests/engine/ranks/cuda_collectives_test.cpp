@@ -5,6 +5,7 @@
 #include <random>
 
 #include "engine/ranks/gpu_ranks.h"
+#include "gpu/rig.h"
 
 namespace nanovllm {
 namespace {
@@ -24,10 +25,11 @@ std::vector<T> sum_of(int world, int64_t count) {
 
 /// Several times over, so that the halves of the exchange memory take turns; once as a graph.
 template <class T>
-void expect_sums(const std::vector<std::string>& devices, int64_t count) {
+void expect_sums(const std::vector<std::string>& devices, int64_t count,
+                 const std::vector<CudaLimits>& limits = {}) {
   const auto world = static_cast<int>(devices.size());
   const auto expected = sum_of<T>(world, count);
-  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+  on_ranks(devices, limits, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
     auto values = values_of<T>(comm.rank(), count);
     const Buffer memory = backend.allocate(values.size() * sizeof(T) + 256);
     const Tensor x(memory.get(), dtype_of<T>(), {1, count}, backend.device());
@@ -141,9 +143,9 @@ TEST(CudaCollectives, SumsBesideProductsAreThoseOfAllReduceWithTheNorm) {
 
 /// The fused operation against the two that define it, several times over and in a graph.
 template <class T>
-void expect_reduced_and_normalised(const std::vector<std::string>& devices, int64_t rows,
-                                   int64_t n) {
-  on_ranks(devices, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
+void expect_reduced_and_normalised(const std::vector<std::string>& devices, int64_t rows, int64_t n,
+                                   const std::vector<CudaLimits>& limits = {}) {
+  on_ranks(devices, limits, [&](Backend& backend, Communicator& comm, ThreadGroup& group) {
     const auto values = values_of<T>(comm.rank(), rows * n), stream = values_of<T>(99, rows * n),
                weights = values_of<T>(98, n);
     const auto host = [&](const std::vector<T>& v, std::initializer_list<int64_t> shape) {
@@ -207,6 +209,37 @@ TEST(CudaCollectives, AllReduceWithTheNormIsTheTwoOneAfterTheOther) {
     expect_reduced_and_normalised<float>(devices, 3, 1024);
     expect_reduced_and_normalised<float>(devices, 65, 256);
   }
+}
+
+// What a rank would do by its GPU alone, others must do, too: here no kernel waits for another, so
+// that ranks may share a GPU.
+TEST(CudaCollectives, RanksOfUnlikeGpusAgreeOnWhatAllOfThemDo) {
+  if (devices_for(1).empty()) GTEST_SKIP() << "no cuda device here";
+  const std::vector<std::string> devices{"cuda:0", "cuda:0"};
+  for (const int sms : {0, 40})
+    on_ranks(devices, {{}, {.num_sms = sms}},
+             [&](Backend& backend, Communicator& comm, ThreadGroup&) {
+               const bool alike = sms == 0;
+               EXPECT_EQ(comm.sums_in_decoder_layers(), alike) << "rank " << comm.rank();
+               if (alike) return;
+               constexpr int64_t kRows = 128, kSide = 2048;
+               Rig rig(backend);
+               EXPECT_FALSE(comm.gemm_for_sum(
+                   rig.empty(DType::bf16, {kRows, kSide}), rig.empty(DType::bf16, {kRows, kSide}),
+                   rig.weight(normal_values(kSide * kSide, 1), DType::bf16, kSide, kSide)))
+                   << "rank " << comm.rank();
+             });
+}
+
+// Blocks wait for the other ranks', so no launch may have more than each GPU runs at once.
+TEST(CudaCollectives, SumsOfGpusWithFewSmsAreThoseOfOthers) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  const std::vector<CudaLimits> limits{{.num_sms = 7}, {.num_sms = 30}};
+  for (const int64_t count : {64, 4104, 131080, (1 << 20) + 8})
+    expect_sums<bf16>(devices, count, limits);
+  for (const int64_t rows : {1, 65, 200})
+    expect_reduced_and_normalised<bf16>(devices, rows, 4096, limits);
 }
 
 // The words' inbox is wiped every 2^20 rounds.

@@ -58,7 +58,8 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
 }
 
 /// An engine of random weights on these GPUs, as many layers of Qwen3-0.6B as are asked for.
-std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers) {
+std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers,
+                                       const std::vector<CudaLimits>& limits = {}) {
   ModelConfig model = load_model_config(
       std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b", config_defaults);
   model.num_hidden_layers = layers;
@@ -68,8 +69,13 @@ std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, 
   config.enable_prefix_caching = false;
   auto group = std::make_unique<RankGroup>(
       static_cast<int>(devices.size()),
-      [&](int rank) { return make_backend(devices[static_cast<size_t>(rank)], {}); }, model,
-      config);
+      [&](int rank) {
+        const auto at = static_cast<size_t>(rank);
+        auto backend = make_backend(devices[at], {});
+        if (at < limits.size()) limit_cuda(*backend, limits[at]);
+        return backend;
+      },
+      model, config);
   group->load(nullptr, 3, {});
   return std::make_unique<LLMEngine>(std::move(group), model, config, nullptr,
                                      std::vector<int32_t>{});
@@ -151,6 +157,29 @@ TEST(CudaParallel, AFewRowsGetTheBitsOfMany) {
       }
     }
   }
+}
+
+// The exchange's words say of which layer they are by an epoch, which starts again behind the last.
+TEST(CudaParallel, EpochsMayStartAgainOnAllRanks) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int32_t kRequests = 7;
+  for (const int64_t layers : {1, 3}) {
+    const auto expected = scores(*make_engine(devices, layers), kRequests, true, 0.8F);
+    const auto engine = make_engine(devices, layers, {{.last_epoch = 10}, {.last_epoch = 10}});
+    for (const bool at_once : {true, false, true})
+      EXPECT_EQ(scores(*engine, kRequests, at_once, 0.8F), expected) << layers << " layers";
+  }
+}
+
+TEST(CudaParallel, RanksOfUnlikeGpusAnswerLikeThoseOfLikeOnes) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int32_t kRequests = 12;
+  const auto expected = scores(*make_engine(devices, 2), kRequests, true, 0.8F);
+  const auto engine = make_engine(devices, 2, {{}, {.num_sms = 60}});
+  for (const bool at_once : {true, false})
+    EXPECT_EQ(scores(*engine, kRequests, at_once, 0.8F), expected);
 }
 
 TEST(CudaParallel, TwoEnginesRunSideBySide) {

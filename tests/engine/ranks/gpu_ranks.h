@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/ranks/open_ranks.h"
+#include "gpu/cuda_trial.h"
 
 namespace nanovllm {
 
@@ -40,8 +41,11 @@ std::vector<T> values_of(int rank, int64_t count) {
   return values;
 }
 
-inline void on_ranks(const std::vector<std::string>& devices,
-                     const std::function<void(Backend&, Communicator&, ThreadGroup&)>& body) {
+using RankBody = std::function<void(Backend&, Communicator&, ThreadGroup&)>;
+
+/// `limits`: of the ranks' GPUs, in order; those past its end have none.
+inline void on_ranks(const std::vector<std::string>& devices, const std::vector<CudaLimits>& limits,
+                     const RankBody& body) {
   const auto group =
       std::make_shared<ThreadGroup>(static_cast<int>(devices.size()), std::chrono::seconds(20));
   std::vector<std::thread> threads;
@@ -49,6 +53,8 @@ inline void on_ranks(const std::vector<std::string>& devices,
     threads.emplace_back([&, rank] {
       try {
         const auto backend = make_backend(devices[static_cast<size_t>(rank)], {});
+        if (static_cast<size_t>(rank) < limits.size())
+          limit_cuda(*backend, limits[static_cast<size_t>(rank)]);
         const auto comm = open_communicator(*backend, group, rank);
         body(*backend, *comm, *group);
         backend->synchronize();
@@ -59,6 +65,10 @@ inline void on_ranks(const std::vector<std::string>& devices,
       }
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+inline void on_ranks(const std::vector<std::string>& devices, const RankBody& body) {
+  on_ranks(devices, {}, body);
 }
 
 }  // namespace nanovllm

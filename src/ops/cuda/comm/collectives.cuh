@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
 /// at most. kShares: every rank sums some warps' vectors of each row for all (WarpSum), and hears
 /// every other in every round.
 template <class T, int kHeld, bool kShares>
-__global__ void __launch_bounds__(512, 2)  // all blocks run at once: a step's rows are one wave
+__global__ void __launch_bounds__(512, 2)  // on 128 SMs and more a step's rows are one wave
     all_reduce_norm_kernel(T* x, T* residual, const T* w, int64_t rows, int64_t n, float eps,
                            const __grid_constant__ PeerTable table) {
   __shared__ float shared[kWarp];

@@ -69,7 +69,7 @@ class PeerCommunicator final : public Communicator, public RankFusions {
     return true;
   }
   void finish_half(int half) override { copied_sums_.finish(half); }
-  bool sums_in_decoder_layers() const override { return true; }
+  bool sums_in_decoder_layers() const override { return alike_; }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
     const bool sampled = backend_.sample_part(token_ids, logits, vocab_size, params);
@@ -85,6 +85,8 @@ class PeerCommunicator final : public Communicator, public RankFusions {
     return table_.world > 2 && bytes * (table_.world - 1) > kToAll;
   }
   void exchange_addresses(RankMeeting& meeting);
+  /// Of the kernels that wait for other ranks, as many blocks as this GPU runs at once of each.
+  int resident_blocks() const;
   /// How ranks sum rows of n columns that products send: each a share of the columns for all.
   SentSums sent_sums(int64_t n) const;
   void sum_sent(Tensor x, Tensor residual, Tensor w, float eps);
@@ -109,10 +111,11 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   CudaBackend& backend_;
   RankMeeting& meeting_;
   const cudaStream_t stream_;
-  bool can_launch_early_ = false;
   PeerTable table_;
   Buffer inbox_, words_, layers_, flags_, rounds_;
-  bool can_send_products_ = false;  // on all ranks
+  /// The ranks' GPUs are of one kind, so that each takes a product, a step or a sum as the others
+  /// do.
+  bool alike_ = false;
   SentSums sent_sums_;
   Buffer sent_memory_, sent_rounds_;
   std::byte* sent_ = nullptr;  // the result whose parts are on their way
@@ -130,10 +133,6 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   check(table_.world <= kMaxPeers, ErrorKind::invalid_argument,
         "tensor_parallel_size {}: at most {} GPUs can work together", table_.world, kMaxPeers);
   reach_peers(meeting);
-  int major = 0;
-  cuda_check(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.device().index));
-  can_launch_early_ = major >= 9;
   sent_memory_ = backend.allocate(2 * kSentBytes);
   cuda_check(cudaMemsetAsync(sent_memory_.get(), 0xff, 2 * kSentBytes, stream_));  // all kAbsent
   sent_rounds_ = backend.allocate(2 * sizeof(unsigned));
@@ -172,12 +171,13 @@ void PeerCommunicator::reach_peers(RankMeeting& meeting) {
 void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
   struct Shown {
     std::byte *inbox, *words, *layers, *flags, *sent;
-    bool can_send;
-  } own{inbox_.get(), words_.get(),       layers_.get(),
-        flags_.get(), sent_memory_.get(), backend_.sends_products()};
+    CudaBackend::Kind kind;
+    int most_blocks;
+  } own{inbox_.get(),       words_.get(),    layers_.get(),    flags_.get(),
+        sent_memory_.get(), backend_.kind(), resident_blocks()};
   meeting.show(table_.rank, &own);
   meeting.barrier(table_.rank);
-  can_send_products_ = true;
+  alike_ = true;
   for (int r = 0; r < table_.world; ++r) {
     const auto& theirs = *static_cast<const Shown*>(meeting.shown_by(r));
     table_.inbox[r] = theirs.inbox;
@@ -186,13 +186,38 @@ void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
     table_.flags[r] = reinterpret_cast<unsigned*>(theirs.flags);
     sent_sums_.parts.parts[r] = theirs.sent;
     sent_sums_.sums[r] = theirs.sent + kSentBytes;
-    can_send_products_ = can_send_products_ && theirs.can_send;
+    alike_ = alike_ && theirs.kind == own.kind;
+    table_.most_blocks = std::min(table_.most_blocks, theirs.most_blocks);
   }
   sent_sums_.parts.rank = table_.rank;
   sent_sums_.parts.world = table_.world;
   sent_sums_.parts.round = reinterpret_cast<unsigned*>(sent_rounds_.get());
   sent_sums_.stop = stop_.get();
   meeting.barrier(table_.rank);
+}
+
+int PeerCommunicator::resident_blocks() const {
+  int blocks = std::min(kExchangeBlocks, backend_.resident_sampling_blocks());
+  const auto take = [&](auto kernel, int threads) {
+    blocks =
+        std::min(blocks, backend_.resident_blocks(reinterpret_cast<const void*>(kernel), threads));
+  };
+  const auto take_of = [&]<class T>(T*) {
+    take(all_reduce_kernel<T>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 1, false>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 2, false>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 1, true>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 2, true>, kSumThreads);
+  };
+  take_of(static_cast<float*>(nullptr));
+  take_of(static_cast<__nv_bfloat16*>(nullptr));
+  take(sum_sent_norm_kernel<1>, kSumThreads);
+  take(sum_sent_norm_kernel<2>, kSumThreads);
+  take(all_gather_kernel<float>, kExchangeThreads);
+  take(all_gather_kernel<float4>, kExchangeThreads);
+  check(blocks > 0, ErrorKind::device, "{} cannot run the kernels that exchange sums",
+        backend_.name());
+  return blocks;
 }
 
 SentSums PeerCommunicator::sent_sums(int64_t n) const {
@@ -206,8 +231,9 @@ bool PeerCommunicator::gemm_for_sum(Tensor y, Tensor x, Tensor w) {
   // Measured on two H200s: fewer rows end later so.
   constexpr int64_t kFewestRows = 97, kWidestTile = 256;
   const int64_t rows = y.shape[0], n = y.shape[1], row_bytes = n * 2;
-  if (!can_send_products_ || y.dtype != DType::bf16 || !y.contiguous() || rows < kFewestRows ||
-      rows > kMostSentRows || n % (kWidestTile * table_.world) != 0 || row_bytes > kSentRowBytes)
+  if (!alike_ || y.dtype != DType::bf16 || !y.contiguous() || rows < kFewestRows ||
+      rows > std::min(kMostSentRows, table_.most_blocks) || n % (kWidestTile * table_.world) != 0 ||
+      row_bytes > kSentRowBytes)
     return false;
   if (!backend_.gemm_sent(y, x, w, sent_sums(n).parts)) return false;
   sent_ = y.data;
@@ -227,7 +253,7 @@ void PeerCommunicator::sum_sent(Tensor x, Tensor residual, Tensor w, float eps) 
 
 std::pair<unsigned, int64_t> PeerCommunicator::cut(int64_t bytes, int64_t unit) const {
   constexpr int64_t kLeast = 4 << 10;
-  const int64_t blocks = std::clamp<int64_t>((bytes + kLeast - 1) / kLeast, 1, kExchangeBlocks);
+  const int64_t blocks = std::clamp<int64_t>((bytes + kLeast - 1) / kLeast, 1, table_.most_blocks);
   const int64_t share = (bytes + blocks * unit - 1) / (blocks * unit);
   return {static_cast<unsigned>(blocks), std::clamp<int64_t>(share, 1, kPlaceBytes / unit)};
 }
@@ -245,7 +271,7 @@ void PeerCommunicator::launch_with(const Table& table, void (*kernel)(Parameters
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = early && can_launch_early_ ? 1 : 0;
+  config.numAttrs = early && backend_.can_launch_early() ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)..., table));
   await_launches();
 }
@@ -261,7 +287,7 @@ void PeerCommunicator::all_reduce(Tensor x) {
   check_whole_vectors(x);
   if (bytes == 0) return;
   const int64_t blocks =
-      std::min(ceil_div(bytes, int64_t{16 * kSumThreads}), int64_t{kExchangeBlocks});
+      std::min(ceil_div(bytes, int64_t{16 * kSumThreads}), int64_t{table_.most_blocks});
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
     launch(all_reduce_kernel<D>, static_cast<unsigned>(blocks), kSumThreads, false,
@@ -288,8 +314,8 @@ bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor
         shares ? one_each ? all_reduce_norm_kernel<D, 1, true> : all_reduce_norm_kernel<D, 2, true>
         : one_each ? all_reduce_norm_kernel<D, 1, false>
                    : all_reduce_norm_kernel<D, 2, false>;
-    launch(kernel, static_cast<unsigned>(std::min<int64_t>(rows, kExchangeBlocks)), threads, true,
-           device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
+    launch(kernel, static_cast<unsigned>(std::min<int64_t>(rows, table_.most_blocks)), threads,
+           true, device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
   });
   return true;
 }

@@ -3,10 +3,11 @@
 // trip over NVLink.
 //
 // Blocks are independent: block b of a rank talks to the blocks b of the others, through places of
-// its own. A round is one exchange of such blocks; rounds are counted, the counter lives on the
-// device, so that a recorded graph can be replayed. Places alternate between two halves: who writes
-// into a half again has heard every peer in the round between, which the peer began after it had
-// read that half.
+// its own. A block waits for others, so all blocks of a launch must run at once, on every rank: a
+// launch has most_blocks at most, which is asked of the GPUs at start. A round is one exchange of
+// such blocks; rounds are counted, the counter lives on the device, so that a recorded graph can be
+// replayed. Places alternate between two halves: who writes into a half again has heard every peer
+// in the round between, which the peer began after it had read that half.
 //
 // There are two ways to tell. A flag, raised behind the data (Exchange::meet): any amount, but the
 // data must have arrived before the flag may leave. Or words of 14 bytes of data and 2 of the
@@ -29,6 +30,7 @@ constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data, or words, of one
 /// Where the ranks' exchange memory lies, as this GPU sees it.
 struct PeerTable {
   int rank = 0, world = 1;
+  int most_blocks = kExchangeBlocks;   // that every rank's GPU runs at once; the same on all ranks
   std::byte* inbox[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
   std::byte* words[kMaxPeers] = {};    // the same
   std::byte* layers[kMaxPeers] = {};   // decoder_layers()'s own

@@ -1,10 +1,12 @@
 // The device itself: memory, copies, graphs.
 #include "ops/cuda/core/cuda_backend.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 
 #include "ops/cuda/comm/communicator.h"
+#include "ops/cuda/core/code_architecture.h"
 #include "ops/cuda/core/lanes.h"
 
 namespace nanovllm {
@@ -124,17 +126,18 @@ CudaBackend::CudaBackend(int index) : index_(index) {
       index, properties.name, architecture, NANOVLLM_CUDA_LOWEST_ARCHITECTURE, architecture);
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
-  can_launch_early_ = properties.major >= 9;
-  if (properties.major >= 9)
+  code_architecture_ = code_architecture();
+  can_launch_early_ = code_architecture_ >= 90;
+  if (can_launch_early_)
     encode_map_ =
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
 #ifdef NANOVLLM_CUDA_HOPPER
-  is_hopper_ = architecture == 90;
+  is_hopper_ = architecture == 90;  // code for sm_90a runs nowhere else
   lane_sms_ = is_hopper_ && num_sms_ > 2 * kLaneProductSms ? kLaneProductSms : 0;
 #endif
   int cooperative = 0;
   cuda_check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
-  can_run_cooperatively_ = encode_map_ && cooperative != 0;
+  can_run_cooperatively_ = is_hopper_ && cooperative != 0;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
   for (Lane& lane : lanes_) open_lane(lane);
@@ -144,6 +147,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   gemm_algorithms_ = std::make_unique<GemmAlgorithms>(blas, properties.name);
   exchange_ = allocate(kExchangeBytes);
   scan_scratch_ = allocate(kScanBytes);
+  check_gemm_families();
 }
 
 CudaBackend::~CudaBackend() {
@@ -219,6 +223,19 @@ std::unique_ptr<Graph> CudaBackend::capture(const std::function<void()>& body) {
   }
   cuda_check(ended);
   return std::make_unique<CudaGraph>(index_, std::move(owner), stream());
+}
+
+int CudaBackend::resident_blocks(const void* kernel, int threads) const {
+  use_device();
+  int of_sm = 0;
+  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, kernel, threads, 0));
+  return of_sm * num_sms_;
+}
+
+void CudaBackend::limit(const CudaLimits& limits) {
+  if (limits.num_sms > 0) num_sms_ = std::min(num_sms_, limits.num_sms);
+  fails_cooperative_launches_ = limits.fails_cooperative_launches;
+  last_epoch_ = limits.last_epoch;
 }
 
 void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {

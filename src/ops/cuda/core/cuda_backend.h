@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "ops/cuda/gemm/gemm_algorithms.h"
 #include "ops/cuda/gemm/gemm_large.h"
 #include "ops/cuda/ptx/tensor_map.h"
+#include "ops/cuda_trial.h"
 #include "ops/staged_load.h"
 
 namespace nanovllm {
@@ -115,8 +117,27 @@ class CudaBackend final : public Backend {
   /// gemm(y, x, w), rounded to bf16, whose results go to where ranks sum them; y is not written.
   /// False, and nothing done, where no such kernel takes this product.
   bool gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to);
-  /// Whether there are such kernels for this GPU.
-  bool sends_products() const { return is_hopper_; }
+  /// What decides which kernels run here. Ranks that differ in it may choose differently.
+  struct Kind {
+    int code_architecture, num_sms;
+    size_t shared_bytes;
+    bool is_hopper, can_run_cooperatively;
+    bool operator==(const Kind&) const = default;
+  };
+  Kind kind() const {
+    return {code_architecture_, num_sms_, max_shared_bytes_, is_hopper_, can_run_cooperatively_};
+  }
+  /// Whether a kernel that calls wait_for_previous() may begin while the one before it ends.
+  bool can_launch_early() const { return can_launch_early_; }
+  /// How many blocks of a kernel without dynamic shared memory the GPU runs at once.
+  int resident_blocks(const void* kernel, int threads) const;
+  /// The same of the kernel of sample_part().
+  int resident_sampling_blocks() const;
+
+  /// For tests (cuda_trial.h).
+  void limit(const CudaLimits& limits);
+  /// Likewise: compares algorithms of cuBLASLt with gemm_in_order().
+  GemmComparison compare_algorithms();
 
  private:
   static constexpr size_t kPartialBytes = size_t{64}
@@ -147,6 +168,14 @@ class CudaBackend final : public Backend {
   bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
   void gemm_in_order(Tensor y, Tensor x, Tensor w);
+  /// Finds out which of cuBLASLt's families give the bits of gemm_in_order() here
+  /// (gemm_tuning.cpp).
+  void check_gemm_families();
+  /// Calls use(algorithm, whether its bits are those of gemm_in_order()) for each of choose(key)
+  /// that computes y = x w^T of some sizes.
+  void compare_with_in_order(
+      const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
+      const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use);
   /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
   /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
@@ -259,17 +288,20 @@ class CudaBackend final : public Backend {
 
   int index_;
   int num_sms_ = 0;
-  bool can_launch_early_ = false;       // programmatic dependent launch: from sm_90 on
-  bool can_run_cooperatively_ = false;  // and has TMA: from sm_90 on
-  bool is_hopper_ = false;              // has code for sm_90a alone
-  size_t max_shared_bytes_ = 0;         // of one block
+  int code_architecture_ = 0;           // of what runs (code_architecture.h), not of the GPU
+  bool can_launch_early_ = false;       // programmatic dependent launch: code for sm_90 or newer
+  bool is_hopper_ = false;              // and code for sm_90a alone runs here
+  bool can_run_cooperatively_ = false;  // decoder_layers(); false for good once a launch fails
+  bool fails_cooperative_launches_ = false;  // by limit()
+  uint32_t last_epoch_ = 0;                  // of decoder_layers(); 0: as it has it
+  size_t max_shared_bytes_ = 0;              // of one block
   std::string name_;
   std::array<Lane, kMostLanes> lanes_;
   Lane* lane_ = &lanes_[0];  // whose operations are issued
   bool runs_lanes_ = false;  // several of them
   int lane_sms_ = 0;         // that attention then leaves to another lane's products; 0: none
   BlasLt blas_;
-  EncodeMap encode_map_ = nullptr;  // of the driver; from sm_90 on
+  EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;

@@ -81,7 +81,24 @@ nanovllm_open_cuda_communicator(const char* version, nanovllm::Backend* backend,
   });
 }
 
+extern "C" __attribute__((visibility("default"))) void nanovllm_limit_cuda(
+    nanovllm::Backend* backend, const nanovllm::CudaLimits* limits) {
+  dynamic_cast<nanovllm::CudaBackend&>(*backend).limit(*limits);
+}
+
+extern "C" __attribute__((visibility("default"))) int nanovllm_compare_gemm(
+    nanovllm::Backend* backend, nanovllm::GemmComparison* comparison) {
+  try {
+    *comparison = dynamic_cast<nanovllm::CudaBackend&>(*backend).compare_algorithms();
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
 static_assert(std::is_same_v<decltype(nanovllm_open_cuda), nanovllm::OpenCudaFunction>);
+static_assert(std::is_same_v<decltype(nanovllm_limit_cuda), nanovllm::LimitCudaFunction>);
+static_assert(std::is_same_v<decltype(nanovllm_compare_gemm), nanovllm::CompareGemmFunction>);
 static_assert(
     std::is_same_v<decltype(nanovllm_open_cuda_communicator), nanovllm::OpenCommunicatorFunction>);
 

@@ -51,6 +51,8 @@ constexpr int kPairsOfRun = kRun * kAtomDepth / 4;  // pairs of words
 constexpr int kPairsGathered = 3;                   // that a thread asks for at once
 constexpr int kMaxLayers = 256;
 constexpr int kMostExperts = 128, kMostChosen = 8;
+/// Epochs have 32 bits: some 22 hours of Qwen3-0.6B at batch 1.
+constexpr uint32_t kLastEpoch = 0xf0000000u;
 constexpr size_t kEpochBytes = 4096;  // at the start of the exchange buffer: one of each block
 
 /// The products of a layer, in order. A mixture's router comes before gate_up.
@@ -108,6 +110,7 @@ struct Arguments {
   int64_t heads_at;                    // the merged output of attention
   int64_t partial_at, partial_sum_at;  // [row, head, chunk] of [head_dim] and of (base, sum): f32
   unsigned* epochs;                    // of each block
+  uint32_t last_epoch;                 // renew(): a step that ends behind it is followed by epoch 1
   // Of each rank: the parts of o and down, [layer's parity][o, down][rank][row][pair].
   uint64_t* parts[kMaxPeers];
   int64_t part_words, total_part_words;  // of one rank's part; of the buffer, used or not

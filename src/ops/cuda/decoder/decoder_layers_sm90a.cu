@@ -87,10 +87,9 @@ __device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
     }
 }
 
-/// Every so many steps (days) the epochs start again; then nothing may be left of the old ones.
+/// Behind the last epoch they start again; then nothing may be left of the old ones.
 __device__ void renew(const Arguments& a, uint32_t epoch) {
-  constexpr uint32_t kLastEpoch = 0xf0000000u;
-  if (epoch > kLastEpoch) {
+  if (epoch > a.last_epoch) {
     cooperative_groups::this_grid().sync();
     for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.total_words;
          i += int64_t{gridDim.x} * blockDim.x)
@@ -335,16 +334,22 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   attribute.val.cooperative = 1;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  if (const cudaError_t status = cudaLaunchKernelEx(&config, kernel, a); status != cudaSuccess)
+  const cudaError_t status = fails_cooperative_launches_ ? cudaErrorCooperativeLaunchTooLarge
+                                                         : cudaLaunchKernelEx(&config, kernel, a);
+  if (status == cudaSuccess) return true;
+  // The other ranks have agreed on this kernel, and wait for this one's words.
+  if (a.world > 1)
     fail_launch(reinterpret_cast<const void*>(kernel), status, config.gridDim, decoder::kLaunched,
                 shared_bytes);
-  return true;
+  (void)cudaGetLastError();
+  can_run_cooperatively_ = false;  // separate operations from now on
+  return false;
 }
 
 bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                                  std::span<const KvCache> caches, const Batch& batch) {
   const int64_t rows = x.shape[0], hidden = x.shape[1], d = stack.head_dim;
-  if (!is_hopper_ || !can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
+  if (!can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
       stack.layers.size() > decoder::kMaxLayers || rows < 1 || rows > decoder::kMaxRows ||
       hidden % 64 != 0 || stack.heads % stack.kv_heads != 0 ||
       stack.heads / stack.kv_heads > decoder::kMaxGroup || (d != 64 && d != 128) ||
@@ -380,6 +385,7 @@ bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& 
   a.half_rotary = static_cast<int>(stack.cos_sin.shape[1] / 2);
   a.norm_threads = static_cast<int>(row_threads(hidden));
   a.epochs = reinterpret_cast<unsigned*>(exchange_.get());
+  a.last_epoch = last_epoch_ > 0 ? last_epoch_ : decoder::kLastEpoch;
   a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
   a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
   if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||

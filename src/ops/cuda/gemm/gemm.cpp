@@ -4,10 +4,11 @@
 // Measured on an H200 with cuBLASLt 13: all algorithms of the tensor core families below, without a
 // split of K, give the same bits, whatever their tile, stages or cluster, and for every number of
 // rows; so does a plain loop of mma.sync m16n8k16 over k (gemm_in_order). The choice among them is
-// therefore free, and a row's bits do not depend on the batch. The matrix-vector family (13) and
-// family 16 add in other orders, and so do kernels for rows that do not begin on 16 bytes, for k
-// that is no multiple of a tile's depth, and some for few columns. Those, and f32, which has no
-// such class, take our own kernel.
+// therefore free, and a row's bits do not depend on the batch. Elsewhere that is not taken on
+// trust: the families are compared at the first start, and one that differs is not used
+// (gemm_families.h). The matrix-vector family (13) and family 16 add in other orders, and so do
+// kernels for rows that do not begin on 16 bytes, for k that is no multiple of a tile's depth, and
+// some for few columns. Those, and f32, which has no such class, take our own kernel.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/layout.h"
 

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cctype>
-#include <cstdlib>
 #include <fstream>
 #include <span>
+#include <sstream>
 #include <utility>
+
+#include "ops/cuda/core/cache_file.h"
 
 namespace nanovllm {
 namespace {
@@ -16,10 +17,6 @@ using Preference = Owner<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDes
 
 constexpr int kCandidates = 32;
 constexpr int64_t kFewestRows = 16, kManyRows = 256;
-
-/// cuBLASLt's own numbers: wgmma kernels fed by TMA (Hopper), then mma.sync kernels.
-constexpr int32_t kWgmmaFamily = 66;
-constexpr int32_t kMmaFamilies[] = {21, 23, 24, 41, 42};
 
 template <class T>
 T config_of(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
@@ -30,20 +27,13 @@ T config_of(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttri
   return value;
 }
 
-int32_t family_of(const cublasLtMatmulAlgo_t& algorithm) {
-  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID);
-}
-
-bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) {
-  const int32_t family = family_of(algorithm);
-  return (family == kWgmmaFamily ||
-          std::ranges::find(kMmaFamilies, family) != std::end(kMmaFamilies)) &&
-         config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
+bool splits_no_sum(const cublasLtMatmulAlgo_t& algorithm) {
+  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
          config_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) ==
              CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-Preference make_preference(bool in_order) {
+Preference make_preference(bool splits) {
   cublasLtMatmulPreference_t raw = nullptr;
   cublas_check(cublasLtMatmulPreferenceCreate(&raw));
   Preference preference(raw);
@@ -51,7 +41,7 @@ Preference make_preference(bool in_order) {
     cublas_check(cublasLtMatmulPreferenceSetAttribute(raw, attribute, &value, sizeof value));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{GemmAlgorithms::kWorkspace});
-  if (in_order)
+  if (!splits)
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   for (const auto attribute :
@@ -93,14 +83,22 @@ constexpr Measured kMeasured[] = {
     {4096, 12288, 384, 384, 165, 4, 0},
 };
 
-/// Where this user's caches are; empty if nothing says.
-std::filesystem::path cache_folder() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache)
-    return std::filesystem::path(cache) / "nanovllm";
-  if (const char* home = std::getenv("HOME"); home && *home)
-    return std::filesystem::path(home) / ".cache" / "nanovllm";
-  return {};
+/// A file of this GPU and this cuBLASLt.
+std::filesystem::path file_of(const char* kind, const std::string& device,
+                              const std::string& driver = {}) {
+  return cache_file(kind + device + driver + "-cublaslt" + std::to_string(cublasLtGetVersion()));
 }
+
+/// "-driver13000-580.65.06"; without the part that only the driver's own file tells, elsewhere.
+std::string driver_name() {
+  int version = 0;
+  cuda_check(cudaDriverGetVersion(&version));
+  std::string release;
+  std::ifstream("/sys/module/nvidia/version") >> release;
+  return "-driver" + std::to_string(version) + "-" + release;
+}
+
+constexpr size_t kMostFileBytes = size_t{1} << 20;
 
 }  // namespace
 
@@ -116,18 +114,27 @@ BlasOperation::BlasOperation() {
                                               sizeof transposed));
 }
 
-GemmAlgorithms::GemmAlgorithms(cublasLtHandle_t blas, const std::string& device) : blas_(blas) {
-  const std::filesystem::path folder = cache_folder();
-  if (folder.empty()) return;
-  std::string name = "gemm-" + device + "-cublaslt" + std::to_string(cublasLtGetVersion());
-  std::ranges::replace_if(
-      name, [](unsigned char c) { return !std::isalnum(c) && c != '-'; }, '_');
-  file_ = folder / name;
+GemmAlgorithms::GemmAlgorithms(cublasLtHandle_t blas, const std::string& device)
+    : blas_(blas),
+      families_(file_of("gemm-families-", device, driver_name())),
+      file_(file_of("gemm-", device)) {}
+
+int32_t GemmAlgorithms::family_of(const cublasLtMatmulAlgo_t& algorithm) {
+  return config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID);
 }
 
-std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, bool in_order) {
+bool GemmAlgorithms::adds_in_order(const cublasLtMatmulAlgo_t& algorithm) const {
+  return families_.may_use(family_of(algorithm)) && splits_no_sum(algorithm);
+}
+
+std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, GemmOrder order) {
+  const auto is_wanted = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    return order == GemmOrder::any || (order == GemmOrder::in_order && adds_in_order(algorithm)) ||
+           (order == GemmOrder::candidates && GemmFamilies::is_candidate(family_of(algorithm)) &&
+            splits_no_sum(algorithm));
+  };
   Layouts layouts(key);
-  const Preference preference = make_preference(in_order);
+  const Preference preference = make_preference(order == GemmOrder::any);
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results;
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -137,7 +144,7 @@ std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, bo
   cublas_check(status);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (const auto& result : std::span(results).first(static_cast<size_t>(count)))
-    if (result.state == CUBLAS_STATUS_SUCCESS && (!in_order || adds_in_order(result.algo)))
+    if (result.state == CUBLAS_STATUS_SUCCESS && is_wanted(result.algo))
       algorithms.push_back(result.algo);
   return algorithms;
 }
@@ -145,7 +152,7 @@ std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, bo
 std::optional<cublasLtMatmulAlgo_t> GemmAlgorithms::first_choice(const GemmKey& key) {
   for (const Measured& m : kMeasured) {
     if (m.n != key.n || m.k != key.k || key.rows < m.from_rows || key.rows > m.to_rows) continue;
-    for (const auto& algorithm : propose(key, true))
+    for (const auto& algorithm : propose(key, GemmOrder::in_order))
       if (config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) == m.tile &&
           config_of<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID) == m.cluster &&
           config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION) == m.custom)
@@ -156,9 +163,9 @@ std::optional<cublasLtMatmulAlgo_t> GemmAlgorithms::first_choice(const GemmKey& 
   std::optional<cublasLtMatmulAlgo_t> choice;
   GemmKey more = key;
   for (; more.rows == key.rows || more.rows <= kManyRows; more.rows = row_bucket(more.rows + 1)) {
-    const auto algorithms = propose(more, true);
+    const auto algorithms = propose(more, GemmOrder::in_order);
     if (algorithms.empty()) continue;
-    const bool good = family_of(algorithms.front()) == kWgmmaFamily;
+    const bool good = family_of(algorithms.front()) == GemmFamilies::kWgmma;
     if (good || !choice) choice = algorithms.front();
     if (good) break;
   }
@@ -178,8 +185,8 @@ const cublasLtMatmulAlgo_t* GemmAlgorithms::choose(const GemmKey& key) {
 
 // A line: rows, n, k, whether y is f32, and the algorithm's words in hexadecimal.
 void GemmAlgorithms::read_file() {
-  if (std::exchange(file_was_read_, true) || file_.empty()) return;
-  std::ifstream in(file_);
+  if (std::exchange(file_was_read_, true)) return;
+  std::istringstream in(read_cache(file_, kMostFileBytes));
   GemmKey key{};
   cublasLtMatmulAlgo_t algorithm{};
   while (in >> std::dec >> key.rows >> key.n >> key.k >> key.f32_out) {
@@ -200,20 +207,13 @@ void GemmAlgorithms::keep(const GemmKey& key, const cublasLtMatmulAlgo_t& algori
   read_file();
   measured_.insert_or_assign(key, algorithm);
   choices_.insert_or_assign(key, algorithm);
-  if (file_.empty()) return;
-  std::error_code ignored;
-  std::filesystem::create_directories(file_.parent_path(), ignored);
-  const std::filesystem::path draft = file_.string() + ".new";
-  {
-    std::ofstream out(draft);
-    for (const auto& [k, a] : measured_) {
-      out << std::dec << k.rows << ' ' << k.n << ' ' << k.k << ' ' << k.f32_out;
-      for (const auto word : a.data) out << ' ' << std::hex << word;
-      out << '\n';
-    }
-    if (!out.flush()) return;
+  std::ostringstream out;
+  for (const auto& [k, a] : measured_) {
+    out << std::dec << k.rows << ' ' << k.n << ' ' << k.k << ' ' << k.f32_out;
+    for (const auto word : a.data) out << ' ' << std::hex << word;
+    out << '\n';
   }
-  std::filesystem::rename(draft, file_, ignored);
+  write_cache(file_, out.str());
 }
 
 }  // namespace nanovllm

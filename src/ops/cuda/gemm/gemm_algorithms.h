@@ -1,6 +1,6 @@
 // Which of cuBLASLt's algorithms computes a product: one that adds the k products of an output in
-// one chain, in order (gemm.cpp), and of those the one that was measured to be fastest, or else the
-// one that cuBLASLt proposes first.
+// one chain, in order (gemm.cpp, gemm_families.h), and of those the one that was measured to be
+// fastest, or else the one that cuBLASLt proposes first.
 #pragma once
 
 #include <filesystem>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/cuda/core/handles.h"
+#include "ops/cuda/gemm/gemm_families.h"
 
 namespace nanovllm {
 
@@ -44,18 +45,25 @@ class BlasOperation {
   cublasLtMatmulDescOpaque_t opaque_{};
 };
 
+/// Which of cuBLASLt's proposals: all; those that do not split K, of families that may turn out to
+/// add in order; those that do add in order.
+enum class GemmOrder { any, candidates, in_order };
+
 class GemmAlgorithms {
  public:
   static constexpr size_t kWorkspace = size_t{16} << 20;  // bytes, of every algorithm at most
 
   /// `device`: the GPU's name. Measured choices are kept in a file for each GPU and version of
-  /// cuBLASLt: $XDG_CACHE_HOME/nanovllm/, or ~/.cache/nanovllm/.
+  /// cuBLASLt, the verdicts over families in one for each driver besides (cache_file.h).
   GemmAlgorithms(cublasLtHandle_t blas, const std::string& device);
 
   /// Null where cuBLASLt offers none that adds in order.
   const cublasLtMatmulAlgo_t* choose(const GemmKey& key);
-  /// cuBLASLt's proposals, best first: those that add in order, or all.
-  std::vector<cublasLtMatmulAlgo_t> propose(const GemmKey& key, bool in_order);
+  /// cuBLASLt's proposals, best first.
+  std::vector<cublasLtMatmulAlgo_t> propose(const GemmKey& key, GemmOrder order);
+  bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) const;
+  static int32_t family_of(const cublasLtMatmulAlgo_t& algorithm);
+  GemmFamilies& families() { return families_; }
   /// Makes `algorithm` the choice, here and in the file. A file that cannot be written is no error:
   /// the choice then holds for this process.
   void keep(const GemmKey& key, const cublasLtMatmulAlgo_t& algorithm);
@@ -67,6 +75,7 @@ class GemmAlgorithms {
   std::optional<cublasLtMatmulAlgo_t> first_choice(const GemmKey& key);
 
   cublasLtHandle_t blas_;
+  GemmFamilies families_;
   BlasOperation operation_;
   std::filesystem::path file_;  // empty: nowhere
   bool file_was_read_ = false;

@@ -1,14 +1,24 @@
-// Chooses among cuBLASLt's algorithms by measurement. One is admitted only if its bits are those of
-// gemm_in_order on the operands at hand.
+// Compares cuBLASLt's algorithms with gemm_in_order(), bit for bit: at start, to see which families
+// add in order here, and where the choice among them is made by measurement.
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/core/layout.h"
+#include "ops/cuda/gemm/gemm_check.h"
 
 namespace nanovllm {
 namespace {
+
+/// Of few columns cuBLASLt proposes every family; of many, the kernels of large tiles. Each k is a
+/// chain so long that another order of summation shows in the bits of most outputs.
+constexpr GemmKey kComparedProducts[] = {{64, 128, 4096, true}, {384, 768, 2048, false}};
+constexpr size_t kMostCompared = 32;  // algorithms
+constexpr int kMostOfFamily = 1;      // at start, of a product: to load a kernel takes about 6 ms
 
 constexpr int64_t kComparedRows = 128;  // the first and the last
 constexpr int kRounds = 6;
@@ -72,8 +82,8 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Tensor w) {
 
   // First what gemm() does now, then what adds in order, then the rest.
   std::vector<Candidate> candidates{{[&] { return gemm(y, x, w), true; }}};
-  const auto ordered = gemm_algorithms_->propose(key, true),
-             others = gemm_algorithms_->propose(key, false);
+  const auto ordered = gemm_algorithms_->propose(key, GemmOrder::in_order),
+             others = gemm_algorithms_->propose(key, GemmOrder::any);
   for (const auto* algorithms : {&ordered, &others})
     for (const auto& algorithm : *algorithms)
       candidates.push_back({[&, a = &algorithm] { return gemm_blas(y, x, w, *a); }});
@@ -91,6 +101,73 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Tensor w) {
     fastest = &ordered[i - 1];
   }
   if (fastest) gemm_algorithms_->keep(key, *fastest);
+  return found;
+}
+
+void CudaBackend::compare_with_in_order(
+    const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
+    const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use) {
+  use_device();
+  for (const GemmKey& key : kComparedProducts) {
+    auto algorithms = choose(key);
+    if (algorithms.size() > kMostCompared) algorithms.resize(kMostCompared);
+    if (algorithms.empty()) continue;
+    std::byte* free = lane_->partials.get();
+    const auto take = [&](DType dtype, int64_t rows, int64_t columns) {
+      const Tensor t(free, dtype, {rows, columns}, device());
+      free += ceil_div(static_cast<int64_t>(t.bytes()), 256) * 256;
+      return t;
+    };
+    const DType y_type = key.f32_out ? DType::f32 : DType::bf16;
+    const Tensor x = take(DType::bf16, key.rows, key.k), w = take(DType::bf16, key.n, key.k),
+                 wanted = take(y_type, key.rows, key.n), y = take(y_type, key.rows, key.n);
+    int* const counts = reinterpret_cast<int*>(free);
+    make_operand(x, 1, stream());
+    make_operand(w, 1 << 24, stream());
+    gemm_in_order(wanted, x, w);
+    cuda_check(cudaMemsetAsync(counts, 0, kMostCompared * sizeof(int), stream()));
+    std::array<bool, kMostCompared> ran{};
+    for (size_t i = 0; i < algorithms.size(); ++i) {
+      cuda_check(cudaMemsetAsync(y.data, 0xff, y.bytes(), stream()));
+      ran[i] = gemm_blas(y, x, w, algorithms[i]);
+      count_different(y, wanted, counts + i, stream());
+    }
+    std::array<int, kMostCompared> different{};
+    cuda_check(cudaMemcpyAsync(different.data(), counts, sizeof different, cudaMemcpyDeviceToHost,
+                               stream()));
+    cuda_check(cudaStreamSynchronize(stream()));
+    for (size_t i = 0; i < algorithms.size(); ++i)
+      if (ran[i]) use(algorithms[i], different[i] == 0);
+  }
+}
+
+void CudaBackend::check_gemm_families() {
+  GemmFamilies& families = gemm_algorithms_->families();
+  if (families.are_known()) return;
+  compare_with_in_order(
+      [&](const GemmKey& key) {
+        auto algorithms = gemm_algorithms_->propose(key, GemmOrder::candidates);
+        std::map<int32_t, int> of_family;
+        std::erase_if(algorithms, [&](const cublasLtMatmulAlgo_t& algorithm) {
+          return ++of_family[GemmAlgorithms::family_of(algorithm)] > kMostOfFamily;
+        });
+        return algorithms;
+      },
+      [&](const cublasLtMatmulAlgo_t& algorithm, bool agrees) {
+        families.learn(GemmAlgorithms::family_of(algorithm), agrees);
+      });
+  families.keep();
+}
+
+GemmComparison CudaBackend::compare_algorithms() {
+  GemmComparison found;
+  compare_with_in_order(
+      [&](const GemmKey& key) { return gemm_algorithms_->propose(key, GemmOrder::any); },
+      [&](const cublasLtMatmulAlgo_t& algorithm, bool agrees) {
+        const bool used = gemm_algorithms_->adds_in_order(algorithm);
+        ++(used ? found.used : found.others);
+        (used ? found.used_differ : found.others_differ) += agrees ? 0 : 1;
+      });
   return found;
 }
 

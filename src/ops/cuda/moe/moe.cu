@@ -183,7 +183,7 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor
     return moe_sum(y, work.out, weights, plan);
   }
 #endif
-  if (can_launch_early_ && stream_experts(y, x, weights, ids, gate_up, down, work)) return;
+  if (encode_map_ && stream_experts(y, x, weights, ids, gate_up, down, work)) return;
   dispatch_shape(pairs, experts, [&]<class Shape>(Shape) {
     const auto tile_rows = sorted ? std::min<int64_t>(tokens, Shape::kTokens) : 1;
     const ExpertPlan plan = plan_of(ids, work.plan, experts, static_cast<int>(tile_rows), sorted);

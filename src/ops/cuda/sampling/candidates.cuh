@@ -104,7 +104,7 @@ __device__ inline bool list_top_chunks(const ScannedRow& row, int wanted, Select
 /// how many there are, or more than kMaxCandidates if they do not fit. Called by the whole block.
 __device__ inline int gather_candidates(const ScannedRow& row, uint32_t pivot,
                                         SelectScratch& scratch, const GatherScratch& g) {
-  constexpr int kLanes = kChunk / 4;  // that read a chunk
+  constexpr int kLanes = kScanChunk / 4;  // that read a chunk
   const int chunks = g.chunks, lane = static_cast<int>(threadIdx.x) % kLanes;
   if (chunks > kMaxCandidates) return chunks;
 #pragma unroll 4

@@ -39,14 +39,14 @@ constexpr int kHeadPitch = kHeadColumns + 8;  // of a row of logits: no two lane
 constexpr int head_scan_warps(int groups) { return groups == 1 ? 8 : 11; }
 
 /// What a block knows of a row of logits. One warp has the row.
-struct HeadRow {
+struct SampledRow {
   float most = -kInfinity,
         offset;              // the largest logit, and Bar::offset of a score that a token has
   float temperature, scale;  // Bar::scale
   uint64_t likeliest = 0, noisy = 0;  // keys
   RowNoise noise;
 
-  __device__ explicit HeadRow(const RowRule& rule)
+  __device__ explicit SampledRow(const RowRule& rule)
       : temperature(rule.temperature), noise(rule.seed, rule.position) {
     // Nothing is ruled out before the first score; in a greedy row all noise is.
     const bool noisy_row = rule.temperature > 0.0f;
@@ -81,7 +81,7 @@ struct HeadLayout {
     return groups * kHeadGroup + (head_scan_warps(groups) + 1) * kWarp;
   }
   constexpr int logits_at() const {
-    return kSkinnyBarrierBytes + rows() * static_cast<int>(sizeof(HeadRow));
+    return kSkinnyBarrierBytes + rows() * static_cast<int>(sizeof(SampledRow));
   }
   constexpr int ring_at() const {
     return logits_at() + rows() * kHeadPitch * static_cast<int>(sizeof(float));
@@ -183,14 +183,16 @@ struct HeadTokens {
                         : Vec<float>{{-kInfinity, -kInfinity, -kInfinity, -kInfinity}};
     most = max_of(logits);
   }
-  __device__ float room(const HeadRow& row) const { return Bar(row.scale, row.offset).room(most); }
-  __device__ void draw(const HeadRow& row, int id) {
+  __device__ float room(const SampledRow& row) const {
+    return Bar(row.scale, row.offset).room(most);
+  }
+  __device__ void draw(const SampledRow& row, int id) {
     bits = row.noise.bits(static_cast<uint32_t>(id) / 4);
   }
 };
 
 /// One of the tokens may be the likeliest.
-__device__ inline void take_likeliest(HeadRow& row, KnownRow* known, const HeadTokens& tokens,
+__device__ inline void take_likeliest(SampledRow& row, KnownRow* known, const HeadTokens& tokens,
                                       int id) {
   uint64_t key = 0;
 #pragma unroll
@@ -206,7 +208,8 @@ __device__ inline void take_likeliest(HeadRow& row, KnownRow* known, const HeadT
 }
 
 /// One may win with its noise: raises the bar, and computes the scores that pass it.
-__device__ inline void take_noisy(HeadRow& row, KnownRow* known, const HeadTokens& tokens, int id) {
+__device__ inline void take_noisy(SampledRow& row, KnownRow* known, const HeadTokens& tokens,
+                                  int id) {
   Bar bar(row.scale, row.offset);
   const Vec<float>& logits = tokens.logits;
   float lower = -kInfinity;
@@ -235,8 +238,8 @@ __device__ inline void take_noisy(HeadRow& row, KnownRow* known, const HeadToken
 }
 
 /// `drawn`: the tokens have their bits, since some noise might make up for what they lack.
-__device__ inline void look_through(HeadRow& row, KnownRow* known, const HeadTokens& tokens, int id,
-                                    bool drawn) {
+__device__ inline void look_through(SampledRow& row, KnownRow* known, const HeadTokens& tokens,
+                                    int id, bool drawn) {
   if (__any_sync(kFullMask, !(tokens.most < row.most))) take_likeliest(row, known, tokens, id);
   if (!drawn) return;
   const float room = tokens.room(row);
@@ -252,7 +255,7 @@ __device__ inline KnownRow load_known(const KnownRow* p) {
 /// A warp's part, `warp` of head_scan_warps(): of all tiles the rows warp, warp + so many, ... of
 /// `count`.
 template <int kGroups>
-__device__ void scan_tiles(HeadRow* rows, KnownRow* known, const float* logits,
+__device__ void scan_tiles(SampledRow* rows, KnownRow* known, const float* logits,
                            const HeadShape& shape, const HeadPlace& place, int warp, int count) {
   constexpr int kWarps = head_scan_warps(kGroups), kThreads = kGroups * kHeadGroup + kWarps * kWarp;
   const int lane = threadIdx.x % kWarp, own = warp + kWarps * lane;
@@ -295,7 +298,7 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
   const HeadLayout layout{kGroups, shape.tile_rows};
   auto* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMostStages;
-  auto* const rows = reinterpret_cast<HeadRow*>(shared + kSkinnyBarrierBytes);
+  auto* const rows = reinterpret_cast<SampledRow*>(shared + kSkinnyBarrierBytes);
   auto* const logits = reinterpret_cast<float*>(shared + layout.logits_at());
   unsigned char* const data = shared + layout.ring_at();
   const HeadRing ring{data + (1024 - shared_address(data) % 1024) % 1024, layout.stage_bytes(),
@@ -324,7 +327,7 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
     return multiply_tiles<kGroups>(logits, shape, ring, place,
                                    kGroups == 1 ? 0 : warp / (kHeadGroup / kWarp));
   const int thread = static_cast<int>(threadIdx.x) - kMultipliers, row = place.row + thread;
-  if (thread < count) rows[thread] = HeadRow(rules.of(row));
+  if (thread < count) rows[thread] = SampledRow(rules.of(row));
   sync_threads<1, kScanners>();
   scan_tiles<kGroups>(rows, known + place.row, logits, shape, place, warp - kMultipliers / kWarp,
                       count);

@@ -13,7 +13,7 @@ namespace nanovllm {
 constexpr int kTileVectors = 4;  // of four tokens, per lane
 constexpr int kTile = kTileVectors * 4 * kWarp;
 constexpr int kChunksPerTile = 8;
-constexpr int kChunk = kTile / kChunksPerTile;
+constexpr int kScanChunk = kTile / kChunksPerTile;
 constexpr int kScanWarps = 8;  // warps of a block
 constexpr int kScanBlocksPerSm = 4;
 constexpr uint32_t kMinusInfinityOrder = 0x007fffffu;  // order_of(-inf)

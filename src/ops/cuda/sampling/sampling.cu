@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kScanWarps* kWarp) choose_kernel(const SampleA
   if (a.known) a.known[index] = {};
 }
 
-/// The same where every rank has scanned a part of the row: both keys are exchanged, in words.
+/// The same where every rank has scanned a part of the row: both keys are exchanged, in words. All
+/// blocks run at once (PeerTable::most_blocks).
 __global__ void __launch_bounds__(kScanWarps* kWarp)
     choose_among_ranks_kernel(const SampleArguments a, const __grid_constant__ PeerTable table) {
   wait_for_previous();
@@ -241,12 +242,17 @@ void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& p
   sample_rows(token_ids, logits, params, 0, nullptr);
 }
 
+int CudaBackend::resident_sampling_blocks() const {
+  return resident_blocks(reinterpret_cast<const void*>(choose_among_ranks_kernel),
+                         kScanWarps * kWarp);
+}
+
 bool CudaBackend::sample_part(Tensor token_ids, Tensor logits, int64_t vocab_size,
                               const SamplingBatch& params) {
   // All ranks come to the same answer: by what they have in common.
-  constexpr int64_t kMostRows = kExchangeBlocks * kScanWarps;
+  const int64_t most_rows = int64_t{peers_->most_blocks} * kScanWarps;
   const int64_t rows = logits.shape[0], n = logits.shape[1], first_id = peers_->rank * n;
-  if (params.has(kSampleFiltered) || n % 4 != 0 || rows > kMostRows ||
+  if (params.has(kSampleFiltered) || n % 4 != 0 || rows > most_rows ||
       (peers_->world - 1) * n >= vocab_size ||
       plan_scan(rows, n, num_sms_, nullptr, kScanBytes).rows < rows)
     return false;
