@@ -11,8 +11,9 @@ namespace nanovllm {
 const char* module_version();
 
 /// Opens `file` beside the program or library that this code is linked into, in the folder of an
-/// installation, or wherever the system looks, with dlopen()'s `mode`. It stays loaded: the code of all that it
-/// makes lies in it. Null, with the reason in `why`, where there is none or it is broken.
+/// installation, or wherever the system looks, with dlopen()'s `mode`. It stays loaded: the code of
+/// all that it makes lies in it. Null, with the reason in `why`, where there is none or it is
+/// broken.
 void* load_module(const char* file, int mode, std::string& why);
 
 }  // namespace nanovllm

@@ -147,8 +147,7 @@ std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt
 
 int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams& params) {
   check(dead_.empty(), "the engine has failed: {}", dead_);
-  if (auto problem = refusal(prompt, params))
-    return refuse_request(std::move(*problem));
+  if (auto problem = refusal(prompt, params)) return refuse_request(std::move(*problem));
   const auto length = std::ssize(prompt);
   const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
 

@@ -97,7 +97,7 @@ class CpuBackend : public Backend {
   std::vector<Buffer> scratch_;  // one per thread
   int64_t scratch_floats_ = 0;
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
-  Buffer row_tiles_;  // tile_gemm: rows of x, as tiles
+  Buffer row_tiles_;                            // tile_gemm: rows of x, as tiles
   size_t row_tiles_bytes_ = 0;
   Buffer expert_rows_;  // moe_mlp: what one expert works on
   size_t expert_bytes_ = 0;

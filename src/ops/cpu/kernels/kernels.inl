@@ -33,9 +33,14 @@ template <class T>
 constexpr FloatKernels<T> float_kernels() {
   return {add<T>, rms_norm<T>, rope<T>, silu_and_mul<T>, attention<T>, gemm<T>};
 }
-constexpr Kernels kKernels{
-    NANOVLLM_KERNELS_NAME, float_kernels<float>(), float_kernels<bf16>(), row_stats, sum_exp,
-    gumbel_argmax, tile_gemm, pack_tile};
+constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
+                           float_kernels<float>(),
+                           float_kernels<bf16>(),
+                           row_stats,
+                           sum_exp,
+                           gumbel_argmax,
+                           tile_gemm,
+                           pack_tile};
 }  // namespace
 
 const Kernels& NANOVLLM_KERNELS() { return kKernels; }
