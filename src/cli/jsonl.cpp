@@ -107,7 +107,8 @@ void refuse_other_formats(const JsonObject& object) {
     object.refuse(
         "an OpenAI batch line: give its body's messages or prompt here, custom_id as id, and the "
         "body's parameters in sampling_params");
-  for (const std::string& name : sampling_params_names())
+  static const std::vector<std::string> names = sampling_params_names();
+  for (const std::string& name : names)
     if (object.contains(name))
       object.refuse(fmt::format("unknown field {}: it belongs in sampling_params", quote(name)));
 }

@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* kBracketedPasteOn = "\x1b[?2004h";
 constexpr const char* kBracketedPasteOff = "\x1b[?2004l";
+constexpr const char* kClearLine = "\r\x1b[J";
 constexpr std::wstring_view kPasteEnd = L"\x1b[201~";
 constexpr int kHistoryLines = 1000;
 
@@ -81,8 +82,9 @@ int LineEditor::State::next_key(EditLine* editor, wchar_t* key) {
   while (true) {
     pollfd polls[] = {{STDIN_FILENO, POLLIN, 0}, {state.interrupt.descriptor(), POLLIN, 0}};
     if (::poll(polls, 2, -1) < 0) {
-      if (errno != EINTR) return -1;
+      if (errno != EINTR || state.interrupt.requested()) return -1;
       // The window has another size, or the program was stopped and goes on.
+      say(kClearLine);
       el_set(editor, EL_PREP_TERM, 0);
       el_set(editor, EL_PREP_TERM, 1);
       el_resize(editor);

@@ -149,6 +149,11 @@ int run(int argc, char** argv) {
   CLI::App program("nano-vllm.cpp: a vLLM-class inference engine for Hugging Face models",
                    "nanovllm");
   program.set_version_flag("--version", version_text, "print the version");
+  program.footer(
+      "nanovllm chat Qwen/Qwen3-0.6B                     talk with a model of Hugging Face's cache\n"
+      "nanovllm generate DIRECTORY \"The sky was\" -n 64    complete a text\n"
+      "nanovllm generate DIRECTORY -i in.jsonl -o out.jsonl\n"
+      "Exit codes: 0 done, 1 requests failed, 2 usage, 3 model, 4 device or memory, 5 engine");
   Action action;
   add_generate(program, action);
   add_chat(program, action);

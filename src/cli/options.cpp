@@ -197,7 +197,7 @@ void check_flags(CLI::App& command) {
         [option](const std::string& value) {
           try {
             (void)CLI::detail::to_flag_value(value);
-          } catch (const std::invalid_argument&) {
+          } catch (const std::logic_error&) {  // no number, or too large a one
             fail(kBad, "--{}{} must be 1 or 0, got {}", option->get_lnames().front(),
                  twin_with(*option, value), quote(value));
           }

@@ -47,6 +47,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"generate", m, "--prompt", "x", "--repetition-penalty=1.1"}, {"there are no penalties"}},
       {{"generate", m, "--prompt", "x", "--quiet=maybe"},
        {"--quiet must be 1 or 0, got \"maybe\""}},
+      {{"generate", m, "--prompt", "x", "--json=99999999999999999999"},
+       {"--json must be 1 or 0, got \"99999999999999999999\""}},
       {{"generate", m, "two", "words"}, {"unexpected argument \"words\"", "quotes"}},
       {{"inspect", m, "more"}, {"unexpected argument \"more\""}},
       {{"generate", m, "--prompt"}, {"--prompt"}},
@@ -124,6 +126,7 @@ std::vector<std::string> options_with_values(const std::string& command) {
   }
   for (std::string& option : options) option.resize(std::min(option.find(','), option.size()));
   std::erase(options, "--output");  // takes any name of a file, and writes to it
+  std::erase(options, "--json");    // a flag, whose help begins with JSON
   return options;
 }
 

@@ -55,6 +55,24 @@ class BadModel : public testing::Test {
   TempDirectory directory_;
 };
 
+TEST_F(BadModel, EveryFileIsNamedWithItsPath) {
+  replace("generation_config.json", R"({"temperature": 20000})");
+  expect_refusal(
+      {path("generation_config.json").string() + ": temperature must be from 0 to 10000"});
+  replace("generation_config.json", "{}");
+  change_config("hidden_size", -1);
+  expect_refusal({path("config.json").string() + ": hidden_size"});
+  std::filesystem::remove(path("config.json"));
+  std::filesystem::create_symlink(demo_model() + "/config.json", path("config.json"));
+  change_tensors([](auto& tensors) { tensors.erase(tensors.begin()); });
+  expect_refusal({directory_.path().string() + ": the checkpoint lacks tensor"});
+  replace("tokenizer.json", "{}");
+  expect_refusal({path("tokenizer.json").string()});
+  // The library's parameters have the names of options here.
+  std::filesystem::remove(path("tokenizer.json"));
+  expect_refusal({path("tokenizer.json").string() + " is missing", "(--skip-tokenizer-init)"});
+}
+
 TEST_F(BadModel, IsSoundBeforeItIsBroken) {
   EXPECT_EQ(
       nanovllm_program({"generate", directory_.path(), "-q", "--prompt", "x", "--max-tokens", "1"})

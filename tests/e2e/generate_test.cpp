@@ -64,6 +64,18 @@ TEST(Generate, SaysOnceWhereItRuns) {
       << result.errors;
 }
 
+TEST(Generate, TheEnginesSeedDecidesWhatRequestsWithoutOneDraw) {
+  const auto drawn_with = [](const std::string& seed) {
+    return answers(
+        R"({"prompt_token_ids": [5], "sampling_params": {"temperature": 5, "ignore_eos": true}})",
+        {"--seed", seed})[0]["token_ids"];
+  };
+  const Json one = drawn_with("1"), minus_one = drawn_with("-1");
+  EXPECT_EQ(drawn_with("1"), one);
+  EXPECT_EQ(drawn_with("-1"), minus_one);
+  EXPECT_NE(one, minus_one);
+}
+
 TEST(Generate, ATextThatTheDefaultLengthCutIsSaidToBeCut) {
   const auto errors_of = [](const Arguments& arguments, const std::string& input = "") {
     ProcessOptions options;

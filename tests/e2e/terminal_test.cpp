@@ -32,7 +32,7 @@ std::string answer_to(const std::string& text) {
 TEST(Terminal, ArrowsEditTheLineAndFindEarlierOnes) {
   Terminal terminal(chat());
   terminal.wait_for("> ");
-  terminal.type("What is 3 + 5?" + kLeft + kLeft + "\x7f" + "4\r");  // ... 3 + 4?
+  terminal.type("What is 3 + 5?" + kLeft + "\x7f" + "4\r");  // ... 3 + 4?
   const std::string expected = answer_to("What is 3 + 4?");
   terminal.wait_for(expected);
   terminal.wait_for("> ");
@@ -74,7 +74,9 @@ TEST(Terminal, CtrlCAtThePromptKeepsTheConversation) {
   terminal.type(kCtrlC);
   terminal.wait_for("/exit or Ctrl-D ends");
   terminal.wait_for("> ");
-  terminal.type("not sent" + kCtrlC);
+  terminal.type("not sent");
+  terminal.wait_for("not sent");
+  terminal.type(kCtrlC);
   terminal.wait_for("^C");
   terminal.wait_for("> ");
   terminal.type("/again\r");
