@@ -153,6 +153,16 @@ def splits():
     return tokenizer
 
 
+def words():
+    """Whitespace and Punctuation, as a sequence of steps."""
+    tokenizer = byte_level(None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Punctuation(),
+         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return tokenizer
+
+
 def unknown():
     """No byte fallback: unknown characters become <unk>, one each; no decoder."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -191,6 +201,7 @@ def main():
         "normalizers": normalizers_of_all_kinds(),
         "splits": splits(),
         "unknown": unknown(),
+        "words": words(),
     }
     for name, tokenizer in tokenizers.items():
         text = old_layout(tokenizer) if name in ("gpt2", "llama") else tokenizer.to_str()

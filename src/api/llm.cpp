@@ -38,7 +38,7 @@ struct LLM::State {
   void read_chat_template(bool parse_special) {
     const Tokenizer* tokenizer = loaded.tokenizer.get();
     if (!tokenizer || tokenizer->chat_template().empty()) {
-      no_chat = tokenizer ? fmt::format("{} has none", tokenizer->chat_template_place())
+      no_chat = tokenizer ? fmt::format("{} is missing or empty", tokenizer->chat_template_place())
                           : "the tokenizer, which has it, was not loaded";
       return;
     }

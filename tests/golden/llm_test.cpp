@@ -275,6 +275,34 @@ TEST(Llm, GenerateLeavesTheOutputsOfOtherRequestsToStep) {
   EXPECT_EQ(outputs[late].back().outputs[0].token_ids.size(), 40u);
 }
 
+TEST(Llm, AnOutputThatGenerateSetAsideIsStillToBeFetched) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  const int64_t refused = llm.add_request(std::vector<int32_t>{}, {});
+  llm.generate({ids(7)}, greedy(3));
+  EXPECT_FALSE(llm.is_finished()) << "an output is left";
+  EXPECT_EQ(drain(llm).count(refused), 1u);
+  EXPECT_TRUE(llm.is_finished());
+}
+
+TEST(Llm, RecommendedParametersAreReadAsTransformersReadsThem) {
+  TempDirectory directory;
+  for (const auto& file : std::filesystem::directory_iterator(golden("qwen3-tied-gqa")))
+    std::filesystem::create_symlink(file.path(), directory.path() / file.path().filename());
+  const auto recommended = [&](const char* generation_config) {
+    std::filesystem::remove(directory.path() / "generation_config.json");
+    std::ofstream(directory.path() / "generation_config.json") << generation_config;
+    return LLM(directory.path(), config_for(kCpu)).default_sampling_params();
+  };
+  // A top_p of 0 leaves the likeliest token, which our range has no number for but a small one.
+  const SamplingParams likeliest = recommended(R"({"do_sample": true, "top_p": 0})");
+  EXPECT_GT(likeliest.top_p, 0);
+  EXPECT_LT(likeliest.top_p, 1e-6);
+  EXPECT_EQ(likeliest.temperature, 1);
+  EXPECT_EQ(recommended(R"({"do_sample": false, "temperature": 0.7})").temperature, 0);
+  EXPECT_EQ(recommended(R"({"do_sample": true, "temperature": 0.7})").temperature, 0.7);
+  EXPECT_EQ(recommended(R"({"temperature": 0.7, "top_k": 5, "min_p": 0.25})").top_k, 5);
+}
+
 TEST(Llm, ACallbackThatSaysNoAbortsWhatIsLeft) {
   LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
   const auto outputs = llm.generate({ids(5), ids(6)}, std::vector{greedy(2), greedy(50)},
@@ -287,7 +315,11 @@ TEST(Llm, ACallbackThatSaysNoAbortsWhatIsLeft) {
                  [](const RequestOutput&) -> bool { throw std::runtime_error("enough"); });
   };
   EXPECT_THROW(throws(), std::runtime_error);
-  drain(llm);
+  // It is gone from the engine, not left to run to its end.
+  for (const auto& [id, left] : drain(llm)) {
+    EXPECT_EQ(left.back().outputs[0].finish_reason, FinishReason::abort);
+    EXPECT_LT(left.back().outputs[0].token_ids.size(), 4u);
+  }
   EXPECT_EQ(llm.stats().running, 0);
   EXPECT_EQ(llm.generate({ids(5)}, greedy(3)).front().outputs[0].token_ids.size(), 3u);
 }

@@ -83,12 +83,14 @@ class Placeholders {
     if (value.is_string()) return put(std::string_view(value.get_ref<const std::string&>()));
     if (!value.is_structured()) return value;
     Json out = value.is_array() ? Json::array() : Json::object();
-    for (const auto& [key, member] : value.items()) {
-      if (value.is_array())
-        out.push_back(put(member));
-      else
-        out[put(std::string_view(key))] = put(member);
+    if (value.is_array()) {
+      for (const Json& member : value) out.push_back(put(member));
+      return out;
     }
+    // Distinct keys stay distinct, and looking each one up would be quadratic.
+    Json::object_t::Container& members = out.get_ref<Json::object_t&>();
+    for (const auto& [key, member] : value.get_ref<const Json::object_t&>())
+      members.emplace_back(put(std::string_view(key)), put(member));
     return out;
   }
 

@@ -53,8 +53,17 @@ Json with_reasoning_aliases(const Json& message) {
     if (found == message.end() || found->is_null()) continue;
     const Json& reasoning = *found;
     Json result = {{"thinking", reasoning}};  // first, where a template prints the message
-    for (const auto& [key, value] : message.items()) result[key] = value;
-    result["reasoning_content"] = reasoning;
+    Json::object_t::Container& members = result.get_ref<Json::object_t&>();
+    bool replaced = false;
+    for (const auto& [key, value] : message.get_ref<const Json::object_t&>()) {
+      if (key == "thinking") {
+        members.front().second = value;
+      } else {
+        replaced |= key == "reasoning_content";
+        members.emplace_back(key, key == "reasoning_content" ? reasoning : value);
+      }
+    }
+    if (!replaced) members.emplace_back("reasoning_content", reasoning);
     return result;
   }
   return message;

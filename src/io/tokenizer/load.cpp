@@ -1,5 +1,7 @@
 // Reading tokenizer.json and tokenizer_config.json.
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 #include <utility>
 
 #include <sys/stat.h>
@@ -74,16 +76,30 @@ bool exists(const std::string& path) {
   return stat(path.c_str(), &status) == 0;
 }
 
-/// Older models have a tokenizer in other files alone.
+/// The first of a directory's files that hold a tokenizer in a form that is not read.
+std::optional<std::string> other_tokenizer(const std::string& directory) {
+  std::optional<std::string> found;
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator(directory, error)) {
+    const std::string name = file.path().filename();
+    const bool is_one = name == "tokenizer.model" || name == "vocab.json" ||
+                        name == "tekken.json" || name == "tiktoken.model" ||
+                        name.ends_with(".tiktoken");
+    if (is_one && (!found || name < *found)) found = name;
+  }
+  return found;
+}
+
 void check_present(const std::string& directory) {
   if (exists(directory + "/tokenizer.json")) return;
   check_model_directory(directory);
-  for (const char* other : {"tokenizer.model", "vocab.json"})
-    if (exists(directory + "/" + other))
-      fail(ErrorKind::model,
-           "{}/tokenizer.json is missing, and {} is not read: transformers makes one with "
-           "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-           directory, other);
+  if (const auto other = other_tokenizer(directory))
+    fail(ErrorKind::model,
+         "{}/tokenizer.json is missing, and {} is not read: this engine reads tokenizer.json "
+         "(byte-pair "
+         "encoding); transformers makes one: "
+         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+         directory, *other);
   fail(ErrorKind::model,
        "{}/tokenizer.json is missing: complete the download; token ids alone need none "
        "(skip_tokenizer_init)",
@@ -168,7 +184,7 @@ std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,
 
 void Tokenizer::State::read_config(const Json& tokenizer_config_json, const std::string& place) {
   const Entry config(tokenizer_config_json, place + ":");
-  chat_template_place = place;
+  chat_template_place = config.place_of("chat_template");
   bos_id = configured_token(config, "bos_token");
   eos_id = configured_token(config, "eos_token");
   if (const auto entry = config.member("chat_template")) chat_template = read_chat_template(*entry);
@@ -182,7 +198,7 @@ Tokenizer::Tokenizer(const std::string& model_directory) {
   const std::string path = model_directory + "/tokenizer.json";
   auto state = std::make_unique<State>(read_json_file(path), path);
   const std::string config_path = model_directory + "/tokenizer_config.json";
-  state->chat_template_place = config_path;
+  state->chat_template_place = config_path + ": chat_template";
   if (exists(config_path)) state->read_config(read_json_file(config_path), config_path);
   const std::string template_path = model_directory + "/chat_template.jinja";
   if (exists(template_path)) {

@@ -14,6 +14,24 @@ constexpr std::string_view kGpt2Regex =
 /// What Rust's char::is_numeric takes: \p{N}, here with the numerals of Unicode 17.
 constexpr std::string_view kDigit = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";
 
+/// What the reference library takes for punctuation: ASCII's, and \p{P} of an older Unicode, here
+/// without what has come since.
+constexpr std::string_view kPunctuation =
+    "(?!["
+    "\u061D\u09FD\u0A76\u0C77\u0C84\u1B4E-\u1B4F\u1B7D-\u1B7F\u2E43-\u2E4F\u2E52-\u2E5D"
+    "\U00010D6E\U00010EAD\U00010F55-\U00010F59\U00010F86-\U00010F89\U000113D4-\U000113D5"
+    "\U000113D7-\U000113D8\U0001144B-\U0001144F\U0001145A-\U0001145B\U0001145D"
+    "\U00011660-\U0001166C\U000116B9\U0001183B\U00011944-\U00011946\U000119E2"
+    "\U00011A3F-\U00011A46\U00011A9A-\U00011A9C\U00011A9E-\U00011AA2\U00011B00-\U00011B09"
+    "\U00011BE1\U00011C41-\U00011C45\U00011C70-\U00011C71\U00011EF7-\U00011EF8"
+    "\U00011F43-\U00011F4F\U00011FFF\U00012FF1-\U00012FF2\U00016D6D-\U00016D6F"
+    "\U00016E97-\U00016E9A\U00016FE2\U0001E5FF\U0001E95E-\U0001E95F"
+    "])[!-/:-@\\[-`{-~\\p{P}\u166D\U000111C9]";
+/// What `\w` is in Rust's regular expressions.
+constexpr std::string_view kWord =
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200C\u200D\u24B6-\u24E9\U0001F130-\U0001F149"
+    "\U0001F150-\U0001F169\U0001F170-\U0001F189";
+
 /// What becomes of the matches of a Split.
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -181,7 +199,14 @@ class ChainBuilder {
       return push(split(kDigit, entry.flag("individual_digits", false) ? Behavior::isolated
                                                                        : Behavior::contiguous));
     if (type == "WhitespaceSplit") return push(split("\\s", Behavior::removed));
-    entry.refuse_type("Sequence, ByteLevel, Split, Digits, Metaspace, WhitespaceSplit");
+    if (type == "Whitespace")  // \w+|[^\w\s]+
+      return push(
+          split(fmt::format("[{0}]+|[^\\s{0}]+", kWord), Behavior::removed, /*invert=*/true));
+    if (type == "Punctuation")
+      return push(
+          split(kPunctuation, entry.find("behavior") ? parse_behavior(entry) : Behavior::isolated));
+    entry.refuse_type(
+        "Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, WhitespaceSplit, Punctuation");
   }
 
   PreTokenizerChain take() { return std::move(chain_); }
@@ -189,9 +214,10 @@ class ChainBuilder {
  private:
   void push(std::unique_ptr<PreTokenizer> step) { chain_.steps.push_back(std::move(step)); }
 
-  std::unique_ptr<Split> split(std::string_view regex, Behavior behavior) const {
+  std::unique_ptr<Split> split(std::string_view regex, Behavior behavior,
+                               bool invert = false) const {
     return std::make_unique<Split>(make_regex_pattern(regex, categories_, "a built-in pattern"),
-                                   behavior, false);
+                                   behavior, invert);
   }
 
   void add_byte_level(const Entry& entry, bool last) {

@@ -48,7 +48,7 @@ struct Tokenizer::State {
   PostProcessor post_processor;
   std::unique_ptr<const Decoder> decoder;
   std::optional<int32_t> bos_id, eos_id;
-  std::string chat_template, chat_template_place;
+  std::string chat_template, chat_template_place = "tokenizer_config.json: chat_template";
   TokenBytes token_bytes;
 
  private:

@@ -59,7 +59,8 @@ TEST_P(LiteralText, IsFoundInEveryPartOfATextThatIsPutTogetherLater) {
 
 INSTANTIATE_TEST_SUITE_P(All, LiteralText,
                          testing::Values("gpt2", "qwen2", "llama3", "gpt4o", "deepseek", "llama",
-                                         "metaspace", "added", "normalizers", "splits", "unknown"));
+                                         "metaspace", "added", "normalizers", "splits", "unknown",
+                                         "words"));
 
 /// Byte-level, with control tokens that overlap and one that is looked for in normalized text.
 Tokenizer overlapping() {

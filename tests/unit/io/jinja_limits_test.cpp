@@ -145,6 +145,23 @@ TEST(ChatContext, GivesTheVariablesTransformersGives) {
   EXPECT_EQ(context["messages"][1]["thinking"], "why");
 }
 
+// What transformers' _alias_reasoning_fields gives: templates that print a whole message show the
+// order.
+TEST(ChatContext, ThinkingComesFirstInAMessage) {
+  ChatRequest request;
+  request.messages = Json::parse(
+      R"([{"role": "assistant", "reasoning": "why", "content": "x"},
+          {"role": "a", "thinking": "t", "content": "c", "reasoning_content": "r"},
+          {"role": "a", "thinking": null, "reasoning": "w"},
+          {"role": "a", "reasoning_content": "r", "content": "c"}])");
+  EXPECT_EQ(
+      chat_context(request)["messages"].dump(),
+      R"([{"thinking":"why","role":"assistant","reasoning":"why","content":"x","reasoning_content":"why"},)"
+      R"({"thinking":"t","role":"a","content":"c","reasoning_content":"r"},)"
+      R"({"thinking":null,"role":"a","reasoning":"w","reasoning_content":"w"},)"
+      R"({"thinking":"r","role":"a","reasoning_content":"r","content":"c"}])");
+}
+
 TEST(ChatContext, RefusesMessagesThatAreNoObjects) {
   ChatRequest request;
   request.messages = {"hello"};

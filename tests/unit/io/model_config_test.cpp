@@ -2,6 +2,7 @@
 // both spellings, and what we cannot honour is refused by field and value.
 #include "io/model_config.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -156,6 +157,44 @@ TEST(ModelConfig, RefusesRopeItCannotComputeByName) {
   expect_refused(R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})",
                  "RoPE per layer type is not supported");
   expect_refused(R"({"rope_scaling": 2})", "rope_scaling must be an object, got 2");
+}
+
+TEST(ModelConfig, RefusesMoreExpertsPerTokenThanThereAre) {
+  expect_refused(R"({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
+                     "num_experts_per_tok": 5})",
+                 "num_experts_per_tok is 5, more than num_experts 4");
+  EXPECT_EQ(parse_model_config(small_with(R"({"architectures": ["Qwen3MoeForCausalLM"],
+                                              "num_experts": 4, "num_experts_per_tok": 4})"))
+                .moe->num_experts_per_tok,
+            4);
+}
+
+TEST(ModelConfig, RopeScalingGoesBeforeRopeParameters) {
+  const auto factor = [](const char* changes) {
+    return parse_model_config(small_with(changes)).rope.factor;
+  };
+  EXPECT_EQ(factor(R"({"rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 1e6},
+                       "rope_scaling": {"rope_type": "linear", "factor": 2}})"),
+            2);
+  EXPECT_EQ(factor(R"({"rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 1e6},
+                       "rope_scaling": {}})"),
+            3);
+}
+
+// 0.1 ln(4) + 1, YaRN's own factor; with both fields a quotient, as transformers has it.
+TEST(ModelConfig, YarnTakesMscaleWithMscaleAllDimOnly) {
+  const auto attention_factor = [](const char* fields) {
+    Json config = small();
+    config["rope_scaling"] = Json::parse(fields);
+    config["rope_scaling"].update({{"rope_type", "yarn"}, {"factor", 4}});
+    return parse_model_config(config).rope.attention_factor;
+  };
+  const double yarn = 0.1 * std::log(4.0) + 1;
+  EXPECT_DOUBLE_EQ(attention_factor("{}"), yarn);
+  EXPECT_DOUBLE_EQ(attention_factor(R"({"mscale": 0.5})"), yarn);
+  EXPECT_DOUBLE_EQ(attention_factor(R"({"mscale_all_dim": 0.5})"), yarn);
+  EXPECT_DOUBLE_EQ(attention_factor(R"({"mscale": 2, "mscale_all_dim": 0.5})"),
+                   (0.2 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1));
 }
 
 TEST(ModelConfig, WarnsAboutWhatItIgnores) {

@@ -2,6 +2,7 @@
 // never goes unnoticed.
 #include "io/safetensors.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -273,8 +274,14 @@ TEST_F(SafetensorsOnDisk, NoticesAFileThatChangesWhileItIsLoaded) {
   write(image("{\"a\":" + entry("F32", "[2]", "[0,8]") + "}", 8));
   const SafetensorsFile file(path_);
   EXPECT_NO_THROW(file.check_unchanged());
-  std::filesystem::resize_file(path_, 20);
+  // Of the same size, but of another time.
+  std::filesystem::last_write_time(
+      path_, std::filesystem::last_write_time(path_) + std::chrono::seconds(2));
   EXPECT_THROW(file.check_unchanged(), Error);
+  const SafetensorsFile longer(path_);
+  EXPECT_NO_THROW(longer.check_unchanged());
+  std::filesystem::resize_file(path_, 20);
+  EXPECT_THROW(longer.check_unchanged(), Error);
 }
 
 TEST_F(SafetensorsOnDisk, AnEmptyFileAndADirectoryAreRefusedByPath) {

@@ -17,6 +17,7 @@
 #include "io/tokenizer/patterns/pattern.h"
 #include "io/tokenizer/patterns/unicode.h"
 #include "io/utf8.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -162,6 +163,31 @@ TEST(TokenizerJson, ByteTokensAreExactlyTwoHexDigits) {
   EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{0, 1, 2, 3}), "<0x-1>A<0x4g><0x+1>");
 }
 
+// The texts are those of the Hugging Face library.
+TEST(TokenizerJson, RunsOfBytesAndStripsOverSeveralTokensDecodeAsInTheLibrary) {
+  Json json = small_tokenizer();
+  json["added_tokens"] = Json::array();
+  json["model"] = Json::parse(R"({"type": "BPE", "byte_fallback": true, "merges": [], "vocab":
+      {"a": 0, " ": 1, " b ": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5, "<0x41>": 6}})");
+  json["decoder"] = Json::parse(R"({"type": "Sequence", "decoders": [{"type": "ByteFallback"},
+      {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 3, "stop": 2}]})");
+  const auto tokenizer = Tokenizer::from_json(json.dump());
+  for (const auto& [ids, text] : std::vector<std::pair<std::vector<int32_t>, std::string>>{
+           {{1, 1, 2, 0}, "b a"},
+           {{1, 1, 1, 1, 0}, " a"},
+           {{0, 2, 1, 1}, "a b "},
+           {{0, 1}, "a"},
+           {{2, 2, 1}, "b  b"},
+           {{1, 2, 0, 1, 1, 1, 0, 1, 1, 1}, "b a   a "},
+           {{3, 4, 5}, "\u20AC"},
+           {{3, 4}, "\uFFFD\uFFFD"},
+           {{3, 4, 0}, "\uFFFD\uFFFDa"},
+           {{3, 4, 5, 3}, "\uFFFD\uFFFD\uFFFD\uFFFD"},
+           {{3, 4, 6}, "\uFFFD\uFFFD\uFFFD"},
+           {{6, 3, 0, 3, 4, 5}, "\uFFFD\uFFFDa\u20AC"}})
+    EXPECT_EQ(tokenizer.decode(ids), text) << text;
+}
+
 TEST(TokenizerDirectory, MissingFileIsAModelError) {
   try {
     Tokenizer tokenizer("/nonexistent");
@@ -186,6 +212,24 @@ TEST(TokenizerDirectory, ChatTemplateFileWinsOverTheConfiguration) {
   EXPECT_EQ(tokenizer.bos_token_id(), 5);
   EXPECT_EQ(tokenizer.eos_token_id(), 1);
   std::filesystem::remove_all(directory);
+}
+
+TEST(TokenizerDirectory, OtherFormsAreNamedWithTheWayToConvertThem) {
+  TempDirectory directory;
+  for (const char* name :
+       {"vocab.json", "tokenizer.model", "tiktoken.model", "tekken.json", "qwen.tiktoken"}) {
+    std::ofstream(directory.path() / name) << "x";
+    try {
+      const Tokenizer tokenizer(directory.path());
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find(" is not read: this engine reads tokenizer.json"), std::string::npos)
+          << message;
+      EXPECT_NE(message.find("save_pretrained"), std::string::npos) << message;
+    }
+    std::filesystem::remove(directory.path() / name);
+  }
 }
 
 TEST(TokenizerInput, InvalidUtf8IsRefusedWithItsOffset) {

@@ -97,7 +97,8 @@ TEST_P(TrainedTokenizer, FindsEveryTokenByItsText) {
 
 INSTANTIATE_TEST_SUITE_P(All, TrainedTokenizer,
                          testing::Values("gpt2", "llama3", "qwen2", "gpt4o", "deepseek", "llama",
-                                         "metaspace", "added", "normalizers", "splits", "unknown"),
+                                         "metaspace", "added", "normalizers", "splits", "unknown",
+                                         "words"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST(MinTokens, AreKnownWhereNoTextCanBeLost) {
