@@ -45,10 +45,10 @@ class Model {
   }
 
   struct Layer {
-    Tensor qkv, o, gate_up, down;
+    Weight qkv, o, gate_up, down;
   };
   const std::vector<Layer>& layers() const { return layers_; }
-  Tensor head() const { return head_; }
+  Weight head() const { return head_; }
   Tensor norm() const { return norm_; }
   Tensor head_norm() const { return head_norm_; }
   size_t bytes() const { return weight_bytes_; }
@@ -62,17 +62,17 @@ class Model {
   }
 
  private:
-  Tensor weight(int64_t n, int64_t k) {
-    const size_t bytes = ops_.weight_bytes(DType::bf16, n, k);
+  Weight weight(int64_t n, int64_t k) {
+    const size_t bytes = ops_.weight_bytes(WeightFormat::bf16, n, k);
     buffers_.push_back(ops_.allocate(bytes));
-    const Tensor view = ops_.weight_view(buffers_.back().get(), DType::bf16, n, k);
+    const Weight view = ops_.weight_view(buffers_.back().get(), WeightFormat::bf16, n, k);
     std::vector<float> row(static_cast<size_t>(k));
     for (size_t i = 0; i < row.size(); ++i)
       row[i] = (i * 7 % 64 < 32 ? 1.0f : -1.0f) / static_cast<float>(k);
     Tensor part(row.data(), DType::f32, {n, k});
     part.stride[0] = 0;  // one row, n times
     const double start = now();
-    ops_.load(view, {&part, 1});
+    ops_.load(view.data, {&part, 1});
     load_seconds_ += now() - start;
     weight_bytes_ += bytes;
     blocks_.emplace_back(buffers_.back().get(), bytes);
@@ -83,7 +83,8 @@ class Model {
   std::vector<Buffer> buffers_;
   std::vector<Layer> layers_;
   std::vector<std::pair<const std::byte*, size_t>> blocks_;
-  Tensor head_, norm_, head_norm_;
+  Weight head_;
+  Tensor norm_, head_norm_;
   size_t weight_bytes_ = 0;
 
  public:

@@ -45,9 +45,10 @@ class Matrices {
     std::normal_distribution<float> normal;
     for (float& value : noise_) value = normal(generator);
   }
-  Tensor weight(int64_t n, int64_t k) {
-    const Tensor w = ops_.weight_view(room(ops_.weight_bytes(dtype_, n, k)), dtype_, n, k);
-    fill(w, n, k);
+  Weight weight(int64_t n, int64_t k) {
+    const WeightFormat format = plain_format(dtype_);
+    const Weight w = ops_.weight_view(room(ops_.weight_bytes(format, n, k)), format, n, k);
+    fill(w.data, n, k);
     return w;
   }
   Tensor plain(DType dtype, int64_t rows, int64_t columns, bool filled) {
@@ -88,7 +89,7 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
                flops = 2.0 * double(rows * shape.n * shape.k);
   constexpr double kBytes = 300e6;  // more than the caches hold
   const int64_t copies = std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes), 1, 24);
-  std::vector<Tensor> weights;
+  std::vector<Weight> weights;
   for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape.n, shape.k));
   const Tensor x = matrices.plain(dtype, rows, shape.k, true),
                y = matrices.plain(shape.f32_out ? DType::f32 : dtype, rows, shape.n, false);
@@ -102,7 +103,7 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
   }
   // The weights are taken in turn, so that no cache holds them.
   const auto all = [&] {
-    for (const Tensor& w : weights) ops.gemm(y, x, w);
+    for (const Weight& w : weights) ops.gemm(y, x, w);
   };
   const double seconds = seconds_of(ops, options.repetitions, all) / double(copies);
   row["measured"] = 1e3 * seconds;

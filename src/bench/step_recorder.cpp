@@ -122,18 +122,19 @@ void StepRecorder::note_small(const char* name, std::initializer_list<Tensor> to
   for (const Tensor& t : touched) current_->back().bytes += double(t.numel() * size_of(t.dtype));
 }
 
-void StepRecorder::note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run) {
+void StepRecorder::note_gemm(const char* part, Tensor x, const Weight& w,
+                             std::function<void()> run) {
   run();
   add_gemm(part, x, w, 0, std::move(run));
 }
 
-void StepRecorder::add_gemm(const char* part, Tensor x, Tensor w, double bytes,
+void StepRecorder::add_gemm(const char* part, Tensor x, const Weight& w, double bytes,
                             std::function<void()> run) {
   current_->push_back({.part = part, .name = part, .run = std::move(run)});
   RecordedOp& op = current_->back();
   op.rows = x.shape[0];
-  op.n = w.shape[0];
-  op.k = w.shape[1];
+  op.n = w.n();
+  op.k = w.k();
   op.bytes = bytes;
 }
 
@@ -161,7 +162,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator, public Ran
     return inner_->fusions().sums_in_decoder_layers();
   }
   /// Noted as the product and the sum that it is made of: each can run again by itself.
-  bool gemm_for_sum(Tensor y, Tensor x, Tensor w) override {
+  bool gemm_for_sum(Tensor y, Tensor x, Weight w) override {
     if (!inner_->fusions().gemm_for_sum(y, x, w)) return false;
     recorder_.add_gemm(recorder_.next_product(w), x, w, 0,
                        [=, this] { recorder_.ops_->gemm(y, x, w); });
@@ -216,24 +217,24 @@ std::unique_ptr<Communicator> StepRecorder::wrap(std::unique_ptr<Communicator> c
   return std::make_unique<RecordedCommunicator>(*this, std::move(communicator));
 }
 
-const char* StepRecorder::next_product(Tensor w) {
-  const char* part = w.data == last_weight_ ? last_gemm_ : next_gemm_;
+const char* StepRecorder::next_product(const Weight& w) {
+  const char* part = w.data.data == last_weight_ ? last_gemm_ : next_gemm_;
   // Behind the last layer comes the head: its weight has another size.
-  if (part == kQkv && qkv_columns_ != 0 && w.shape[0] != qkv_columns_) part = kHead;
-  if (part == kQkv) qkv_columns_ = w.shape[0];
-  last_weight_ = w.data;
+  if (part == kQkv && qkv_columns_ != 0 && w.n() != qkv_columns_) part = kHead;
+  if (part == kQkv) qkv_columns_ = w.n();
+  last_weight_ = w.data.data;
   last_gemm_ = part;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
   return part;
 }
-void StepRecorder::gemm(Tensor y, Tensor x, Tensor w) {
+void StepRecorder::gemm(Tensor y, Tensor x, Weight w) {
   note_gemm(next_product(w), x, w, [=, this] { ops_->gemm(y, x, w); });
 }
-void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) {
   next_gemm_ = kDown;
   note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
 }
-bool StepRecorder::fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
+bool StepRecorder::fused_gemm_add(Tensor residual, Tensor x, Weight w) {
   if (!ops_->fused_gemm_add(residual, x, w)) return false;
   const char* part = next_gemm_;
   next_gemm_ = part == kOut ? kGateUp : after_layer();
@@ -241,7 +242,7 @@ bool StepRecorder::fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
            [=, this] { (void)ops_->fused_gemm_add(residual, x, w); });
   return true;
 }
-bool StepRecorder::fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+bool StepRecorder::fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                                      const SamplingBatch& params) {
   const auto run = [=, this] { return ops_->fused_gemm_sample(token_ids, x, w, params); };
   if (!run()) return false;
@@ -249,20 +250,20 @@ bool StepRecorder::fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
   return true;
 }
 bool StepRecorder::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
-                                                 Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                                 Weight w, Tensor q_norm, Tensor k_norm, float eps,
                                                  const Batch& batch, Tensor cos_sin,
                                                  KvCache cache) {
   if (!ops_->fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin,
                                            cache))
     return false;
-  qkv_columns_ = w.shape[0];
+  qkv_columns_ = w.n();
   // The kernel may be one of lanes: outside them the body is what runs again.
   add_gemm(kQkv, x, w, double((q.numel() + 2 * k.numel()) * size_of(q.dtype)), [=, this] {
     ops_->gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
   });
   return true;
 }
-void StepRecorder::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
+void StepRecorder::embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) {
   note_small("embedding", {tokens, y, y},
              [=, this] { ops_->embedding(y, tokens, table, first_row); });
 }
@@ -313,9 +314,8 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
   op.rows = x.shape[0];
   op.k = 1;
   for (const DecoderWeights& layer : stack.layers)
-    for (const Tensor& weight : {layer.qkv, layer.o, layer.gate_up, layer.down})
-      op.n += weight.rank == 2 ? weight.numel()
-                               : weight.numel() / weight.shape[0] * stack.experts_per_token;
+    for (const Weight& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
+      op.n += w.n() * w.k() * (w.is_stack() ? stack.experts_per_token : 1);
   op.run = [=, this] { (void)ops_->decoder_layers(x, residual, stack, kept, batch); };
   if (communicator_ && communicator_->world_size() > 1) {
     const int64_t sums = 2 * std::ssize(stack.layers) - 1;  // the last is the caller's
@@ -330,12 +330,12 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
 void StepRecorder::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
   note(kExperts, [=, this] { ops_->moe_route(weights, ids, logits, normalise); });
 }
-void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
-                           Tensor down, const MoeWorkspace& work) {
+void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up,
+                           Weight down, const MoeWorkspace& work) {
   next_gemm_ = after_layer();
   note(kExperts, [=, this] { ops_->moe_mlp(y, x, weights, ids, gate_up, down, work); });
 }
-void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                               bool normalise) {
   // With the experts: alone, those would follow what others have left where the ids were.
   note(kExperts, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });

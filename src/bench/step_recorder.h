@@ -59,15 +59,15 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   void begin_step(const Batch& batch) override;
   void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
-  void gemm(Tensor y, Tensor x, Tensor w) override;
-  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
-  bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) override;
-  bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+  void gemm(Tensor y, Tensor x, Weight w) override;
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override;
+  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override;
+  bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override;
-  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                      Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                      Tensor cos_sin, KvCache cache) override;
-  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
@@ -81,9 +81,9 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
-  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override;
   void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
@@ -106,11 +106,12 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   void note_small(const char* name, std::initializer_list<Tensor> touched,
                   std::function<void()> run);
   /// The same for the product of x and w.
-  void note_gemm(const char* part, Tensor x, Tensor w, std::function<void()> run);
+  void note_gemm(const char* part, Tensor x, const Weight& w, std::function<void()> run);
   /// Remembers a product of x and w that has run, and what it reads and writes besides.
-  void add_gemm(const char* part, Tensor x, Tensor w, double bytes, std::function<void()> run);
+  void add_gemm(const char* part, Tensor x, const Weight& w, double bytes,
+                std::function<void()> run);
   /// The part that is the product of w, which is issued now.
-  const char* next_product(Tensor w);
+  const char* next_product(const Weight& w);
   /// Which weight is read after that of `down`.
   const char* after_layer() const;
   /// Where steps with these operations are counted.

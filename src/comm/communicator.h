@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "core/sampling_batch.h"
+#include "core/weight.h"
 
 namespace nanovllm {
 
@@ -20,7 +21,7 @@ class RankFusions {
   virtual ~RankFusions() = default;
   /// The backend's gemm(y, x, w), whose results go from the product straight to where ranks sum
   /// them: y is undefined until the next call, which is all_reduce_add_rms_norm(y, ...).
-  virtual bool gemm_for_sum(Tensor y, Tensor x, Tensor w) {
+  virtual bool gemm_for_sum(Tensor y, Tensor x, Weight w) {
     return (void)y, (void)x, (void)w, false;
   }
   /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps).

@@ -29,7 +29,7 @@ struct Batch {
 };
 
 /// Keys and values of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]; the last
-/// two axes are dense.
+/// two axes are dense. Their dtype is the cache's own, whatever that of activations.
 struct KvCache {
   Tensor k, v;
 };

@@ -252,9 +252,10 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
       aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) +
       ops.scratch_bytes(plan.operands);
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, shard.world_size);
+  plan.cache_dtype = dtype;
   plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
                                              config.block_size * model.head_dim) *
-                         size_of(dtype);
+                         size_of(plan.cache_dtype);
   plan_kv_cache(ops, config, shard, ranks_on_host, plan);
   return plan;
 }

@@ -18,8 +18,9 @@ struct MemoryPlan {
   size_t step_workspace = 0;  // the arena: activations and logits of the largest step
   // The arena, the input and output blocks, the rotary table, the backend's own scratch.
   size_t workspace = 0;
-  size_t bytes_per_block = 0;  // of KV cache, all layers
-  size_t available = 0;        // for all of it together, on this rank
+  DType cache_dtype = DType::bf16;  // of keys and values
+  size_t bytes_per_block = 0;       // of KV cache, all layers
+  size_t available = 0;             // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
   StepLimits limits;       // with the defaults filled in

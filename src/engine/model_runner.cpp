@@ -47,7 +47,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
   std::byte* data = kv_.get();
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer, data += 2 * half) {
     const auto view = [&](std::byte* bytes) {
-      return Tensor(bytes, dtype_, {plan_.num_blocks, kv_heads, config.block_size, model.head_dim},
+      return Tensor(bytes, plan_.cache_dtype,
+                    {plan_.num_blocks, kv_heads, config.block_size, model.head_dim},
                     backend_->device());
     };
     kv_cache_.push_back({view(data), view(data + half)});

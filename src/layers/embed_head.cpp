@@ -5,7 +5,7 @@
 namespace nanovllm {
 namespace {
 
-Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size,
+Weight vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_size,
                    int64_t hidden_size) {
   const Shard& shard = load.shard();
   const int64_t rows = shard.share(vocab_size), first = shard.rank * rows;
@@ -21,11 +21,12 @@ Tensor vocab_shard(WeightLoader& load, const std::string& name, int64_t vocab_si
 VocabParallelEmbedding::VocabParallelEmbedding(WeightLoader& load, const std::string& name,
                                                int64_t vocab_size, int64_t hidden_size)
     : weight_(vocab_shard(load, name, vocab_size, hidden_size)),
+      dtype_(load.dtype()),
       hidden_size_(hidden_size),
       first_row_(load.shard().rank * load.shard().share(vocab_size)) {}
 
 Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
-  Tensor y = step.arena.take(weight_.dtype, {tokens.shape[0], hidden_size_});
+  Tensor y = step.arena.take(dtype_, {tokens.shape[0], hidden_size_});
   step.ops.embedding(y, tokens, weight_, first_row_);
   step.comm.all_reduce(y);
   return y;
@@ -60,7 +61,7 @@ void ParallelLMHead::sample(const Step& step, Tensor token_ids, Tensor logits, T
 
 Tensor ParallelLMHead::multiply(const Step& step, Tensor hidden) const {
   const Tensor parts =
-      step.arena.take(DType::f32, {step.comm.world_size(), hidden.shape[0], weight_.shape[0]});
+      step.arena.take(DType::f32, {step.comm.world_size(), hidden.shape[0], weight_.n()});
   step.ops.gemm(parts[step.comm.rank()], hidden, weight_);
   return parts;
 }

@@ -19,8 +19,8 @@ class VocabParallelEmbedding {
 
  protected:
   friend class ParallelLMHead;
-  Tensor weight_;  // [ceil(vocab / world), hidden], packed as the backend likes it: the tied head
-                   // is the same bytes
+  Weight weight_;  // [ceil(vocab / world), hidden]; the tied head is the same bytes
+  DType dtype_;    // of what it gives
   int64_t hidden_size_, first_row_;
 };
 
@@ -42,7 +42,7 @@ class ParallelLMHead {
   /// f32 [world, rows, ceil(vocab / world)], of which padding is beyond the logits' width.
   Tensor multiply(const Step& step, Tensor hidden) const;
 
-  Tensor weight_;
+  Weight weight_;
 };
 
 }  // namespace nanovllm

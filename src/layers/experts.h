@@ -26,7 +26,7 @@ class Experts {
  private:
   int64_t num_experts_, experts_per_token_, inner_size_;  // inner_size_: of an expert, on this rank
   bool normalise_;
-  Tensor router_, gate_up_, down_;
+  Weight router_, gate_up_, down_;
 };
 
 }  // namespace nanovllm

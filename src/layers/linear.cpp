@@ -14,7 +14,7 @@ struct Rows {
 };
 
 /// Weight and bias of one or more stacked column-parallel parts.
-std::pair<Tensor, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>& parts,
+std::pair<Weight, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>& parts,
                                     int64_t input_size, bool bias) {
   std::vector<WeightPart> weights, biases;
   int64_t n = 0;
@@ -24,7 +24,7 @@ std::pair<Tensor, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>&
     biases.push_back(rows_of(part.prefix, "bias", {part.total}, part.begin, part.end));
     n += part.end - part.begin;
   }
-  Tensor weight = load.matrix(std::move(weights), n, input_size);
+  const Weight weight = load.matrix(std::move(weights), n, input_size);
   return {weight, bias ? load.vector(std::move(biases), n) : Tensor{}};
 }
 

@@ -27,12 +27,13 @@ class ReplicatedLinear {
   Tensor take_output(const Step& step, DType dtype, int64_t rows) const {
     return step.arena.take(dtype, {rows, output_size_});
   }
-  Tensor weight() const { return weight_; }
+  Weight weight() const { return weight_; }
   Tensor bias() const { return bias_; }  // may be undefined
 
  protected:
   ReplicatedLinear() = default;
-  Tensor weight_, bias_;
+  Weight weight_;
+  Tensor bias_;
   int64_t output_size_ = 0;  // this rank's rows
 };
 
@@ -82,12 +83,13 @@ class RowParallelLinear {
   /// residual += the sum of the ranks' x w^T; y = norm(residual). y, residual [t, output].
   void forward_add_norm(const Step& step, Tensor y, Tensor residual, Tensor x,
                         const RmsNorm& norm) const;
-  Tensor weight() const { return weight_; }
+  Weight weight() const { return weight_; }
   Tensor bias() const { return bias_; }
 
  private:
-  Tensor weight_, bias_;  // bias_ on rank 0 only
-  bool has_bias_;         // on any
+  Weight weight_;
+  Tensor bias_;    // on rank 0 only
+  bool has_bias_;  // on any
 };
 
 /// Heads of K and V on one rank: at least one; refused unless one number divides the other.

@@ -58,40 +58,35 @@ int64_t Shard::divide(int64_t total, const char* what) const {
   return total / world_size;
 }
 
-Tensor WeightLoader::place(size_t bytes, const std::function<Tensor(std::byte*)>& view) {
-  const Tensor t = view(storage_ ? storage_ + used_ : nullptr);
+std::byte* WeightLoader::place(size_t bytes) {
+  std::byte* const data = storage_ ? storage_ + used_ : nullptr;
   used_ += (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-  return t;
+  return data;
 }
 
-Tensor WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
-  const Tensor dst = place(backend_.weight_bytes(dtype_, n, k), [&](std::byte* data) {
-    return backend_.weight_view(data, dtype_, n, k);
-  });
+Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
+  const WeightFormat format = plain_format(dtype_);
+  const Weight weight =
+      backend_.weight_view(place(backend_.weight_bytes(format, n, k)), format, n, k);
   num_parameters_ += n * k;
-  parameters_.push_back({dst, std::move(parts), true});
-  return dst;
+  parameters_.push_back({weight.data, std::move(parts), true});
+  return weight;
 }
 
-Tensor WeightLoader::matrices(int64_t count,
+Weight WeightLoader::matrices(int64_t count,
                               const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                               int64_t n, int64_t k) {
-  Tensor stack;
+  Weight stack;
   for (int64_t i = 0; i < count; ++i) {
     const size_t begin = used_;
-    const Tensor one = matrix(parts_of(i), n, k);
-    if (i > 0) continue;
-    stack = Tensor(one.data, one.dtype, {count, n, k}, one.device);
-    stack.stride[0] = static_cast<int64_t>((used_ - begin) / size_of(dtype_));
-    stack.packed = one.packed;
+    const Weight one = matrix(parts_of(i), n, k);
+    if (i == 0) stack = stack_of(one, count, used_ - begin);
   }
   return stack;
 }
 
 Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
-  const Tensor dst = place(static_cast<size_t>(n) * size_of(dtype_), [&](std::byte* data) {
-    return Tensor(data, dtype_, {n}, backend_.device());
-  });
+  const Tensor dst(place(static_cast<size_t>(n) * size_of(dtype_)), dtype_, {n}, backend_.device());
   num_parameters_ += n;
   parameters_.push_back({dst, std::move(parts), false});
   return dst;

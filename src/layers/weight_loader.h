@@ -47,9 +47,9 @@ class WeightLoader {
       : backend_(backend), dtype_(dtype), shard_(shard), storage_(storage) {}
 
   /// A [n, k] operand of gemm() or embedding(): the parts stacked along n, then rows of zeros.
-  Tensor matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
+  Weight matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
   /// A stack [count, n, k] of such operands, for moe_mlp(): parts_of(i) makes up matrix i.
-  Tensor matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
+  Weight matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                   int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
   Tensor vector(std::vector<WeightPart> parts, int64_t n);
@@ -74,7 +74,8 @@ class WeightLoader {
     std::vector<WeightPart> parts;
     bool is_matrix;
   };
-  Tensor place(size_t bytes, const std::function<Tensor(std::byte*)>& view);
+  /// Where the next parameter of so many bytes goes; null in the counting pass.
+  std::byte* place(size_t bytes);
   void check_complete(const Checkpoint& checkpoint) const;
   void load(std::span<const std::vector<Tensor>> sources, const SourceReader& read,
             const std::function<void(size_t)>& dropped, const LoadProgress& progress);

@@ -152,17 +152,18 @@ class LayerSchedule {
   int lanes_of(const Step& step) const {
     if (step.comm.world_size() > 1) return 1;
     if (stack_.experts_per_token > 0) return 1;  // not a few large products
-    const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step.batch));
+    const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step));
     return step.batch.num_seqs() < lanes ? 1 : lanes;
   }
 
-  DecodeSize size_of_decode(const Batch& batch) const {
+  DecodeSize size_of_decode(const Step& step) const {
+    const Batch& batch = step.batch;
     double weights = 0, bytes_per_key = 0;
     for (const DecoderWeights& layer : stack_.layers) {
-      for (const Tensor& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
+      for (const Weight& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
         weights += static_cast<double>(w.bytes());
       bytes_per_key += static_cast<double>(2 * stack_.kv_heads * stack_.head_dim) *
-                       static_cast<double>(size_of(layer.qkv.dtype));
+                       static_cast<double>(size_of(step.kv_cache[0].k.dtype));
     }
     return {batch.num_seqs(), weights,
             static_cast<double>(batch.num_seqs() * batch.max_context_len) * bytes_per_key};

@@ -26,6 +26,7 @@
 #include "core/batch.h"
 #include "core/sampling_batch.h"
 #include "core/tensor.h"
+#include "core/weight.h"
 
 namespace nanovllm {
 
@@ -74,26 +75,22 @@ constexpr int64_t moe_plan_size(int64_t pairs, int64_t experts) {
   return 4 * (pairs + experts) + 1;
 }
 
-/// Matrix i of a stack [count, n, k], packed or not.
-inline Tensor matrix_of(const Tensor& stack, int64_t i) {
-  Tensor t(stack.data + static_cast<size_t>(i * stack.stride[0]) * size_of(stack.dtype),
-           stack.dtype, {stack.shape[1], stack.shape[2]}, stack.device);
-  t.packed = stack.packed;
-  return t;
-}
-
 /// The weights of one pre-norm decoder layer with rotary grouped-query attention and a gated MLP
 /// or, where there is a router, a mixture of them. Biases, and the norms of the heads, may be
 /// undefined.
 struct DecoderWeights {
   Tensor input_norm, post_norm;  // [hidden]
-  Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v
-  Tensor q_norm, k_norm;         // [head_dim]
-  Tensor o, o_bias;              // [hidden, heads * head_dim]
-  Tensor gate_up, gate_up_bias;  // [2 * intermediate, hidden]: gate, up
-  Tensor down, down_bias;        // [hidden, intermediate]
-  Tensor router;                 // [experts, hidden]; gate_up and down are stacks of experts then
-  int64_t window = 0;            // of its attention; 0: none
+  Weight qkv;                    // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v
+  Tensor qkv_bias;
+  Tensor q_norm, k_norm;  // [head_dim]
+  Weight o;               // [hidden, heads * head_dim]
+  Tensor o_bias;
+  Weight gate_up;  // [2 * intermediate, hidden]: gate, up
+  Tensor gate_up_bias;
+  Weight down;  // [hidden, intermediate]
+  Tensor down_bias;
+  Weight router;       // [experts, hidden]; gate_up and down are stacks of experts then
+  int64_t window = 0;  // of its attention; 0: none
 };
 
 /// What decoder_layers() runs. All norms have one eps.
@@ -185,12 +182,12 @@ class Backend {
   // -- Weights
   /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to
   /// the backend).
-  virtual size_t weight_bytes(DType dtype, int64_t n, int64_t k) const = 0;
-  /// A view of `data` as such a matrix: shape [n, k], `packed` where the layout is not row-major.
-  virtual Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const = 0;
-  /// Fills `dst` (a weight_view, or a plain contiguous tensor) with host tensors stacked along the
-  /// first axis: f32, f16 or bf16, converted to dst's dtype, possibly strided rows (a shard of a
-  /// mapped file). Needs no more than one `dst` of extra memory. The sources may be dropped when
+  virtual size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const = 0;
+  /// A view of `data` as such a matrix; its tensor is `packed` where the layout is not row-major.
+  virtual Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const = 0;
+  /// Fills `dst` (a weight's data, or a plain contiguous tensor) with host tensors stacked along
+  /// the first axis: f32, f16 or bf16, converted to dst's dtype, possibly strided rows (a shard of
+  /// a mapped file). Needs no more than one `dst` of extra memory. The sources may be dropped when
   /// load() returns.
   virtual void load(Tensor dst, std::span<const Tensor> parts) = 0;
   /// load() of many weights, in any order and perhaps several at once; their sources may be read
@@ -206,17 +203,17 @@ class Backend {
   }
 
   // -- Primitives
-  /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is a weight_view of x's dtype.
-  virtual void gemm(Tensor y, Tensor x, Tensor w) = 0;
+  /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is of a format for x's dtype.
+  virtual void gemm(Tensor y, Tensor x, Weight w) = 0;
   /// Measures what may serve such a product, for a second or so, and lets gemm() use the fastest
   /// from now on, here and in later processes (a file in the user's cache). No bits change. Leaves
   /// a product in y. Nothing but an explicit command calls this.
-  virtual GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) {
+  virtual GemmTuning tune_gemm(Tensor y, Tensor x, Weight w) {
     return (void)y, (void)x, (void)w, GemmTuning{};
   }
   /// y[t, :] = table[tokens[t] - first_row, :]; zeros where that is no row of the table (another
-  /// rank has it). table: weight_view.
-  virtual void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) = 0;
+  /// rank has it).
+  virtual void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) = 0;
   /// tokens[i] = sampled[source[i]] where source[i] >= 0: input tokens that the step before sampled
   /// and that the host has not seen. All i32.
   virtual void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) = 0;
@@ -246,8 +243,7 @@ class Backend {
   /// y[t, i] = silu(gate_up[t, i]) * gate_up[t, n + i]; gate_up [t, 2n]
   virtual void silu_and_mul(Tensor y, Tensor gate_up) = 0;
 
-  // -- Mixture of experts. The experts' weights are a stack [experts, n, k] of weight_views, the
-  // first axis strided.
+  // -- Mixture of experts. The experts' weights are stacks.
   /// ids i32, weights f32 [t, k]: the k likeliest experts of each row of logits f32 [t, experts],
   /// the likeliest first, ties to the lower id; their weights are softmax(logits), over all
   /// experts, and with `normalise` divided by the sum of the k. A row that is not finite gives
@@ -257,7 +253,7 @@ class Backend {
   /// rounded once, with f(e, x) = down[e] silu_and_mul(gate_up[e] x): three operations that round
   /// to x's dtype as gemm() and silu_and_mul() do. x, y [t, h] (y may be x); weights f32 and ids
   /// i32 [t, k]; gate_up [experts, 2n, h], down [experts, h, n].
-  virtual void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+  virtual void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                        const MoeWorkspace& work) = 0;
 
   // -- Sampling: logits are f32 [rows, vocab]
@@ -280,9 +276,9 @@ class Backend {
                             Tensor chosen) = 0;
 
   // -- Fusions
-  /// The gated half of an MLP: y [t, n] = silu_and_mul(x w^T), w a weight_view [2n, k]. gate_up [t,
+  /// The gated half of an MLP: y [t, n] = silu_and_mul(x w^T), w [2n, k]. gate_up [t,
   /// 2n] is room for what lies between; its contents afterwards are undefined.
-  virtual void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+  virtual void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) {
     gemm(gate_up, x, w);
     silu_and_mul(y, gate_up);
   }
@@ -293,30 +289,30 @@ class Backend {
   }
   /// residual += x w^T, the product rounded before it is added; y = rms_norm(residual). y and
   /// residual [t, n] do not overlap x.
-  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, Tensor norm, float eps) {
+  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps) {
     if (fused_gemm_add(residual, x, w)) return rms_norm(y, residual, norm, eps);
     gemm(y, x, w);
     add_rms_norm(y, residual, y, norm, eps);
   }
   /// residual += x w^T. False, and nothing is done, where the backend would need two steps.
-  virtual bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
+  virtual bool fused_gemm_add(Tensor residual, Tensor x, Weight w) {
     return (void)residual, (void)x, (void)w, false;
   }
   /// sample() of the logits x w^T. `logits` f32 [rows, vocab] is room for them; its contents
   /// afterwards are undefined.
-  void gemm_sample(Tensor token_ids, Tensor logits, Tensor x, Tensor w,
+  void gemm_sample(Tensor token_ids, Tensor logits, Tensor x, Weight w,
                    const SamplingBatch& params) {
     if (fused_gemm_sample(token_ids, x, w, params)) return;
     gemm(logits, x, w);
     sample(token_ids, logits, params);
   }
   /// The same without the logits. False, and nothing is done, where the backend needs them.
-  virtual bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+  virtual bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                                  const SamplingBatch& params) {
     return (void)token_ids, (void)x, (void)w, (void)params, false;
   }
   /// logits f32 [t, experts] = x w^T, and moe_route() of them.
-  virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+  virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                           bool normalise) {
     gemm(logits, x, w);
     moe_route(weights, ids, logits, normalise);
@@ -338,7 +334,7 @@ class Backend {
   }
   /// qkv [t, n] = x w^T, and qk_norm_rope_store() of its columns q, k and v, which lie side by side
   /// in this order; what is left in k and v is unspecified.
-  void gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+  void gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                Tensor cos_sin, KvCache cache) {
     if (fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin,
@@ -349,7 +345,7 @@ class Backend {
   }
   /// The same. False, and nothing is done, where the backend would need two steps.
   virtual bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
-                                             Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                             Weight w, Tensor q_norm, Tensor k_norm, float eps,
                                              const Batch& batch, Tensor cos_sin, KvCache cache) {
     return (void)qkv, (void)q, (void)k, (void)v, (void)x, (void)w, (void)q_norm, (void)k_norm,
            (void)eps, (void)batch, (void)cos_sin, (void)cache, false;

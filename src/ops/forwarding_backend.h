@@ -36,11 +36,11 @@ class ForwardingBackend : public Backend {
     ops_->run_lanes(lanes, body);
   }
 
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
-    return ops_->weight_bytes(dtype, n, k);
+  size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override {
+    return ops_->weight_bytes(format, n, k);
   }
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
-    return ops_->weight_view(data, dtype, n, k);
+  Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override {
+    return ops_->weight_view(data, format, n, k);
   }
   void load(Tensor dst, std::span<const Tensor> parts) override { ops_->load(dst, parts); }
   void load_all(std::span<const WeightSource> weights, const SourceReader& read,
@@ -48,9 +48,9 @@ class ForwardingBackend : public Backend {
     ops_->load_all(weights, read, loaded);
   }
 
-  void gemm(Tensor y, Tensor x, Tensor w) override { ops_->gemm(y, x, w); }
-  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override { return ops_->tune_gemm(y, x, w); }
-  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override {
+  void gemm(Tensor y, Tensor x, Weight w) override { ops_->gemm(y, x, w); }
+  GemmTuning tune_gemm(Tensor y, Tensor x, Weight w) override { return ops_->tune_gemm(y, x, w); }
+  void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override {
     ops_->embedding(y, tokens, table, first_row);
   }
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override {
@@ -74,7 +74,7 @@ class ForwardingBackend : public Backend {
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override {
     ops_->moe_route(weights, ids, logits, normalise);
   }
-  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override {
     ops_->moe_mlp(y, x, weights, ids, gate_up, down, work);
   }
@@ -89,13 +89,13 @@ class ForwardingBackend : public Backend {
     ops_->top_logprobs(ids, logprobs, ranks, logits, chosen);
   }
 
-  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override {
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override {
     ops_->gemm_silu_and_mul(y, gate_up, x, w);
   }
   void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override {
     ops_->add_rms_norm(y, residual, x, w, eps);
   }
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override {
     ops_->moe_router(weights, ids, logits, x, w, normalise);
   }
@@ -107,14 +107,14 @@ class ForwardingBackend : public Backend {
                           const Batch& batch, Tensor cos_sin, KvCache cache) override {
     ops_->qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
   }
-  bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) override {
+  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override {
     return ops_->fused_gemm_add(residual, x, w);
   }
-  bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+  bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override {
     return ops_->fused_gemm_sample(token_ids, x, w, params);
   }
-  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                      Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                      Tensor cos_sin, KvCache cache) override {
     return ops_->fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch,

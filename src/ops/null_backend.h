@@ -18,15 +18,15 @@ class NullBackend : public Backend {
   void synchronize() override {}
   int64_t max_logits_rows() const override { return 1; }
   size_t scratch_bytes(const OperandLimits&) const override { return 0; }
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override {
-    return static_cast<size_t>(n * k) * size_of(dtype);
+  size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override {
+    return static_cast<size_t>(n * k) * size_of(dtype_of(format));
   }
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override {
-    return {data, dtype, {n, k}};
+  Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override {
+    return {Tensor(data, dtype_of(format), {n, k}), format};
   }
   void load(Tensor, std::span<const Tensor>) override {}
-  void gemm(Tensor, Tensor, Tensor) override {}
-  void embedding(Tensor, Tensor, Tensor, int64_t) override {}
+  void gemm(Tensor, Tensor, Weight) override {}
+  void embedding(Tensor, Tensor, Weight, int64_t) override {}
   void feed_tokens(Tensor, Tensor, Tensor) override {}
   void gather_rows(Tensor, Tensor, Tensor) override {}
   void add(Tensor, Tensor) override {}
@@ -37,7 +37,7 @@ class NullBackend : public Backend {
   void attention(Tensor, Tensor, KvCache, const Batch&, float, int64_t) override {}
   void silu_and_mul(Tensor, Tensor) override {}
   void moe_route(Tensor, Tensor, Tensor, bool) override {}
-  void moe_mlp(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const MoeWorkspace&) override {}
+  void moe_mlp(Tensor, Tensor, Tensor, Tensor, Weight, Weight, const MoeWorkspace&) override {}
   void mask_logits(Tensor, Tensor, int64_t) override {}
   void sample(Tensor, Tensor, const SamplingBatch&) override {}
   void top_logprobs(Tensor, Tensor, Tensor, Tensor, Tensor) override {}

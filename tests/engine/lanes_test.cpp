@@ -127,7 +127,7 @@ class LanesBackend final : public NullBackend {
       body(i);
     }
   }
-  void gemm(Tensor y, Tensor x, Tensor) override { note({y, x}); }
+  void gemm(Tensor y, Tensor x, Weight) override { note({y, x}); }
   void attention(Tensor out, Tensor q, KvCache, const Batch&, float, int64_t) override {
     note({out, q});
   }

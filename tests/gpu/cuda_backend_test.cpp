@@ -107,8 +107,8 @@ TEST_F(CudaBackendTest, LoadsStackedStridedUnalignedPartsOfEveryDtype) {
 
 TEST_F(CudaBackendTest, AGraphDoesWhatItRecorded) {
   Rig rig(*gpu_);
-  const Tensor x = rig.upload(normal_values(64 * 256, 1), DType::bf16, {64, 256}),
-               w = rig.weight(normal_values(128 * 256, 2), DType::bf16, 128, 256);
+  const Tensor x = rig.upload(normal_values(64 * 256, 1), DType::bf16, {64, 256});
+  const Weight w = rig.weight(normal_values(128 * 256, 2), DType::bf16, 128, 256);
   const Tensor y = rig.empty(DType::bf16, {64, 128}), sum = rig.empty(DType::bf16, {64, 128});
   gpu_->gemm(y, x, w);
   const auto product = rig.floats(y);

@@ -43,7 +43,7 @@ TEST_F(CudaInvariance, GemmRowsDoNotDependOnTheNumberOfRows) {
     const Tensor x = rig.upload(normal_values(most * shape.k, 1), shape.in, {most, shape.k});
     // Rows at any address.
     const Tensor odd = rig.padded(normal_values(most * shape.k, 1), shape.in, most, shape.k, 1);
-    const Tensor w =
+    const Weight w =
         rig.weight(normal_values(shape.n * shape.k, 2, 0.03f), shape.in, shape.n, shape.k);
     const Tensor all = rig.empty(shape.out, {most, shape.n}),
                  some = rig.empty(shape.out, {most, shape.n});
@@ -94,8 +94,8 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
       auto values = normal_values(kRows * k, 5);
       std::fill_n(values.begin() + 3 * k, k, 0.0f);  // zeros times negative weights
       const Tensor x = rig.upload(values, DType::bf16, {kRows, k}),
-                   odd = rig.padded(values, DType::bf16, kRows, k, 1),
-                   w = rig.weight(normal_values(n * k, 6), DType::bf16, n, k);
+                   odd = rig.padded(values, DType::bf16, kRows, k, 1);
+      const Weight w = rig.weight(normal_values(n * k, 6), DType::bf16, n, k);
       const int64_t width = (n + 7) / 8 * 8;
       const Tensor want = rig.empty(out, {kRows, width}), y = rig.empty(out, {kRows, width}),
                    zeros = rig.upload(std::vector<float>(static_cast<size_t>(kRows * width)), out,
@@ -131,8 +131,8 @@ TEST_F(CudaInvariance, GatedRowsHaveTheBitsOfTheBody) {
     }
     std::fill_n(values.begin() + 5 * k, k, 0.0f);
     std::fill_n(weights.begin() + 9 * k, k, -0.0f);
+    const Weight w = rig.weight(weights, DType::bf16, 2 * n, k);
     const Tensor x = rig.upload(values, DType::bf16, {kRows, k}),
-                 w = rig.weight(weights, DType::bf16, 2 * n, k),
                  between = rig.empty(DType::bf16, {kRows, 2 * n}),
                  want = rig.empty(DType::bf16, {kRows, n}), y = rig.empty(DType::bf16, {kRows, n}),
                  zeros = rig.upload(std::vector<float>(static_cast<size_t>(kRows * n)), DType::bf16,
@@ -166,8 +166,8 @@ TEST_F(CudaInvariance, EveryGateIsActivatedAsInTheBody) {
     weights[static_cast<size_t>((kGates + i) * kDepth)] = i % 2 == 0 ? 1.0f : -0.37f;
   }
   for (int64_t i = 0; i < kRows; ++i) values[static_cast<size_t>(i * kDepth)] = 1.0f;
+  const Weight w = rig.weight(weights, DType::bf16, 2 * kGates, kDepth);
   const Tensor x = rig.upload(values, DType::bf16, {kRows, kDepth}),
-               w = rig.weight(weights, DType::bf16, 2 * kGates, kDepth),
                between = rig.empty(DType::bf16, {kRows, 2 * kGates}),
                body = rig.empty(DType::bf16, {kRows, kGates}),
                y = rig.empty(DType::bf16, {kRows, kGates});
@@ -184,7 +184,7 @@ TEST_F(CudaInvariance, EveryGateIsActivatedAsInTheBody) {
 TEST_F(CudaInvariance, ChainsOfProductsWaitForOneAnother) {
   Rig rig(*gpu_);
   constexpr int64_t kWidth = 1024, kLinks = 60;
-  const Tensor w =
+  const Weight w =
       rig.weight(normal_values(kWidth * kWidth, 7, 0.03f), DType::bf16, kWidth, kWidth);
   for (const int64_t m : {1, 16, 64, 65, 128, 256}) {
     const Tensor start = rig.upload(normal_values(m * kWidth, 8), DType::bf16, {m, kWidth}),

@@ -17,7 +17,8 @@ struct Shape {
 /// What is multiplied: x, the same at an odd address, which takes the kernel that defines the order
 /// of the sums, and weights [columns, k].
 struct Operands {
-  Tensor x, odd, w;
+  Tensor x, odd;
+  Weight w;
   Operands(Rig& rig, const Shape& s, int64_t columns, float spread) {
     const auto values = normal_values(s.m * s.k, 1);
     x = rig.upload(values, DType::bf16, {s.m, s.k});
@@ -212,7 +213,7 @@ struct HeadsRig {
     });
   }
   /// The same from the product; false where there is no such kernel.
-  bool run_product(Backend& ops, Tensor x, Tensor w) const {
+  bool run_product(Backend& ops, Tensor x, Weight w) const {
     bool done = false;
     with(0, x.shape[0], [&](Tensor q, Tensor k, Tensor v, const Batch& batch) {
       done = ops.fused_gemm_qk_norm_rope_store(qkv.rows(0, x.shape[0]), q, k, v, x, w, q_norm,
@@ -248,9 +249,9 @@ void compare_heads(Backend& gpu, const HeadsShape& shape, int64_t rows, int64_t 
                    Product&& product) {
   Rig rig(gpu);
   const HeadsRig one(rig, shape, rows), two(rig, shape, rows);
-  const Tensor x = rig.upload(normal_values(rows * k, 1), DType::bf16, {rows, k}),
-               w = rig.weight(normal_values(two.qkv.shape[1] * k, 2, 0.03f), DType::bf16,
-                              two.qkv.shape[1], k);
+  const Tensor x = rig.upload(normal_values(rows * k, 1), DType::bf16, {rows, k});
+  const Weight w =
+      rig.weight(normal_values(two.qkv.shape[1] * k, 2, 0.03f), DType::bf16, two.qkv.shape[1], k);
   gpu.gemm(two.qkv, x, w);
   two.run(gpu, 0, rows, true);
   product(one, x, w);

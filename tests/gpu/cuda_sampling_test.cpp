@@ -42,7 +42,7 @@ struct HeadSize {
 };
 
 /// The tokens of a product and of a sampling, and of both at once.
-void compare(Backend& gpu, const HeadSize& size, Tensor w, int64_t rows, bool greedy,
+void compare(Backend& gpu, const HeadSize& size, Weight w, int64_t rows, bool greedy,
              bool broken = false) {
   Rig rig(gpu);
   std::vector<float> values = normal_values(rows * size.k, static_cast<uint32_t>(rows));
@@ -69,7 +69,7 @@ TEST_F(CudaSampling, WithoutLogitsGivesTheTokensOfLogits) {
                                {1008, 128, 0.2f},
                                {16, 64, 0.1f}}) {
     Rig rig(*gpu_);
-    const Tensor w = rig.weight(normal_values(size.vocab * size.k, 2, size.spread), DType::bf16,
+    const Weight w = rig.weight(normal_values(size.vocab * size.k, 2, size.spread), DType::bf16,
                                 size.vocab, size.k);
     for (const int64_t rows : {1, 7, 16, 33, 64, 65, 100, 112, 128, 129, 160, 200, 256})
       compare(*gpu_, size, w, rows, false);
@@ -89,7 +89,7 @@ TEST_F(CudaSampling, WithoutLogitsFindsALaterTokenThatIsBetter) {
   for (int64_t i = 0; i < kVocab; ++i)
     for (int64_t j = 0; j < kDepth; ++j)
       values[static_cast<size_t>(i * kDepth + j)] = static_cast<float>(i >> (j % 2 * 8)) * 1e-3f;
-  const Tensor w = rig.weight(values, DType::bf16, kVocab, kDepth);
+  const Weight w = rig.weight(values, DType::bf16, kVocab, kDepth);
   for (const int64_t rows : {3, 90, 256}) compare(*gpu_, {kVocab, kDepth, 0}, w, rows, false);
 }
 

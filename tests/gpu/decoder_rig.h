@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <variant>
 
 #include "gpu/rig.h"
 
@@ -83,7 +84,7 @@ class DecoderRig {
                  gate_up = gate_up_.rows(0, rows), gated = gated_.rows(0, rows);
     const Tensor q = qkv.cols(0, q_size).split(d), k = qkv.cols(q_size, q_size + kv_size).split(d),
                  v = qkv.cols(q_size + kv_size, q_size + 2 * kv_size).split(d);
-    const auto linear = [&](Tensor y, Tensor in, Tensor w, Tensor bias) {
+    const auto linear = [&](Tensor y, Tensor in, Weight w, Tensor bias) {
       ops.gemm(y, in, w);
       if (bias.defined()) ops.add_bias(y, bias);
     };
@@ -136,12 +137,13 @@ class DecoderRig {
     const int64_t h = shape_.hidden, d = shape_.head_dim, m = shape_.intermediate,
                   qkv = (shape_.heads + 2 * shape_.kv_heads) * d, q = shape_.heads * d;
     struct Part {
-      Tensor DecoderWeights::*member;
+      std::variant<Tensor DecoderWeights::*, Weight DecoderWeights::*> member;
       int64_t n, k;  // k 0: a vector
       bool wanted;
       int64_t count = 0;  // of a stack; 0: none
     };
     using W = DecoderWeights;
+    constexpr WeightFormat kFormat = WeightFormat::bf16;
     const Part parts[] = {{&W::input_norm, h, 0, true},
                           {&W::qkv, qkv, h, true},
                           {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
@@ -169,16 +171,16 @@ class DecoderRig {
           if (!p.wanted) continue;
           const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
           const size_t bytes =
-              p.k > 0 ? backend.weight_bytes(DType::bf16, n, p.k) : static_cast<size_t>(n) * 2;
+              p.k > 0 ? backend.weight_bytes(kFormat, n, p.k) : static_cast<size_t>(n) * 2;
           if (pass == 1) {
-            Tensor& t = layer.*p.member;
-            t = p.k > 0 ? backend.weight_view(base + at, DType::bf16, n, p.k)
-                        : Tensor(base + at, DType::bf16, {n}, backend.device());
+            const Tensor t = p.k > 0 ? backend.weight_view(base + at, kFormat, n, p.k).data
+                                     : Tensor(base + at, DType::bf16, {n}, backend.device());
             const int64_t count = n * std::max<int64_t>(p.k, 1);
             if (values.size() <= index) values.emplace_back();
             if (i == 0 || !few_values_) {
-              const bool is_norm = p.member == &W::input_norm || p.member == &W::post_norm ||
-                                   p.member == &W::q_norm || p.member == &W::k_norm;
+              const auto is = [&](Tensor W::*norm) { return p.member == decltype(p.member)(norm); };
+              const bool is_norm =
+                  is(&W::input_norm) || is(&W::post_norm) || is(&W::q_norm) || is(&W::k_norm);
               values[index] = normal_values(
                   count, static_cast<uint32_t>(100 * i) + static_cast<uint32_t>(index),
                   p.k > 0 ? 0.03f : 0.2f);
@@ -188,7 +190,11 @@ class DecoderRig {
             const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {n, p.k})
                                         : Tensor(values[index].data(), DType::f32, {n});
             backend.load(t, std::span(&host, 1));
-            if (p.count > 0) t = t.reshape({p.count, p.n, p.k});
+            if (const auto* vector = std::get_if<Tensor W::*>(&p.member))
+              layer.** vector = t;
+            else
+              layer.*std::get<Weight W::*>(p.member) = {
+                  p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, kFormat};
           }
           at += (bytes + 255) / 256 * 256;
           ++index;

@@ -173,7 +173,7 @@ void measure(Backend& gpu, Meter& meter, const std::string& name, double bytes, 
   std::fflush(stdout);
 }
 
-Tensor some_weight(Rig& rig, int64_t n, int64_t k, uint32_t seed) {
+Weight some_weight(Rig& rig, int64_t n, int64_t k, uint32_t seed) {
   constexpr int64_t kRows = 512;
   const Tensor w = rig.empty(DType::bf16, {n, k}),
                some = rig.upload(normal_values(kRows * k, seed, 0.02f), DType::bf16, {kRows, k});
@@ -181,7 +181,7 @@ Tensor some_weight(Rig& rig, int64_t n, int64_t k, uint32_t seed) {
     const int64_t rows = std::min(kRows, n - row);
     rig.backend.copy(w.rows(row, row + rows), some.rows(0, rows));
   }
-  return w;
+  return {w, WeightFormat::bf16};
 }
 
 constexpr int64_t kHidden = 4096, kHeads = 32, kKvHeads = 8, kDim = 128, kQkv = 6144,
@@ -231,8 +231,9 @@ Step make_step(Rig& rig, const std::vector<int32_t>& contexts) {
 }
 
 struct Weights {
-  std::vector<Tensor> qkv, o, gate_up, down;
-  Tensor norm, head_norm, cos_sin, head;
+  std::vector<Weight> qkv, o, gate_up, down;
+  Weight head;
+  Tensor norm, head_norm, cos_sin;
 };
 
 Weights make_weights(Rig& rig) {
@@ -267,21 +268,21 @@ Activations activations(Rig& rig, int64_t m) {
           some(kInner, 5, 0.5f)};
 }
 
-double weight_bytes(const Tensor& w) { return 2.0 * static_cast<double>(w.numel()); }
+double weight_bytes(const Weight& w) { return static_cast<double>(w.bytes()); }
 
 void measure_products(Backend& gpu, Meter& meter, const Weights& w, int64_t m) {
   Rig rig(gpu);
   const Activations a = activations(rig, m);
-  const auto one = [&](const char* name, const std::vector<Tensor>& weights, auto&& body) {
+  const auto one = [&](const char* name, const std::vector<Weight>& weights, auto&& body) {
     measure(gpu, meter, std::string(name) + " " + std::to_string(m), weight_bytes(weights[0]),
             weight_bytes(weights[0]) * static_cast<double>(m), 300,
             [&](int i) { body(weights[static_cast<size_t>(i) % weights.size()]); });
   };
-  one("qkv", w.qkv, [&](const Tensor& t) { gpu.gemm(a.qkv, a.x, t); });
-  one("o", w.o, [&](const Tensor& t) { gpu.gemm(a.y, a.heads, t); });
+  one("qkv", w.qkv, [&](const Weight& t) { gpu.gemm(a.qkv, a.x, t); });
+  one("o", w.o, [&](const Weight& t) { gpu.gemm(a.y, a.heads, t); });
   one("gate_up", w.gate_up,
-      [&](const Tensor& t) { gpu.gemm_silu_and_mul(a.gated, a.gate_up, a.x, t); });
-  one("down", w.down, [&](const Tensor& t) { gpu.gemm(a.y, a.gated, t); });
+      [&](const Weight& t) { gpu.gemm_silu_and_mul(a.gated, a.gate_up, a.x, t); });
+  one("down", w.down, [&](const Weight& t) { gpu.gemm(a.y, a.gated, t); });
 }
 
 void measure_head(Backend& gpu, Meter& meter, const Weights& w, int64_t m) {

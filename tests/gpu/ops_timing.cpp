@@ -21,7 +21,7 @@ double bandwidth(const Backend& gpu) {
 }
 
 /// A weight of which only the address matters, not the values.
-Tensor some_weight(Rig& rig, int64_t n, int64_t k) {
+Weight some_weight(Rig& rig, int64_t n, int64_t k) {
   constexpr int64_t kRows = 512;
   const Tensor w = rig.empty(DType::bf16, {n, k}),
                some = rig.upload(normal_values(kRows * k, 1, 0.03f), DType::bf16, {kRows, k});
@@ -29,7 +29,7 @@ Tensor some_weight(Rig& rig, int64_t n, int64_t k) {
     const int64_t rows = std::min(kRows, n - row);
     rig.backend.copy(w.rows(row, row + rows), some.rows(0, rows));
   }
-  return w;
+  return {w, WeightFormat::bf16};
 }
 
 void time_gemm(Backend& gpu, const char* model, std::span<const WeightShape> weights) {
@@ -40,7 +40,7 @@ void time_gemm(Backend& gpu, const char* model, std::span<const WeightShape> wei
     const double bytes = 2.0 * static_cast<double>(shape.n * shape.k);
     const bool head = shape.n > 100'000;
     const int copies = std::max(1, static_cast<int>(400e6 / bytes));  // more than the L2 cache
-    std::vector<Tensor> w;
+    std::vector<Weight> w;
     for (int i = 0; i < copies; ++i) w.push_back(some_weight(rig, shape.n, shape.k));
     for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}) {
       if (head && m > 512) continue;
@@ -63,7 +63,7 @@ void time_layers(Backend& gpu) {
   constexpr int64_t kHidden = 1024, kHeads = 2048, kQkv = 4096, kInner = 3072;
   Rig rig(gpu);
   const auto weights = [&](int64_t n, int64_t k) {
-    std::vector<Tensor> w;
+    std::vector<Weight> w;
     for (int i = 0; i < kLayers; ++i) w.push_back(some_weight(rig, n, k));
     return w;
   };

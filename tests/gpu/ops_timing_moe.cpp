@@ -13,18 +13,18 @@ namespace {
 constexpr int64_t kHidden = 2048, kInner = 768, kExperts = 128, kChosen = 8;
 
 /// A stack of experts that all have the values of the first: the addresses matter.
-Tensor stack(Rig& rig, int64_t n, int64_t k) {
+Weight stack(Rig& rig, int64_t n, int64_t k) {
   const Tensor all = rig.empty(DType::bf16, {kExperts, n, k});
   const Tensor one = rig.upload(normal_values(n * k, 1, 0.02f), DType::bf16, {n, k});
   for (int64_t e = 0; e < kExperts; ++e) rig.backend.copy(all[e], one);
-  return all;
+  return {all, WeightFormat::bf16};
 }
 
 void time_moe(Backend& gpu) {
   Rig rig(gpu);
-  const Tensor gate_up = stack(rig, 2 * kInner, kHidden), down = stack(rig, kHidden, kInner);
-  const Tensor router =
-      rig.upload(normal_values(kExperts * kHidden, 2), DType::bf16, {kExperts, kHidden});
+  const Weight gate_up = stack(rig, 2 * kInner, kHidden), down = stack(rig, kHidden, kInner);
+  const Weight router =
+      rig.weight(normal_values(kExperts * kHidden, 2), DType::bf16, kExperts, kHidden);
   const double expert_bytes = 2.0 * 3 * kHidden * kInner;
   std::printf("mixture of experts, bf16, 128 experts of 768 in 2048, 8 for each token\n");
   for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {

@@ -58,12 +58,13 @@ class Rig {
       std::copy_n(values.begin() + i * columns, columns, wide.begin() + i * (columns + pad));
     return upload(wide, dtype, {rows, columns + pad}).cols(0, columns);
   }
-  Tensor weight(std::span<const float> values, DType dtype, int64_t n, int64_t k) {
-    buffers_.push_back(backend.allocate(backend.weight_bytes(dtype, n, k)));
-    const Tensor w = backend.weight_view(buffers_.back().get(), dtype, n, k);
+  Weight weight(std::span<const float> values, DType dtype, int64_t n, int64_t k) {
+    const WeightFormat format = plain_format(dtype);
+    buffers_.push_back(backend.allocate(backend.weight_bytes(format, n, k)));
+    const Weight w = backend.weight_view(buffers_.back().get(), format, n, k);
     std::vector<float> copy(values.begin(), values.end());
     const Tensor host(copy.data(), DType::f32, {n, k});
-    backend.load(w, std::span(&host, 1));
+    backend.load(w.data, std::span(&host, 1));
     return w;
   }
 

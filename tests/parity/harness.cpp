@@ -203,11 +203,11 @@ Operand ints(Backend& ops, const std::vector<int32_t>& values) {
 }
 
 Weight::Weight(Backend& ops, DType dtype, int64_t n, int64_t k, const Values& values)
-    : buffer_(ops.allocate(ops.weight_bytes(dtype, n, k))) {
-  view_ = ops.weight_view(buffer_.get(), dtype, n, k);
+    : buffer_(ops.allocate(ops.weight_bytes(plain_format(dtype), n, k))) {
+  view_ = ops.weight_view(buffer_.get(), plain_format(dtype), n, k);
   std::vector<float> host(values.begin(), values.end());
   const Tensor part(host.data(), DType::f32, {n, k});
-  ops.load(view_, {&part, 1});
+  ops.load(view_.data, {&part, 1});
   ops.synchronize();
 }
 

@@ -120,11 +120,11 @@ Operand ints(Backend& ops, const std::vector<int32_t>& values);
 class Weight {
  public:
   Weight(Backend& ops, DType dtype, int64_t n, int64_t k, const Values& values);
-  operator Tensor() const { return view_; }
+  operator nanovllm::Weight() const { return view_; }
 
  private:
   Buffer buffer_;
-  Tensor view_;
+  nanovllm::Weight view_;
 };
 
 /// Fails, naming the worst element, if |got - want| > bound(i) somewhere (NaN is never within a

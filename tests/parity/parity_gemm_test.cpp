@@ -258,9 +258,10 @@ TEST_P(GemmParity, LoadStacksAndConvertsStridedParts) {
   want.insert(want.end(), b.values.begin(), b.values.end());
   want.insert(want.end(), c.values.begin(), c.values.end());
 
-  const Buffer buffer = ops().allocate(ops().weight_bytes(dtype(), 100, k));
-  const Tensor packed = ops().weight_view(buffer.get(), dtype(), 100, k);
-  ops().load(packed, parts);
+  const WeightFormat format = plain_format(dtype());
+  const Buffer buffer = ops().allocate(ops().weight_bytes(format, 100, k));
+  const nanovllm::Weight packed = ops().weight_view(buffer.get(), format, 100, k);
+  ops().load(packed.data, parts);
   std::vector<int32_t> rows(100);
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
   const Operand read(ops(), dtype(), {100, k});

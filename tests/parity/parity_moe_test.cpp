@@ -105,24 +105,22 @@ NANOVLLM_PARITY_BACKENDS(RoutingParity);
 class Stack {
  public:
   Stack(Backend& ops, DType dtype, int64_t count, int64_t n, int64_t k, const Values& values) {
-    const size_t bytes = (ops.weight_bytes(dtype, n, k) + 255) / 256 * 256;
+    const WeightFormat format = plain_format(dtype);
+    const size_t bytes = (ops.weight_bytes(format, n, k) + 255) / 256 * 256;
     buffer_ = ops.allocate(bytes * static_cast<size_t>(count));
-    const Tensor first = ops.weight_view(buffer_.get(), dtype, n, k);
-    view_ = Tensor(first.data, dtype, {count, n, k}, first.device);
-    view_.stride[0] = static_cast<int64_t>(bytes / size_of(dtype));
-    view_.packed = first.packed;
+    view_ = stack_of(ops.weight_view(buffer_.get(), format, n, k), count, bytes);
     std::vector<float> host(values.begin(), values.end());
     for (int64_t i = 0; i < count; ++i) {
       const Tensor part(host.data() + i * n * k, DType::f32, {n, k});
-      ops.load(matrix_of(view_, i), {&part, 1});
+      ops.load(view_[i].data, {&part, 1});
     }
     ops.synchronize();
   }
-  operator Tensor() const { return view_; }
+  operator nanovllm::Weight() const { return view_; }
 
  private:
   Buffer buffer_;
-  Tensor view_;
+  nanovllm::Weight view_;
 };
 
 struct Shape {

@@ -40,12 +40,12 @@ class CpuBackend : public Backend {
   size_t scratch_bytes(const OperandLimits& largest) const override;
   void reserve(const OperandLimits& largest) override;
 
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
+  size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
+  Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;
 
-  void gemm(Tensor y, Tensor x, Tensor w) override;
-  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void gemm(Tensor y, Tensor x, Weight w) override;
+  void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
@@ -57,7 +57,7 @@ class CpuBackend : public Backend {
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
-  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
   void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;

@@ -17,14 +17,14 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
   return it->second;
 }
 
-size_t CpuBackend::weight_bytes(DType dtype, int64_t n, int64_t k) const {
-  return layout(dtype, n, k).bytes;
+size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  return layout(dtype_of(format), n, k).bytes;
 }
 
-Tensor CpuBackend::weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const {
-  Tensor view(data, dtype, {n, k}, device());
+Weight CpuBackend::weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const {
+  Tensor view(data, dtype_of(format), {n, k}, device());
   view.packed = true;
-  return view;
+  return {view, format};
 }
 
 void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
@@ -60,22 +60,23 @@ void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
               row);
 }
 
-void CpuBackend::gemm(Tensor y, Tensor x, Tensor w) {
-  const int64_t m = x.shape[0], n = w.shape[0], k = w.shape[1];
+void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
+  const int64_t m = x.shape[0], n = w.n(), k = w.k();
   expect_matrix("gemm x", x, m, k);
   expect_matrix("gemm y", y, m, n);
-  check(w.packed && w.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
-        "gemm {} = {} x {}", y, x, w);
+  check(w.data.packed && w.format == plain_format(x.dtype) &&
+            (y.dtype == x.dtype || y.dtype == DType::f32),
+        "gemm {} = {} x {}", y, x, w.data);
   if (m == 0) return;
-  if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w);
-  if (uses_tiles(x.dtype)) return tile_gemm(y, x, w);
+  if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w.data);
+  if (uses_tiles(x.dtype)) return tile_gemm(y, x, w.data);
   reserve_scratch(gemm_scratch_floats(k));
   dispatch_float(x.dtype, [&]<class T>() {
     const int64_t blocks = (n + kGemmBlock - 1) / kGemmBlock;
     parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
       kernels_.of<T>().gemm({.x = x.ptr<T>(),
                              .x_stride = x.stride[0],
-                             .w = reinterpret_cast<const T*>(w.data),
+                             .w = reinterpret_cast<const T*>(w.data.data),
                              .y = y.data,
                              .y_is_f32 = y.dtype == DType::f32,
                              .y_stride = y.stride[0],
@@ -143,12 +144,13 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
   }
 }
 
-void CpuBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
-  const int64_t t = tokens.shape[0], n = table.shape[0], k = table.shape[1];
+void CpuBackend::embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) {
+  const int64_t t = tokens.shape[0], n = table.n(), k = table.k();
   expect_matrix("embedding y", y, t, k);
   expect_vector("embedding tokens", tokens, DType::i32, t);
-  check(table.packed && table.dtype == y.dtype, "embedding {} from {}", y, table);
-  const WeightLayout& where = layout(table.dtype, n, k);
+  check(table.data.packed && table.format == plain_format(y.dtype), "embedding {} from {}", y,
+        table.data);
+  const WeightLayout& where = layout(y.dtype, n, k);
   dispatch_float(y.dtype, [&]<class T>() {
     const int32_t* ids = tokens.ptr<int32_t>();
     T* out = y.ptr<T>();
@@ -156,7 +158,8 @@ void CpuBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = ids[i] - first_row;
         if (row >= 0 && row < n)
-          unpack_row(out + i * y.stride[0], reinterpret_cast<const T*>(table.data), where, row);
+          unpack_row(out + i * y.stride[0], reinterpret_cast<const T*>(table.data.data), where,
+                     row);
         else
           std::memset(static_cast<void*>(out + i * y.stride[0]), 0,
                       static_cast<size_t>(k) * sizeof(T));

@@ -95,19 +95,19 @@ void CpuBackend::moe_route(Tensor weights, Tensor ids, Tensor logits, bool norma
   });
 }
 
-void CpuBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
-                         Tensor down, const MoeWorkspace& work) {
+void CpuBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up,
+                         Weight down, const MoeWorkspace& work) {
   const int64_t tokens = x.shape[0], h = x.shape[1], k = ids.shape[1], pairs = tokens * k;
-  const int64_t experts = gate_up.shape[0], n = down.shape[2];
+  const int64_t experts = gate_up.count(), n = down.k();
   expect_matrix("moe_mlp x", x, tokens, h);
   expect_matrix("moe_mlp y", y, tokens, h);
   expect_matrix("moe_mlp act", work.act, pairs, n);
   expect_matrix("moe_mlp out", work.out, pairs, h);
   expect_vector("moe_mlp plan", work.plan, DType::i32, moe_plan_size(pairs, experts));
-  check(gate_up.rank == 3 && down.rank == 3 && down.shape[0] == experts &&
-            gate_up.shape[1] == 2 * n && gate_up.shape[2] == h && down.shape[1] == h &&
-            ids.contiguous() && weights.contiguous() && weights.shape[1] == k && y.dtype == x.dtype,
-        "moe_mlp: {} and {} of {}", gate_up, down, x);
+  check(gate_up.is_stack() && down.is_stack() && down.count() == experts && gate_up.n() == 2 * n &&
+            gate_up.k() == h && down.n() == h && ids.contiguous() && weights.contiguous() &&
+            weights.shape[1] == k && y.dtype == x.dtype,
+        "moe_mlp: {} and {} of {}", gate_up.data, down.data, x);
   const Grouping groups(work.plan, ids.ptr<int32_t>(), pairs, k, experts);
 
   const size_t element = size_of(x.dtype), row = static_cast<size_t>(h) * element;
@@ -121,9 +121,9 @@ void CpuBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor 
       for (int64_t i = begin; i < end; ++i)
         std::memcpy(rows.data + static_cast<size_t>(i - begin) * row,
                     x.data + static_cast<size_t>(groups.token_at[i] * x.stride[0]) * element, row);
-      gemm(both, rows, matrix_of(gate_up, e));
+      gemm(both, rows, gate_up[e]);
       silu_and_mul(work.act.rows(begin, end), both);
-      gemm(work.out.rows(begin, end), work.act.rows(begin, end), matrix_of(down, e));
+      gemm(work.out.rows(begin, end), work.act.rows(begin, end), down[e]);
     }
   dispatch_float(x.dtype, [&]<class T>() {
     T* to = y.ptr<T>();

@@ -30,7 +30,8 @@ void expect_sums_of_products(const SentProducts& products, Backend& backend, Com
   const Tensor y = take(0, {rows, n}), residual = take(0, {rows, n}), y_two = take(0, {rows, n}),
                residual_two = take(0, {rows, n}), stream = take(99, {rows, n}),
                norm = take(98, {n});
-  std::vector<Tensor> x, w;
+  std::vector<Tensor> x;
+  std::vector<Weight> w;
   for (const int64_t k : inputs) {
     x.push_back(take(10 + comm.rank(), {rows, k}));
     // The last row is no numbers on rank 0, by the bits that stand for an empty place.
@@ -39,13 +40,13 @@ void expect_sums_of_products(const SentProducts& products, Backend& backend, Com
     if (rows > 1 && comm.rank() == 0)
       backend.copy(Tensor(x.back().rows(rows - 1, rows).data, DType::bf16, {1}, backend.device()),
                    Tensor(&none, DType::bf16, {1}));
-    w.push_back(take(20 + comm.rank(), {n, k}));
+    w.push_back({take(20 + comm.rank(), {n, k}), WeightFormat::bf16});
   }
   group.barrier(comm.rank());
   const auto sent = [&] {
     for (size_t i = 0; i < x.size(); ++i) {
       EXPECT_TRUE(comm.fusions().gemm_for_sum(y, x[i], w[i]))
-          << y.describe() << " x " << w[i].describe();
+          << y.describe() << " x " << w[i].data.describe();
       EXPECT_TRUE(comm.fusions().all_reduce_add_rms_norm(y, residual, norm, 1e-5F));
     }
   };

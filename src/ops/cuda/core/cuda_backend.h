@@ -64,17 +64,17 @@ class CudaBackend final : public Backend {
   int lanes_for(const DecodeSize& size) const override;
   void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
-  size_t weight_bytes(DType dtype, int64_t n, int64_t k) const override;
-  Tensor weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const override;
+  size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
+  Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;
   void load_all(std::span<const WeightSource> weights, const SourceReader& read,
                 const std::function<void(size_t)>& loaded) override;
 
-  void gemm(Tensor y, Tensor x, Tensor w) override;
-  GemmTuning tune_gemm(Tensor y, Tensor x, Tensor w) override;
-  bool fused_gemm_add(Tensor residual, Tensor x, Tensor w) override;
-  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) override;
-  void embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) override;
+  void gemm(Tensor y, Tensor x, Weight w) override;
+  GemmTuning tune_gemm(Tensor y, Tensor x, Weight w) override;
+  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override;
+  void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override;
+  void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
   void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
@@ -86,9 +86,9 @@ class CudaBackend final : public Backend {
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override;
-  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+  void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
   void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
@@ -100,9 +100,9 @@ class CudaBackend final : public Backend {
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
 #ifdef NANOVLLM_CUDA_HOPPER
-  bool fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+  bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override;
-  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Tensor w,
+  bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                      Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                      Tensor cos_sin, KvCache cache) override;
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,

@@ -75,12 +75,12 @@ void read_memory(std::span<std::byte> to, const std::byte* from) {
 
 }  // namespace
 
-size_t CudaBackend::weight_bytes(DType dtype, int64_t n, int64_t k) const {
-  return static_cast<size_t>(n) * static_cast<size_t>(k) * size_of(dtype);
+size_t CudaBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  return static_cast<size_t>(n) * static_cast<size_t>(k) * size_of(dtype_of(format));
 }
 
-Tensor CudaBackend::weight_view(std::byte* data, DType dtype, int64_t n, int64_t k) const {
-  return Tensor(data, dtype, {n, k}, device());
+Weight CudaBackend::weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const {
+  return {Tensor(data, dtype_of(format), {n, k}, device()), format};
 }
 
 void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {

@@ -13,11 +13,11 @@ namespace nanovllm::decoder {
 /// Whether a mixture has sizes that the kernel takes. It takes one token's.
 inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
   const DecoderWeights& w = stack.layers.front();
-  const int64_t experts = w.router.shape[0], per_token = stack.experts_per_token,
-                hidden = w.down.shape[1], n = w.down.shape[2];
+  const int64_t experts = w.router.n(), per_token = stack.experts_per_token, hidden = w.down.n(),
+                n = w.down.k();
   return a.rows == 1 && a.world == 1 && experts % kWarp == 0 && experts <= kMostExperts &&
          (per_token == kExpertsAtOnce || per_token == kMostChosen) && hidden % kAtomDepth == 0 &&
-         n % (kExpertAtoms * kAtomDepth) == 0 && !w.gate_up.packed && !w.down.packed &&
+         n % (kExpertAtoms * kAtomDepth) == 0 && !w.gate_up.data.packed && !w.down.data.packed &&
          !w.gate_up_bias.defined() && !w.down_bias.defined();
 }
 
@@ -56,23 +56,23 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   if (!takes_experts(a, stack)) return false;
   const DecoderWeights& w = stack.layers.front();
   const int64_t layers = static_cast<int64_t>(stack.layers.size()),
-                per_token = stack.experts_per_token, h = w.gate_up.shape[2], n = w.down.shape[2];
+                per_token = stack.experts_per_token, h = w.gate_up.k(), n = w.down.k();
   Mixture& m = a.mixture;
-  m.experts = static_cast<int>(w.router.shape[0]);
+  m.experts = static_cast<int>(w.router.n());
   m.per_token = static_cast<int>(per_token);
   m.normalises = stack.normalises_experts;
   m.tiles = static_cast<int>(n / kGateUpColumns);
   m.most_underway = kExpertsUnderway;
-  const ExpertAxis gate_up(w.gate_up, layers, layer_stride, kAtomRow),
-      down(w.down, layers, layer_stride, 0);
+  const ExpertAxis gate_up(w.gate_up.data, layers, layer_stride, kAtomRow),
+      down(w.down.data, layers, layer_stride, 0);
   std::copy_n(gate_up.steps, 2, m.gate_up_steps);
   std::copy_n(down.steps, 2, m.down_steps);
   a.cuts[kGateUp] = cut_gate_up(per_token, n, h);
   a.cuts[kDown] = cut_down(per_token, h, n);
   return gate_up.fits() && gate_up.stride == kAtomRow && down.fits() &&
-         encode_weights(encoder, a.maps[kGateUp], w.gate_up.data, a.cuts[kGateUp], 2, n, h * 2,
+         encode_weights(encoder, a.maps[kGateUp], w.gate_up.data.data, a.cuts[kGateUp], 2, n, h * 2,
                         gate_up.size - 1 + a.cuts[kGateUp].atoms) &&
-         encode_map<5>(encoder, a.maps[kDown], w.down.data, {64, 8, n / 64, h / 8, down.size},
+         encode_map<5>(encoder, a.maps[kDown], w.down.data.data, {64, 8, n / 64, h / 8, down.size},
                        {n * 2, kAtomRow, 8 * n * 2, down.stride},
                        {64, 8, kExpertAtoms, kExpertColumns / 8, 1},
                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;

@@ -177,9 +177,9 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                       int blocks) {
   const auto list = [](const DecoderWeights& w) {
-    return std::array{w.input_norm, w.post_norm, w.q_norm, w.k_norm,  w.qkv,
-                      w.qkv_bias,   w.o,         w.o_bias, w.gate_up, w.gate_up_bias,
-                      w.down,       w.down_bias, w.router};
+    return std::array{w.input_norm, w.post_norm, w.q_norm,     w.k_norm,       w.qkv.data,
+                      w.qkv_bias,   w.o.data,    w.o_bias,     w.gate_up.data, w.gate_up_bias,
+                      w.down.data,  w.down_bias, w.router.data};
   };
   const DecoderWeights& first = stack.layers.front();
   const int64_t layers = static_cast<int64_t>(stack.layers.size());
@@ -200,8 +200,9 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.norms[1] = vector(first.post_norm);
   a.q_norm = vector(first.q_norm);
   a.k_norm = vector(first.k_norm);
-  const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Tensor& w,
+  const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias) {
+    const Tensor& w = weight.data;
     const int64_t n = w.shape[0] / halves, k = w.shape[1],
                   row = k * static_cast<int64_t>(sizeof(bf16));
     if (w.packed || !w.contiguous() || n % 8 != 0 || k % decoder::kAtomDepth != 0) return false;
@@ -210,7 +211,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
                                    (layers - 1) * a.layer_atoms + cut.atoms);
   };
-  const auto matrix = [&](decoder::Product product, const Tensor& w, const Tensor& bias) {
+  const auto matrix = [&](decoder::Product product, const Weight& w, const Tensor& bias) {
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
                       bias);
   };

@@ -43,7 +43,8 @@ bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAl
   return true;
 }
 
-void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
+void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
+  const Tensor& w = weight.data;
   check(x.rank == 2 && w.rank == 2 && y.rank == 2 && x.shape[1] == w.shape[1] &&
             y.shape[0] == x.shape[0] && y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
             (y.dtype == x.dtype || y.dtype == DType::f32),
@@ -64,7 +65,8 @@ void CudaBackend::gemm(Tensor y, Tensor x, Tensor w) {
   gemm_in_order(y, x, w);
 }
 
-void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w) {
+void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight weight) {
+  const Tensor& w = weight.data;
   check(x.rank == 2 && w.rank == 2 && y.rank == 2 && x.shape[1] == w.shape[1] &&
             y.shape[0] == x.shape[0] && 2 * y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
             y.dtype == x.dtype,
@@ -75,7 +77,7 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Tensor w
       gemm_large<LargeEnd::gate>(y, x, w))
     return;
 #endif
-  Backend::gemm_silu_and_mul(y, gate_up, x, w);
+  Backend::gemm_silu_and_mul(y, gate_up, x, weight);
 }
 
 bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
@@ -86,7 +88,8 @@ bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
 #endif
 }
 
-bool CudaBackend::fused_gemm_add(Tensor residual, Tensor x, Tensor w) {
+bool CudaBackend::fused_gemm_add(Tensor residual, Tensor x, Weight weight) {
+  const Tensor& w = weight.data;
   check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
             residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&
             x.dtype == w.dtype && residual.dtype == x.dtype,

@@ -61,7 +61,7 @@ template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<L
 template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::add>&);
 
 bool CudaBackend::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
-                                                Tensor w, Tensor q_norm, Tensor k_norm, float eps,
+                                                Weight w, Tensor q_norm, Tensor k_norm, float eps,
                                                 const Batch& batch, Tensor cos_sin, KvCache cache) {
   check_fused("gemm_qk_norm_rope_store", q, k, v, batch, cos_sin, cache);
   const int64_t block_size = cache.k.shape[2];
@@ -80,7 +80,7 @@ bool CudaBackend::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, 
   input.heads.q_norm = device_ptr<bf16>(q_norm);
   input.heads.k_norm = device_ptr<bf16>(k_norm);
   input.heads.eps = eps;
-  return gemm_mid(qkv, x, w, false, &input) || gemm_large(qkv, x, w, input);
+  return gemm_mid(qkv, x, w.data, false, &input) || gemm_large(qkv, x, w.data, input);
 }
 
 }  // namespace nanovllm

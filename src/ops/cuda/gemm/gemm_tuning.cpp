@@ -58,8 +58,9 @@ void measure(cudaStream_t stream, double expected, std::vector<Candidate>& candi
 
 }  // namespace
 
-GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Tensor w) {
-  gemm(y, x, w);  // checks the operands
+GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
+  const Tensor& w = weight.data;
+  gemm(y, x, weight);  // checks the operands
   const GemmKey key{row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32};
   GemmTuning found;
   if (!gemm_takes_blas(y, x, w)) return found;
@@ -81,7 +82,7 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Tensor w) {
   const auto definition = bytes_of(y);
 
   // First what gemm() does now, then what adds in order, then the rest.
-  std::vector<Candidate> candidates{{[&] { return gemm(y, x, w), true; }}};
+  std::vector<Candidate> candidates{{[&] { return gemm(y, x, weight), true; }}};
   const auto ordered = gemm_algorithms_->propose(key, GemmOrder::in_order),
              others = gemm_algorithms_->propose(key, GemmOrder::any);
   for (const auto* algorithms : {&ordered, &others})

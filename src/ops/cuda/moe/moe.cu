@@ -149,8 +149,9 @@ bool CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids,
   return true;
 }
 
-void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
-                          Tensor down, const MoeWorkspace& work) {
+void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up_weight,
+                          Weight down_weight, const MoeWorkspace& work) {
+  const Tensor &gate_up = gate_up_weight.data, &down = down_weight.data;
   const int64_t tokens = x.shape[0], h = x.shape[1], n = down.shape[2], experts = down.shape[0],
                 pairs = ids.numel();
   check_experts(y, x, weights, ids, gate_up, down, work);

@@ -192,8 +192,9 @@ __global__ void NANOVLLM_CLUSTER __launch_bounds__(kRouterThreads)
 
 }  // namespace
 
-void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Tensor w,
+void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight weight,
                              bool normalise) {
+  const Tensor& w = weight.data;
   const int64_t tokens = x.shape[0], k = x.shape[1], experts = w.shape[0], per_token = ids.shape[1];
   check(w.shape[1] == k && logits.shape[0] == tokens && logits.shape[1] == experts &&
             weights.shape == ids.shape && ids.shape[0] == tokens && weights.contiguous() &&
@@ -207,7 +208,7 @@ void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x
   if (!encode_map_ || x.dtype != DType::bf16 || tokens < 1 || tokens > kMostRouterTokens ||
       k % 128 != 0 || per_token > kWarp || router.block_experts > kRouterWarps * 16 ||
       router.shared_bytes() > max_shared_bytes_ || !wide_rows({x, w}))
-    return Backend::moe_router(weights, ids, logits, x, w, normalise);
+    return Backend::moe_router(weights, ids, logits, x, weight, normalise);
   router.x = device_ptr<bf16>(x);
   router.w = device_ptr<bf16>(w);
   router.x_stride = x.stride[0];

@@ -83,7 +83,8 @@ void CudaBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
                static_cast<int>(count));
 }
 
-void CudaBackend::embedding(Tensor y, Tensor tokens, Tensor table, int64_t first_row) {
+void CudaBackend::embedding(Tensor y, Tensor tokens, Weight weight, int64_t first_row) {
+  const Tensor& table = weight.data;
   check(y.rank == 2 && table.rank == 2 && y.shape[0] == tokens.numel() &&
             y.shape[1] == table.shape[1] && y.dtype == table.dtype,
         "embedding: {} tokens of {} into {}", tokens.describe(), table.describe(), y.describe());

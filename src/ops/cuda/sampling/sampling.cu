@@ -210,8 +210,9 @@ RowRules rules_of(const SamplingBatch& params, int64_t begin) {
 }  // namespace
 
 #ifdef NANOVLLM_CUDA_HOPPER
-bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Tensor w,
+bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Weight weight,
                                     const SamplingBatch& params) {
+  const Tensor& w = weight.data;
   const int64_t rows = x.shape[0], vocab = w.shape[0];
   check(x.rank == 2 && w.rank == 2 && x.shape[1] == w.shape[1] && x.dtype == w.dtype &&
             token_ids.numel() == rows && static_cast<uint64_t>(vocab) <= kMaxVocab,
