@@ -1,5 +1,6 @@
 #include "server/openai/answer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 
@@ -65,7 +66,11 @@ void Generation::take(size_t p, RequestOutput& output) {
     --unfinished_;
     summary_.cached_tokens += output.metrics.num_cached_tokens;
     summary_.seconds = std::max(summary_.seconds, output.metrics.total_time);
-    if (!output.error.empty()) return fail(500, output.error);
+    if (!output.error.empty()) {
+      const bool broken = std::ranges::count(output.outputs, FinishReason::error,
+                                             &CompletionOutput::finish_reason) > 0;
+      return fail(broken ? 500 : 503, output.error);  // 503: its deadline has passed
+    }
   }
   if (request_.stream) return stream(p, output);
   whole_[p] = std::move(output);

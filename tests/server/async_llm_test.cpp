@@ -1,0 +1,150 @@
+// AsyncLLM: many callers, one engine thread.
+#include "nanovllm/async_llm.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+namespace nanovllm {
+namespace {
+
+EngineConfig demo_config() {
+  EngineConfig config;
+  config.device = "cpu";
+  config.num_threads = 1;
+  return config;
+}
+const std::string kDemo = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
+
+/// Collects the last output of each request.
+class Collector {
+ public:
+  void take(std::span<RequestOutput> outputs) {
+    const std::lock_guard lock(mutex_);
+    for (RequestOutput& output : outputs) {
+      if (!output.finished) continue;
+      EXPECT_EQ(finished_.count(output.request_id), 0u) << "ended twice";
+      finished_[output.request_id] = std::move(output);
+    }
+  }
+  std::map<int64_t, RequestOutput> finished() {
+    const std::lock_guard lock(mutex_);
+    return finished_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, RequestOutput> finished_;
+};
+
+TEST(AsyncLLM, ManyThreadsGetTheBytesOfGenerateAndNothingIsLost) {
+  SamplingParams params;
+  params.temperature = 0.7;
+  params.max_tokens = 12;
+  std::map<int64_t, RequestOutput> alone;
+  {
+    LLM llm(kDemo, demo_config());
+    for (int seed = 0; seed < 8; ++seed) {
+      params.seed = seed;
+      alone[seed] = llm.generate({"Once upon a time"}, params).front();
+    }
+  }
+  Collector collector;
+  AsyncLLM llm(kDemo, demo_config(), {},
+               [&](std::span<RequestOutput> step) { collector.take(step); });
+  std::mutex mutex;
+  std::map<int64_t, int64_t> seeds;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t)
+    threads.emplace_back([&, t] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      for (int i = 0; i < 40; ++i) {
+        SamplingParams own = params;
+        own.seed = static_cast<int64_t>(random() % 8);
+        own.output_kind = OutputKind::final_only;
+        const int64_t id = llm.new_request_id();
+        {
+          const std::lock_guard lock(mutex);
+          seeds[id] = *own.seed;
+        }
+        llm.add_request(id, "Once upon a time", own);
+        if (random() % 4 == 0) llm.abort_request(id);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(llm.wait_until_idle(60));
+  const auto finished = collector.finished();
+  ASSERT_EQ(finished.size(), seeds.size());
+  int whole = 0;
+  for (const auto& [id, output] : finished) {
+    const CompletionOutput& expected = alone.at(seeds.at(id)).outputs[0];
+    if (output.outputs[0].finish_reason == FinishReason::abort) continue;
+    ++whole;
+    EXPECT_EQ(output.outputs[0].token_ids, expected.token_ids);
+    EXPECT_EQ(output.outputs[0].text, expected.text);
+  }
+  EXPECT_GT(whole, 100);
+  EXPECT_EQ(llm.stats().free_blocks, llm.llm().info().num_blocks);
+  EXPECT_EQ(llm.num_live(), 0);
+}
+
+TEST(AsyncLLM, RefusesWhatIsNotAcceptableOnTheCallersThread) {
+  Collector collector;
+  AsyncLLM llm(kDemo, demo_config(), {.max_num_queued_reqs = 2, .max_num_queued_tokens = 0},
+               [&](std::span<RequestOutput> step) { collector.take(step); });
+  SamplingParams bad;
+  bad.temperature = -1;
+  EXPECT_THROW(llm.add_request(1, "x", bad), Error);
+  SamplingParams many;
+  many.n = 3;
+  try {
+    llm.add_request(2, "x", many);
+    ADD_FAILURE() << "three answers went into a queue of two";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::unavailable);
+    EXPECT_NE(std::string(error.what()).find("the queue is full"), std::string::npos)
+        << error.what();
+  }
+  llm.drain();
+  EXPECT_FALSE(llm.is_serving());
+  EXPECT_THROW(llm.add_request(3, "x"), Error);
+  EXPECT_TRUE(llm.wait_until_idle(5));
+  EXPECT_TRUE(collector.finished().empty());
+}
+
+TEST(AsyncLLM, ADeadlineEndsItsRequestWithTheReason) {
+  Collector collector;
+  AsyncLLM llm(kDemo, demo_config(), {},
+               [&](std::span<RequestOutput> step) { collector.take(step); });
+  SamplingParams endless;
+  endless.max_tokens = 2000;
+  endless.ignore_eos = true;
+  llm.add_request(7, "Once upon a time", endless, {.timeout = 0.05});
+  ASSERT_TRUE(llm.wait_until_idle(30));
+  const RequestOutput output = collector.finished().at(7);
+  EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_EQ(output.error, "the request's deadline has passed");
+}
+
+TEST(AsyncLLM, EndingItEndsWhatRuns) {
+  Collector collector;
+  {
+    AsyncLLM llm(kDemo, demo_config(), {},
+                 [&](std::span<RequestOutput> step) { collector.take(step); });
+    SamplingParams endless;
+    endless.max_tokens = 2000;
+    endless.ignore_eos = true;
+    for (int64_t id = 0; id < 5; ++id) llm.add_request(id, "Once upon a time", endless);
+  }
+  EXPECT_EQ(collector.finished().size(), 5u);
+  for (const auto& [id, output] : collector.finished())
+    EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::abort);
+}
+
+}  // namespace
+}  // namespace nanovllm

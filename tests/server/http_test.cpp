@@ -1,0 +1,166 @@
+// HTTP as bytes: what a client may send, and what happens when it sends something else.
+#include <gtest/gtest.h>
+
+#include "server/client.h"
+
+namespace nanovllm {
+namespace {
+
+server::ServerOptions short_timeouts() {
+  server::ServerOptions options;
+  options.http.header_timeout = options.http.body_timeout = 0.6;
+  options.http.idle_timeout = 1;
+  options.http.max_body_bytes = 100000;
+  return options;
+}
+
+class Http : public testing::Test {
+ protected:
+  Answer ask(const std::string& bytes, bool has_body = true) {
+    Client client(server_.port());
+    client.send(bytes);
+    return client.read_answer(has_body);
+  }
+  ServerOnThread server_{short_timeouts()};
+};
+
+TEST_F(Http, WhatIsNoRequestIsRefused) {
+  const std::string host = "Host: localhost\r\n";
+  const std::vector<std::pair<std::string, int>> cases = {
+      {"GARBAGE\r\n\r\n", 400},
+      {"\x16\x03\x01\x02\x01\r\n\r\n", 400},
+      {"GET /health HTTP/3.7\r\n" + host + "\r\n", 505},
+      {"GET /health HTTP/1.1\r\n\r\n", 400},
+      {"GET /health HTTP/1.1\r\n" + host + host + "\r\n", 400},
+      {"BREW /health HTTP/1.1\r\n" + host + "\r\n", 405},
+      {"DELETE /v1/models HTTP/1.1\r\n" + host + "\r\n", 405},
+      {"GET /nowhere HTTP/1.1\r\n" + host + "\r\n", 404},
+      {"GET /completion HTTP/1.1\r\n" + host + "\r\n", 404},
+      {"GET /" + std::string(9000, 'a') + " HTTP/1.1\r\n" + host + "\r\n", 414},
+      {"GET /health HTTP/1.1\r\n" + host + "A: " + std::string(20000, 'a') + "\r\n\r\n", 431},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Content-Length: -1\r\n\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Content-Length: 0x10\r\n\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+       400},
+      {"POST /tokenize HTTP/1.1\r\n" + host +
+           "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+       400},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n-2\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Content-Length: 100001\r\n\r\n", 413},
+      {"POST /tokenize HTTP/1.1\r\n" + host +
+           "Expect: 100-continue\r\nContent-Length: 100001\r\n\r\n",
+       413},
+      {"POST /tokenize HTTP/1.1\r\n" + host +
+           "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
+       415},
+      {"POST /tokenize HTTP/1.1\r\n" + host +
+           "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: "
+           "2\r\n\r\n{}",
+       415}};
+  for (const auto& [bytes, status] : cases) {
+    const Answer answer = ask(bytes);
+    EXPECT_EQ(answer.status, status) << bytes.substr(0, 200) << answer.body;
+    EXPECT_EQ(answer.json()["error"]["code"], status);
+  }
+  std::string many = "GET /health HTTP/1.1\r\n" + host;
+  for (int i = 0; i < 70; ++i) many += "X-" + std::to_string(i) + ": a\r\n";
+  EXPECT_EQ(ask(many + "\r\n").status, 431);
+  EXPECT_EQ(server_.get("/health").status, 200);
+}
+
+TEST_F(Http, ConnectionsAreKeptAndPipelinedRequestsAreAnsweredInOrder) {
+  Client client(server_.port());
+  client.send(
+      "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n"
+      "GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_EQ(client.read_answer().json()["version"], "1.2.3");
+  EXPECT_EQ(client.read_answer().json()["status"], "ok");
+  EXPECT_EQ(client.read_answer().status, 404);
+  client.send("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(client.read_answer().headers["connection"], "close");
+  EXPECT_FALSE(client.receive(3));
+}
+
+TEST_F(Http, ABodyMayComeInChunksOrAfterAContinueOrByteByByte) {
+  const std::string body = R"({"prompt": "2 + 3"})";
+  const std::string head =
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+  const Json expected = server_.post("/tokenize", body).json();
+  EXPECT_EQ(ask(head + "Transfer-Encoding: chunked\r\n\r\n5;x=y\r\n" + body.substr(0, 5) +
+                "\r\ne\r\n" + body.substr(5) + "\r\n0\r\n\r\n")
+                .json(),
+            expected);
+  Client client(server_.port());
+  client.send(head + "Expect: 100-continue\r\nContent-Length: 19\r\n\r\n");
+  ASSERT_TRUE(client.receive(2));
+  EXPECT_TRUE(client.received().starts_with("HTTP/1.1 100 "));
+  client.send(body);
+  EXPECT_EQ(client.read_answer().json(), expected);
+  Client slow(server_.port());
+  for (const char c : head + "Content-Length: 19\r\n\r\n" + body) slow.send({&c, 1});
+  EXPECT_EQ(slow.read_answer().json(), expected);
+}
+
+TEST_F(Http, HeadIsGetWithoutABody) {
+  Client client(server_.port());
+  client.send(
+      "HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\nGET /version HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n");
+  const Answer head = client.read_answer(/*has_body=*/false);
+  EXPECT_EQ(head.status, 200);
+  EXPECT_GT(std::stoul(head.headers.at("content-length")), 100u);
+  EXPECT_EQ(client.read_answer().json()["version"], "1.2.3");
+}
+
+TEST_F(Http, AClientThatEndsItsSideBehindTheRequestGetsItsAnswer) {
+  Client client(server_.port());
+  client.send(ServerOnThread::request_text("POST", "/v1/chat/completions", chat_body().dump(),
+                                           "Content-Type: application/json\r\n"));
+  client.end_input();
+  const Answer answer = client.read_answer();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_NE(answer.body.find("82"), std::string::npos);
+}
+
+TEST_F(Http, WhoSendsTooSlowlyIsCutOff) {
+  Client head(server_.port()), body(server_.port()), idle(server_.port());
+  head.send("GET /health HT");
+  body.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{");
+  EXPECT_EQ(head.read_answer().status, 408);
+  while (body.receive(5)) {
+  }
+  while (idle.receive(5)) {
+  }
+  EXPECT_EQ(idle.received(), "");
+  EXPECT_EQ(server_.get("/health").status, 200);
+}
+
+TEST_F(Http, ManyIdleConnectionsHurtNobody) {
+  std::vector<std::unique_ptr<Client>> idle;
+  for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Client>(server_.port()));
+  EXPECT_EQ(server_.post("/v1/chat/completions", chat_body()).status, 200);
+}
+
+TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {
+  server::ServerOptions options;
+  options.http.max_output_bytes = 4096;
+  options.http.write_timeout = 1;
+  ServerOnThread server(options);
+  Json body = chat_body("Tell me a story.");
+  body["ignore_eos"] = true;
+  body["stream"] = true;
+  body["n"] = 64;
+  body["logprobs"] = true;
+  body["top_logprobs"] = 20;
+  Client client(server.port());
+  client.send(ServerOnThread::request_text("POST", "/v1/chat/completions", body.dump(),
+                                           "Content-Type: application/json\r\n"));
+  for (int tries = 0; tries < 1500 && server.requests().empty(); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_FALSE(server.requests().empty());
+  EXPECT_TRUE(server.requests().back().starts_with("499")) << server.requests().back();
+}
+
+}  // namespace
+}  // namespace nanovllm

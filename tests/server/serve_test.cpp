@@ -1,0 +1,292 @@
+// The endpoints: what they answer, whatever else the server does.
+#include <gtest/gtest.h>
+
+#include "server/client.h"
+
+namespace nanovllm {
+namespace {
+
+/// What the library gives for the same conversation.
+RequestOutput generated(const Json& body) {
+  EngineConfig config;
+  config.device = "cpu";
+  config.num_threads = 2;
+  LLM llm(std::string(NANOVLLM_SOURCE_DIR) + "/models/demo", config);
+  SamplingParams params = llm.default_sampling_params();
+  params.temperature = body.at("temperature").get<double>();
+  params.max_tokens = body.value("max_tokens", 2000);
+  params.n = body.value("n", 1);
+  params.logprobs = 2;
+  if (body.contains("seed")) params.seed = body.at("seed").get<int64_t>();
+  return llm.generate({llm.chat_prompt(body.at("messages").dump())}, params).front();
+}
+
+TEST(Serve, SaysThatItIsReadyAndWhatItServes) {
+  ServerOnThread server;
+  EXPECT_EQ(server.get("/health").status, 200);
+  EXPECT_EQ(server.get("/ping").status, 200);
+  EXPECT_EQ(server.get("/livez").status, 200);
+  EXPECT_EQ(server.get("/version").json()["version"], "1.2.3");
+  const Json models = server.get("/v1/models").json();
+  EXPECT_EQ(models["object"], "list");
+  EXPECT_EQ(models["data"][0]["id"], "demo");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 2048);
+  EXPECT_EQ(server.get("/v1/models/demo").json()["id"], "demo");
+  EXPECT_EQ(server.get("/v1/models/other").status, 404);
+}
+
+TEST(Serve, AChatHasTheBytesOfGenerate) {
+  ServerOnThread server;
+  Json body = chat_body();
+  body["logprobs"] = true;
+  body["top_logprobs"] = 2;
+  const Answer answer = server.post("/v1/chat/completions", body);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const Json json = answer.json();
+  const RequestOutput expected = generated(body);
+  const CompletionOutput& output = expected.outputs[0];
+  EXPECT_EQ(json["object"], "chat.completion");
+  EXPECT_EQ(json["choices"][0]["message"]["content"], output.text);
+  EXPECT_NE(output.text.find("82"), std::string::npos);
+  EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(json["usage"]["prompt_tokens"], expected.prompt_token_ids.size());
+  EXPECT_EQ(json["usage"]["completion_tokens"], output.token_ids.size());
+  const Json& content = json["choices"][0]["logprobs"]["content"];
+  ASSERT_EQ(content.size(), output.logprobs.size());
+  for (size_t i = 0; i < content.size(); ++i) {
+    EXPECT_EQ(content[i]["logprob"].get<double>(), output.logprobs[i][0].logprob);
+    EXPECT_EQ(content[i]["top_logprobs"].size(), 2u);
+  }
+}
+
+TEST(Serve, AStreamJoinedIsTheWholeAnswerForEachChoice) {
+  ServerOnThread server;
+  Json body = chat_body("Tell me a story.");
+  body["temperature"] = 0.8;
+  body["seed"] = 11;
+  body["n"] = 3;
+  body["max_tokens"] = 40;
+  const Json whole = server.post("/v1/chat/completions", body).json();
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const Answer answer = server.post("/v1/chat/completions", body);
+  ASSERT_EQ(answer.status, 200);
+  EXPECT_TRUE(answer.headers.at("content-type").starts_with("text/event-stream"));
+  EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n"));
+  std::map<int, std::string> texts, reasons;
+  Json usage;
+  for (const Json& event : answer.events()) {
+    EXPECT_EQ(event["object"], "chat.completion.chunk");
+    if (event["choices"].empty()) usage = event["usage"];
+    for (const Json& choice : event["choices"]) {
+      const int index = choice["index"];
+      if (texts.count(index) == 0) {
+        EXPECT_EQ(choice["delta"]["role"], "assistant");
+      }
+      texts[index] += choice["delta"].value("content", "");
+      if (!choice["finish_reason"].is_null()) reasons[index] = choice["finish_reason"];
+    }
+  }
+  const RequestOutput expected = generated(body);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(texts[i], whole["choices"][i]["message"]["content"]);
+    EXPECT_EQ(texts[i], expected.outputs[static_cast<size_t>(i)].text);
+    EXPECT_EQ(reasons[i], whole["choices"][i]["finish_reason"]);
+  }
+  EXPECT_EQ(usage, whole["usage"]);
+}
+
+TEST(Serve, CompletionsTakeTextsAndIdsAndEchoThem) {
+  ServerOnThread server;
+  const auto ids = server.post("/tokenize", Json{{"prompt", "23 + 58 ="}}).json()["tokens"];
+  const Json body = {{"prompt", {"23 + 58 =", "Once upon a time"}},
+                     {"temperature", 0},
+                     {"max_tokens", 6},
+                     {"echo", true},
+                     {"logprobs", 1}};
+  const Json both = server.post("/v1/completions", body).json();
+  ASSERT_EQ(both["choices"].size(), 2u);
+  EXPECT_TRUE(both["choices"][0]["text"].get<std::string>().starts_with("23 + 58 = 81"));
+  EXPECT_EQ(both["choices"][1]["index"], 1);
+  const Json& logprobs = both["choices"][0]["logprobs"];
+  EXPECT_TRUE(logprobs["token_logprobs"][0].is_null());
+  EXPECT_EQ(logprobs["tokens"].size(), logprobs["token_logprobs"].size());
+  EXPECT_EQ(logprobs["tokens"].size(), logprobs["text_offset"].size());
+  const Json by_ids =
+      server.post("/v1/completions", Json{{"prompt", ids}, {"temperature", 0}, {"max_tokens", 6}})
+          .json();
+  EXPECT_EQ("23 + 58 =" + by_ids["choices"][0]["text"].get<std::string>(),
+            both["choices"][0]["text"]);
+  EXPECT_EQ(server.post("/detokenize", Json{{"tokens", ids}}).json()["prompt"], "23 + 58 =");
+}
+
+struct Refusal {
+  std::string change;  // merged into a chat's body
+  int status;
+  std::string param;
+};
+
+TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
+  ServerOnThread server;
+  const std::vector<Refusal> refusals = {
+      {R"({"temperature": -0.1})", 400, "temperature"},
+      {R"({"temperature": "0.7"})", 400, "temperature"},
+      {R"({"top_p": 0})", 400, "top_p"},
+      {R"({"top_k": -2})", 400, "top_k"},
+      {R"({"min_p": 2})", 400, "min_p"},
+      {R"({"n": 0})", 400, "n"},
+      {R"({"n": 1000000000})", 400, "n"},
+      {R"({"max_tokens": 0})", 400, "max_tokens"},
+      {R"({"max_tokens": 1.5})", 400, "max_tokens"},
+      {R"({"max_tokens": 100000})", 400, "max_tokens"},
+      {R"({"max_tokens": 3, "max_completion_tokens": 4})", 400, "max_tokens"},
+      {R"({"seed": 1.5})", 400, "seed"},
+      {R"({"stop": [""]})", 400, "stop"},
+      {R"({"stop_token_ids": [99999999]})", 400, "stop_token_ids"},
+      {R"({"min_tokens": 5, "max_tokens": 3})", 400, "min_tokens"},
+      {R"({"top_logprobs": 3})", 400, "top_logprobs"},
+      {R"({"logprobs": true, "top_logprobs": 21})", 400, "top_logprobs"},
+      {R"({"stream_options": {"include_usage": true}})", 400, "stream_options"},
+      {R"({"messages": []})", 400, "messages"},
+      {R"({"messages": [{"role": "root", "content": "x"}]})", 400, "messages"},
+      {R"({"messages": [{"role": "user"}]})", 400, "messages"},
+      {R"({"messages": null})", 400, "messages"},
+      {R"({"model": "other"})", 404, "model"},
+      {R"({"model": 5})", 400, "model"},
+      {R"({"tools": [{"type": "function"}]})", 400, "tools"},
+      {R"({"response_format": {"type": "json_object"}})", 400, "response_format"},
+      {R"({"guided_json": {}})", 400, "guided_json"},
+      {R"({"presence_penalty": 0.5})", 400, "presence_penalty"},
+      {R"({"logit_bias": {"5": 1}})", 400, "logit_bias"},
+      {R"({"chat_template": "x"})", 400, "chat_template"},
+      {R"({"chat_template_kwargs": {"messages": []}})", 400, "chat_template_kwargs"}};
+  for (const Refusal& refusal : refusals) {
+    Json body = chat_body();
+    body.update(Json::parse(refusal.change));
+    const Answer answer = server.post("/v1/chat/completions", body);
+    EXPECT_EQ(answer.status, refusal.status) << refusal.change << answer.body;
+    const Json error = answer.json().at("error");
+    EXPECT_EQ(error["param"], refusal.param) << refusal.change << answer.body;
+    EXPECT_EQ(error["code"], refusal.status);
+    EXPECT_EQ(error["type"], refusal.status == 404 ? "NotFoundError" : "BadRequestError");
+    EXPECT_LT(answer.body.size(), 2048u);
+  }
+  for (const std::string text : {"", "null", "[]", "{", "{\"a\":1,}", "{\"messages\": NaN}"})
+    EXPECT_EQ(server.post("/v1/chat/completions", text).status, 400) << text;
+  // Fields that ask for nothing, or that clients send for their own ends, are no error.
+  Json body = chat_body();
+  body.update(Json::parse(R"({"presence_penalty": 0.0, "user": "me", "store": false, "foo": 1,
+                              "response_format": {"type": "text"}, "tools": [], "n": 1,
+                              "logit_bias": {}, "metadata": {}, "frequency_penalty": 0})"));
+  const Answer answer = server.post("/v1/chat/completions", body);
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_NE(answer.body.find("82"), std::string::npos);
+}
+
+TEST(Serve, OnlyWhoHasAKeyIsServed) {
+  server::ServerOptions options;
+  options.api_keys = {"secret", "other"};
+  ServerOnThread server(options);
+  const std::string body = chat_body().dump();
+  for (const std::string path : {"/v1/models", "/metrics", "/version", "/nowhere", "//v1/models",
+                                 "/v1/../v1/models", "/V1/models", "/%2fv1/models"})
+    EXPECT_EQ(server.get(path).status, 401) << path;
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 401);
+  for (const std::string header :
+       {"Authorization: Bearer \r\n", "Authorization: Bearer secre\r\n",
+        "Authorization: secret\r\n", "Authorization: Bearer secret2\r\n",
+        "Authorization: Bearer secret\r\nAuthorization: Bearer wrong\r\n"})
+    EXPECT_EQ(server.get("/v1/models", header).status, 401) << header;
+  EXPECT_EQ(server.get("/health").status, 200);
+  EXPECT_EQ(server.get("/v1/models", "Authorization: Bearer secret\r\n").status, 200);
+  EXPECT_EQ(server.get("/v1/models", "X-Api-Key: other\r\n").status, 200);
+  EXPECT_EQ(server.get("/nowhere", "X-Api-Key: other\r\n").status, 404);
+  for (const std::string& line : server.requests())
+    EXPECT_EQ(line.find("secret"), std::string::npos) << line;
+}
+
+TEST(Serve, APageOfAnotherHostIsRefusedOnLoopback) {
+  ServerOnThread server;
+  Client client(server.port());
+  client.send("GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+  EXPECT_EQ(client.read_answer().status, 403);
+}
+
+TEST(Serve, AClientThatLeavesEndsItsRequestAndFreesItsBlocks) {
+  ServerOnThread server;
+  for (const bool stream : {true, false}) {
+    Json body = chat_body("Tell me a story.");
+    body["ignore_eos"] = true;
+    body["stream"] = stream;
+    {
+      Client client(server.port());
+      client.send(ServerOnThread::request_text("POST", "/v1/chat/completions", body.dump(),
+                                               "Content-Type: application/json\r\n"));
+      if (stream) {
+        ASSERT_TRUE(client.receive());
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      }
+    }
+    for (int tries = 0; tries < 200 && server.get("/load").json()["server_load"] != 0; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(server.get("/load").json()["server_load"], 0);
+    std::string metrics;
+    for (int tries = 0; tries < 200; ++tries) {
+      metrics = server.get("/metrics").body;
+      if (metrics.find("vllm:kv_cache_usage_perc{model_name=\"demo\",engine=\"0\"} 0\n") !=
+          metrics.npos)
+        break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_NE(metrics.find("finished_reason=\"abort\"} " + std::to_string(stream ? 1 : 2)),
+              std::string::npos)
+        << metrics;
+  }
+}
+
+TEST(Serve, AFullQueueIsSaidWithATimeToRetry) {
+  server::ServerOptions options;
+  options.engine.max_num_seqs = 1;
+  options.queue.max_num_queued_reqs = 2;
+  ServerOnThread server(options);
+  Json body = chat_body("Tell me a story.");
+  body["ignore_eos"] = true;
+  body["stream"] = true;
+  std::vector<std::unique_ptr<Client>> clients;
+  int refused = 0;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(ServerOnThread::request_text("POST", "/v1/chat/completions", body.dump(),
+                                                      "Content-Type: application/json\r\n"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  for (auto& client : clients) {
+    if (!client->receive(0.2) || !client->received().starts_with("HTTP/1.1 503")) continue;
+    const Answer answer = client->read_answer();
+    EXPECT_EQ(answer.headers.at("retry-after"), "1");
+    EXPECT_EQ(answer.json()["error"]["type"], "ServiceUnavailableError");
+    ++refused;
+  }
+  EXPECT_GE(refused, 8);
+  EXPECT_LE(refused, 10);
+}
+
+TEST(Serve, StoppingLetsAnAnswerEndAndRefusesNewOnes) {
+  auto server = std::make_unique<ServerOnThread>();
+  Json body = chat_body("Tell me a story.");
+  body["stream"] = true;
+  body["max_tokens"] = 150;
+  Client client(server->port()), idle(server->port());
+  client.send(ServerOnThread::request_text("POST", "/v1/chat/completions", body.dump(),
+                                           "Content-Type: application/json\r\n"));
+  ASSERT_TRUE(client.receive());
+  server->terminate();
+  const Answer answer = client.read_answer();
+  EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
+  server->stop();
+  EXPECT_FALSE(Client(server->port()).connected());
+}
+
+}  // namespace
+}  // namespace nanovllm
