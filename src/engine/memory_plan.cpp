@@ -53,7 +53,10 @@ OperandLimits operands_of(const ModelConfig& model, const StepLimits& limits, DT
   // Rows of a product; a rank has a part of what lies between the stream's products.
   o.widest = std::max({model.hidden_size, shard.share(model.num_attention_heads) * model.head_dim,
                        shard.share(model.intermediate_size)});
-  if (model.moe) o.expert_inner = shard.share(model.moe->moe_intermediate_size);
+  if (model.moe) {
+    o.expert_inner = shard.share(model.moe->moe_intermediate_size);
+    o.widest = std::max(o.widest, o.expert_inner);
+  }
   return o;
 }
 

@@ -62,21 +62,24 @@ void CpuBackend::reserve_experts(size_t bytes) {
 }
 
 int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
-  const int64_t gemm = uses_onednn(largest.dtype) ? 0 : gemm_scratch_floats(largest.widest),
-                sorting = 2 * largest.vocab;  // keys of 8 bytes
-  return std::max({attention_scratch_floats(largest.head_dim), gemm, sorting});
+  const bool panels = !uses_onednn(largest.dtype) && !uses_tiles(largest.dtype);
+  return std::max({attention_scratch_floats(largest.head_dim),
+                   panels ? gemm_scratch_floats(largest.widest) : 0,
+                   2 * largest.vocab});  // sorting: keys of 8 bytes
 }
 
 size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
   const int64_t floats = threads_ * scratch_floats(largest);
   return static_cast<size_t>(floats) * sizeof(float) +
          static_cast<size_t>(largest.rows) * sizeof(AttentionUnit) + expert_bytes(largest) +
+         (uses_tiles(largest.dtype) ? row_tiles_bytes(largest.rows, largest.widest) : 0) +
          (uses_onednn(largest.dtype) ? OneDnn::kMostBytes : 0);
 }
 
 void CpuBackend::reserve(const OperandLimits& largest) {
   reserve_scratch(scratch_floats(largest));
   reserve_experts(expert_bytes(largest));
+  if (uses_tiles(largest.dtype)) reserve_row_tiles(row_tiles_bytes(largest.rows, largest.widest));
   attention_units_.reserve(static_cast<size_t>(largest.rows));
 }
 

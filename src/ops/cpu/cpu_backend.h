@@ -80,6 +80,11 @@ class CpuBackend : public Backend {
   };
   void divide_attention(const Batch& batch, int64_t tokens, int64_t group);
 
+  /// The rows of a product that tile_gemm() turns into tiles at once.
+  static constexpr int64_t kRowsAsTiles = 512;
+  size_t row_tiles_bytes(int64_t m, int64_t k) const;
+  void reserve_row_tiles(size_t bytes);
+
   int64_t scratch_floats(const OperandLimits& largest) const;
   /// Makes sure that every thread has this much scratch; grows only when more is asked for than
   /// ever before.

@@ -90,23 +90,30 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   });
 }
 
+// A product's last tile of rows has only those that there are.
+size_t CpuBackend::row_tiles_bytes(int64_t m, int64_t k) const {
+  const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK, tile_rows = std::min(m, kTileRows),
+                tiles = (std::min(m, kRowsAsTiles) + kTileRows - 1) / kTileRows;
+  return static_cast<size_t>(tiles * tile_rows * padded_k) * sizeof(bf16);
+}
+
+void CpuBackend::reserve_row_tiles(size_t bytes) {
+  if (bytes <= row_tiles_bytes_) return;
+  row_tiles_ = cpu::allocate(bytes);
+  row_tiles_bytes_ = bytes;
+}
+
 void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
   const int64_t n = w.shape[0], k = w.shape[1], m = x.shape[0];
   const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK;
-  // Rows turned into tiles at once, and of these the rows that stay in a core's cache while the
-  // weights pass.
-  constexpr int64_t kRows = 512, kCachedElements = int64_t{512} << 10;
+  // Of the rows turned into tiles at once, those that stay in a core's cache while the weights
+  // pass.
+  constexpr int64_t kCachedElements = int64_t{512} << 10;
   const int64_t tile_rows = std::min(m, kTileRows);
-  const size_t needed =
-      static_cast<size_t>((std::min(m, kRows) + kTileRows - 1) / kTileRows * tile_rows * padded_k) *
-      sizeof(bf16);
-  if (needed > row_tiles_bytes_) {
-    row_tiles_ = cpu::allocate(needed);
-    row_tiles_bytes_ = needed;
-  }
+  reserve_row_tiles(row_tiles_bytes(m, k));
   bf16* tiles = reinterpret_cast<bf16*>(row_tiles_.get());
-  for (int64_t first = 0; first < m; first += kRows) {
-    const int64_t rows = std::min(kRows, m - first);
+  for (int64_t first = 0; first < m; first += kRowsAsTiles) {
+    const int64_t rows = std::min(kRowsAsTiles, m - first);
     const bf16* from = x.ptr<bf16>() + first * x.stride[0];
     parallel_for(threads_, (rows + kTileRows - 1) / kTileRows, rows * k,
                  [&](int64_t begin, int64_t end, int) {
