@@ -145,12 +145,29 @@ void prepare(CLI::App& command) {
   for (CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) prepare(*sub);
 }
 
+// Kubernetes sets NANOVLLM_PORT=tcp://10.0.0.1:80 for a service of that name: no option's value.
+void ignore_service_addresses() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (text.starts_with("NANOVLLM_") && text.substr(equals + 1).starts_with("tcp://"))
+      names.emplace_back(text.substr(0, equals));
+  }
+  for (const std::string& name : names) {
+    say(fmt::format("note: {} is ignored: its value is the address of a service\n", name));
+    ::unsetenv(name.c_str());
+  }
+}
+
 int run(int argc, char** argv) {
+  ignore_service_addresses();
   CLI::App program("nano-vllm.cpp: a vLLM-class inference engine for Hugging Face models",
                    "nanovllm");
   program.set_version_flag("--version", version_text, "print the version");
   program.footer(
-      "nanovllm chat Qwen/Qwen3-0.6B                     talk with a model of Hugging Face's cache\n"
+      "nanovllm chat Qwen/Qwen3-0.6B                     talk with a model of Hugging Face's "
+      "cache\n"
       "nanovllm generate DIRECTORY \"The sky was\" -n 64    complete a text\n"
       "nanovllm generate DIRECTORY -i in.jsonl -o out.jsonl\n"
       "Exit codes: 0 done, 1 requests failed, 2 usage, 3 model, 4 device or memory, 5 engine");
