@@ -160,18 +160,20 @@ TEST(ModelConfig, RefusesRopeItCannotComputeByName) {
 }
 
 TEST(ModelConfig, RefusesMoreExpertsPerTokenThanThereAre) {
-  expect_refused(R"({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
-                     "num_experts_per_tok": 5})",
-                 "num_experts_per_tok is 5, more than num_experts 4");
-  EXPECT_EQ(parse_model_config(small_with(R"({"architectures": ["Qwen3MoeForCausalLM"],
-                                              "num_experts": 4, "num_experts_per_tok": 4})"))
-                .moe->num_experts_per_tok,
-            4);
+  const auto parse = [](int64_t per_token) {
+    Json config = small();
+    config.update({{"num_experts", 4}, {"num_experts_per_tok", per_token}});
+    return parse_model_config(
+        config, [](const std::string&) { return ConfigDefaults{.num_experts = 128}; });
+  };
+  EXPECT_EQ(refusal([&] { parse(5); }),
+            "config.json: num_experts_per_tok is 5, more than num_experts 4");
+  EXPECT_EQ(parse(4).moe->num_experts_per_tok, 4);
 }
 
 TEST(ModelConfig, RopeScalingGoesBeforeRopeParameters) {
   const auto factor = [](const char* changes) {
-    return parse_model_config(small_with(changes)).rope.factor;
+    return parse_model_config(small_with(changes), defaults_of).rope.factor;
   };
   EXPECT_EQ(factor(R"({"rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 1e6},
                        "rope_scaling": {"rope_type": "linear", "factor": 2}})"),
@@ -187,7 +189,7 @@ TEST(ModelConfig, YarnTakesMscaleWithMscaleAllDimOnly) {
     Json config = small();
     config["rope_scaling"] = Json::parse(fields);
     config["rope_scaling"].update({{"rope_type", "yarn"}, {"factor", 4}});
-    return parse_model_config(config).rope.attention_factor;
+    return parse_model_config(config, defaults_of).rope.attention_factor;
   };
   const double yarn = 0.1 * std::log(4.0) + 1;
   EXPECT_DOUBLE_EQ(attention_factor("{}"), yarn);
