@@ -8,6 +8,8 @@
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
 #include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/kernels/kernels.h"
+#include "ops/cpu/onednn.h"
 #include "unit/engine/count_allocations.h"
 
 namespace {
@@ -97,7 +99,7 @@ LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture) {
 class CpuStepAllocation : public testing::TestWithParam<bool> {};
 
 TEST_P(CpuStepAllocation, ADecodeStepOfOurOwnKernelsAllocatesNothing) {
-  LLMEngine engine = engine_on_cpu(cpu::best_kernels().name, GetParam());
+  LLMEngine engine = engine_on_cpu(cpu::best_kernels(cpu::onednn_allows_amx()).name, GetParam());
   SamplingParams params;
   params.max_tokens = 200;
   params.top_k = 5;
@@ -131,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, CpuStepAllocation, testing::Bool(), [](const au
 // The largest step, with filters and log probabilities.
 TEST(CpuScratch, IsReservedBeforeTheFirstStep) {
   for (const bool is_mixture : {false, true}) {
-    LLMEngine engine = engine_on_cpu(cpu::best_kernels().name, is_mixture);
+    LLMEngine engine = engine_on_cpu(cpu::best_kernels(cpu::onednn_allows_amx()).name, is_mixture);
     SamplingParams params;
     params.max_tokens = 2;
     params.top_p = 0.5;

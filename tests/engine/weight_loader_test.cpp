@@ -247,7 +247,7 @@ TEST_F(WeightLoaderTest, AFileThatIsWrittenWhileItIsLoadedIsRefused) {
   RecordingBackend backend;
   std::vector<std::byte> storage(1 << 20);
   WeightLoader loader(backend, DType::f32, {}, storage.data());
-  find_architecture(config_).make(config_, {loader, {}});
+  find_architecture(config_.architecture).make(config_, {loader, {}});
   const Checkpoint files = checkpoint();
   const std::string path = files.file_of(files.names().front());
   const auto load = [&] {
@@ -280,7 +280,7 @@ TEST_F(WeightLoaderTest, AFileThatChangesWhileItIsLoadedIsAnError) {
   RecordingBackend backend;
   std::vector<std::byte> storage(1 << 20);
   WeightLoader loader(backend, DType::f32, {}, storage.data());
-  find_architecture(config_).make(config_, {loader, {}});
+  find_architecture(config_.architecture).make(config_, {loader, {}});
   const Checkpoint opened = checkpoint();
   const auto grow = [&](int64_t, int64_t) {
     std::ofstream(opened.file_of(weights_.tensors.front().name), std::ios::app) << "x";

@@ -43,8 +43,8 @@ class CudaGemmFamilies : public GpuTest {
     constexpr int64_t kRows = 400, kColumns = 1536, kDepth = 2048;
     Rig rig(gpu);
     const Tensor x = rig.upload(normal_values(kRows * kDepth, 1), DType::bf16, {kRows, kDepth}),
-                 w = rig.weight(normal_values(kColumns * kDepth, 2), DType::bf16, kColumns, kDepth),
                  y = rig.empty(DType::bf16, {kRows, kColumns});
+    const Weight w = rig.weight(normal_values(kColumns * kDepth, 2), DType::bf16, kColumns, kDepth);
     gpu.gemm(y, x, w);
     return rig.bytes(y);
   }

@@ -262,7 +262,7 @@ void compare_heads(Backend& gpu, const HeadsShape& shape, int64_t rows, int64_t 
 }
 
 TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
-  const auto product = [&](const HeadsRig& rig, Tensor x, Tensor w) {
+  const auto product = [&](const HeadsRig& rig, Tensor x, Weight w) {
     ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel of many rows";
   };
   compare_heads(*gpu_, {16, 8, 128, 128}, 2048, 1024, product);
@@ -270,7 +270,7 @@ TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
 }
 
 TEST_F(CudaManyRows, HeadsOfAProductInLanesHaveTheBitsOfTwoSteps) {
-  const auto product = [&](const HeadsRig& rig, Tensor x, Tensor w) {
+  const auto product = [&](const HeadsRig& rig, Tensor x, Weight w) {
     gpu_->run_lanes(2, [&](int i) {
       if (i == 1) {
         ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in lanes";

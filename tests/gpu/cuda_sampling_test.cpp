@@ -32,7 +32,7 @@ struct Rules {
              rig.upload(zeros, DType::f32, {rows}),
              rig.upload(std::span<const int64_t>(seed), {rows}),
              rig.upload(std::span<const int32_t>(position), {rows})};
-    batch.features = greedy ? 0 : kSampleRandom;
+    batch.features = greedy ? 0u : uint32_t{kSampleRandom};
   }
 };
 

@@ -118,7 +118,7 @@ void time_small_operations(Backend& gpu) {
          [&] { gpu.qk_norm_rope_store(q, k, v, norm, norm, 1e-6f, batch, cos_sin, cache); });
     time("rope_store", [&] { gpu.rope_store(q, k, v, batch, cos_sin, cache); });
     time("silu_and_mul", [&] { gpu.silu_and_mul(act, gate_up); });
-    time("embedding", [&] { gpu.embedding(y, ids, table, 0); });
+    time("embedding", [&] { gpu.embedding(y, ids, Weight{table}, 0); });
     time("gather_rows", [&] { gpu.gather_rows(y, x, ids); });
     time("feed_tokens", [&] { gpu.feed_tokens(ids, ids, ids); });
     std::printf("\n");

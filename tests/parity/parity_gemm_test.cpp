@@ -174,7 +174,7 @@ TEST_P(GemmParity, SampledProductIsItsParts) {
       want(ops(), DType::i32, {kRows});
   for (const bool filters : {false, true}) {
     SamplingBatch params{temperature, none, top_p, zero, seed, position};
-    params.any_filter = filters;
+    params.features = kSampleRandom | (filters ? uint32_t{kSampleFiltered} : 0u);
     ops().gemm_sample(ids, logits, x, w, params);
     ops().gemm(logits, x, w);
     ops().sample(want, logits, params);

@@ -220,11 +220,11 @@ TEST(CudaCollectives, RanksOfUnlikeGpusAgreeOnWhatAllOfThemDo) {
     on_ranks(devices, {{}, {.num_sms = sms}},
              [&](Backend& backend, Communicator& comm, ThreadGroup&) {
                const bool alike = sms == 0;
-               EXPECT_EQ(comm.sums_in_decoder_layers(), alike) << "rank " << comm.rank();
+               EXPECT_EQ(comm.fusions().sums_in_decoder_layers(), alike) << "rank " << comm.rank();
                if (alike) return;
                constexpr int64_t kRows = 128, kSide = 2048;
                Rig rig(backend);
-               EXPECT_FALSE(comm.gemm_for_sum(
+               EXPECT_FALSE(comm.fusions().gemm_for_sum(
                    rig.empty(DType::bf16, {kRows, kSide}), rig.empty(DType::bf16, {kRows, kSide}),
                    rig.weight(normal_values(kSide * kSide, 1), DType::bf16, kSide, kSide)))
                    << "rank " << comm.rank();
@@ -361,7 +361,7 @@ void expect_sampled(const std::vector<std::string>& devices, int64_t rows, int64
     backend.synchronize();
     group.barrier(comm.rank());
     for (int again = 0; again < 3; ++again) {
-      params.features = again == 2 ? 0 : kSampleRandom;
+      params.features = again == 2 ? 0u : uint32_t{kSampleRandom};
       backend.sample(ids.rows(0, rows), whole, params);
       EXPECT_TRUE(comm.fusions().sample(ids.rows(rows, 2 * rows), own, vocab, params));
       std::vector<int32_t> got(static_cast<size_t>(2 * rows));
