@@ -295,7 +295,7 @@ TEST(GenerationConfig, RefusesValuesThatNoSamplerTakes) {
     return refusal([&] { parse_generation_config(Json::parse(text), 1000); });
   };
   EXPECT_EQ(message(R"({"temperature": -0.5})"),
-            "generation_config.json: temperature must be at least 0, got -0.5");
+            "generation_config.json: temperature must be from 0 to 10000, got -0.5");
   EXPECT_EQ(message(R"({"top_p": 1.5})"),
             "generation_config.json: top_p must be from 0 to 1, got 1.5");
   EXPECT_NE(
