@@ -151,6 +151,17 @@ class Setting {
     expect_close(
         got, want, [&](size_t i) { return bounds[i]; }, "attention");
   }
+  /// Makes the values of the first sequence's key at `position` infinite.
+  void make_infinite(int64_t position) {
+    Values v = v_->get();
+    const int64_t d = problem_.head_dim, kv = problem_.kv_heads, size = problem_.block_size;
+    const int64_t block = tables_->view().ptr<int32_t>()[position / size];
+    for (int64_t h = 0; h < kv; ++h)
+      for (int64_t i = 0; i < d; ++i)
+        v[static_cast<size_t>(((block * kv + h) * size + position % size) * d + i)] = INFINITY;
+    v_ = std::make_unique<Operand>(ops_, dtype_,
+                                   std::vector<int64_t>{v_->view().shape[0], kv, size, d}, v);
+  }
   /// A backend that rounds the probabilities to bf16 before they meet the values (tensor cores) is
   /// allowed that error too.
   void allow(double extra) { extra_ = extra; }
@@ -240,6 +251,30 @@ TEST_P(AttentionParity, AChunkHasTheBitsOfTheWhole) {
           whole.begin() +
               static_cast<int64_t>(static_cast<size_t>(chunk.context - chunk.rows) * row)))
           << chunk.rows << " rows up to " << chunk.context << ", head_dim " << d;
+    }
+  }
+}
+
+TEST_P(AttentionParity, AnInfiniteValueShowsOnlyInTheRowsThatSeeItsKey) {
+  if (ops().device().kind != Device::cpu) GTEST_SKIP() << "writes to the cache by the host";
+  constexpr int64_t kKey = 75, kLength = 100;
+  for (const int64_t window : {0, 20}) {
+    Setting setting(ops(), dtype(), {6, 2, 64, 16, {{kLength, kLength}}, window}, 13);
+    const std::vector<std::byte> want = setting.run().bits();
+    setting.make_infinite(kKey);
+    const Operand run = setting.run();
+    const std::vector<std::byte> got = run.bits();
+    const Values values = run.get();
+    const size_t row = got.size() / kLength;
+    for (int64_t r = 0; r < kLength; ++r) {
+      const int64_t at = r * static_cast<int64_t>(row);
+      const bool sees = r >= kKey && (window == 0 || r < kKey + window);
+      if (sees)
+        EXPECT_FALSE(std::isfinite(values[static_cast<size_t>(r * 6 * 64)])) << "row " << r;
+      else
+        EXPECT_TRUE(std::equal(want.begin() + at, want.begin() + at + static_cast<int64_t>(row),
+                               got.begin() + at))
+            << "row " << r << ", window " << window;
     }
   }
 }

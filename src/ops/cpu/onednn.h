@@ -5,7 +5,7 @@
 // speed for one row and reach the arithmetic peak for many, and every row's bits are independent of
 // the number of rows and of threads. That is checked when a backend is made, on the processor at
 // hand; where it does not hold, or there is no such implementation, our own kernel serves
-// (gemm.inl).
+// (gemm.inl). bf16 products beside AMX are always our own (tiles.inl).
 #pragma once
 
 #include <memory>

@@ -148,7 +148,9 @@ struct Piece {
   T* q;                     // [rows, d]
   float *acc, *scores;      // [rows, d], [rows, kAttentionTile]
   T *k_copy, *v_copy;       // [kAttentionTile, d]: used where head_dim is no multiple of 32
-  float* v_f32;             // [kAttentionTile, d]: values widened once for many rows
+  // [kAttentionTile, d]: values widened once for many rows, or keys and values for tile products
+  float* v_f32;
+  float* sums;  // [rows, d]: tile products
   RowState* state;
 
   int64_t position(int64_t row) const {
@@ -158,6 +160,12 @@ struct Piece {
   int64_t first_key(int64_t row) const {
     const int64_t key = task.window > 0 ? position(row) + 1 - task.window : 0;
     return key > 0 ? key : 0;
+  }
+  /// The row sees the keys [begin, end) of the tile at `tile_key`; both rise with the row.
+  int64_t begin(int64_t row, int64_t tile_key) const { return in_tile(first_key(row) - tile_key); }
+  int64_t end(int64_t row, int64_t tile_key) const { return in_tile(position(row) + 1 - tile_key); }
+  static int64_t in_tile(int64_t key) {
+    return key < 0 ? int64_t{0} : key < kAttentionTile ? key : kAttentionTile;
   }
 };
 
@@ -188,14 +196,8 @@ NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, Tile<
 template <int ROWS, class T, class V>
 NANOVLLM_INLINE void tile_rows(const Piece<T>& piece, int64_t row, int64_t first_key,
                                const Tile<T>& tile, const V* const* v) {
-  // Row r sees the keys [begin(r), end(r)) of the tile; rows are in order of position, so both
-  // rise.
-  const auto in_tile = [&](int64_t position) {
-    const int64_t key = position - first_key;
-    return key < 0 ? int64_t{0} : key < kAttentionTile ? key : kAttentionTile;
-  };
-  const auto begin = [&](int64_t r) { return in_tile(piece.first_key(row + r)); };
-  const auto end = [&](int64_t r) { return in_tile(piece.position(row + r) + 1); };
+  const auto begin = [&](int64_t r) { return piece.begin(row + r, first_key); };
+  const auto end = [&](int64_t r) { return piece.end(row + r, first_key); };
   if (begin(0) >= end(ROWS - 1)) return;
   float* scores = piece.scores + row * kAttentionTile;
   float* acc = piece.acc + row * piece.d;
@@ -245,12 +247,17 @@ void attention_piece(const Piece<T>& piece) {
     __builtin_memset(piece.acc + r * piece.d, 0, static_cast<size_t>(piece.d) * sizeof(float));
     piece.state[r] = {-__builtin_inff(), 0.0f};
   }
+  if constexpr (kHasTiles<T>) configure_tiles_of(piece);
   const int64_t keys = piece.position(piece.rows - 1) + 1;
   for (int64_t first_key = piece.first_key(0) / kAttentionTile * kAttentionTile; first_key < keys;
        first_key += kAttentionTile) {
     Tile<T> tile;
     tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
     gather_tile(piece, first_key, tile);
+    if constexpr (kHasTiles<T>) {
+      multiply_by_tiles(piece, first_key, tile);  // attention_tiles.inl
+      continue;
+    }
     if (sizeof(T) == sizeof(float) || piece.rows < 8) {
       tile_piece(piece, first_key, tile, tile.v);
       continue;
@@ -286,6 +293,7 @@ void attention(const AttentionTask<T>& task) {
   RowState* state = reinterpret_cast<RowState*>(take(kAttentionRows * 2));
   T* q = reinterpret_cast<T*>(take(kAttentionRows * d));
   float *keys = take(kAttentionTile * d), *values = take(kAttentionTile * d);
+  float* sums = take(kAttentionRows * d);
   // bf16: the copies of keys and values fit into the first region, the widened values have the
   // second. f32 widens nothing.
   T* k_copy = reinterpret_cast<T*>(keys);
@@ -294,7 +302,7 @@ void attention(const AttentionTask<T>& task) {
   for (int64_t first = 0; first < rows; first += kAttentionRows)
     attention_piece(Piece<T>{task, first,
                              rows - first < kAttentionRows ? rows - first : kAttentionRows, d, q,
-                             acc, scores, k_copy, v_copy, values, state});
+                             acc, scores, k_copy, v_copy, values, sums, state});
 }
 
 }  // namespace

@@ -38,8 +38,8 @@ constexpr int64_t kAttentionTile = 64;
 
 constexpr int64_t attention_scratch_floats(int64_t head_dim) {
   const int64_t d = (head_dim + 31) / 32 * 32;
-  // q rows and accumulators of a piece, its scores, and one tile of keys and of values.
-  return 2 * kAttentionRows * d + kAttentionRows * (kAttentionTile + 2) + 2 * kAttentionTile * d +
+  // q rows, accumulators and sums of a piece, its scores, and one tile of keys and of values.
+  return 3 * kAttentionRows * d + kAttentionRows * (kAttentionTile + 2) + 2 * kAttentionTile * d +
          64;
 }
 

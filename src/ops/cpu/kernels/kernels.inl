@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
@@ -17,16 +17,22 @@ namespace nanovllm::cpu {
 //
 #include "ops/cpu/kernels/rowwise.inl"
 //
-#include "ops/cpu/kernels/attention.inl"
-#include "ops/cpu/kernels/gemm.inl"
-#include "ops/cpu/kernels/sampling.inl"
 #if defined(__AMX_BF16__)
 #include "ops/cpu/kernels/tiles.inl"
 #else
 namespace {
+template <class T>
+constexpr bool kHasTiles = false;
 constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 }  // namespace
 #endif
+//
+#include "ops/cpu/kernels/attention.inl"
+#if defined(__AMX_BF16__)
+#include "ops/cpu/kernels/attention_tiles.inl"
+#endif
+#include "ops/cpu/kernels/gemm.inl"
+#include "ops/cpu/kernels/sampling.inl"
 
 namespace {
 template <class T>

@@ -27,12 +27,17 @@ NANOVLLM_INLINE Vec load(const bf16* p) {
 }
 NANOVLLM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 
-/// Rounds to nearest even, as bf16(float) does, NaN included.
+/// Rounds to nearest even, as bf16(float) does, NaN included; beside AMX, which knows no subnormal
+/// numbers, they become zero here as well.
 NANOVLLM_INLINE VecH round_bf16(Vec v) {
+#if defined(__AMX_BF16__)
+  return reinterpret_cast<VecH>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#else
   const VecU u = reinterpret_cast<VecU>(v);
   const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const VecU nan = (u >> 16) | 0x40u;
   return __builtin_convertvector((v == v) ? rounded : nan, VecH);
+#endif
 }
 NANOVLLM_INLINE void store(bf16* p, Vec v) {
   const VecH h = round_bf16(v);

@@ -4,6 +4,9 @@
 
 namespace {
 
+template <class T>
+constexpr bool kHasTiles = sizeof(T) == sizeof(bf16);
+
 /// What ldtilecfg reads.
 struct TileShape {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -23,35 +26,51 @@ NANOVLLM_INLINE void configure_tiles(int64_t rows) {
   _tile_loadconfig(&shape);
 }
 
-/// The first TILES tiles of rows from x on, times 32 columns, into sums[TILES * 16][32].
+/// Where tiles of rows lie, in elements from one to the next.
+struct TileSource {
+  const bf16* x;
+  int64_t row, step, tile;
+};
+
+/// y[TILES * 16, 32] = x w^T over `steps` times 32 elements of k. With more passes x goes on where
+/// w begins anew.
 template <int TILES>
-NANOVLLM_INLINE void multiply_tiles(float* sums, const bf16* x, int64_t x_stride, const bf16* w,
-                                    int64_t steps) {
-  const int64_t x_tile = x_stride * kTileK;
-  const bf16* x1 = x + steps * x_tile;
+NANOVLLM_INLINE void multiply_tiles(float* y, int64_t y_stride, TileSource source, const bf16* w,
+                                    int64_t steps, int passes = 1) {
+  const bf16 *x = source.x, *x1 = x + source.tile;
+  const int64_t row_bytes = source.row * 2;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (TILES == 2) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t i = 0; i < steps; ++i, x += x_tile, x1 += x_tile, w += 2 * 16 * kTileK) {
-    _tile_loadd(6, w, 64);
-    _tile_loadd(4, x, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 16 * kTileK, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (TILES == 2) {
-      _tile_loadd(5, x1, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+  // The intrinsics do not tell the compiler that they read memory.
+  __asm__ volatile("" ::: "memory");
+  for (int pass = 0; pass < passes; ++pass) {
+    const bf16* column = w;
+    for (int64_t i = 0; i < steps; ++i) {
+      _tile_loadd(6, column, 64);
+      _tile_loadd(4, x, row_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, column + 16 * kTileK, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (TILES == 2) {
+        _tile_loadd(5, x1, row_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      x += source.step;
+      x1 += source.step;
+      column += 2 * 16 * kTileK;
     }
   }
-  _tile_stored(0, sums, kTileColumns * sizeof(float));
-  _tile_stored(1, sums + 16, kTileColumns * sizeof(float));
+  const int64_t y_bytes = y_stride * 4;
+  _tile_stored(0, y, y_bytes);
+  _tile_stored(1, y + 16, y_bytes);
   if constexpr (TILES == 2) {
-    _tile_stored(2, sums + 16 * kTileColumns, kTileColumns * sizeof(float));
-    _tile_stored(3, sums + 16 * kTileColumns + 16, kTileColumns * sizeof(float));
+    _tile_stored(2, y + kTileRows * y_stride, y_bytes);
+    _tile_stored(3, y + kTileRows * y_stride + 16, y_bytes);
   }
 }
 
@@ -78,13 +97,14 @@ void tile_gemm(const GemmTask<bf16>& task) {
   for (int64_t block = task.first_block; block < task.end_block; ++block) {
     const bf16* w = task.w + block * kTileColumns * steps * kTileK;
     for (int64_t first = 0; first < task.m; first += 2 * kTileRows) {
-      const bf16* x = task.x + first * steps * kTileK;
+      const int64_t step = task.x_stride * kTileK;
+      const TileSource source{task.x + first * steps * kTileK, kTileK, step, steps * step};
       const int64_t left = task.m - first;
       if (left > kTileRows) {
-        multiply_tiles<2>(sums, x, task.x_stride, w, steps);
+        multiply_tiles<2>(sums, kTileColumns, source, w, steps);
         put_sums(task, sums, first, left < 2 * kTileRows ? left : 2 * kTileRows, block);
       } else {
-        multiply_tiles<1>(sums, x, task.x_stride, w, steps);
+        multiply_tiles<1>(sums, kTileColumns, source, w, steps);
         put_sums(task, sums, first, left, block);
       }
     }
