@@ -192,7 +192,7 @@ TEST_F(BadModel, NoWeights) {
 
 TEST_F(BadModel, NoTokenizer) {
   std::filesystem::remove(path("tokenizer.json"));
-  expect_refusal({"/tokenizer.json is missing", "skip_tokenizer_init"});
+  expect_refusal({"/tokenizer.json is missing", "--skip-tokenizer-init"});
   write_file(path("tokenizer.model"), "x");
   expect_refusal({"/tokenizer.json is missing", "tokenizer.model is not read", "save_pretrained"});
 }

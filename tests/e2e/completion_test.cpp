@@ -99,7 +99,7 @@ TEST_F(Completion, BashKnowsWhichValuesMayFollow) {
   EXPECT_EQ(bash("generate --temperature ''"), Words{});
   EXPECT_EQ(bash("generate --input READ"), Words{"README.md"});
   EXPECT_EQ(bash("chat models/d"), Words{"models/demo"});
-  EXPECT_EQ(bash("generate --prompt bench --chat-tem"),
+  EXPECT_EQ(bash("generate --prompt bench --repetit"),
             Words{});  // a value that looks like a command
 }
 

@@ -298,7 +298,8 @@ class Connection final : public ConnectionBase,
                                                message.version() == 11, request.method == "HEAD");
     reply_ = reply;
     dispatched_ = Clock::now();
-    read();
+    // Behind a pipelined request nothing is read: the buffer must not grow while it is parsed.
+    if (buffer_.size() == 0) read();
     context_->handler(std::move(request), reply);
   }
 
@@ -327,7 +328,7 @@ class Connection final : public ConnectionBase,
     if (is_closed_) return;
     pending_ += bytes;
     if (streaming_ && pending_.size() + sending_.size() > context_->options.max_output_bytes)
-      return close();
+      return close_later();
     if (is_sending_ || flush_posted_) return;
     // One write for all that this round of the loop adds.
     flush_posted_ = true;
@@ -335,6 +336,12 @@ class Connection final : public ConnectionBase,
       self->flush_posted_ = false;
       self->flush();
     });
+  }
+
+  // Whoever is writing does not lose the exchange under its hands.
+  void close_later() {
+    if (std::exchange(is_overflowing_, true)) return;
+    asio::post(stream_.get_executor(), [self = this->shared_from_this()] { self->close(); });
   }
 
   void flush() {
@@ -390,8 +397,8 @@ class Connection final : public ConnectionBase,
   std::string pending_, sending_;
   Clock::time_point deadline_, dispatched_;
   Waiting waiting_ = Waiting::nothing;
-  bool is_reading_ = false, is_sending_ = false, flush_posted_ = false, streaming_ = false,
-       is_finishing_ = false, closes_after_reply_ = false, is_closed_ = false;
+  bool is_overflowing_ = false, is_reading_ = false, is_sending_ = false, flush_posted_ = false,
+       streaming_ = false, is_finishing_ = false, closes_after_reply_ = false, is_closed_ = false;
 };
 
 }  // namespace nanovllm::server

@@ -92,7 +92,9 @@ void Generation::fail(int status, const std::string& message, const std::string&
 }
 
 void Generation::watch(std::function<void()> callback) {
-  if (!is_done_) exchange_->on_abandoned(std::move(callback));
+  if (is_done_) return;
+  const std::shared_ptr<Exchange> exchange = exchange_;  // the callback may end this generation
+  exchange->on_abandoned(std::move(callback));
 }
 
 void Generation::keep_alive() {
