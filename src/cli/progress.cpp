@@ -103,11 +103,13 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
   }
   std::vector<std::string> parts = {total >= 0 ? fmt::format("{}/{} requests", done, total)
                                                : fmt::format("{} requests done", done)};
-  parts.push_back(fmt::format("{:.0f} tok/s", decode_rate_));
+  const std::string prompts = fmt::format("prompts {:.0f} tok/s", prefill_rate_);
+  const bool reads_only = decode_rate_ < 0.5 && prefill_rate_ > 0;  // what a narrow line has to say
+  parts.push_back(reads_only ? prompts : fmt::format("{:.0f} tok/s", decode_rate_));
   if (total > 0 && done > 0)
     parts.push_back(clock_time(to_seconds(now - start_) / double(done) * double(total - done)) +
                     " left");
-  parts.push_back(fmt::format("prompts {:.0f} tok/s", prefill_rate_));
+  if (!reads_only) parts.push_back(prompts);
   parts.push_back(fmt::format("{} running", stats.running));
   show(std::move(parts));
 }
