@@ -1,6 +1,5 @@
 #include "layers/weight_loader.h"
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 
@@ -240,24 +239,6 @@ TEST_F(WeightLoaderTest, WhatIsMissingOrTooMuchOrOfAnotherKindIsNamed) {
             << fragment << ": " << error.what();
     }
   }
-}
-
-TEST_F(WeightLoaderTest, AFileThatIsWrittenWhileItIsLoadedIsRefused) {
-  write(weights_.tensors);
-  RecordingBackend backend;
-  std::vector<std::byte> storage(1 << 20);
-  WeightLoader loader(backend, DType::f32, {}, storage.data());
-  find_architecture(config_.architecture).make(config_, {loader, {}});
-  const Checkpoint files = checkpoint();
-  const std::string path = files.file_of(files.names().front());
-  const auto load = [&] {
-    loader.load(files, [&](int64_t done, int64_t total) {
-      if (done < total) return;
-      std::filesystem::last_write_time(
-          path, std::filesystem::last_write_time(path) + std::chrono::seconds(2));
-    });
-  };
-  EXPECT_THROW(load(), Error);
 }
 
 TEST_F(WeightLoaderTest, ProgressRisesToTheTotal) {
