@@ -8,8 +8,6 @@
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
 #include "ops/cpu/cpu_backend.h"
-#include "ops/cpu/kernels/kernels.h"
-#include "ops/cpu/onednn.h"
 #include "unit/engine/count_allocations.h"
 
 namespace {
@@ -84,8 +82,9 @@ size_t heap() {
 
 /// An engine over the kernels of `isa`; empty: oneDNN's products. On one thread: OpenMP's own
 /// bookkeeping for more is none of ours.
-LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture) {
-  const ModelConfig model = computing_model(is_mixture);
+LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture, DType dtype) {
+  ModelConfig model = computing_model(is_mixture);
+  model.dtype = dtype;
   EngineConfig config;
   config.block_size = 256;
   config.max_num_batched_tokens = 64;
@@ -96,26 +95,30 @@ LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture) {
   return LLMEngine(std::move(runner), model, config, nullptr, {});
 }
 
+std::string_view own_kernels() { return cpu::best_kernels(cpu::onednn_allows_amx()).name; }
+
 class CpuStepAllocation : public testing::TestWithParam<bool> {};
 
 TEST_P(CpuStepAllocation, ADecodeStepOfOurOwnKernelsAllocatesNothing) {
-  LLMEngine engine = engine_on_cpu(cpu::best_kernels(cpu::onednn_allows_amx()).name, GetParam());
-  SamplingParams params;
-  params.max_tokens = 200;
-  params.top_k = 5;
-  params.output_kind = OutputKind::final_only;
-  for (int i = 0; i < 8; ++i) engine.add_request({1, 2, i}, params);
-  for (int i = 0; i < 20; ++i) engine.step();
-  const int64_t allocations = num_allocations;
-  const size_t before = heap();
-  for (int i = 0; i < 100; ++i) engine.step();
-  EXPECT_EQ(num_allocations - allocations, 0);
-  EXPECT_EQ(heap(), before);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    LLMEngine engine = engine_on_cpu(own_kernels(), GetParam(), dtype);
+    SamplingParams params;
+    params.max_tokens = 200;
+    params.top_k = 5;
+    params.output_kind = OutputKind::final_only;
+    for (int i = 0; i < 8; ++i) engine.add_request({1, 2, i}, params);
+    for (int i = 0; i < 20; ++i) engine.step();
+    const int64_t allocations = num_allocations;
+    const size_t before = heap();
+    for (int i = 0; i < 100; ++i) engine.step();
+    EXPECT_EQ(num_allocations - allocations, 0) << name_of(dtype);
+    EXPECT_EQ(heap(), before) << name_of(dtype);
+  }
 }
 
 // oneDNN makes small objects for each call, and code for each number of rows that is new to it.
 TEST_P(CpuStepAllocation, ADecodeStepOverOneDnnKeepsNothing) {
-  LLMEngine engine = engine_on_cpu({}, GetParam());
+  LLMEngine engine = engine_on_cpu({}, GetParam(), DType::f32);
   SamplingParams params;
   params.max_tokens = 200;
   params.output_kind = OutputKind::final_only;
@@ -132,8 +135,11 @@ INSTANTIATE_TEST_SUITE_P(Engine, CpuStepAllocation, testing::Bool(), [](const au
 
 // The largest step, with filters and log probabilities.
 TEST(CpuScratch, IsReservedBeforeTheFirstStep) {
-  for (const bool is_mixture : {false, true}) {
-    LLMEngine engine = engine_on_cpu(cpu::best_kernels(cpu::onednn_allows_amx()).name, is_mixture);
+  for (const auto& [is_mixture, dtype] : {std::pair{false, DType::f32},
+                                          {true, DType::f32},
+                                          {false, DType::bf16},
+                                          {true, DType::bf16}}) {
+    LLMEngine engine = engine_on_cpu(own_kernels(), is_mixture, dtype);
     SamplingParams params;
     params.max_tokens = 2;
     params.top_p = 0.5;
