@@ -195,11 +195,7 @@ class Step {
     }
     times.measure("gather_rows", [&] { ops_.gather_rows(last_, hidden_, batch_.logits_rows); });
     times.measure("gemm lm_head", [&] { ops_.gemm(logits_, last_, model_.head()); });
-    times.measure("sample (greedy)", [&] {
-      SamplingBatch greedy;
-      greedy.all_greedy = true;
-      ops_.sample(ids_, logits_, greedy);
-    });
+    times.measure("sample (greedy)", [&] { ops_.sample(ids_, logits_, {}); });
     times.end_step();
   }
 
