@@ -145,7 +145,7 @@ std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt
   return scheduler_.refusal(length, std::min(params.max_tokens, max_model_len_ - length));
 }
 
-int64_t LLMEngine::add_request(std::vector<int32_t> prompt, const SamplingParams& params) {
+int64_t LLMEngine::add_request(const std::vector<int32_t>& prompt, const SamplingParams& params) {
   check(dead_.empty(), "the engine has failed: {}", dead_);
   if (auto problem = refusal(prompt, params)) return refuse_request(std::move(*problem));
   const auto length = std::ssize(prompt);

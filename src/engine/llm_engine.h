@@ -31,7 +31,7 @@ class LLMEngine {
   std::optional<std::string> refusal(const std::vector<int32_t>& prompt,
                                      const SamplingParams& params) const;
   // LLM's methods of the same names say what these do.
-  int64_t add_request(std::vector<int32_t> prompt, const SamplingParams& params);
+  int64_t add_request(const std::vector<int32_t>& prompt, const SamplingParams& params);
   /// Queues the output of a request that is not acceptable. It does not have the prompt, which may
   /// be of any size.
   int64_t refuse_request(std::string error);

@@ -227,8 +227,8 @@ class Connection final : public ConnectionBase,
         if (!accept_header()) return;
         wait_for(Waiting::body, context_->options.body_timeout);
         parser_->eager(true);
-        if (buffer_.size() == 0 && !parser_->is_done()) break;
       }
+      if (buffer_.size() == 0) break;  // the parser takes an empty buffer in silence
     }
     if (!count_body())
       return refuse(503, "too many request bodies are being read; try again later");

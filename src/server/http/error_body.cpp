@@ -32,6 +32,10 @@ std::string_view type_of(int status) {
 
 }  // namespace
 
+int status_of(ErrorKind kind) {
+  return kind == ErrorKind::invalid_argument ? 400 : kind == ErrorKind::unavailable ? 503 : 500;
+}
+
 void append_json(std::string& out, std::string_view text) {
   out += '"';
   for (const char c : text) {

@@ -1,0 +1,80 @@
+// The requests that generate: from a body to the engine, and from its outputs to the clients.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "nanovllm/async_llm.h"
+
+#include "server/http/http.h"
+#include "server/metrics.h"
+#include "server/openai/answer.h"
+#include "server/openai/request.h"
+#include "server/pool.h"
+#include "server/server.h"
+
+namespace nanovllm::server {
+
+/// Belongs to the I/O thread, but for what read() does on the pool.
+class Generations {
+ public:
+  /// Sends a whole answer.
+  using Answer =
+      std::function<void(const HttpRequest&, const std::shared_ptr<Exchange>&, HttpResponse)>;
+  using Log = std::function<void(const std::string&)>;
+
+  /// All of them outlive this.
+  Generations(const ServerOptions& options, const RequestDefaults& defaults, HttpServer& http,
+              AsyncLLM& llm, Pool& pool, Metrics& metrics, Answer answer, Log log);
+
+  /// Answers a request to /v1/chat/completions or /v1/completions.
+  void add(HttpRequest&& request, std::shared_ptr<Exchange> exchange);
+  /// The engine's outputs of one step.
+  void deliver(std::vector<RequestOutput>& outputs);
+  void keep_alive();
+  void abort_all();
+  /// Ends them with an error.
+  void fail_all(const std::string& message);
+  size_t size() const { return jobs_.size(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Job {
+    HttpRequest request;
+    std::shared_ptr<Exchange> exchange;
+    Clock::time_point begin = Clock::now();
+    std::string id;
+  };
+
+  std::string new_id();
+  void read(std::shared_ptr<Job> job, bool is_chat);
+  void check_length(int64_t prompt, std::optional<int64_t> max_tokens) const;
+  void refuse(std::shared_ptr<Job>&& job, int status, std::string message, std::string param);
+  void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
+             std::vector<std::vector<int32_t>>&& prompts);
+  void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
+              const SamplingParams& params);
+  void end(int64_t id, int status, const std::string& message);
+  void forget(const Generation& generation);
+  void log(const Job& job, int status, const GenerationSummary& summary);
+
+  const ServerOptions& options_;
+  const RequestDefaults& defaults_;
+  HttpServer& http_;
+  AsyncLLM& llm_;
+  Pool& pool_;
+  Metrics& metrics_;
+  const Answer answer_;
+  const Log log_;
+  std::mt19937_64 random_{std::random_device{}()};
+  std::unordered_map<int64_t, std::shared_ptr<Generation>> generations_;  // by the engine's ids
+  std::unordered_map<int64_t, size_t> places_;                            // prompts' places
+  std::unordered_map<int64_t, std::shared_ptr<Job>> jobs_;  // by a generation's first id
+};
+
+}  // namespace nanovllm::server
