@@ -338,7 +338,7 @@ class Connection final : public ConnectionBase,
     });
   }
 
-  // Whoever is writing does not lose the exchange under its hands.
+  // The writer still holds the exchange: it must not be ended before the writer is done.
   void close_later() {
     if (std::exchange(is_overflowing_, true)) return;
     asio::post(stream_.get_executor(), [self = this->shared_from_this()] { self->close(); });
