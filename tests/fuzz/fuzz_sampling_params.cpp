@@ -22,7 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view line(reinterpret_cast<const char*>(data), size);
   const cli::Request request = cli::parse_request(line, "line 1", 1, {});
   RequestOutput output;
-  output.finish_reason = request.error.empty() ? FinishReason::length : FinishReason::error;
+  output.outputs.push_back(
+      {.finish_reason = request.error.empty() ? FinishReason::length : FinishReason::error});
   output.error = request.error;
   parse_json(cli::format_output(request, output), "output line", ErrorKind::engine);
   if (!request.error.empty()) return 0;
