@@ -1,11 +1,11 @@
 #include "io/generation_config.h"
 
 #include <filesystem>
-#include <limits>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/limits.h"
 #include "io/json_object.h"
 
 namespace nanovllm {
@@ -13,13 +13,10 @@ namespace nanovllm {
 GenerationConfig parse_generation_config(const Json& json, int64_t vocab_size,
                                          std::string_view what) {
   const JsonObject in(json, std::string(what), ErrorKind::model);
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto number = [&](const char* key, double min, double max) {
     const std::optional<double> value = in.optional_number(key);
     if (value && (*value < min || *value > max))
-      in.refuse(max == kInfinity
-                    ? fmt::format("{} must be at least {}, got {}", key, min, *value)
-                    : fmt::format("{} must be from {} to {}, got {}", key, min, max, *value));
+      in.refuse(fmt::format("{} must be from {} to {}, got {}", key, min, max, *value));
     return value;
   };
   constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 1;
@@ -30,12 +27,13 @@ GenerationConfig parse_generation_config(const Json& json, int64_t vocab_size,
   if (out.eos_token_ids.size() > 1024)
     in.refuse(fmt::format("eos_token_id has {} entries, more than 1024", out.eos_token_ids.size()));
   out.do_sample = in.optional_bool("do_sample");
-  out.temperature = number("temperature", 0, 1e4);  // what a request may ask for
+  // The range of a request's own parameter.
+  out.temperature = number("temperature", 0, kMaxTemperature);
   out.top_k = in.optional_integer("top_k", -1, kMaxTokens);
   out.top_p = number("top_p", 0, 1);
   out.min_p = number("min_p", 0, 1);
-  out.repetition_penalty = number("repetition_penalty", 0, kInfinity);
-  if (out.repetition_penalty == 0.0) in.refuse("repetition_penalty must be greater than 0, got 0");
+  out.repetition_penalty =
+      number("repetition_penalty", 1 / kMaxRepetitionPenalty, kMaxRepetitionPenalty);
   out.max_new_tokens = in.optional_integer("max_new_tokens", 1, kMaxTokens);
   return out;
 }

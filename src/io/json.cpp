@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -207,6 +208,10 @@ class FileDescriptor {
 
 }  // namespace
 
+std::string dump_json(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string quote(std::string_view text) {
   constexpr size_t kLongest = 80;
   const bool cut = text.size() > kLongest;
@@ -235,6 +240,23 @@ Json parse_json(std::string_view text, std::string_view what, ErrorKind kind,
 
 Json read_json_file(const std::string& path, const JsonLimits& limits) {
   return parse_json(read_file(path, limits.max_bytes), path, ErrorKind::model, limits);
+}
+
+void append_json(std::string& out, std::string_view text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) >= 0x20) {
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    }
+  }
+  out += '"';
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {

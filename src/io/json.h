@@ -30,8 +30,14 @@ Json parse_json(std::string_view text, std::string_view what, ErrorKind kind,
 /// the reason.
 Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 
+/// On one line; bytes that are no UTF-8 become U+FFFD.
+std::string dump_json(const Json& json);
+
 /// The whole file as bytes. Throws Error(model): path and reason.
 std::string read_file(const std::string& path, size_t max_bytes);
+
+/// Appends `text`, which is UTF-8, as a JSON string with its quotes.
+void append_json(std::string& out, std::string_view text);
 
 /// `text` in quotes, shortened to 80 bytes, as printable ASCII on one line: any bytes may go into
 /// an error message.

@@ -18,7 +18,7 @@ std::string describe(const Json& value) {
 }
 
 bool is_integer_in(const Json& value, int64_t min, int64_t max) {
-  // What is beyond int64_t stays unsigned in Json, and would turn negative.
+  // A number beyond int64_t stays unsigned in Json, and would turn negative.
   if (value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>())) return false;
   return value.is_number_integer() && value.get<int64_t>() >= min && value.get<int64_t>() <= max;
 }

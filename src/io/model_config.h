@@ -13,8 +13,8 @@
 
 namespace nanovllm {
 
-/// What a layer's attention sees: every earlier position, or the last `sliding_window` ones (its
-/// own included).
+/// The positions that a layer's attention sees: every earlier position, or the last
+/// `sliding_window` ones (its own included).
 enum class AttentionType : uint8_t { full, sliding };
 
 /// A mixture of experts in place of the MLP.
@@ -72,7 +72,7 @@ struct ModelConfig {
 /// all of them.
 enum class SlidingLayers : uint8_t { none, by_layer, all };
 
-/// What an architecture's code assumes where config.json is silent, and which fields it reads at
+/// An architecture's defaults where config.json is silent, and the fields that it reads at
 /// all. The rest is alike in all architectures.
 struct ConfigDefaults {
   // The value of a field that is absent.

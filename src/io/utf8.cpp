@@ -34,6 +34,16 @@ Utf8Step classify_utf8(std::string_view bytes) {
 
 }  // namespace
 
+std::u32string to_utf32(std::string_view text) {
+  std::u32string characters;
+  for (size_t at = 0; at < text.size();) {
+    const DecodedChar c = decode_utf8(text.data() + at);
+    characters += c.value;
+    at += c.length;
+  }
+  return characters;
+}
+
 size_t ascii_prefix(std::string_view text) {
   size_t i = 0;
   for (uint64_t word; i + sizeof word <= text.size(); i += sizeof word) {

@@ -27,6 +27,9 @@ inline DecodedChar decode_utf8(const char* at) {
           4};
 }
 
+/// The characters of a valid text.
+std::u32string to_utf32(std::string_view text);
+
 inline bool is_utf8_continuation(char byte) {
   return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
 }

@@ -18,7 +18,7 @@ class RenderError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What a render has used so far.
+/// The steps and memory that a render has used so far.
 class Budget {
  public:
   explicit Budget(const ChatTemplateLimits& limits) : limits_(limits) {}

@@ -51,7 +51,7 @@ class Placeholders {
  public:
   explicit Placeholders(const FindControlText& find) : find_(find) {}
 
-  /// What occurs in `text` stands for itself.
+  /// Characters that occur in `text` stand for themselves.
   void keep(std::string_view text) {
     for_each(
         text, [](std::string_view) {},
@@ -154,6 +154,30 @@ bool is_trusted(const Json& message) {
 }
 
 }  // namespace
+
+void end_in_final_message(RenderedChat& chat, const Json& messages) {
+  const Json* content = nullptr;
+  if (messages.is_array() && !messages.empty() && messages.back().contains("content"))
+    content = &messages.back()["content"];
+  if (content && content->is_array() && !content->empty() && content->back().contains("text"))
+    content = &content->back()["text"];
+  check(content && content->is_string(), ErrorKind::invalid_argument,
+        "continue_final_message needs a last message with a text");
+  std::string_view text = content->get_ref<const std::string&>();
+  constexpr std::string_view kSpace = " \t\n\r\v\f";
+  const size_t begin = text.find_first_not_of(kSpace);
+  check(begin != text.npos, ErrorKind::invalid_argument,
+        "continue_final_message needs a last message with a text");
+  text.remove_prefix(begin);
+  // Templates may trim a text.
+  const std::string_view trimmed = text.substr(0, text.find_last_not_of(kSpace) + 1);
+  const size_t at = chat.text.rfind(trimmed);
+  check(at != chat.text.npos, ErrorKind::invalid_argument,
+        "continue_final_message: the chat template leaves the last message's text out");
+  const bool is_whole = chat.text.compare(at, text.size(), text) == 0;
+  chat.text.resize(at + (is_whole ? text.size() : trimmed.size()));
+  std::erase_if(chat.literal, [&](const TextRange& range) { return range.end > chat.text.size(); });
+}
 
 ChatRenderer::ChatRenderer(std::string source, std::string name, FindControlText find_control_text,
                            ChatClock clock)

@@ -13,8 +13,8 @@
 
 namespace nanovllm {
 
-/// What a template made of a conversation, and the parts of it in which no special token is to be
-/// found.
+/// The text that a template made of a conversation, and the parts of it in which no special token
+/// is to be found.
 struct RenderedChat {
   std::string text;
   std::vector<TextRange> literal{};
@@ -23,6 +23,10 @@ struct RenderedChat {
 /// Offsets of the characters of a text that are not to be read as part of a control token:
 /// ControlTokens::find().
 using FindControlText = std::function<std::vector<size_t>(std::string_view)>;
+
+/// Cuts what a template wrote behind the text of the last of `messages`, as transformers'
+/// continue_final_message does. Throws Error(invalid_argument) where that text is not to be found.
+void end_in_final_message(RenderedChat& chat, const Json& messages);
 
 class ChatRenderer {
  public:

@@ -1,4 +1,4 @@
-// What a render is given beside its variables: limits and a clock.
+// Settings of a render: limits and a clock.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace nanovllm {
 
-/// What one render may cost. Exceeding a limit is an Error(invalid_argument) that names the limit.
+/// Limits of one render. Exceeding a limit is an Error(invalid_argument) that names the limit.
 struct ChatTemplateLimits {
   size_t max_steps = 20'000'000;  ///< evaluated nodes, and one per 16 bytes of text worked on
   size_t max_memory_bytes = size_t{256} << 20;  ///< values alive at one time

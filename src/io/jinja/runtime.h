@@ -1,4 +1,4 @@
-// What filters, tests, methods and functions work with: a factory of counted values, the clock, and
+// The means of filters, tests, methods and functions: a factory of counted values, the clock, and
 // bound arguments.
 #pragma once
 
@@ -56,7 +56,7 @@ class Runtime {
 
   Value string(std::string text, bool markup = false);
   Value sequence(std::vector<Value> items, Sequence::Kind kind = Sequence::Kind::list);
-  /// What groupby makes: a tuple whose items also have the names `grouper` and `list`.
+  /// An item of groupby: a tuple whose items also have the names `grouper` and `list`.
   Value group(const Value& grouper, const Value& list);
   /// Later pairs replace the value of earlier ones with an equal key.
   Value dict(DictItems items);

@@ -121,7 +121,7 @@ inline constexpr std::array<SpecialCase, 102> kSpecialCases = {{
     {0xFB17, "\xD5\x84\xD4\xBD", "\xD5\x84\xD5\xAD"},
 }};
 
-/// What has case beside the categories Lu, Ll and Lt.
+/// Characters that have case beside the categories Lu, Ll and Lt.
 inline constexpr std::array<CharacterRange, 27> kOtherCased = {{
     {0x00AA, 0x00AA},
     {0x00BA, 0x00BA},
@@ -152,7 +152,7 @@ inline constexpr std::array<CharacterRange, 27> kOtherCased = {{
     {0x1F170, 0x1F189},
 }};
 
-/// What a final sigma looks across beside the categories Mn, Me, Cf, Lm and Sk.
+/// Characters that a final sigma looks across beside the categories Mn, Me, Cf, Lm and Sk.
 inline constexpr std::array<CharacterRange, 16> kOtherCaseIgnorable = {{
     {0x0027, 0x0027},
     {0x002E, 0x002E},

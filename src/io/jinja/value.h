@@ -133,7 +133,7 @@ class Runtime;
 struct Arguments;
 using MethodFunction = Value (*)(Runtime&, const Value& self, const Arguments&);
 
-/// What has an identity and lives for one render: namespaces, loops, macros, methods, functions.
+/// A value with an identity, which lives for one render: namespace, loop, macro, method, function.
 class Object {
  public:
   virtual ~Object() = default;

@@ -47,9 +47,9 @@ class Bpe {
 
  private:
   struct Symbol;
-  /// What encoding a token's own text gives. Found out when first needed: it spares most words
-  /// their merges, and learning it for all tokens would make loading slow. Relaxed atomics suffice:
-  /// all threads find the same answer.
+  /// Whether a token's own text is encoded as that token. Found out when first needed: it spares
+  /// most words their merges, and learning it for all tokens would make loading slow. Relaxed
+  /// atomics suffice: all threads find the same answer.
   enum class Whole : uint8_t { unknown, yes, no };
 
   class PairTable {

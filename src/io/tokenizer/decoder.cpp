@@ -283,8 +283,10 @@ void Decoder::add_step(const Entry& entry, const CategoryTable& categories,
     check(!fused_, ErrorKind::model, "{}: {} after Fuse or ByteLevel is not supported",
           entry.place(), type);
     if (type == "ByteFallback") {
+      byte_fallback_ = true;
       steps_.push_back([] { return std::make_unique<ByteFallback>(); });
     } else if (type == "ByteLevel") {
+      byte_level_ = &alphabet;
       steps_.push_back([&alphabet] { return std::make_unique<ByteLevelDecoder>(alphabet); });
       fused_ = true;
     } else {
@@ -314,6 +316,18 @@ std::unique_ptr<DecodeStream> Decoder::start() const {
   std::vector<std::unique_ptr<DecodeStage>> stages;
   for (const auto& step : steps_) stages.push_back(step());
   return std::make_unique<DecodeStream>(std::move(stages));
+}
+
+std::string Decoder::bytes_of(std::string_view token) const {
+  const auto byte = byte_fallback_ ? fallback_byte(token) : std::nullopt;
+  if (byte) return std::string(1, *byte);
+  if (byte_level_) return byte_level_->bytes_of(token).value_or(std::string(token));
+  const std::string_view before = "a";  // some decoders treat the first token otherwise
+  const auto stream = start();
+  stream->push(before);
+  stream->push(token);
+  stream->finish();
+  return stream->take().substr(before.size());
 }
 
 }  // namespace nanovllm

@@ -52,7 +52,7 @@ class DecodeStream {
   DecodeStage* first_;
 };
 
-/// What tokenizer.json says under "decoder". Immutable and thread-safe.
+/// The "decoder" of tokenizer.json. Immutable and thread-safe.
 class Decoder {
  public:
   /// `entry` is null where the file has no decoder: tokens are then joined with spaces. Throws
@@ -61,12 +61,16 @@ class Decoder {
   Decoder(const Entry* entry, const CategoryTable& categories, const ByteAlphabet& alphabet);
 
   std::unique_ptr<DecodeStream> start() const;
+  /// The bytes that a token adds to a text that other tokens have begun.
+  std::string bytes_of(std::string_view token) const;
 
  private:
   void add_step(const Entry& entry, const CategoryTable& categories, const ByteAlphabet& alphabet);
   void add_strip(const Entry& entry);
 
   std::vector<std::function<std::unique_ptr<DecodeStage>()>> steps_;
+  const ByteAlphabet* byte_level_ = nullptr;
+  bool byte_fallback_ = false;
   // While reading:
   bool fused_ = false;  // tokens have become one text
   double growth_ = 1;   // bytes that the steps so far can make of one

@@ -73,7 +73,7 @@ class Entry {
     if (!is_integer_in(json_, 0, max)) refuse(fmt::format("an integer from 0 to {}", max));
     return json_.get<int64_t>();
   }
-  /// Which of its kinds the entry is; a kind that is not supported is refused by name.
+  /// The entry's kind; a kind that is not supported is refused by name.
   const std::string& type() const { return string("type"); }
   [[noreturn]] void refuse_type(std::string_view supported) const {
     fail(ErrorKind::model, "{}: type \"{}\" is not supported (supported: {})", place_, type(),

@@ -11,7 +11,7 @@
 
 namespace nanovllm {
 
-/// What tokenizer.json says under "normalizer". Immutable and thread-safe.
+/// The "normalizer" of tokenizer.json. Immutable and thread-safe.
 class Normalizer {
  public:
   class Step;

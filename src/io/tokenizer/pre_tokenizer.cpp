@@ -14,7 +14,7 @@ constexpr std::string_view kGpt2Regex =
 /// What Rust's char::is_numeric takes: \p{N}, here with the numerals of Unicode 17.
 constexpr std::string_view kDigit = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";
 
-/// What the reference library takes for punctuation: ASCII's, and \p{P} of an older Unicode, here
+/// The reference library's punctuation: ASCII's, and \p{P} of an older Unicode, here
 /// without what has come since.
 constexpr std::string_view kPunctuation =
     "(?!["
@@ -32,7 +32,7 @@ constexpr std::string_view kWord =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200C\u200D\u24B6-\u24E9\U0001F130-\U0001F149"
     "\U0001F150-\U0001F169\U0001F170-\U0001F189";
 
-/// What becomes of the matches of a Split.
+/// The fate of a Split's matches.
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 Behavior parse_behavior(const Entry& entry) {

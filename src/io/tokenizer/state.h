@@ -1,4 +1,4 @@
-// What a Tokenizer holds: everything read from a model directory. Immutable after loading.
+// The state of a Tokenizer: everything read from a model directory. Immutable after loading.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ struct Tokenizer::State {
               std::vector<int32_t>& ids) const;
   /// As tokenizer.json spells it; empty where there is none.
   std::string_view text_of(int32_t id) const;
-  /// What the decoder is given; nothing for an unknown id.
+  /// The text that the decoder is given; nothing for an unknown id.
   std::optional<std::string_view> decoder_text_of(int32_t id) const;
   std::optional<int32_t> find(std::string_view token) const;
   const AddedToken* added_token(int32_t id) const;
@@ -53,7 +53,7 @@ struct Tokenizer::State {
 
  private:
   size_t longest_token(const BpeOptions& options) const;
-  /// What one encode() works with.
+  /// The arguments and results of one encode().
   struct Job {
     bool parse_special;
     std::vector<int32_t>& ids;

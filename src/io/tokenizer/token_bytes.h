@@ -14,7 +14,7 @@ struct TokenBytes {
   bool drops_space = false;
 };
 
-/// What the text steps of tokenizer.json, its root, do to a token of `longest` bytes. A kind of
+/// The bytes that a token of `longest` bytes has behind the text steps of tokenizer.json. A kind of
 /// step that may drop text has no bound.
 TokenBytes bytes_of_longest_token(const Entry& root, size_t longest);
 

@@ -146,15 +146,21 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   return state_->find(token);
 }
 std::string_view Tokenizer::id_to_token(int32_t id) const { return state_->text_of(id); }
+std::string Tokenizer::token_bytes(int32_t id) const {
+  const auto text = state_->decoder_text_of(id);
+  return text ? state_->decoder->bytes_of(*text) : std::string();
+}
 bool Tokenizer::is_special(int32_t id) const { return state_->is_special(id); }
 std::optional<int32_t> Tokenizer::bos_token_id() const { return state_->bos_id; }
 std::optional<int32_t> Tokenizer::eos_token_id() const { return state_->eos_id; }
 const std::string& Tokenizer::chat_template() const { return state_->chat_template; }
 const std::string& Tokenizer::chat_template_place() const { return state_->chat_template_place; }
 
-IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
+IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
+                                               std::span<const int64_t> visible)
     : state_(tokenizer.state_.get()),
       skip_special_tokens_(skip_special_tokens),
+      visible_(visible.begin(), visible.end()),
       stream_(state_->decoder->start()) {}
 
 IncrementalDetokenizer::~IncrementalDetokenizer() = default;
@@ -164,7 +170,9 @@ IncrementalDetokenizer& IncrementalDetokenizer::operator=(IncrementalDetokenizer
 
 std::string IncrementalDetokenizer::add(int32_t id) {
   const auto text = state_->decoder_text_of(id);
-  if (!text || (skip_special_tokens_ && state_->is_special(id))) return {};
+  const bool is_hidden = skip_special_tokens_ && state_->is_special(id) &&
+                         std::ranges::find(visible_, id) == visible_.end();
+  if (!text || is_hidden) return {};
   stream_->push(*text);
   return stream_->take();
 }

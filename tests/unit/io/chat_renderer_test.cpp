@@ -185,5 +185,26 @@ TEST(ChatRenderer, PublishedTemplatesKeepIt) {
   EXPECT_GT(marked, 1000);
 }
 
+// As transformers' apply_chat_template(continue_final_message=True) does (4.45,
+// tokenization_utils_base.py): cut behind the text, spaces at its end kept where the template keeps
+// them.
+TEST(ChatRenderer, APromptMayEndInTheFinalMessage) {
+  const auto continued = [](const std::string& source, const Json& content) {
+    ChatRequest request;
+    request.messages = Json::array({message("user", "Sure"), message("assistant", content)});
+    RenderedChat chat =
+        ChatRenderer(source, "test", find_control_text).render(chat_context(request));
+    end_in_final_message(chat, request.messages);
+    return chat.text;
+  };
+  const std::string trims =
+      "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}";
+  EXPECT_EQ(continued(kEach, "Sure, "), "<|user|>Sure<|end|><|assistant|>Sure, ");
+  EXPECT_EQ(continued(trims, " Sure, "), "<|user|>Sure<|end|><|assistant|>Sure,");
+  EXPECT_THROW(continued("{{ messages[0].content }}", "no"), Error);
+  EXPECT_THROW(continued(kEach, "  "), Error);
+  EXPECT_THROW(continued(kEach, nullptr), Error);
+}
+
 }  // namespace
 }  // namespace nanovllm

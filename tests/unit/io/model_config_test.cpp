@@ -302,7 +302,8 @@ TEST(GenerationConfig, RefusesValuesThatNoSamplerTakes) {
       message(R"({"eos_token_id": 1000})").find("eos_token_id must be an integer from 0 to 999"),
       std::string::npos);
   EXPECT_NE(message(R"({"top_k": 2.5})").find("top_k must be an integer"), std::string::npos);
-  EXPECT_NE(message(R"({"repetition_penalty": 0})").find("greater than 0"), std::string::npos);
+  EXPECT_EQ(message(R"({"repetition_penalty": 0})"),
+            "generation_config.json: repetition_penalty must be from 0.0001 to 10000, got 0");
   EXPECT_EQ(message(R"({"eos_token_id": 3, "temperature": null})"), "accepted");
 }
 

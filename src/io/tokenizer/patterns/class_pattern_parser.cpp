@@ -153,7 +153,7 @@ class ClassPatternParser {
     return ok;
   }
 
-  /// What follows "[".
+  /// Parses the class that follows "[".
   bool parse_bracket(CharClass& out) {
     const bool negated = take("^");
     bool empty = true;
@@ -182,8 +182,8 @@ class ClassPatternParser {
     return rest_.front() == '\\' ? parse_escape(out, false) : take_char();
   }
 
-  /// What a backslash starts. Outside brackets the character is added to `out` and a class may be
-  /// negated.
+  /// Parses the escape that follows a backslash. Outside brackets the character is added to `out`
+  /// and a class may be negated.
   std::optional<char32_t> parse_escape(CharClass& out, bool alone) {
     rest_.remove_prefix(1);
     if (rest_.empty()) return std::nullopt;

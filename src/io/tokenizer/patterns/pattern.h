@@ -1,4 +1,5 @@
-// What pre-tokenizers and normalizers search for: a literal string or a regular expression.
+// Patterns that pre-tokenizers and normalizers search for: a literal string or a regular
+// expression.
 #pragma once
 
 #include <cstddef>

@@ -92,7 +92,7 @@ std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, s
   for (size_t at = from; at < text.size(); ++at) {
     node = next(node, static_cast<uint8_t>(text[at]));
     const size_t end = at + 1;
-    // What the automaton still follows begins after the best match: nothing better can come.
+    // Matches that the automaton still follows begin after the best one: nothing better can come.
     if (best && end - nodes_[node].depth > best->span.begin) break;
     if (nodes_[node].string == kNone) continue;
     const size_t begin = end - nodes_[node].length;
