@@ -13,9 +13,9 @@
 
 namespace nanovllm {
 
-/// What a device may do for ranks in one with the operation beside it. Each answers false, and does
-/// nothing, where there is no such kernel or it does not take these sizes, on all ranks alike: the
-/// caller then calls what it stands for, which defines the result bit for bit.
+/// Operations that a device may do in one with the exchange beside them. Each answers false, and
+/// does nothing, where there is no such kernel or it does not take these sizes, on all ranks alike:
+/// the caller then calls what it stands for, which defines the result bit for bit.
 class RankFusions {
  public:
   virtual ~RankFusions() = default;

@@ -1,4 +1,4 @@
-// What libnanovllm-cuda.so (ops/cuda_module.h) offers to ranks on GPUs: their Communicator.
+// The part of libnanovllm-cuda.so (ops/cuda_module.h) for ranks on GPUs: their Communicator.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ using OpenCommunicatorFunction = Communicator*(const char* version, Backend* bac
 // The same over NCCL, for ranks that are processes, or whose GPUs do not reach each other's memory.
 // A module that was built without NCCL has no such entries.
 
-/// What all ranks of a group must have in common, made by one of them.
+/// The id of a group, made by one of its ranks for all.
 using NcclId = std::array<std::byte, 128>;
 
 inline constexpr const char* kNewNcclIdEntry = "nanovllm_new_nccl_id";

@@ -39,7 +39,7 @@ bool is_stopped(const std::string& status) {
 }  // namespace
 
 std::vector<int> stopped_ranks() {
-  // What all processes of a job have, and what each has: of Open MPI and others over PMIx.
+  // Variables that name the job, and the process in it: of Open MPI and others over PMIx.
   constexpr const char *kJob = "PMIX_NAMESPACE", *kRank = "PMIX_RANK";
   std::vector<int> ranks;
   const char* job = std::getenv(kJob);

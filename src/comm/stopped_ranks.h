@@ -1,4 +1,5 @@
-// Which ranks of an MPI job cannot answer: their processes are stopped, by SIGSTOP or SIGTSTP.
+// Finds the ranks of an MPI job that cannot answer: their processes are stopped, by SIGSTOP or
+// SIGTSTP.
 #pragma once
 
 #include <algorithm>

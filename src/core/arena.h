@@ -34,8 +34,8 @@ class Arena {
     peak_ = std::max(peak_, used_);
     return t;
   }
-  /// What is not taken, as an arena of its own: valid until this one hands out more. Its peak says
-  /// what to take here to keep it.
+  /// The memory not taken, as an arena of its own: valid until this one hands out more. Its peak
+  /// says what to take here to keep it.
   Arena rest() const { return {data_ ? data_ + used_ : nullptr, capacity_ - used_, device_}; }
   size_t mark() const { return used_; }        ///< for release(): what is taken so far stays
   void release(size_t mark) { used_ = mark; }  ///< gives back all that was taken since

@@ -31,7 +31,8 @@ Character first_of(std::string_view text) {
   return {value, length};
 }
 
-/// What a terminal obeys instead of showing it: controls, line separators, changes of direction.
+/// Whether a terminal obeys the character instead of showing it: controls, line separators, changes
+/// of direction.
 bool is_command(uint32_t c) {
   return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c >= 0x2028 && c <= 0x202E) || c == 0x200E ||
          c == 0x200F || (c >= 0x2066 && c <= 0x2069);

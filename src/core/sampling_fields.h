@@ -30,6 +30,13 @@ inline constexpr NumberField kNumberFields[] = {
      "likeliest tokens that reach this probability (1)"},
     {"min_p", &SamplingParams::min_p, 0, 1, false, "in [0, 1]",
      "tokens at least this many times as likely as the likeliest (0)"},
+    {"presence_penalty", &SamplingParams::presence_penalty, -kMaxPenalty, kMaxPenalty, false,
+     "from -2 to 2", "off the logits of tokens that the answer has (0)"},
+    {"frequency_penalty", &SamplingParams::frequency_penalty, -kMaxPenalty, kMaxPenalty, false,
+     "from -2 to 2", "the same for each time that it has them (0)"},
+    {"repetition_penalty", &SamplingParams::repetition_penalty, 1 / kMaxRepetitionPenalty,
+     kMaxRepetitionPenalty, false, "from 0.0001 to 10000",
+     "above 1: tokens of prompt and answer become less likely (1)"},
 };
 
 }  // namespace nanovllm

@@ -137,8 +137,6 @@ void RowParallelLinear::forward(const Step& step, Tensor y, Tensor x) const {
 
 void RowParallelLinear::forward_add_norm(const Step& step, Tensor y, Tensor residual, Tensor x,
                                          const RmsNorm& norm) const {
-  if (!has_bias_ && step.comm.world_size() == 1)
-    return step.ops.gemm_add_rms_norm(y, residual, x, weight_, norm.weight(), norm.eps());
   // The part may go to the ranks without having been in y.
   if (has_bias_ || !step.comm.fusions().gemm_for_sum(y, x, weight_)) forward(step, y, x);
   norm.add_forward(step, y, residual);

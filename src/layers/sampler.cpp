@@ -38,6 +38,19 @@ void write_logprobs(const Step& step, const Chunk& c, Tensor logits, const Sampl
         input.prompt_targets.rows(c.samples_end - num_samples, c.end - num_samples));
 }
 
+/// Changes the logits of rows that sample, in vLLM's order: docs/contract.md has it.
+void adjust(const Step& step, const Chunk& c, Tensor logits, const SamplerInput& input) {
+  const Tensor sampling = logits.rows(0, c.samples_end - c.begin);
+  if (input.params.has(kSampleConstrained))
+    step.ops.apply_token_masks(sampling, input.params.token_mask.rows(c.begin, c.samples_end),
+                               input.token_masks);
+  if (input.params.has(kSampleBiased))
+    step.ops.bias_logits(sampling, input.biases, step.batch, c.begin);
+  if (input.params.has(kSamplePenalised))
+    step.ops.apply_penalties(sampling, input.params.rows(c.begin, c.samples_end), step.slot_tokens,
+                             step.batch.block_tables);
+}
+
 }  // namespace
 
 void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
@@ -45,13 +58,14 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
                       int64_t max_rows) const {
   const int64_t num_rows = step.batch.logits_rows.shape[0], num_samples = output.token_ids.shape[0];
   const bool wants_logprobs = input.params.has(kSampleLogprobs),
-             masked = input.params.has(kSampleMasked);
+             adjusts = input.params.has(kSampleBiased) || input.params.has(kSampleConstrained) ||
+                       input.params.has(kSamplePenalised);
   for (int64_t begin = 0; begin < num_rows; begin += max_rows) {
     const int64_t end = std::min(begin + max_rows, num_rows),
                   samples_end = std::clamp(num_samples, begin, end);
     ArenaScope scope(step.arena);
     const Tensor x = hidden_of(step, {begin, end, samples_end}, hidden, wants_logprobs);
-    const bool only_samples = !masked && !wants_logprobs && samples_end == end;
+    const bool only_samples = !adjusts && !wants_logprobs && samples_end == end;
     const Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
     if (only_samples) {
       lm_head.sample(step, output.token_ids.rows(begin, end), logits, x,
@@ -59,14 +73,15 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
       continue;
     }
     lm_head.forward(step, logits, x);
-    if (masked) step.ops.mask_logits(logits, input.masked, begin);
-    if (samples_end > begin)
+    if (samples_end > begin) {
+      adjust(step, {begin, end, samples_end}, logits, input);
       step.ops.sample(output.token_ids.rows(begin, samples_end),
                       logits.rows(0, samples_end - begin), input.params.rows(begin, samples_end));
+    }
 
     if (!wants_logprobs) continue;
-    // Log probabilities are those of the raw logits; masks are rare.
-    if (masked) lm_head.forward(step, logits, x);
+    // Log probabilities are those of the raw logits; both together are rare.
+    if (adjusts && samples_end > begin) lm_head.forward(step, logits, x);
     write_logprobs(step, {begin, end, samples_end}, logits, input, output);
   }
 }

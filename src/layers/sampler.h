@@ -6,15 +6,17 @@
 
 namespace nanovllm {
 
-/// What one step samples, on the device. The first token_ids.shape[0] of Batch::logits_rows sample
+/// A step's sampling, on the device. The first token_ids.shape[0] of Batch::logits_rows sample
 /// a token; the rows after them are prompt positions whose next token is known (`prompt_targets`)
 /// and only want log probabilities.
 struct SamplerInput {
   SamplingBatch params;   // of the rows that sample
   Tensor prompt_targets;  // i32 [rows that do not sample]
-  // i32 [n, 2]: pairs (row of Batch::logits_rows, token id) that may not be sampled (min_tokens);
-  // a row of -1 is padding.
-  Tensor masked;
+  // i32 [n, 4], as Backend::bias_logits() takes them: logit_bias, and tokens that may not be
+  // sampled (min_tokens); a row of -1 is padding.
+  Tensor biases;
+  // i32 [any, (vocab_size + 31) / 32]: bits of tokens, for the rows whose token_mask leads here.
+  Tensor token_masks;
   int64_t num_logprobs = -1;  // k of top_logprobs, the largest asked for; -1: none wanted
 };
 

@@ -26,9 +26,12 @@ struct Step {
   std::span<const KvCache> kv_cache;  // one per layer; this rank's heads
   int lanes = 1;                      // of a decode step; 0: what the backend advises
   StepHalves halves = {};
+  // i32 [blocks, block_size]: the token that each slot of the KV cache belongs to. So the tokens of
+  // a sequence lie on the device wherever its keys do, however they came there.
+  Tensor slot_tokens = {};
 };
 
-/// What a model makes of a step: one row per token, or only the batch's logits_rows, in their
+/// A model's output for a step: one row per token, or only the batch's logits_rows, in their
 /// order.
 struct HiddenStates {
   Tensor states;  // [rows, hidden]

@@ -20,7 +20,7 @@ namespace nanovllm {
 
 class Checkpoint;
 
-/// Which rank of how many holds this shard.
+/// The rank that holds this shard, and how many there are.
 struct Shard {
   int rank = 0;
   int world_size = 1;

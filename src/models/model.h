@@ -21,7 +21,7 @@ class Model {
   virtual const ParallelLMHead& lm_head() const = 0;
 };
 
-/// What a model's constructor gets beside its configuration.
+/// Arguments of a model's constructor beside its configuration.
 struct ModelContext {
   WeightLoader& load;
   Tensor cos_sin;  // RotaryEmbedding's table

@@ -65,7 +65,7 @@ struct WeightSource {
 /// error instead of a signal, and no pages are mapped.
 using SourceReader = std::function<void(std::span<std::byte> to, const std::byte* from)>;
 
-/// What moe_mlp() puts down for itself; its contents mean nothing before and after. For t tokens of
+/// Scratch memory of moe_mlp(); its contents mean nothing before and after. For t tokens of
 /// k experts each: act [t * k, n] and out [t * k, h] of x's dtype, plan i32
 /// [moe_plan_size(t * k, experts)].
 struct MoeWorkspace {
@@ -93,7 +93,7 @@ struct DecoderWeights {
   int64_t window = 0;  // of its attention; 0: none
 };
 
-/// What decoder_layers() runs. All norms have one eps.
+/// The layers that decoder_layers() runs. All norms have one eps.
 struct DecoderStack {
   std::vector<DecoderWeights> layers;
   Tensor cos_sin;
@@ -122,7 +122,7 @@ struct DecodeSize {
   double weight_bytes = 0, cache_bytes = 0;
 };
 
-/// What measuring a product's algorithms found: seconds with the choice as it was, with the fastest
+/// Result of measuring a product's algorithms: seconds with the choice as it was, with the fastest
 /// that gives gemm()'s bits, and with the fastest of all. Zeros where there is nothing to choose.
 struct GemmTuning {
   double before = 0, best = 0, free = 0;
@@ -215,8 +215,10 @@ class Backend {
   /// rank has it).
   virtual void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) = 0;
   /// tokens[i] = sampled[source[i]] where source[i] >= 0: input tokens that the step before sampled
-  /// and that the host has not seen. All i32.
-  virtual void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) = 0;
+  /// and that the host has not seen. Then slot_tokens[slots[i]] = tokens[i] where slots[i] >= 0:
+  /// which token each slot of the KV cache belongs to. All i32.
+  virtual void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                           Tensor slot_tokens) = 0;
   /// y[i, :] = x[rows[i], :]
   virtual void gather_rows(Tensor y, Tensor x, Tensor rows) = 0;
   /// x += y, elementwise. [t, n]
@@ -257,9 +259,20 @@ class Backend {
                        const MoeWorkspace& work) = 0;
 
   // -- Sampling: logits are f32 [rows, vocab]
-  /// logits[pairs[i, 0] - first_row, pairs[i, 1]] = -inf, where there is such a row. pairs [n, 2]
-  /// i32
-  virtual void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) = 0;
+  /// logits[row - first_row, id] += bias, where there is such a row, for the biases i32 [n, 4]: row
+  /// of batch.logits_rows, token id, the bits of a f32, and the token that must be the row's own
+  /// (batch.tokens) or -1. A bias of -inf masks, whatever else the token gets; of the others a
+  /// token has one.
+  virtual void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) = 0;
+  /// logits[i, t] = -inf where mask_rows[i] >= 0 and bit t % 32 of masks[mask_rows[i], t / 32] is
+  /// clear. mask_rows i32 [rows], masks i32 [any, (vocab + 31) / 32], contiguous.
+  virtual void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) = 0;
+  /// For each token among the first `position` of the row's sequence (slot_tokens [blocks,
+  /// block_size] by its block table): logit = logit > 0 ? logit / repetition_penalty : logit *
+  /// repetition_penalty. Then, with c > 0 of them from num_prompt_tokens on: logit -=
+  /// frequency_penalty * c, logit -= presence_penalty. Row i of logits is row i of params.
+  virtual void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                               Tensor block_tables) = 0;
   /// One token id per row (i32): argmax at temperature 0, else argmax of logit / temperature +
   /// Gumbel noise over the tokens that top_k, then top_p, then min_p leave (on the tempered
   /// distribution; the token that crosses top_p stays; ties go to the lower id: top_k keeps exactly
@@ -286,17 +299,6 @@ class Backend {
   virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
     add(residual, x);
     rms_norm(y, residual, w, eps);
-  }
-  /// residual += x w^T, the product rounded before it is added; y = rms_norm(residual). y and
-  /// residual [t, n] do not overlap x.
-  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps) {
-    if (fused_gemm_add(residual, x, w)) return rms_norm(y, residual, norm, eps);
-    gemm(y, x, w);
-    add_rms_norm(y, residual, y, norm, eps);
-  }
-  /// residual += x w^T. False, and nothing is done, where the backend would need two steps.
-  virtual bool fused_gemm_add(Tensor residual, Tensor x, Weight w) {
-    return (void)residual, (void)x, (void)w, false;
   }
   /// sample() of the logits x w^T. `logits` f32 [rows, vocab] is room for them; its contents
   /// afterwards are undefined.

@@ -13,6 +13,7 @@ struct CudaLimits {
   int num_sms = 0;                          ///< the SMs that it knows of; 0: all
   uint32_t last_epoch = 0;                  ///< of decoder_layers(); 0: as ever
   bool fails_cooperative_launches = false;  ///< they are refused, as on a GPU that is shared
+  bool lacks_cooperative_launches = false;  ///< and are not asked for
 };
 inline constexpr const char* kLimitCudaEntry = "nanovllm_limit_cuda";
 using LimitCudaFunction = void(Backend* backend, const CudaLimits* limits);

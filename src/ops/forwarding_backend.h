@@ -53,8 +53,9 @@ class ForwardingBackend : public Backend {
   void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override {
     ops_->embedding(y, tokens, table, first_row);
   }
-  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override {
-    ops_->feed_tokens(tokens, source, sampled);
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                   Tensor slot_tokens) override {
+    ops_->feed_tokens(tokens, source, sampled, slots, slot_tokens);
   }
   void gather_rows(Tensor y, Tensor x, Tensor rows) override { ops_->gather_rows(y, x, rows); }
   void add(Tensor x, Tensor y) override { ops_->add(x, y); }
@@ -78,8 +79,15 @@ class ForwardingBackend : public Backend {
                const MoeWorkspace& work) override {
     ops_->moe_mlp(y, x, weights, ids, gate_up, down, work);
   }
-  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override {
-    ops_->mask_logits(logits, pairs, first_row);
+  void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) override {
+    ops_->bias_logits(logits, biases, batch, first_row);
+  }
+  void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                       Tensor block_tables) override {
+    ops_->apply_penalties(logits, params, slot_tokens, block_tables);
+  }
+  void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override {
+    ops_->apply_token_masks(logits, mask_rows, masks);
   }
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override {
     ops_->sample(token_ids, logits, params);
@@ -106,9 +114,6 @@ class ForwardingBackend : public Backend {
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override {
     ops_->qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
-  }
-  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override {
-    return ops_->fused_gemm_add(residual, x, w);
   }
   bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override {

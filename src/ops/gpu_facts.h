@@ -1,5 +1,5 @@
-// What a machine has for the GPU backend: asked of the driver itself, and of the CUDA module where
-// that can be loaded, so that it can be said what is missing.
+// Facts of a machine for the GPU backend: asked of the driver itself, and of the CUDA module where
+// that can be loaded, so that a report can say what is missing.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ struct GpuDriver {
 /// Opens no GPU.
 GpuDriver ask_gpu_driver();
 
-/// What the CUDA module was made with.
+/// Versions that the CUDA module was made with.
 struct CudaModuleFacts {
   int toolkit = 0;                       ///< 13000: CUDA's version
   int cublaslt = 0;                      ///< 130101: the version that was loaded

@@ -1,5 +1,5 @@
-// What a GPU reaches: the rates that benchmark figures are compared with. Measured by the CUDA
-// module, independently of the engine's kernels.
+// A GPU's rates, with which benchmark figures are compared. The CUDA module measures them,
+// independently of the engine's kernels.
 #pragma once
 
 #include <optional>

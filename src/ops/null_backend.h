@@ -27,7 +27,7 @@ class NullBackend : public Backend {
   void load(Tensor, std::span<const Tensor>) override {}
   void gemm(Tensor, Tensor, Weight) override {}
   void embedding(Tensor, Tensor, Weight, int64_t) override {}
-  void feed_tokens(Tensor, Tensor, Tensor) override {}
+  void feed_tokens(Tensor, Tensor, Tensor, Tensor, Tensor) override {}
   void gather_rows(Tensor, Tensor, Tensor) override {}
   void add(Tensor, Tensor) override {}
   void add_bias(Tensor, Tensor) override {}
@@ -38,7 +38,9 @@ class NullBackend : public Backend {
   void silu_and_mul(Tensor, Tensor) override {}
   void moe_route(Tensor, Tensor, Tensor, bool) override {}
   void moe_mlp(Tensor, Tensor, Tensor, Tensor, Weight, Weight, const MoeWorkspace&) override {}
-  void mask_logits(Tensor, Tensor, int64_t) override {}
+  void apply_token_masks(Tensor, Tensor, Tensor) override {}
+  void bias_logits(Tensor, Tensor, const Batch&, int64_t) override {}
+  void apply_penalties(Tensor, const SamplingBatch&, Tensor, Tensor) override {}
   void sample(Tensor, Tensor, const SamplingBatch&) override {}
   void top_logprobs(Tensor, Tensor, Tensor, Tensor, Tensor) override {}
 };

@@ -125,7 +125,7 @@ void cut(const WeightSource& weight, size_t index, size_t buffer_bytes, std::vec
     into.push_back({index, begin, std::min(begin + most, total)});
 }
 
-/// What the threads of one load share.
+/// The threads of one load, and what they share.
 class Crew {
  public:
   Crew(const StagedLoad& how, std::span<const WeightSource> weights, const SourceReader& read)

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "devices.h"
+#include "grammar_llm.h"
 #include "same_output.h"
 
 namespace nanovllm {
@@ -49,6 +50,16 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
       if (pick(0, 5) == 0) r.params.prompt_logprobs = pick(0, 3);
       if (pick(0, 3) == 0) r.params.stop_token_ids = {pick(0, static_cast<int>(vocab_) - 1)};
       if (pick(0, 3) == 0) r.params.min_tokens = pick(0, static_cast<int>(r.params.max_tokens));
+      if (grammars_() % 3 == 0) r.params.structured_outputs.grammar = std::to_string(grammars_());
+      if (pick(0, 3) == 0) r.params.repetition_penalty = 0.1 * pick(5, 30);
+      if (pick(0, 3) == 0) r.params.frequency_penalty = 0.1 * pick(-20, 20);
+      if (pick(0, 3) == 0) r.params.presence_penalty = 0.1 * pick(-20, 20);
+      if (r.params.structured_outputs.grammar.empty() && pick(0, 3) == 0)
+        for (int i = pick(1, 100); i > 0; --i)
+          r.params.allowed_token_ids.push_back(pick(0, static_cast<int>(vocab_) - 1));
+      if (pick(0, 3) == 0)
+        for (int i = pick(1, 50); i > 0; --i)
+          r.params.logit_bias[pick(0, static_cast<int>(vocab_) - 1)] = pick(-100, 100);
     }
     return requests;
   }
@@ -65,14 +76,14 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     c.num_threads = pick(1, 2);
     c.enforce_eager = pick(0, 1) == 0;
     c.decode_lanes = pick(0, 2);
-    if (pick(0, 1)) c.num_gpu_blocks_override = 400 / c.block_size + pick(1, 20);  // preempts
+    if (pick(0, 1)) c.num_gpu_blocks_override = 400 / c.block_size + pick(1, 6);  // preempts
     return c;
   }
 
   std::string directory_;
   EngineConfig config_;
   int64_t vocab_ = 0;
-  std::mt19937 random_{20261120};
+  std::mt19937 random_{20261120}, grammars_{20};
 };
 
 TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
@@ -82,8 +93,11 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   {
     EngineConfig eager = config_;
     eager.enforce_eager = true;
-    LLM llm(directory_, eager);
-    for (const Request& r : requests) alone.push_back(run_alone(llm, r.prompt, r.params));
+    GrammarLLM llm(directory_, eager);
+    for (const Request& r : requests) {
+      alone.push_back(run_alone(llm, r.prompt, r.params));
+      llm.expect_allowed(r.params, alone.back());
+    }
   }
   int64_t preemptions = 0, hits = 0;
   for (int round = 0; round < (is_long ? 60 : 6); ++round) {
@@ -93,7 +107,7 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
                  << config.max_num_seqs << " max_num_batched_tokens "
                  << config.max_num_batched_tokens << " blocks " << config.num_gpu_blocks_override
                  << " threads " << config.num_threads);
-    LLM llm(directory_, config);
+    GrammarLLM llm(directory_, config);
     std::vector<size_t> order(requests.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), random_);
@@ -122,7 +136,7 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
   EngineConfig other = config_;
   other.num_threads = 1;
   other.block_size = 16;
-  LLM first(directory_, config_), second(directory_, other), reference(directory_, config_);
+  GrammarLLM first(directory_, config_), second(directory_, other), reference(directory_, config_);
   for (const Request& r : requests) {
     first.add_request(r.prompt, r.params);
     second.add_request(r.prompt, r.params);
@@ -135,7 +149,8 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
       if (out.finished) b[static_cast<size_t>(out.request_id)] = out;
   }
   for (size_t i = 0; i < requests.size(); ++i) {
-    const auto alone = reference.generate({requests[i].prompt}, requests[i].params).front();
+    const auto alone =
+        reference.generate({Prompt(requests[i].prompt)}, {requests[i].params}).front();
     expect_same(alone, a[i]);
     expect_same(alone, b[i]);
   }

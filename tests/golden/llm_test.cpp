@@ -35,6 +35,13 @@ TEST(Llm, BadRequestsFailAloneAndSayWhy) {
       {ids(5), with([](auto& p) { p.temperature = NAN; }), {"temperature is nan"}},
       {ids(5), with([](auto& p) { p.stop_token_ids = {257}; }), {"stop_token_ids", "257"}},
       {ids(5), with([](auto& p) { p.stop = {"x"}; }), {"stop strings need a tokenizer"}},
+      {ids(5), with([](auto& p) { p.bad_words = {"x"}; }), {"bad_words need a tokenizer"}},
+      {ids(5), with([](auto& p) { p.priority = 1; }), {"--scheduling-policy priority"}},
+      {ids(5),
+       with([](auto& p) {
+         p.logit_bias = {{257, 1}};
+       }),
+       {"logit_bias has 257"}},
       {"text", greedy(8), {"text prompt", "skip_tokenizer_init"}},
   };
   std::vector<Prompt> prompts;
@@ -66,6 +73,26 @@ TEST(Llm, OneSamplingParamsForEachPromptOrForAll) {
   expect_invalid([&] { llm.generate(prompts, std::vector{greedy(1)}); },
                  {"2 prompts", "1 sampling_params"});
   EXPECT_TRUE(llm.is_finished());
+}
+
+TEST(Llm, ATruncatedPromptIsItsLastTokens) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  SamplingParams params = greedy(4);
+  const auto truncated = [&](int64_t tokens) {
+    params.truncate_prompt_tokens = tokens;
+    return llm.generate({ids(600)}, params).front();
+  };
+  const std::vector<int32_t> all = ids(600);
+  for (const int64_t kept : {int64_t{1}, int64_t{10}, int64_t{-1}}) {
+    const RequestOutput output = truncated(kept);
+    // The context has 512 tokens, one of them for the answer.
+    EXPECT_EQ(output.prompt_token_ids,
+              std::vector<int32_t>(all.end() - (kept == -1 ? 511 : kept), all.end()));
+    EXPECT_EQ(output.outputs[0].token_ids.size(), kept == -1 ? 1u : 4u);
+  }
+  EXPECT_EQ(truncated(600).outputs[0].finish_reason, FinishReason::error);
+  for (const int64_t bad : {0, -2})
+    expect_contains(truncated(bad).error, {"truncate_prompt_tokens is", "at least 1"});
 }
 
 TEST(Llm, OutputKindsTellTheSameStory) {

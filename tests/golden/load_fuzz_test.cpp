@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "grammar_llm.h"
 #include "llm_rig.h"
 #include "load_tally.h"
 #include "same_output.h"
@@ -161,12 +162,21 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     if (pick(0, 2) == 0) p.top_k = pick(1, 50);
     if (pick(0, 2) == 0) p.top_p = 0.05 * pick(2, 20);
     if (pick(0, 4) == 0) p.min_p = 0.02 * pick(0, 10);
+    if (pick(0, 2) == 0) p.structured_outputs.grammar = std::to_string(pick(0, 1 << 20));
     if (r.sampling == Sampling::filtered) return;
     if (pick(0, 3) != 0) p.logprobs = pick(0, 5);
     if (pick(0, 5) == 0) p.prompt_logprobs = pick(0, 3);
     if (pick(0, 3) == 0)
       for (int i = 0; i < 128; ++i) p.stop_token_ids.push_back(pick_token());
     if (pick(0, 3) == 0) p.min_tokens = pick(0, static_cast<int>(p.max_tokens));
+    if (pick(0, 3) == 0) p.repetition_penalty = 0.1 * pick(5, 30);
+    if (pick(0, 3) == 0) p.frequency_penalty = 0.1 * pick(-20, 20);
+    if (pick(0, 3) == 0) p.presence_penalty = 0.1 * pick(-20, 20);
+    if (p.structured_outputs.grammar.empty() && pick(0, 5) == 0)
+      for (int i = pick_length(1, 5000); i > 0; --i) p.allowed_token_ids.push_back(pick_token());
+    if (pick(0, 4) == 0) p.bad_words = {"e", "in", "ing the", "xyzzy"};
+    if (pick(0, 3) == 0)
+      for (int i = pick_length(1, 1024); i > 0; --i) p.logit_bias[pick_token()] = pick(-100, 100);
   }
 
   /// Each runs alone as soon as it is drawn. In every second draw answers are long beside their
@@ -178,13 +188,14 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     for (int32_t& id : shared) id = pick_token();
     EngineConfig eager = base_;
     eager.enforce_eager = true;
-    LLM llm(directory_.string(), eager);
+    GrammarLLM llm(directory_.string(), eager);
     std::vector<Request> requests;
     for (int n = on_gpu() && !long_answers_ ? 160 : 40; n > 0; --n) {
       Request r;
       r.prompt = draw_prompt(shared, requests);
       draw_sampling(r);
       r.alone = run_alone(llm, r.prompt, r.params);
+      llm.expect_allowed(r.params, r.alone);
       requests.push_back(std::move(r));
     }
     return requests;
@@ -231,7 +242,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
 
   /// Requests arrive over the first steps; some are aborted at once, some on the way. The outputs
   /// are in the order of arrival.
-  std::vector<RequestOutput> run_together(LLM& llm, const std::vector<Request>& requests,
+  std::vector<RequestOutput> run_together(GrammarLLM& llm, const std::vector<Request>& requests,
                                           const Round& round) {
     std::vector<RequestOutput> outputs(round.requests.size());
     std::map<int64_t, size_t> arrival_of;
@@ -271,6 +282,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     step.logprobs |= params.logprobs.has_value();
     step.filters |= params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
     step.masks |= std::ssize(out.outputs[0].token_ids) <= params.min_tokens;
+    step.grammars |= !params.structured_outputs.empty();
   }
 
   /// False if something differed.
@@ -290,9 +302,10 @@ std::string describe(const Request& r) {
   const SamplingParams& p = r.params;
   return fmt::format(
       "prompt of {} tokens, answer of {} alone; temperature {} top_k {} top_p {} min_p {} "
-      "logprobs {} prompt_logprobs {} min_tokens {} n {}",
+      "logprobs {} prompt_logprobs {} min_tokens {} n {} grammar {}",
       r.prompt.size(), r.alone.outputs[0].token_ids.size(), p.temperature, p.top_k, p.top_p,
-      p.min_p, p.logprobs.value_or(-1), p.prompt_logprobs.value_or(-1), p.min_tokens, p.n);
+      p.min_p, p.logprobs.value_or(-1), p.prompt_logprobs.value_or(-1), p.min_tokens, p.n,
+      p.structured_outputs.grammar);
 }
 
 std::string describe(const Round& round) {
@@ -306,7 +319,7 @@ std::string describe(const Round& round) {
 }
 
 bool LoadFuzz::run_round(const std::vector<Request>& requests, const Round& round) {
-  LLM llm(directory_.string(), round.config);
+  GrammarLLM llm(directory_.string(), round.config);
   tally_.opening += watch_.lap();
   const auto outputs = run_together(llm, requests, round);
   tally_.together += watch_.lap();

@@ -30,7 +30,7 @@ class Stopwatch {
 /// A step's tokens, as its outputs show them.
 struct StepTokens {
   int64_t first = 0, later = 0;  // of requests that had none yet, and of others
-  bool logprobs = false, filters = false, masks = false, lanes = false;
+  bool logprobs = false, filters = false, masks = false, grammars = false, lanes = false;
 };
 
 /// Requests, tokens and steps by their kinds. A step whose prompts are not at their ends yet shows
@@ -42,8 +42,9 @@ struct Tally {
   int64_t rounds = 0, requests = 0, tokens = 0, aborted = 0, preemptions = 0, hits = 0;
   int64_t silent = 0, prompts = 0, mixed = 0;  // steps without tokens, of first ones alone, of both
   std::array<int64_t, kRows.size()> decodes{};
-  int64_t lanes = 0, logprobs = 0, filters = 0, masks = 0, plain = 0;  // of the decode steps
-  double alone = 0, opening = 0, together = 0;                         // seconds
+  int64_t lanes = 0, logprobs = 0, filters = 0, masks = 0, grammars = 0,
+          plain = 0;                            // of the decode steps
+  double alone = 0, opening = 0, together = 0;  // seconds
 
   void add(const StepTokens& step) {
     if (step.first + step.later == 0) ++silent;
@@ -55,7 +56,8 @@ struct Tally {
     logprobs += step.logprobs;
     filters += step.filters;
     masks += step.masks;
-    plain += !step.logprobs && !step.filters && !step.masks;
+    grammars += step.grammars;
+    plain += !step.logprobs && !step.filters && !step.masks && !step.grammars;
   }
   void add(const RequestOutput& output) {
     ++requests;
@@ -76,11 +78,12 @@ struct Tally {
     return fmt::format(
         "{} rounds, {} requests, {} tokens, {} aborted, {} preemptions, {} tokens from the cache; "
         "steps: {} without tokens, {} of prompts, {} mixed, {} of decodes of up to {} rows, among "
-        "them {} in two lanes, {} with logprobs, {} with filters, {} with masks, {} plain; "
+        "them {} in two lanes, {} with logprobs, {} with filters, {} with masks, {} with grammars, "
+        "{} plain; "
         "seconds: {:.1f} alone, {:.1f} opening, {:.1f} together",
         rounds, requests, tokens, aborted, preemptions, hits, silent, prompts, mixed,
-        fmt::join(decodes, "+"), fmt::join(kRows, "/"), lanes, logprobs, filters, masks, plain,
-        alone, opening, together);
+        fmt::join(decodes, "+"), fmt::join(kRows, "/"), lanes, logprobs, filters, masks, grammars,
+        plain, alone, opening, together);
   }
 };
 

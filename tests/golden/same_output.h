@@ -72,7 +72,8 @@ inline void expect_same_until_abort(const RequestOutput& alone, const RequestOut
 }
 
 /// The answers of a request, each as a request of its own in an engine that does nothing else.
-inline RequestOutput run_alone(LLM& llm, const Prompt& prompt, const SamplingParams& params) {
+template <class Engine>
+RequestOutput run_alone(Engine& llm, const Prompt& prompt, const SamplingParams& params) {
   RequestOutput whole;
   for (int i = 0; i < params.n; ++i) {
     SamplingParams own = params;
@@ -81,7 +82,8 @@ inline RequestOutput run_alone(LLM& llm, const Prompt& prompt, const SamplingPar
       own.seed = answer_seed(params.seed.value(), i);
       own.prompt_logprobs.reset();
     }
-    RequestOutput output = llm.generate({prompt}, own).front();
+    RequestOutput output =
+        llm.generate(std::vector<Prompt>{prompt}, std::vector<SamplingParams>{own}).front();
     llm.reset_prefix_cache();
     output.outputs.at(0).index = i;
     if (i == 0)

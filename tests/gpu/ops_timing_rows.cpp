@@ -120,7 +120,7 @@ void time_small_operations(Backend& gpu) {
     time("silu_and_mul", [&] { gpu.silu_and_mul(act, gate_up); });
     time("embedding", [&] { gpu.embedding(y, ids, Weight{table}, 0); });
     time("gather_rows", [&] { gpu.gather_rows(y, x, ids); });
-    time("feed_tokens", [&] { gpu.feed_tokens(ids, ids, ids); });
+    time("feed_tokens", [&] { gpu.feed_tokens(ids, ids, ids, ids, ids); });
     std::printf("\n");
   }
 }

@@ -138,28 +138,6 @@ TEST_P(GemmParity, GatedProductIsItsBody) {
       }
 }
 
-TEST_P(GemmParity, AddedAndNormalisedProductIsItsParts) {
-  for (const auto& [n, k] :
-       std::initializer_list<std::pair<int64_t, int64_t>>{{24, 64}, {7, 33}, {1024, 512}})
-    for (const int64_t m : {1, 9, 65, 1000}) {
-      const Operand x(ops(), dtype(), {m, k}, random_values(dtype(), m * k, 6)),
-          norm(ops(), dtype(), {n}, uniform_values(dtype(), n, 7, 0.5, 1.5));
-      const Weight w(ops(), dtype(), n, k, random_values(dtype(), n * k, 8, 0.2));
-      const Values before = random_values(dtype(), m * n, 9, 5.0);
-      const Operand y(ops(), dtype(), {m, n}), want(ops(), dtype(), {m, n}),
-          residual(ops(), dtype(), {m, n}, before), sum(ops(), dtype(), {m, n}, before);
-      ops().gemm_add_rms_norm(y, residual, x, w, norm, 1e-6f);
-      ops().gemm(want, x, w);
-      ops().add(sum, want);
-      ops().rms_norm(want, sum, norm, 1e-6f);
-      ops().synchronize();
-      EXPECT_EQ(residual.bits(), sum.bits()) << m << " rows, n " << n << ", k " << k;
-      EXPECT_EQ(y.bits(), want.bits()) << m << " rows, n " << n << ", k " << k;
-      y.expect_guards("y");
-      residual.expect_guards("residual");
-    }
-}
-
 TEST_P(GemmParity, SampledProductIsItsParts) {
   constexpr int64_t kRows = 9, kVocab = 1008, kInner = 64;
   const Operand x(ops(), dtype(), {kRows, kInner}, random_values(dtype(), kRows * kInner, 6));

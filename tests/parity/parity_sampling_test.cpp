@@ -220,18 +220,32 @@ TEST_P(SamplingTest, FrequenciesFollowTheDistribution) {
   }
 }
 
-TEST_P(SamplingTest, MaskLogitsMasksExactlyThose) {
-  const Values logits = random_values(DType::f32, 4 * 50, 1);
-  const Operand operand(ops(), DType::f32, {4, 50}, logits, {.lead = 2, .trail = 6});
-  // The first of these rows is the step's fifth; others' pairs, and those of padding, mean nothing.
-  const std::vector<int32_t> pairs{4, 0, 7, 49, 6, 7, 6, 7, 3, 5, 8, 5, -1, -1};
-  const Operand list = ints(ops(), pairs);
-  ops().mask_logits(operand, list.view().reshape({7, 2}), 4);
-  ops().synchronize();
-  Values want = logits;
-  for (const size_t i : {size_t{0}, size_t{3 * 50 + 49}, size_t{2 * 50 + 7}}) want[i] = -INFINITY;
-  expect_equal(operand.get(), want, "mask_logits");
-  operand.expect_guards("logits");
+TEST_P(SamplingTest, TokenMasksLeaveExactlyTheirTokens) {
+  std::mt19937 generator(4);
+  for (const int64_t vocab : {1, 31, 32, 33, 1000, 5003, 151936}) {
+    const int64_t words = (vocab + 31) / 32;
+    const std::vector<int32_t> mask_rows{2, -1, 0, 2, 1};
+    std::vector<int32_t> masks(static_cast<size_t>(4 * words));
+    for (int32_t& word : masks) word = static_cast<int32_t>(generator());
+    masks.front() = 0;
+    masks.back() = -1;
+    const Values logits = random_values(DType::f32, 5 * vocab, 1);
+    const Operand operand(ops(), DType::f32, {5, vocab}, logits, {.lead = 2, .trail = 6});
+    const Operand rows = ints(ops(), mask_rows), list = ints(ops(), masks);
+    ops().apply_token_masks(operand, rows, list.view().reshape({4, words}));
+    ops().synchronize();
+    Values want = logits;
+    for (int64_t i = 0; i < 5; ++i)
+      for (int64_t t = 0; t < vocab; ++t) {
+        const int32_t row = mask_rows[static_cast<size_t>(i)];
+        if (row < 0) continue;
+        const int32_t word = masks[static_cast<size_t>(row * words + t / 32)];
+        const bool is_allowed = (int64_t{word} & int64_t{1} << t % 32) != 0;
+        if (!is_allowed) want[static_cast<size_t>(i * vocab + t)] = -INFINITY;
+      }
+    expect_equal(operand.get(), want, "apply_token_masks");
+    operand.expect_guards("logits");
+  }
 }
 
 NANOVLLM_PARITY_BACKENDS(SamplingTest);

@@ -1,4 +1,4 @@
-// What happens to q, k and v: rotary embedding, the KV cache, attention.
+// The operations on q, k and v: rotary embedding, the KV cache, attention.
 #include <bit>
 #include <cstring>
 #include <vector>

@@ -46,7 +46,8 @@ class CpuBackend : public Backend {
 
   void gemm(Tensor y, Tensor x, Weight w) override;
   void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
-  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                   Tensor slot_tokens) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
   void add_bias(Tensor x, Tensor bias) override;
@@ -59,7 +60,10 @@ class CpuBackend : public Backend {
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
-  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
+  void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override;
+  void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) override;
+  void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                       Tensor block_tables) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
@@ -74,7 +78,7 @@ class CpuBackend : public Backend {
     return onednn_ && !uses_tiles(dtype) && onednn_->supports(dtype);
   }
   void tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w);
-  /// What a thread takes of a sequence in attention(): some of its tokens, for one KV head.
+  /// A thread's share of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
     int64_t sequence, first, count;
   };

@@ -7,13 +7,18 @@
 
 namespace nanovllm::cpu {
 
-void CpuBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
+void CpuBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                             Tensor slot_tokens) {
   const int64_t count = tokens.numel();
   expect_vector("feed_tokens tokens", tokens, DType::i32, count);
   expect_vector("feed_tokens source", source, DType::i32, count);
-  const int32_t* from = source.ptr<int32_t>();
-  for (int64_t i = 0; i < count; ++i)
-    if (from[i] >= 0) tokens.ptr<int32_t>()[i] = sampled.ptr<int32_t>()[from[i]];
+  expect_vector("feed_tokens slots", slots, DType::i32, count);
+  int32_t* token = tokens.ptr<int32_t>();
+  const int32_t *from = source.ptr<int32_t>(), *slot = slots.ptr<int32_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    if (from[i] >= 0) token[i] = sampled.ptr<int32_t>()[from[i]];
+    if (slot[i] >= 0) slot_tokens.ptr<int32_t>()[slot[i]] = token[i];
+  }
 }
 
 void CpuBackend::gather_rows(Tensor y, Tensor x, Tensor rows) {

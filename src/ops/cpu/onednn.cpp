@@ -75,7 +75,7 @@ struct Product {
   memory x, w, y, scratch;
 };
 
-/// What a primitive depends on. The stride of y matters only where there are several rows; x is
+/// A primitive depends on these. The stride of y matters only where there are several rows; x is
 /// always dense.
 struct ProductKey {
   int64_t m, n, k, y_stride;

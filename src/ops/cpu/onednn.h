@@ -24,7 +24,7 @@ bool onednn_allows_amx();
 
 class OneDnn {
  public:
-  /// What this takes of the host's memory, beyond what one product needs while it runs: the code of
+  /// The host memory that this takes, beyond that of a product while it runs: the code of
   /// the last 1,024 kinds of products, some 60 KB each.
   static constexpr size_t kMostBytes = size_t{64} << 20;
 

@@ -1,4 +1,4 @@
-// Sampling: mask_logits, sample, top_logprobs. Rows are independent, one thread each.
+// Sampling: masks, biases, penalties, sample, top_logprobs. Rows are independent, one thread each.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "ops/cpu/shapes.h"
 #include "ops/cpu/threads.h"
 #include "ops/noise.h"
+#include "ops/penalties.h"
 
 namespace nanovllm::cpu {
 namespace {
@@ -117,17 +118,78 @@ int32_t sample_row(std::span<SortKey> room, const float* logits, const RowParams
 
 }  // namespace
 
-void CpuBackend::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
-  check(logits.rank == 2 && has_dense_rows(logits) && pairs.rank == 2 && pairs.shape[1] == 2 &&
-            pairs.contiguous(),
-        "mask_logits {} at {}", logits, pairs);
-  float* data = logits.ptr<float>();
-  const int32_t* pair = pairs.ptr<int32_t>();
-  for (int64_t i = 0; i < pairs.shape[0]; ++i) {
-    const int64_t row = pair[2 * i] - first_row;
-    if (row >= 0 && row < logits.shape[0])
-      data[row * logits.stride[0] + pair[2 * i + 1]] = -std::numeric_limits<float>::infinity();
+void CpuBackend::bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) {
+  check(logits.rank == 2 && has_dense_rows(logits) && biases.rank == 2 && biases.shape[1] == 4 &&
+            biases.contiguous(),
+        "bias_logits {} by {}", logits, biases);
+  constexpr float kMasked = -std::numeric_limits<float>::infinity();
+  const int32_t* entry = biases.ptr<int32_t>();
+  for (int64_t i = 0; i < biases.shape[0]; ++i, entry += 4) {
+    const int64_t row = entry[0] - first_row;
+    if (row < 0 || row >= logits.shape[0]) continue;
+    if (entry[3] >= 0 &&
+        batch.tokens.ptr<int32_t>()[batch.logits_rows.ptr<int32_t>()[entry[0]]] != entry[3])
+      continue;
+    float& logit = logits.ptr<float>()[row * logits.stride[0] + entry[1]];
+    const auto bias = std::bit_cast<float>(entry[2]);
+    logit = bias == kMasked ? kMasked : logit + bias;
   }
+}
+
+void CpuBackend::apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) {
+  const int64_t rows = logits.shape[0], vocab = logits.shape[1], words = (vocab + 31) / 32;
+  expect_matrix("apply_token_masks logits", logits, rows, vocab);
+  expect_vector("apply_token_masks mask_rows", mask_rows, DType::i32, rows);
+  check(masks.rank == 2 && masks.shape[1] == words && masks.contiguous(),
+        "apply_token_masks: masks {} for {}", masks, logits);
+  float* data = logits.ptr<float>();
+  parallel_for(threads_, rows, rows * vocab, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t mask_row = mask_rows.ptr<int32_t>()[i];
+      if (mask_row < 0) continue;
+      const int32_t* mask = masks.ptr<int32_t>() + mask_row * words;
+      float* row = data + i * logits.stride[0];
+      for (int64_t t = 0; t < vocab; ++t)
+        if ((static_cast<uint32_t>(mask[t / 32]) >> t % 32 & 1) == 0)
+          row[t] = -std::numeric_limits<float>::infinity();
+    }
+  });
+}
+
+void CpuBackend::apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                                 Tensor block_tables) {
+  const int64_t rows = logits.shape[0], vocab = logits.shape[1];
+  expect_matrix("apply_penalties logits", logits, rows, vocab);
+  expect_vector("apply_penalties sequence", params.sequence, DType::i32, rows);
+  check(slot_tokens.contiguous() && block_tables.rank == 2, "apply_penalties {} by {}", slot_tokens,
+        block_tables);
+  reserve_scratch(vocab);
+  parallel_for(threads_, rows, rows * vocab, [&](int64_t begin, int64_t end, int thread) {
+    // Of each token: 1 if the prompt has it, and 2 for each time that the answer has it.
+    const std::span<uint32_t> seen(reinterpret_cast<uint32_t*>(scratch(thread)),
+                                   static_cast<size_t>(vocab));
+    for (int64_t i = begin; i < end; ++i) {
+      const Penalties penalties{params.repetition_penalty.ptr<float>()[i],
+                                params.frequency_penalty.ptr<float>()[i],
+                                params.presence_penalty.ptr<float>()[i]};
+      if (penalties.none()) continue;
+      std::ranges::fill(seen, 0u);
+      const int32_t* table = block_tables[params.sequence.ptr<int32_t>()[i]].ptr<int32_t>();
+      const int32_t prompt = params.num_prompt_tokens.ptr<int32_t>()[i];
+      const int64_t block_size = slot_tokens.shape[1];
+      for (int32_t p = 0; p < params.position.ptr<int32_t>()[i]; ++p) {
+        const int32_t token =
+            slot_tokens.ptr<int32_t>()[table[p / block_size] * block_size + p % block_size];
+        if (token < 0 || token >= vocab) continue;  // -1 of a row that failed
+        uint32_t& times = seen[static_cast<size_t>(token)];
+        times = p < prompt ? times | 1u : times + 2;
+      }
+      float* row = logits.ptr<float>() + i * logits.stride[0];
+      for (int64_t id = 0; id < vocab; ++id)
+        if (const uint32_t times = seen[static_cast<size_t>(id)])
+          row[id] = penalties.apply(row[id], times / 2);
+    }
+  });
 }
 
 void CpuBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {

@@ -1,4 +1,4 @@
-// What the operations expect of their operands; a violation names the operand.
+// Checks of the operations' operands; a violation names the operand.
 #pragma once
 
 #include "core/tensor.h"

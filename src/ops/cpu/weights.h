@@ -41,8 +41,8 @@ struct WeightLayout {
 
 /// Panels of kGemmBlock rows: [ceil(n / 16), k, 16].
 WeightLayout panel_layout(DType dtype, int64_t n, int64_t k);
-/// What bf16 tile products read in order: [ceil(n / 32), ceil(k / 32), 2 tiles, 16 pairs of
-/// columns, 16 rows, 2].
+/// The order in which bf16 tile products read a weight: [ceil(n / 32), ceil(k / 32), 2 tiles, 16
+/// pairs of columns, 16 rows, 2].
 WeightLayout tile_layout(int64_t n, int64_t k);
 
 /// Writes rows [first, first + source.shape[0]) of the matrix at `dst` from a host matrix of any

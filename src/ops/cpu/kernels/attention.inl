@@ -9,7 +9,7 @@
 
 namespace {
 
-/// What one tile's rows look like once they are where the inner loops want them.
+/// One tile's rows, where the inner loops want them.
 template <class T>
 struct Tile {
   const T* k[kAttentionTile];  // rows of Piece::d elements

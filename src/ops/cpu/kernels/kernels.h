@@ -72,7 +72,7 @@ struct FloatKernels {
   void (*gemm)(const GemmTask<T>& task);
 };
 
-/// What one pass over a row of logits tells.
+/// Facts of a row of logits, from one pass over it.
 struct RowStats {
   float max = 0;
   int32_t argmax = -1;  // the lowest id among equals; -1: the row has a NaN or +inf, or is all -inf

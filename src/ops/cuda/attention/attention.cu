@@ -136,7 +136,7 @@ void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batc
       return;
     }
     arguments.max_chunks = static_cast<int>(chunks);
-    arguments.partial_sum = reinterpret_cast<float2*>(lane_->partials.get());
+    arguments.partial_sum = reinterpret_cast<float2*>(partial_results());
     arguments.partial_out = reinterpret_cast<float*>(arguments.partial_sum + partials);
     launch(attention_mma_kernel<kHeadDim, true>, grid(row_tiles * chunks), kAttentionThreads,
            kSharedBytes, arguments);

@@ -110,7 +110,7 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                      .max_slots = max_slots},
                                     is_new);
     const PlanMemory memory(lane_->plans.get(), num_sms_);
-    arguments.partial_sum = reinterpret_cast<float2*>(lane_->partials.get());
+    arguments.partial_sum = reinterpret_cast<float2*>(partial_results());
     arguments.partial_out =
         reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
     const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),

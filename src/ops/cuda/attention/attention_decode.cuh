@@ -100,7 +100,8 @@ __device__ inline bool is_last(const DecodeWork& work, const SharedPair& pair, i
 /// sees to it; where slots are many or those who compute have nothing else to do, all of those.
 template <int kHeadDim, int kRows>
 __device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, const HandIn& hand,
-                        bool is_idle, RingPlace& place, DecodeExchange<kHeadDim, kRows>& exchange) {
+                        bool is_idle, RingCursor& place,
+                        DecodeExchange<kHeadDim, kRows>& exchange) {
   if (hand.slots > 0 && (is_idle || hand.pair.slots * a.group > kFewSlotRows)) {
     sync_computing();
     if (threadIdx.x == 0) exchange.is_last = is_last(work, hand.pair, hand.slots);
@@ -123,7 +124,7 @@ template <int kHeadDim, int kRows>
 __device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
                             DecodeExchange<kHeadDim, kRows>& exchange) {
   const int lane = threadIdx.x % kWarp;
-  for (RingPlace place;; place = place.plus(1, kDecodeHands)) {
+  for (RingCursor place;; place = place.plus(1, kDecodeHands)) {
     wait_barrier(&exchange.hand_full[place.stage], place.parity);
     const HandIn hand = exchange.hand[place.stage];
     if (hand.slots == 0) return;
@@ -140,7 +141,7 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
                               DecodeExchange<kHeadDim, kRows>& exchange) {
   const DecodeShare& share = exchange.share;
   UnitWalk walk(a, work, share);
-  RingPlace place, query, hand;
+  RingCursor place, query, hand;
   PairState<kHeadDim, kRows> pair;
   if (walk.done()) return hand_in<kHeadDim>(a, work, {}, true, hand, exchange);
   copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);

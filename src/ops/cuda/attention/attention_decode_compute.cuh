@@ -178,7 +178,7 @@ using TileFactors = float[kChunkTiles][kRows];
 /// Scores the warp's keys of a unit whose first stage is at `place`, gives their stage back, and
 /// tells the others their maximum.
 template <int kHeadDim, int kRows>
-__device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit, RingPlace place,
+__device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit, RingCursor place,
                            int stages, const DecodeTile<kHeadDim>* ring,
                            DecodeExchange<kHeadDim, kRows>& exchange) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -188,7 +188,7 @@ __device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit
 #pragma unroll
   for (int e = 0; e < 16; ++e) score[e / 4][e % 4] = seen ? 0.0f : kMinusInfinity;
   if (in_unit) {
-    const RingPlace mine = place.plus(tile, stages);
+    const RingCursor mine = place.plus(tile, stages);
     wait_barrier(&exchange.full[mine.stage], mine.parity);
     if (seen)
       score_keys<kHeadDim, kRows>(score, exchange.query[query], ring[mine.stage], unit, warp);
@@ -230,7 +230,7 @@ __device__ void weigh_unit(float (&score)[4][4], ChunkState<kHeadDim, kRows>& ch
 /// The chunk's sums, and its output for the warp's elements; its first values are at `place`.
 template <int kHeadDim, int kRows>
 __device__ void sum_unit(ChunkState<kHeadDim, kRows>& chunk, const TileFactors<kRows>& factor,
-                         const UnitKeys& unit, RingPlace place, int stages,
+                         const UnitKeys& unit, RingCursor place, int stages,
                          const DecodeTile<kHeadDim>* ring,
                          DecodeExchange<kHeadDim, kRows>& exchange) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -258,7 +258,7 @@ __device__ void sum_unit(ChunkState<kHeadDim, kRows>& chunk, const TileFactors<k
 /// One unit, whose first stage is at `place`. `query`: where its queries are.
 template <int kHeadDim, int kRows>
 __device__ ChunkState<kHeadDim, kRows> compute_unit(int query, bool is_last_of_pair,
-                                                    const UnitKeys& unit, RingPlace place,
+                                                    const UnitKeys& unit, RingCursor place,
                                                     int stages, const DecodeTile<kHeadDim>* ring,
                                                     DecodeExchange<kHeadDim, kRows>& exchange,
                                                     float scale_log2) {

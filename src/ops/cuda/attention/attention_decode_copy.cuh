@@ -128,7 +128,7 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, con
   const int lane = threadIdx.x % kWarp;
   UnitWalk walk(a, work, exchange.share);
   UnitCopier<kHeadDim> copier(a, maps);
-  RingPlace place, query;
+  RingCursor place, query;
   const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
     for (int i = 0; i < unit.tiles; ++i) {
       wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);

@@ -138,18 +138,4 @@ struct UnitKeys {
   }
 };
 
-/// A place in the ring: the stage, and the parity of the phase in which it is filled.
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ RingPlace plus(int n, int stages) const {
-    RingPlace next{stage + n, parity};
-    while (next.stage >= stages) {
-      next.stage -= stages;
-      next.parity ^= 1;
-    }
-    return next;
-  }
-};
-
 }  // namespace nanovllm

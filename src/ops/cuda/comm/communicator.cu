@@ -72,6 +72,7 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   bool sums_in_decoder_layers() const override { return alike_; }
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
+    backend_.await_gemm_families();
     const bool sampled = backend_.sample_part(token_ids, logits, vocab_size, params);
     if (sampled) await_launches();
     return sampled;
@@ -262,6 +263,7 @@ template <class Table, class... Parameters, class... Arguments>
 void PeerCommunicator::launch_with(const Table& table, void (*kernel)(Parameters...),
                                    unsigned blocks, unsigned threads, bool early,
                                    Arguments&&... arguments) {
+  backend_.await_gemm_families();
   cuda_check(cudaSetDevice(backend_.device().index));
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);

@@ -20,11 +20,9 @@ GraphExec instantiate(int device, const RawGraph& graph) {
   cudaGraphExec_t instance = nullptr;
   cuda_check(cudaGraphInstantiate(&instance, graph.get(), 0));
   GraphExec exec(instance);
-  cudaStream_t stream = nullptr;
-  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const Stream owner(stream);
-  cuda_check(cudaGraphUpload(instance, stream));
-  cuda_check(cudaStreamSynchronize(stream));
+  const Stream stream = make_stream();
+  cuda_check(cudaGraphUpload(instance, stream.get()));
+  cuda_check(cudaStreamSynchronize(stream.get()));
   return exec;
 }
 
@@ -147,7 +145,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   gemm_algorithms_ = std::make_unique<GemmAlgorithms>(blas, properties.name);
   exchange_ = allocate(kExchangeBytes);
   scan_scratch_ = allocate(kScanBytes);
-  check_gemm_families();
+  if (!gemm_algorithms_->families().are_known()) compare_gemm_families();
 }
 
 CudaBackend::~CudaBackend() {
@@ -235,6 +233,7 @@ int CudaBackend::resident_blocks(const void* kernel, int threads) const {
 void CudaBackend::limit(const CudaLimits& limits) {
   if (limits.num_sms > 0) num_sms_ = std::min(num_sms_, limits.num_sms);
   fails_cooperative_launches_ = limits.fails_cooperative_launches;
+  can_run_cooperatively_ = can_run_cooperatively_ && !limits.lacks_cooperative_launches;
   last_epoch_ = limits.last_epoch;
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <future>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -72,10 +73,10 @@ class CudaBackend final : public Backend {
 
   void gemm(Tensor y, Tensor x, Weight w) override;
   GemmTuning tune_gemm(Tensor y, Tensor x, Weight w) override;
-  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override;
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override;
   void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
-  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                   Tensor slot_tokens) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
   void add_bias(Tensor x, Tensor bias) override;
@@ -90,7 +91,10 @@ class CudaBackend final : public Backend {
                   bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
-  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
+  void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override;
+  void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) override;
+  void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                       Tensor block_tables) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
@@ -129,6 +133,14 @@ class CudaBackend final : public Backend {
   }
   /// Whether a kernel that calls wait_for_previous() may begin while the one before it ends.
   bool can_launch_early() const { return can_launch_early_; }
+  /// Returns when cuBLASLt's families have been compared, which the first start on a GPU does
+  /// beside all that needs no cuBLASLt.
+  void await_gemm_families() {
+    if (families_compared_.valid()) families_compared_.get();
+  }
+  /// From now on kernels may wait for other ranks. Loading is to end with await_gemm_families(): to
+  /// load the library's kernels may need an idle device.
+  void expect_ranks() { has_ranks_ = true; }
   /// How many blocks of a kernel without dynamic shared memory the GPU runs at once.
   int resident_blocks(const void* kernel, int threads) const;
   /// The same of the kernel of sample_part().
@@ -167,10 +179,14 @@ class CudaBackend final : public Backend {
   /// Whether the operations issued now share the GPU's SMs with another lane's, each with its own.
   bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
-  void gemm_in_order(Tensor y, Tensor x, Tensor w);
-  /// Finds out which of cuBLASLt's families give the bits of gemm_in_order() here
-  /// (gemm_tuning.cpp).
-  void check_gemm_families();
+  /// Of attention in this lane. The last lane's is the comparison's until that is done.
+  std::byte* partial_results() {
+    if (lane_ == &lanes_.back()) await_gemm_families();
+    return lane_->partials.get();
+  }
+  /// Finds out which of cuBLASLt's families give the bits of gemm_in_order() here, beside whatever
+  /// else is done (gemm_tuning.cpp).
+  void compare_gemm_families();
   /// Calls use(algorithm, whether its bits are those of gemm_in_order()) for each of choose(key)
   /// that computes y = x w^T of some sizes.
   void compare_with_in_order(
@@ -193,8 +209,6 @@ class CudaBackend final : public Backend {
   bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});
   /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
   static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
-  /// False, and nothing done, where the algorithm does not take this product.
-  bool gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAlgo_t& algorithm);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
   /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
@@ -303,10 +317,12 @@ class CudaBackend final : public Backend {
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
+  bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
   std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first
+  std::future<void> families_compared_;  // its thread uses what stands above
 };
 
 }  // namespace nanovllm

@@ -51,6 +51,13 @@ inline void cublas_check(cublasStatus_t status,
        file_name(where.file_name()), where.line());
 }
 
+/// A stream that waits for no other.
+inline Stream make_stream() {
+  cudaStream_t stream = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return Stream(stream);
+}
+
 /// An event that orders work and takes no time.
 inline Event make_event() {
   cudaEvent_t event = nullptr;

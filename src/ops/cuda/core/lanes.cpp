@@ -8,9 +8,7 @@ namespace nanovllm {
 
 // The first lane opens first: what is allocated is zeroed on its stream.
 void CudaBackend::open_lane(Lane& lane) {
-  cudaStream_t stream = nullptr;
-  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  lane.stream.reset(stream);
+  lane.stream = make_stream();
   lane.fence = make_event();
   lane.blas_workspace = allocate(GemmAlgorithms::kWorkspace);
   lane.partials = allocate(kPartialBytes);

@@ -99,6 +99,7 @@ void CudaBackend::load_all(std::span<const WeightSource> weights, const SourceRe
     return std::make_unique<PinnedLane>(stream());
   };
   load_staged(how, weights, read, loaded);
+  if (has_ranks_) await_gemm_families();
 }
 
 }  // namespace nanovllm

@@ -77,7 +77,9 @@ nanovllm_open_cuda_communicator(const char* version, nanovllm::Backend* backend,
                                 nanovllm::RankMeeting* meeting, int rank, char* error,
                                 size_t error_size) {
   return nanovllm::open_communicator(version, error, error_size, [&] {
-    return nanovllm::connect(dynamic_cast<nanovllm::CudaBackend&>(*backend), *meeting, rank);
+    auto& gpu = dynamic_cast<nanovllm::CudaBackend&>(*backend);
+    gpu.expect_ranks();
+    return nanovllm::connect(gpu, *meeting, rank);
   });
 }
 
@@ -120,8 +122,9 @@ nanovllm_open_nccl_communicator(const char* version, nanovllm::Backend* backend,
                                 const nanovllm::NcclId* id, int rank, int world_size, char* error,
                                 size_t error_size) {
   return nanovllm::open_communicator(version, error, error_size, [&] {
-    return nanovllm::make_nccl_communicator(dynamic_cast<nanovllm::CudaBackend&>(*backend), *id,
-                                            rank, world_size, nullptr);
+    auto& gpu = dynamic_cast<nanovllm::CudaBackend&>(*backend);
+    gpu.expect_ranks();
+    return nanovllm::make_nccl_communicator(gpu, *id, rank, world_size, nullptr);
   });
 }
 

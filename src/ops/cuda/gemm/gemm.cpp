@@ -11,13 +11,12 @@
 // some for few columns. Those, and f32, which has no such class, take our own kernel.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/layout.h"
+#include "ops/cuda/gemm/gemm_check.h"
 
 namespace nanovllm {
 namespace {
 
 constexpr int64_t kTileDepth = 64, kTileColumns = 8, kFewestColumns = 16;
-
-cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 
 }  // namespace
 
@@ -25,22 +24,6 @@ bool CudaBackend::gemm_takes_blas(Tensor y, Tensor x, Tensor w) {
   const int64_t n = w.shape[0], k = x.shape[1];
   return x.dtype == DType::bf16 && k % kTileDepth == 0 && n % kTileColumns == 0 &&
          n >= kFewestColumns && wide_rows({y, x, w});
-}
-
-bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w, const cublasLtMatmulAlgo_t& algorithm) {
-  // Column-major, as cuBLASLt sees it: y^T [n, m] = (w^T)^T x^T.
-  const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
-  BlasLayout w_layout(type_of(w), k, n, w.stride[0]), x_layout(type_of(x), k, m, x.stride[0]),
-      y_layout(type_of(y), n, m, y.stride[0]);
-  const float one = 1.0f, zero = 0.0f;
-  const cublasStatus_t status =
-      cublasLtMatmul(blas_.get(), gemm_algorithms_->operation().get(), &one, w.data, w_layout.get(),
-                     x.data, x_layout.get(), &zero, y.data, y_layout.get(), y.data, y_layout.get(),
-                     &algorithm, lane_->blas_workspace.get(), GemmAlgorithms::kWorkspace, stream());
-  // The bucket's algorithm may not take this very row count.
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
-  cublas_check(status);
-  return true;
 }
 
 void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
@@ -57,12 +40,15 @@ void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
 #endif
   use_device();
   // Whoever takes it, the bits are the same.
-  if (gemm_takes_blas(y, x, w))
+  if (gemm_takes_blas(y, x, w)) {
+    await_gemm_families();
     if (const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
             {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
-        algorithm && gemm_blas(y, x, w, *algorithm))
+        algorithm &&
+        gemm_algorithms_->run(y, x, w, *algorithm, lane_->blas_workspace.get(), stream()))
       return;
-  gemm_in_order(y, x, w);
+  }
+  gemm_in_order(y, x, w, stream());
 }
 
 void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight weight) {
@@ -85,20 +71,6 @@ bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
   return gemm_wide(y, x, w, false, &to) || gemm_mid(y, x, w, false, nullptr, &to);
 #else
   return (void)y, (void)x, (void)w, (void)to, false;
-#endif
-}
-
-bool CudaBackend::fused_gemm_add(Tensor residual, Tensor x, Weight weight) {
-  const Tensor& w = weight.data;
-  check(x.rank == 2 && w.rank == 2 && residual.rank == 2 && x.shape[1] == w.shape[1] &&
-            residual.shape[0] == x.shape[0] && residual.shape[1] == w.shape[0] &&
-            x.dtype == w.dtype && residual.dtype == x.dtype,
-        "fused_gemm_add: {} += {} times {} transposed", residual.describe(), x.describe(),
-        w.describe());
-#ifdef NANOVLLM_CUDA_HOPPER
-  return gemm_large<LargeEnd::add>(residual, x, w);
-#else
-  return false;
 #endif
 }
 

@@ -98,6 +98,8 @@ std::string driver_name() {
   return "-driver" + std::to_string(version) + "-" + release;
 }
 
+cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+
 constexpr size_t kMostFileBytes = size_t{1} << 20;
 
 }  // namespace
@@ -147,6 +149,22 @@ std::vector<cublasLtMatmulAlgo_t> GemmAlgorithms::propose(const GemmKey& key, Ge
     if (result.state == CUBLAS_STATUS_SUCCESS && is_wanted(result.algo))
       algorithms.push_back(result.algo);
   return algorithms;
+}
+
+bool GemmAlgorithms::run(const Tensor& y, const Tensor& x, const Tensor& w,
+                         const cublasLtMatmulAlgo_t& algorithm, std::byte* workspace,
+                         cudaStream_t stream) {
+  // Column-major, as cuBLASLt sees it: y^T [n, m] = (w^T)^T x^T.
+  const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
+  BlasLayout w_layout(type_of(w), k, n, w.stride[0]), x_layout(type_of(x), k, m, x.stride[0]),
+      y_layout(type_of(y), n, m, y.stride[0]);
+  const float one = 1.0f, zero = 0.0f;
+  const cublasStatus_t status = cublasLtMatmul(
+      blas_, operation_.get(), &one, w.data, w_layout.get(), x.data, x_layout.get(), &zero, y.data,
+      y_layout.get(), y.data, y_layout.get(), &algorithm, workspace, kWorkspace, stream);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
+  cublas_check(status);
+  return true;
 }
 
 std::optional<cublasLtMatmulAlgo_t> GemmAlgorithms::first_choice(const GemmKey& key) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tensor.h"
 #include "ops/cuda/core/handles.h"
 #include "ops/cuda/gemm/gemm_families.h"
 
@@ -61,14 +62,16 @@ class GemmAlgorithms {
   const cublasLtMatmulAlgo_t* choose(const GemmKey& key);
   /// cuBLASLt's proposals, best first.
   std::vector<cublasLtMatmulAlgo_t> propose(const GemmKey& key, GemmOrder order);
+  /// y = x w^T on `stream`, with kWorkspace bytes of device memory. False, and nothing done, where
+  /// the algorithm, which serves a bucket, does not take this product.
+  bool run(const Tensor& y, const Tensor& x, const Tensor& w, const cublasLtMatmulAlgo_t& algorithm,
+           std::byte* workspace, cudaStream_t stream);
   bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) const;
   static int32_t family_of(const cublasLtMatmulAlgo_t& algorithm);
   GemmFamilies& families() { return families_; }
   /// Makes `algorithm` the choice, here and in the file. A file that cannot be written is no error:
   /// the choice then holds for this process.
   void keep(const GemmKey& key, const cublasLtMatmulAlgo_t& algorithm);
-
-  BlasOperation& operation() { return operation_; }
 
  private:
   void read_file();

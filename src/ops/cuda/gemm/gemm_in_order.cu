@@ -2,7 +2,9 @@
 // shapes and alignments that cuBLASLt does not take. bf16: one chain of mma m16n8k16 steps over k,
 // which is what cuBLASLt's algorithms without a split of K compute, bit for bit. f32: one chain of
 // fused multiply-adds over k, for verification, not for speed.
-#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/core/handles.h"
+#include "ops/cuda/core/layout.h"
+#include "ops/cuda/gemm/gemm_check.h"
 #include "ops/cuda/ptx/device.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 
@@ -133,20 +135,22 @@ Matrix<const DeviceType<T>> const_matrix(const Tensor& t) {
 
 }  // namespace
 
-void CudaBackend::gemm_in_order(Tensor y, Tensor x, Tensor w) {
+void gemm_in_order(Tensor y, Tensor x, Tensor w, cudaStream_t stream) {
   const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
   if (x.dtype == DType::f32) {
     const bool few = m <= 16;
-    launch(few ? gemm_fma_kernel<1> : gemm_fma_kernel<4>,
-           {grid_size(ceil_div(n, kFmaColumns)), grid_size(ceil_div(m, few ? 16 : 64))}, 256, 0,
-           matrix<float>(y), const_matrix<float>(x), const_matrix<float>(w), k);
+    const dim3 grid{grid_size(ceil_div(n, kFmaColumns)), grid_size(ceil_div(m, few ? 16 : 64))};
+    (few ? gemm_fma_kernel<1> : gemm_fma_kernel<4>)<<<grid, 256, 0, stream>>>(
+        matrix<float>(y), const_matrix<float>(x), const_matrix<float>(w), k);
+    cuda_check(cudaGetLastError());
     return;
   }
   const dim3 grid{grid_size(ceil_div(n, kTile)), grid_size(ceil_div(m, kTile))};
   dispatch_float(y.dtype, [&]<class Y>() {
-    launch(gemm_mma_kernel<DeviceType<Y>>, grid, kMmaThreads, 0, matrix<Y>(y),
-           const_matrix<bf16>(x), const_matrix<bf16>(w), k, wide_rows({x, w}));
+    gemm_mma_kernel<DeviceType<Y>><<<grid, kMmaThreads, 0, stream>>>(
+        matrix<Y>(y), const_matrix<bf16>(x), const_matrix<bf16>(w), k, wide_rows({x, w}));
   });
+  cuda_check(cudaGetLastError());
 }
 
 }  // namespace nanovllm

@@ -38,27 +38,19 @@ struct LargeTile {
   }
 };
 
-struct LargeCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void next() {
-    if (++stage == kLargeStages) stage = 0, parity ^= 1;
-  }
-};
-
 /// One thread's part: all copies.
 template <bool gated>
 __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUtensorMap& w,
                            const LargeShape& shape) {
   const int rank = static_cast<int>(cluster_rank());
   constexpr int kHalf = kLargeColumns / kLargeBlocks;
-  LargeCursor at;
+  RingCursor at;
   for (int i = blockIdx.x / kLargeBlocks; i < shape.pairs; i += gridDim.x / kLargeBlocks) {
     const LargeTile tile(shape, i, rank);
     const int x_row = tile.row * kLargeRows,
               w_row = gated ? tile.column * kHalf + rank * shape.up
                             : tile.column * kLargeColumns + rank * kHalf;
-    for (int step = 0; step < shape.steps; ++step, at.next()) {
+    for (int step = 0; step < shape.steps; ++step, at.next(kLargeStages)) {
       wait_barrier(&shared.empty[at.stage], at.parity ^ 1);
       LargeStage& stage = shared.stage[at.stage];
       uint64_t* full = &shared.full[at.stage];
@@ -70,21 +62,6 @@ __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUte
   }
 }
 
-/// What a tile is added to, on its way to the L2 cache: it is read when the tile is finished, and
-/// memory would take longer than a step. By both warpgroups, two lines to a thread.
-__device__ inline void prefetch_tile(const __nv_bfloat16* y, const LargeShape& shape,
-                                     const LargeTile& tile) {
-  constexpr int kLine = 64;  // elements
-  const int thread = static_cast<int>(threadIdx.x) - 128, row = tile.row * kLargeRows + thread / 2;
-  if (row >= shape.rows) return;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int column = tile.column * kLargeColumns + (thread % 2 * 2 + i) * kLine;
-    if (column < shape.columns)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(y + row * shape.stride + column));
-  }
-}
-
 /// Two warpgroups' part: the products of all tiles.
 template <LargeEnd end>
 __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const LargeShape& shape,
@@ -92,7 +69,7 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp - 4;
   constexpr int kTileBytes = 64 * kLargeDepth * sizeof(__nv_bfloat16);
-  LargeCursor at;
+  RingCursor at;
   int last = 0;
   float sum[128];
   LargeResult<end> result;
@@ -115,9 +92,8 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
       wgmma_wait<1>();
       if (!first) release(last);
       last = at.stage;
-      at.next();
+      at.next(kLargeStages);
     };
-    if constexpr (end == LargeEnd::add) prefetch_tile(y, shape, LargeTile(shape, i, rank));
 #pragma unroll
     for (int step = 0; step < kLargeParts; ++step) {
       multiply(step > 0);

@@ -3,9 +3,9 @@
 
 namespace nanovllm {
 
-/// What becomes of a product's sums: y is them, or silu_and_mul() of them, or they are added to y,
-/// or they are heads, normalised, rotated and stored.
-enum class LargeEnd { store, gate, add, heads };
+/// The use of a product's sums: y is them, or silu_and_mul() of them, or they are heads,
+/// normalised, rotated and stored.
+enum class LargeEnd { store, gate, heads };
 
 /// What an end takes besides the product.
 template <LargeEnd end>

@@ -18,17 +18,12 @@ struct LargeShape {
   int up;      // w's row where those of `up` begin, if gated
 };
 
-__device__ inline uint32_t add_pairs(uint32_t a, uint32_t b) {
-  return pack_bf16(low_of(a) + low_of(b), high_of(a) + high_of(b));
-}
-
 /// The rounded sums of a tile that was finished before: pair[2 j + r] is columns 8 j + 2 (lane % 4)
 /// and the next of row lane / 4 + 8 r of the warp's 16.
 template <LargeEnd end>
 struct LargeResult {
   static constexpr bool gated = end == LargeEnd::gate;
   uint32_t pair[64];
-  uint4 old;                    // what the next part is added to
   __nv_bfloat16* to = nullptr;  // the lane's first vector of its first row; null: nothing is held
   int rows, columns;            // of y, left from there
 
@@ -42,31 +37,15 @@ struct LargeResult {
     to = y + row * shape.stride + column;
     rows = shape.rows - row;
     columns = shape.columns - column;
-    load_old(shape, 0);
-  }
-  /// Where vector q of the lane's row r is; null outside y.
-  __device__ uint4* vector(const LargeShape& shape, int q, int r) const {
-    return to && 8 * r < rows && 32 * q < columns
-               ? reinterpret_cast<uint4*>(to + 8 * r * shape.stride + 32 * q)
-               : nullptr;
-  }
-  /// Reads ahead what part `i` is added to.
-  __device__ void load_old(const LargeShape& shape, int i) {
-    if constexpr (end == LargeEnd::add)
-      if (const uint4* at = vector(shape, i / 2, i % 2)) old = *at;
   }
   __device__ void store(const LargeShape& shape, int q, int r) {
     uint32_t unit[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) unit[i] = pair[2 * (4 * q + i) + r];
     transpose_quad(unit);
-    if constexpr (end == LargeEnd::add) {
-      unit[0] = add_pairs(old.x, unit[0]);
-      unit[1] = add_pairs(old.y, unit[1]);
-      unit[2] = add_pairs(old.z, unit[2]);
-      unit[3] = add_pairs(old.w, unit[3]);
-    }
-    if (uint4* at = vector(shape, q, r)) *at = {unit[0], unit[1], unit[2], unit[3]};
+    if (to && 8 * r < rows && 32 * q < columns)
+      *reinterpret_cast<uint4*>(to + 8 * r * shape.stride + 32 * q) = {unit[0], unit[1], unit[2],
+                                                                       unit[3]};
   }
   /// Part `i` of kLargeParts, in order.
   __device__ void store_part(const LargeShape& shape, const LargeInput<end>&, int i) {
@@ -78,25 +57,12 @@ struct LargeResult {
         store(shape, i / 4, i / 2 % 2);
     } else {
       store(shape, i / 2, i % 2);
-      if (i + 1 < kLargeParts) load_old(shape, i + 1);
     }
   }
-  /// All parts of the last tile: beside nothing, so that all reads are begun before one is awaited.
+  /// All parts of the last tile.
   __device__ void store_all(const LargeShape& shape, const LargeInput<end>& input) {
-    if constexpr (end == LargeEnd::add) {
-      uint4 all[kLargeParts];
 #pragma unroll
-      for (int i = 0; i < kLargeParts; ++i)
-        if (const uint4* at = vector(shape, i / 2, i % 2)) all[i] = *at;
-#pragma unroll
-      for (int i = 0; i < kLargeParts; ++i) {
-        old = all[i];
-        store(shape, i / 2, i % 2);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kLargeParts; ++i) store_part(shape, input, i);
-    }
+    for (int i = 0; i < kLargeParts; ++i) store_part(shape, input, i);
   }
   /// Gates of vector q of row r become results. By a whole warp.
   __device__ void activate(int q, int r) {

@@ -58,7 +58,6 @@ bool CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>
 
 template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::store>&);
 template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::gate>&);
-template bool CudaBackend::gemm_large(Tensor, Tensor, Tensor, const LargeInput<LargeEnd::add>&);
 
 bool CudaBackend::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x,
                                                 Weight w, Tensor q_norm, Tensor k_norm, float eps,

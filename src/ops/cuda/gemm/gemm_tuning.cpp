@@ -60,6 +60,7 @@ void measure(cudaStream_t stream, double expected, std::vector<Candidate>& candi
 
 GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
   const Tensor& w = weight.data;
+  await_gemm_families();
   gemm(y, x, weight);  // checks the operands
   const GemmKey key{row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32};
   GemmTuning found;
@@ -78,7 +79,7 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
     return bytes;
   };
   for (const auto& [from, to] : {std::pair{int64_t{0}, edge}, {rows - edge, rows}})
-    gemm_in_order(y.rows(from, to), x.rows(from, to), w);
+    gemm_in_order(y.rows(from, to), x.rows(from, to), w, stream());
   const auto definition = bytes_of(y);
 
   // First what gemm() does now, then what adds in order, then the rest.
@@ -87,7 +88,9 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
              others = gemm_algorithms_->propose(key, GemmOrder::any);
   for (const auto* algorithms : {&ordered, &others})
     for (const auto& algorithm : *algorithms)
-      candidates.push_back({[&, a = &algorithm] { return gemm_blas(y, x, w, *a); }});
+      candidates.push_back({[&, a = &algorithm] {
+        return gemm_algorithms_->run(y, x, w, *a, lane_->blas_workspace.get(), stream());
+      }});
   const double flops = 2.0 * static_cast<double>(rows * key.n * key.k);
   measure(stream(), std::max(5e-6, flops / 600e12), candidates);
 
@@ -109,11 +112,15 @@ void CudaBackend::compare_with_in_order(
     const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
     const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use) {
   use_device();
+  // A stream of its own: beside this, operations may be issued, and recorded.
+  const Stream own = make_stream();
+  const cudaStream_t stream = own.get();
+  const Lane& lane = lanes_.back();
   for (const GemmKey& key : kComparedProducts) {
     auto algorithms = choose(key);
     if (algorithms.size() > kMostCompared) algorithms.resize(kMostCompared);
     if (algorithms.empty()) continue;
-    std::byte* free = lane_->partials.get();
+    std::byte* free = lane.partials.get();
     const auto take = [&](DType dtype, int64_t rows, int64_t columns) {
       const Tensor t(free, dtype, {rows, columns}, device());
       free += ceil_div(static_cast<int64_t>(t.bytes()), 256) * 256;
@@ -123,45 +130,51 @@ void CudaBackend::compare_with_in_order(
     const Tensor x = take(DType::bf16, key.rows, key.k), w = take(DType::bf16, key.n, key.k),
                  wanted = take(y_type, key.rows, key.n), y = take(y_type, key.rows, key.n);
     int* const counts = reinterpret_cast<int*>(free);
-    make_operand(x, 1, stream());
-    make_operand(w, 1 << 24, stream());
-    gemm_in_order(wanted, x, w);
-    cuda_check(cudaMemsetAsync(counts, 0, kMostCompared * sizeof(int), stream()));
+    make_operand(x, 1, stream);
+    make_operand(w, 1 << 24, stream);
+    gemm_in_order(wanted, x, w, stream);
+    cuda_check(cudaMemsetAsync(counts, 0, kMostCompared * sizeof(int), stream));
     std::array<bool, kMostCompared> ran{};
     for (size_t i = 0; i < algorithms.size(); ++i) {
-      cuda_check(cudaMemsetAsync(y.data, 0xff, y.bytes(), stream()));
-      ran[i] = gemm_blas(y, x, w, algorithms[i]);
-      count_different(y, wanted, counts + i, stream());
+      cuda_check(cudaMemsetAsync(y.data, 0xff, y.bytes(), stream));
+      ran[i] = gemm_algorithms_->run(y, x, w, algorithms[i], lane.blas_workspace.get(), stream);
+      count_different(y, wanted, counts + i, stream);
     }
     std::array<int, kMostCompared> different{};
     cuda_check(cudaMemcpyAsync(different.data(), counts, sizeof different, cudaMemcpyDeviceToHost,
-                               stream()));
-    cuda_check(cudaStreamSynchronize(stream()));
+                               stream));
+    cuda_check(cudaStreamSynchronize(stream));
     for (size_t i = 0; i < algorithms.size(); ++i)
       if (ran[i]) use(algorithms[i], different[i] == 0);
   }
 }
 
-void CudaBackend::check_gemm_families() {
-  GemmFamilies& families = gemm_algorithms_->families();
-  if (families.are_known()) return;
-  compare_with_in_order(
-      [&](const GemmKey& key) {
-        auto algorithms = gemm_algorithms_->propose(key, GemmOrder::candidates);
-        std::map<int32_t, int> of_family;
-        std::erase_if(algorithms, [&](const cublasLtMatmulAlgo_t& algorithm) {
-          return ++of_family[GemmAlgorithms::family_of(algorithm)] > kMostOfFamily;
+// Some 200 ms, most of them the library's first search and the loading of its kernels: memory is
+// planned, weights are loaded and first steps run meanwhile.
+void CudaBackend::compare_gemm_families() {
+  synchronize();  // the last lane's scratch is zeros by now
+  families_compared_ = std::async(std::launch::async, [this] {
+    GemmFamilies& families = gemm_algorithms_->families();
+    compare_with_in_order(
+        [&](const GemmKey& key) {
+          auto algorithms = gemm_algorithms_->propose(key, GemmOrder::candidates);
+          std::map<int32_t, int> of_family;
+          std::erase_if(algorithms, [&](const cublasLtMatmulAlgo_t& algorithm) {
+            return ++of_family[GemmAlgorithms::family_of(algorithm)] > kMostOfFamily;
+          });
+          return algorithms;
+        },
+        [&](const cublasLtMatmulAlgo_t& algorithm, bool agrees) {
+          families.learn(GemmAlgorithms::family_of(algorithm), agrees);
         });
-        return algorithms;
-      },
-      [&](const cublasLtMatmulAlgo_t& algorithm, bool agrees) {
-        families.learn(GemmAlgorithms::family_of(algorithm), agrees);
-      });
-  families.keep();
+    families.keep();
+  });
 }
 
 GemmComparison CudaBackend::compare_algorithms() {
   GemmComparison found;
+  await_gemm_families();
+  synchronize();
   compare_with_in_order(
       [&](const GemmKey& key) { return gemm_algorithms_->propose(key, GemmOrder::any); },
       [&](const cublasLtMatmulAlgo_t& algorithm, bool agrees) {

@@ -31,14 +31,6 @@ struct ManyRing {
   __device__ unsigned char* weight(int stage) const { return tokens(stage) + ManyCut::kTokenBytes; }
 };
 
-struct ManyCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void next() {
-    if (++stage == ManyCut::kStages) stage = 0, parity ^= 1;
-  }
-};
-
 /// The warpgroup that copies. A thread has one 16-byte chunk of every 16th row.
 template <bool kGated>
 __device__ void bring_units(const ExpertProduct<__nv_bfloat16>& product, const ExpertPlan& plan,
@@ -49,12 +41,12 @@ __device__ void bring_units(const ExpertProduct<__nv_bfloat16>& product, const E
   constexpr int kBehind = 2;  // stages whose copies may be under way
   const int thread = threadIdx.x - Cut::kConsumers, row0 = thread / 8, chunk = thread % 8;
   const int place = row0 * Cut::kRowBytes + ((chunk ^ row0 % 8) << 4);
-  ManyCursor at, landed;
+  RingCursor at, landed;
   int behind = 0;
   const auto land = [&] {
     fence_shared_for_async();
     arrive(ring.full + landed.stage);
-    landed.next();
+    landed.next(ManyCut::kStages);
   };
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const ExpertTile tile = tile_at(plan, unit / row_blocks);
@@ -65,7 +57,7 @@ __device__ void bring_units(const ExpertProduct<__nv_bfloat16>& product, const E
       from[i] = product.x + chunk * 8 +
                 (product.by_token ? plan.token_of[of_tile] : of_tile) * product.x_stride;
     }
-    for (int k = 0; k < product.k; k += Cut::kDepth, at.next()) {
+    for (int k = 0; k < product.k; k += Cut::kDepth, at.next(ManyCut::kStages)) {
       wait_barrier(ring.empty + at.stage, at.parity ^ 1);
       if (thread == 0) {
         arrive_expecting(ring.full + at.stage, Cut::kWeightBytes);
@@ -126,13 +118,13 @@ __device__ void multiply_many(const ExpertProduct<__nv_bfloat16>& product, const
   const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / 128, 0),
             warp = threadIdx.x / kWarp;
   const bool leader = threadIdx.x % kWarp == 0;
-  ManyCursor at;
+  RingCursor at;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     float sum[128];
 #pragma unroll
     for (float& s : sum) s = 0.0f;
     int last = -1;
-    for (int k = 0; k < product.k; k += Cut::kDepth, at.next()) {
+    for (int k = 0; k < product.k; k += Cut::kDepth, at.next(ManyCut::kStages)) {
       wait_barrier(ring.full + at.stage, at.parity);
       const uint64_t x = tile_of(ring.tokens(at.stage) + group * 64 * Cut::kRowBytes),
                      w = tile_of(ring.weight(at.stage));

@@ -20,15 +20,6 @@ void with_index(int index, F&& f) {
   }
 }
 
-/// Where a ring of stages is.
-struct RingCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void next(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
 // -- Clusters --
 
 /// This block's place in its cluster.

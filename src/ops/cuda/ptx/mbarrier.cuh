@@ -72,4 +72,22 @@ __device__ void arrive_at() {
   asm volatile("bar.arrive %0, %1;" ::"n"(name), "n"(threads) : "memory");
 }
 
+/// A place in a ring of stages, each with barriers: the stage, and the parity of the phase in which
+/// it is filled.
+struct RingCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void next(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  __device__ RingCursor plus(int n, int stages) const {
+    RingCursor later{stage + n, parity};
+    while (later.stage >= stages) {
+      later.stage -= stages;
+      later.parity ^= 1;
+    }
+    return later;
+  }
+};
+
 }  // namespace nanovllm

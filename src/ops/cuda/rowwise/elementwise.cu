@@ -65,22 +65,27 @@ __global__ void silu_and_mul_kernel(T* y, int64_t y_stride, const T* gate_up, in
   store_vec(y + blockIdx.x * y_stride + c, gate, n - c, wide);
 }
 
-__global__ void feed_tokens_kernel(int* tokens, const int* source, const int* sampled, int count) {
+__global__ void feed_tokens_kernel(int* tokens, const int* source, const int* sampled,
+                                   const int* slots, int* slot_tokens, int count) {
   let_next_start();
   wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i < count && source[i] >= 0) tokens[i] = sampled[source[i]];
+  if (i >= count) return;
+  int token = tokens[i];
+  if (source[i] >= 0) tokens[i] = token = sampled[source[i]];
+  if (slots[i] >= 0) slot_tokens[slots[i]] = token;
 }
 
 }  // namespace
 
-void CudaBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
-  check(tokens.numel() == source.numel(), "feed_tokens: {} from {}", tokens.describe(),
-        source.describe());
+void CudaBackend::feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                              Tensor slot_tokens) {
+  check(tokens.numel() == source.numel() && tokens.numel() == slots.numel(),
+        "feed_tokens: {} from {} for {}", tokens.describe(), source.describe(), slots.describe());
   const int64_t count = tokens.numel();
   launch_early(feed_tokens_kernel, {grid_size(ceil_div(count, int64_t{kThreads}))}, kThreads, 0,
                tokens.ptr<int32_t>(), source.ptr<int32_t>(), sampled.ptr<int32_t>(),
-               static_cast<int>(count));
+               slots.ptr<int32_t>(), slot_tokens.ptr<int32_t>(), static_cast<int>(count));
 }
 
 void CudaBackend::embedding(Tensor y, Tensor tokens, Weight weight, int64_t first_row) {

@@ -1,4 +1,4 @@
-// Masking and sampling.
+// Sampling.
 //
 // Temperature by the Gumbel-max trick: the argmax of logit / T + noise is a draw from
 // softmax(logit / T).
@@ -44,15 +44,23 @@ __device__ RowRule rule_of(const SampleArguments& a, int index) {
   return rule;
 }
 
-__global__ void mask_logits_kernel(float* logits, int64_t stride, int64_t rows, int64_t vocab,
-                                   const int* pairs, int64_t pair_stride, int64_t count,
-                                   int first_row) {
+/// A warp takes 32 words of a mask at a time, a word in each lane, and writes 32 logits for each.
+__global__ void apply_token_masks_kernel(float* logits, int64_t stride, int vocab,
+                                         const int* mask_rows, const int* masks, int words) {
   wait_for_previous();
   let_next_start();
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= count) return;
-  const int row = pairs[i * pair_stride] - first_row, id = pairs[i * pair_stride + 1];
-  if (0 <= row && row < rows && 0 <= id && id < vocab) logits[row * stride + id] = -kInfinity;
+  const int mask_row = mask_rows[blockIdx.y];
+  if (mask_row < 0) return;
+  const int* mask = masks + int64_t{mask_row} * words;
+  float* row = logits + blockIdx.y * stride;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp,
+            first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / kWarp * kWarp;
+  const int own = first + lane < words ? mask[first + lane] : -1;
+  for (int i = 0; i < kWarp; ++i) {
+    const int word = __shfl_sync(kFullMask, own, i);
+    const int id = (first + i) * kWarp + lane;
+    if ((word >> lane & 1) == 0 && id < vocab) row[id] = -kInfinity;
+  }
 }
 
 /// Writes per warp: the key of its largest logit (NaN if there is one), and the key of its largest
@@ -230,13 +238,17 @@ bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Weight weight,
 }
 #endif
 
-void CudaBackend::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
-  check(logits.rank == 2 && pairs.rank == 2 && pairs.shape[1] == 2, "mask_logits: pairs {} of {}",
-        pairs.describe(), logits.describe());
+void CudaBackend::apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) {
+  const int64_t vocab = logits.shape[1], words = ceil_div(vocab, int64_t{kWarp});
+  check(logits.rank == 2 && mask_rows.numel() == logits.shape[0] && masks.rank == 2 &&
+            masks.shape[1] == words && masks.contiguous(),
+        "apply_token_masks: masks {} of rows {} for {}", masks.describe(), mask_rows.describe(),
+        logits.describe());
   constexpr int64_t kThreads = 128;
-  launch_early(mask_logits_kernel, grid_size(ceil_div(pairs.shape[0], kThreads)), kThreads, 0,
-               logits.ptr<float>(), logits.stride[0], logits.shape[0], logits.shape[1],
-               pairs.ptr<int32_t>(), pairs.stride[0], pairs.shape[0], static_cast<int>(first_row));
+  launch_early(apply_token_masks_kernel,
+               {grid_size(ceil_div(words, kThreads)), grid_size(logits.shape[0])}, kThreads, 0,
+               logits.ptr<float>(), logits.stride[0], static_cast<int>(vocab),
+               mask_rows.ptr<int32_t>(), masks.ptr<int32_t>(), static_cast<int>(words));
 }
 
 void CudaBackend::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {

@@ -1,0 +1,61 @@
+// GrammarLLM: an engine with the methods of LLM whose requests may have a grammar that needs no
+// module: structured_outputs.grammar is the seed of a HashMatcher.
+#pragma once
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "engine/load_engine.h"
+#include "engine/test_grammars.h"
+
+namespace nanovllm {
+
+class GrammarLLM {
+ public:
+  GrammarLLM(const std::string& model, const EngineConfig& config)
+      : loaded_(load_engine(model, config)) {}
+
+  std::shared_ptr<const Grammar> grammar_of(const SamplingParams& params) const {
+    if (params.structured_outputs.empty()) return nullptr;
+    const auto& eos = loaded_.model.eos_token_ids;
+    return hash_grammar(std::stoull(params.structured_outputs.grammar), loaded_.info.vocab_size,
+                        eos.empty() ? -1 : static_cast<int32_t>(eos[0]));
+  }
+  int64_t add_request(const Prompt& prompt, const SamplingParams& params) {
+    return engine().add_request(std::get<std::vector<int32_t>>(prompt.value), params,
+                                grammar_of(params));
+  }
+  std::vector<RequestOutput> generate(const std::vector<Prompt>& prompts,
+                                      const std::vector<SamplingParams>& params) {
+    std::map<int64_t, size_t> place;
+    for (size_t i = 0; i < prompts.size(); ++i) place[add_request(prompts[i], params[i])] = i;
+    std::vector<RequestOutput> outputs(prompts.size());
+    while (!is_finished())
+      for (RequestOutput& output : step()) outputs[place.at(output.request_id)] = std::move(output);
+    return outputs;
+  }
+  std::vector<RequestOutput> step() { return engine().step(); }
+  void abort_request(int64_t id) { engine().abort_request(id); }
+  bool is_finished() const { return loaded_.engine->is_finished(); }
+  void reset_prefix_cache() { engine().reset_prefix_cache(); }
+  EngineStats stats() const { return loaded_.engine->stats(); }
+  const EngineInfo& info() const { return loaded_.info; }
+
+  /// Every token of a constrained answer is one that its grammar allows there.
+  void expect_allowed(const SamplingParams& params, const RequestOutput& output) const {
+    const auto grammar = grammar_of(params);
+    if (!grammar) return;
+    for (const CompletionOutput& answer : output.outputs) {
+      const auto matcher = grammar->new_matcher();
+      for (const int32_t token : answer.token_ids) ASSERT_TRUE(matcher->accept(token)) << token;
+    }
+  }
+
+ private:
+  LLMEngine& engine() { return *loaded_.engine; }
+
+  LoadedEngine loaded_;
+};
+
+}  // namespace nanovllm
