@@ -4,18 +4,16 @@
 #include <bit>
 #include <cstring>
 
+#include "engine/token_rules.h"
+
 namespace nanovllm {
 namespace {
 
-/// The tokens that `sequence` may not sample yet: its stop tokens, until it has min_tokens.
-bool is_masked(const ScheduledSequence& s) {
-  return s.samples &&
-         s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
-}
-
-/// Pairs of SamplerInput::masked.
-int64_t num_masked(const ScheduledSequence& s) {
-  return is_masked(s) ? std::ssize(s.sequence->stop_token_ids) : 0;
+/// Entries of SamplerInput::biases.
+int64_t num_biases(const ScheduledSequence& s) {
+  int64_t count = 0;
+  for_each_bias(s, [&](int32_t, float, int32_t) { ++count; });
+  return count;
 }
 
 int64_t up_to_power(int64_t n) {
@@ -62,7 +60,7 @@ int64_t first_part(const Plan& plan, const StepInput& input, size_t i) {
 struct StepSizes {
   int64_t tokens = 0, seqs = 0, blocks = 0;  // rows and columns of the block tables
   int64_t samples = 0, prompt_rows = 0;      // rows of logits
-  int64_t masked = 0;                        // pairs
+  int64_t biases = 0;
 };
 
 void take_arrays(Arena& arena, const StepSizes& n, StepArrays& out) {
@@ -77,7 +75,7 @@ void take_arrays(Arena& arena, const StepSizes& n, StepArrays& out) {
   for (const auto& [tensor, dtype] : out.sampler.params.tensors())
     *tensor = arena.take(dtype, {n.samples});
   out.sampler.prompt_targets = arena.take(DType::i32, {n.prompt_rows});
-  out.sampler.masked = arena.take(DType::i32, {n.masked, 2});
+  out.sampler.biases = arena.take(DType::i32, {n.biases, 4});
 }
 
 }  // namespace
@@ -90,15 +88,15 @@ std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits
   for (const ScheduledSequence& s : plan.sequences) {
     if (!is_decode(s) || !s.samples) return std::nullopt;
     shape.max_blocks = std::max(shape.max_blocks, std::ssize(s.sequence->block_table));
-    shape.num_masked += num_masked(s);
+    shape.num_biases += num_biases(s);
     shape.num_logprobs =
         std::max<int64_t>(shape.num_logprobs, s.sequence->params.logprobs.value_or(-1));
   }
   shape.max_blocks = std::min(up_to_power(shape.max_blocks), limits.max_blocks_per_seq());
   // Few shapes while sequences pass their min_tokens one by one.
-  if (shape.num_masked > 0)
-    shape.num_masked =
-        std::min(up_to_power(std::max(shape.num_masked, 2 * shape.num_seqs)), limits.max_masked());
+  if (shape.num_biases > 0)
+    shape.num_biases =
+        std::min(up_to_power(std::max(shape.num_biases, 2 * shape.num_seqs)), limits.max_biases());
   return shape;
 }
 
@@ -120,7 +118,7 @@ size_t BatchBuilder::max_bytes() const {
                .blocks = limits_.max_blocks_per_seq(),
                .samples = samples,
                .prompt_rows = rows,
-               .masked = limits_.max_masked()},
+               .biases = limits_.max_biases()},
               largest);
   return arena.peak();
 }
@@ -140,11 +138,11 @@ void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input,
     sizes.blocks = std::max(sizes.blocks, std::ssize(s.sequence->block_table));
   sizes.samples = std::ssize(input.sampling);
   sizes.prompt_rows = std::ssize(input.prompt_rows);
-  for (const ScheduledSequence& s : plan.sequences) sizes.masked += num_masked(s);
+  for (const ScheduledSequence& s : plan.sequences) sizes.biases += num_biases(s);
   if (shape) {
     sizes.tokens = sizes.seqs = sizes.samples = shape->num_seqs;
     sizes.blocks = shape->max_blocks;
-    sizes.masked = shape->num_masked;
+    sizes.biases = shape->num_biases;
     input.sampler.num_logprobs = shape->num_logprobs;
   }
   Arena arena(block, max_bytes(), {});
@@ -154,10 +152,10 @@ void BatchBuilder::build(const Plan& plan, std::byte* block, StepInput& input,
   fill_rows(plan, input);
   fill_logits_rows(plan, input);
   fill_sampling(plan, input);
-  fill_masks(plan, input);
+  fill_biases(plan, input);
 }
 
-// Which sequences sample, and which rows of prompts need logits.
+// Finds the sequences that sample, and the rows of prompts that need logits.
 void BatchBuilder::find_sampling(const Plan& plan, StepInput& input) const {
   input.sampling.clear();
   input.prompt_rows.clear();
@@ -175,7 +173,7 @@ void BatchBuilder::find_sampling(const Plan& plan, StepInput& input) const {
   input.sampler.num_logprobs = k;
 }
 
-// What grids are bounded by, over all sequences.
+// Fills the lengths over all sequences that bound kernels' grids.
 void BatchBuilder::fill_batch(const Plan& plan, StepInput& input) const {
   Batch& batch = input.batch;
   batch.max_seqlen_q = batch.max_context_len = 0;
@@ -237,16 +235,25 @@ void BatchBuilder::fill_rows(const Plan& plan, StepInput& input) const {
 void BatchBuilder::fill_sampling(const Plan& plan, StepInput& input) const {
   SamplingBatch& out = input.sampler.params;
   out.features = 0;
+  input.num_token_masks = 0;
   int64_t row = 0;
   for (const size_t i : input.sampling) {
     const ScheduledSequence& s = plan.sequences[i];
-    out.set_row(row++, s.sequence->params, s.sequence->seed, s.start + s.num_tokens);
+    out.set_row(row, s.sequence->params,
+                {.seed = s.sequence->seed,
+                 .position = s.start + s.num_tokens,
+                 .num_prompt_tokens = s.sequence->num_prompt_tokens,
+                 .sequence = first_part(plan, input, i + 1) - 1});
+    if (s.sequence->has_token_mask())
+      out.token_mask.ptr<int32_t>()[row] = static_cast<int32_t>(input.num_token_masks++);
+    ++row;
   }
   SamplingParams padding;
   padding.temperature = 0;
-  while (row < input.num_samples()) out.set_row(row++, padding, 0, 0);
+  while (row < input.num_samples()) out.set_row(row++, padding, {});
   if (input.sampler.num_logprobs >= 0) out.features |= kSampleLogprobs;
-  if (input.sampler.masked.shape[0] > 0) out.features |= kSampleMasked;
+  if (input.sampler.biases.shape[0] > 0) out.features |= kSampleBiased;
+  if (input.num_token_masks > 0) out.features |= kSampleConstrained;
 }
 
 // The rows of logits: those that sample, those of padding, those of prompts.
@@ -268,18 +275,17 @@ void BatchBuilder::fill_logits_rows(const Plan& plan, StepInput& input) const {
   }
 }
 
-void BatchBuilder::fill_masks(const Plan& plan, StepInput& input) const {
-  auto* pair = input.sampler.masked.ptr<int32_t>();
-  int32_t* const end = pair + input.sampler.masked.numel();
-  for (size_t row = 0; row < input.sampling.size(); ++row) {
-    const ScheduledSequence& s = plan.sequences[input.sampling[row]];
-    if (!is_masked(s)) continue;
-    for (const int32_t id : s.sequence->stop_token_ids) {
-      *pair++ = static_cast<int32_t>(row);
-      *pair++ = id;
-    }
-  }
-  std::fill(pair, end, -1);
+void BatchBuilder::fill_biases(const Plan& plan, StepInput& input) const {
+  auto* entry = input.sampler.biases.ptr<int32_t>();
+  int32_t* const end = entry + input.sampler.biases.numel();
+  for (size_t row = 0; row < input.sampling.size(); ++row)
+    for_each_bias(plan.sequences[input.sampling[row]], [&](int32_t id, float bias, int32_t after) {
+      *entry++ = static_cast<int32_t>(row);
+      *entry++ = id;
+      *entry++ = std::bit_cast<int32_t>(bias);
+      *entry++ = after;
+    });
+  std::fill(entry, end, -1);
 }
 
 void copy_step(const StepInput& from, const std::byte* from_block, StepInput& to,
@@ -297,7 +303,7 @@ void move_to(StepArrays& input, const std::byte* from, std::byte* to, Device dev
   Batch& b = input.batch;
   for (Tensor* t : {&b.tokens, &input.token_source, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
                     &b.context_lens, &b.block_tables, &b.logits_rows, &input.sampler.prompt_targets,
-                    &input.sampler.masked})
+                    &input.sampler.biases})
     move(*t);
   for (const auto& column : input.sampler.params.tensors()) move(*column.tensor);
 }

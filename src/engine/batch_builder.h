@@ -22,12 +22,20 @@ struct StepLimits {
   int64_t max_logits_rows = 0;  // per pass of the LM head
   int block_size = 0;
   int64_t rows_worth_halving = 0;  // from so many rows on a step has halves; 0: never
+  int64_t token_mask_words = 0;    // of 32 tokens each
 
   int64_t max_blocks_per_seq() const { return (max_model_len + block_size - 1) / block_size; }
   /// Sequences that may sample in one step, padding included.
   int64_t max_samples() const { return std::min(max_num_seqs, max_num_batched_tokens); }
-  /// Pairs of tokens that one step's sequences may not sample yet.
-  int64_t max_masked() const { return max_samples() * (kMaxStopTokenIds + kMaxEosIds); }
+  /// Entries of SamplerInput::biases.
+  int64_t max_biases() const {
+    return max_samples() *
+           (kMaxStopTokenIds + kMaxEosIds + int64_t{kMaxLogitBias} + 2 * int64_t{kMaxBadWords});
+  }
+  /// Of the token masks of a step in which every sequence has a grammar.
+  size_t token_mask_bytes() const {
+    return static_cast<size_t>(max_samples() * token_mask_words) * sizeof(uint32_t);
+  }
 };
 
 /// The sizes to which a step of decodes is padded, so that steps of many sizes run as few recorded
@@ -36,7 +44,7 @@ struct StepLimits {
 struct StepShape {
   int64_t num_seqs = 0;       // rows, and sequences
   int64_t max_blocks = 0;     // columns of the block tables
-  int64_t num_masked = 0;     // pairs of SamplerInput::masked
+  int64_t num_biases = 0;     // entries of SamplerInput::biases
   int64_t num_logprobs = -1;  // of SamplerInput
   auto operator<=>(const StepShape&) const = default;
 };
@@ -44,7 +52,7 @@ struct StepShape {
 /// The shape for a plan in which every sequence has one row, which samples. Nothing for other
 /// plans, and for more rows than are worth recording.
 std::optional<StepShape> decode_shape(const Plan& plan, const StepLimits& limits);
-/// What decode steps of `shape` become when enough of their sequences have ended; nothing below one
+/// The shape that follows `shape` when enough of a step's sequences have ended; nothing below one
 /// row.
 std::optional<StepShape> shape_below(const StepShape& shape);
 
@@ -63,17 +71,21 @@ struct StepArrays {
   // has it.
   Tensor token_source;
   SamplerInput sampler;
-  bool is_decode = false;  // padded to a StepShape: it can be recorded
-  size_t bytes = 0;        // of the block, from its start
+  bool is_decode = false;       // padded to a StepShape: it can be recorded
+  int64_t num_token_masks = 0;  // rows that have a grammar
+  size_t bytes = 0;             // of the block, from its start
 
   /// Rows of logits; with padding.
   int64_t num_samples() const { return sampler.params.temperature.shape[0]; }
   int64_t num_rows() const { return batch.logits_rows.shape[0]; }
+  size_t token_mask_bytes(const StepLimits& limits) const {
+    return static_cast<size_t>(num_token_masks * limits.token_mask_words) * sizeof(uint32_t);
+  }
 };
 
 /// Of a step that is padded to one.
 inline StepShape shape_of(const StepArrays& input) {
-  return {input.batch.num_seqs(), input.batch.block_tables.shape[1], input.sampler.masked.shape[0],
+  return {input.batch.num_seqs(), input.batch.block_tables.shape[1], input.sampler.biases.shape[0],
           input.sampler.num_logprobs};
 }
 
@@ -101,7 +113,7 @@ class BatchBuilder {
   void fill_rows(const Plan& plan, StepInput& input) const;
   void fill_logits_rows(const Plan& plan, StepInput& input) const;
   void fill_sampling(const Plan& plan, StepInput& input) const;
-  void fill_masks(const Plan& plan, StepInput& input) const;
+  void fill_biases(const Plan& plan, StepInput& input) const;
 
   StepLimits limits_;
 };

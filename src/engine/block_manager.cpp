@@ -80,41 +80,53 @@ void BlockManager::release(int32_t block) {
   if (--b.ref_count == 0) link_idle(block, /*at_front=*/!b.cached);
 }
 
-BlockManager::Hash BlockManager::hash_of(int32_t parent, std::span<const int32_t> tokens) const {
-  const Hash chained = parent == kNone ? Hash{} : at(parent).hash;
+std::string_view BlockManager::salt_of(int32_t block) const {
+  const auto salt = salts_.find(block);
+  return salt == salts_.end() ? std::string_view() : salt->second;
+}
+
+BlockManager::Hash BlockManager::hash_of(int32_t parent, std::span<const int32_t> tokens,
+                                         std::string_view salt) const {
+  const Hash chained = parent != kNone ? at(parent).hash
+                       : salt.empty()  ? Hash{}
+                                       : Hash{XXH3_64bits(salt.data(), salt.size()), 0};
   const XXH128_hash_t h =
       XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), chained.low ^ chained.high);
   const bool whole = hash_mask_ == ~uint64_t{0};
   return {h.low64 & hash_mask_, whole ? h.high64 : 0};
 }
 
-int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens,
+int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens, std::string_view salt,
                            const Hash& hash) const {
   int32_t block = buckets_[hash.low & (buckets_.size() - 1)];
   for (; block != kNone; block = at(block).next_in_bucket) {
     const Block& b = at(block);
     if (b.hash == hash && b.parent == parent && b.parent_generation == generation(parent) &&
-        std::ranges::equal(tokens_of(block), tokens)) {
+        std::ranges::equal(tokens_of(block), tokens) &&
+        (parent != kNone || salt_of(block) == salt)) {
       return block;
     }
   }
   return kNone;
 }
 
-int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens) const {
+int32_t BlockManager::find(int32_t parent, std::span<const int32_t> tokens,
+                           std::string_view salt) const {
   check(tokens.size() == static_cast<size_t>(block_size_), "{} tokens are not a block of {}",
         tokens.size(), block_size_);
-  return can_be_parent(parent) ? find(parent, tokens, hash_of(parent, tokens)) : kNone;
+  return can_be_parent(parent) ? find(parent, tokens, salt, hash_of(parent, tokens, salt)) : kNone;
 }
 
-bool BlockManager::publish(int32_t parent, int32_t block, std::span<const int32_t> tokens) {
+bool BlockManager::publish(int32_t parent, int32_t block, std::span<const int32_t> tokens,
+                           std::string_view salt) {
   check(tokens.size() == static_cast<size_t>(block_size_), "{} tokens are not a block of {}",
         tokens.size(), block_size_);
   Block& b = at(block);
   check(b.ref_count > 0 && !b.cached && block != parent, "KV block {} cannot be published", block);
   if (!can_be_parent(parent)) return false;
-  const Hash hash = hash_of(parent, tokens);
-  if (find(parent, tokens, hash) != kNone) return false;
+  const Hash hash = hash_of(parent, tokens, salt);
+  if (find(parent, tokens, salt, hash) != kNone) return false;
+  if (parent == kNone && !salt.empty()) salts_[block] = salt;
   std::ranges::copy(tokens, tokens_of(block).begin());
   b.cached = true;
   b.parent = parent;
@@ -134,6 +146,7 @@ void BlockManager::forget(int32_t block) {
   *link = b.next_in_bucket;
   b.next_in_bucket = b.parent = kNone;
   b.cached = false;
+  salts_.erase(block);
   ++b.generation;
   --num_cached_;
   const bool in_idle_list = b.previous != kNone || b.next != kNone || idle_front_ == block;
@@ -177,10 +190,12 @@ void BlockManager::check_integrity() const {
     const bool reachable =
         b.parent == kNone || (at(b.parent).cached && generation(b.parent) == b.parent_generation);
     if (reachable) {
-      check(find(b.parent, tokens_of(block)) == block, "KV block {}: its entry is not found",
-            block);
+      check(find(b.parent, tokens_of(block), salt_of(block)) == block,
+            "KV block {}: its entry is not found", block);
     }
   }
+  for (const auto& [block, salt] : salts_)
+    check(at(block).cached && at(block).parent == kNone, "KV block {} has a salt", block);
   check(num_cached == num_cached_, "{} cached KV blocks, {} counted", num_cached, num_cached_);
   int64_t in_buckets = 0;
   for (int32_t head : buckets_) {

@@ -10,11 +10,15 @@
 // generation, its tokens), and a hit compares all three: the hash only finds candidates,
 // correctness never rests on it. A block's generation counts how often it left the cache, so
 // whatever was published under an evicted block is never found again, even when the same block
-// number gets a new content.
+// number gets a new content. Below no block stands the salt in its place: prefixes of different
+// salts are different from their first block on.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,12 +50,13 @@ class BlockManager {
   void release(int32_t block);
 
   /// The cached block that holds `tokens` (block_size of them) right after the block `parent`, or
-  /// kNone.
-  int32_t find(int32_t parent, std::span<const int32_t> tokens) const;
+  /// kNone. `salt` matters at the start of a sequence alone.
+  int32_t find(int32_t parent, std::span<const int32_t> tokens, std::string_view salt = {}) const;
   /// Enters `block`, which is in use, in the cache. False, and nothing changes, if `parent` is no
   /// longer cached or an equal entry exists: the first one stays, this block remains private to its
   /// sequence.
-  bool publish(int32_t parent, int32_t block, std::span<const int32_t> tokens);
+  bool publish(int32_t parent, int32_t block, std::span<const int32_t> tokens,
+               std::string_view salt = {});
   /// Takes a block out of the cache, and with it all that was published after it. Who refers to it
   /// keeps it.
   void forget(int32_t block);
@@ -83,9 +88,11 @@ class BlockManager {
   uint64_t generation(int32_t block) const { return block == kNone ? 0 : at(block).generation; }
   std::span<int32_t> tokens_of(int32_t block);
   std::span<const int32_t> tokens_of(int32_t block) const;
-  Hash hash_of(int32_t parent, std::span<const int32_t> tokens) const;
+  std::string_view salt_of(int32_t block) const;
+  Hash hash_of(int32_t parent, std::span<const int32_t> tokens, std::string_view salt) const;
   int32_t& bucket(const Hash& hash) { return buckets_[hash.low & (buckets_.size() - 1)]; }
-  int32_t find(int32_t parent, std::span<const int32_t> tokens, const Hash& hash) const;
+  int32_t find(int32_t parent, std::span<const int32_t> tokens, std::string_view salt,
+               const Hash& hash) const;
   void link_idle(int32_t block, bool at_front);
   void unlink_idle(int32_t block);
 
@@ -94,6 +101,7 @@ class BlockManager {
   std::vector<Block> blocks_;
   std::vector<int32_t> tokens_;   // [num_blocks, block_size]: what a cached block holds
   std::vector<int32_t> buckets_;  // heads of the chains of entries; a power of two
+  std::unordered_map<int32_t, std::string> salts_;  // of cached first blocks that have one
   int32_t idle_front_ = kNone, idle_back_ = kNone;
   int64_t num_idle_ = 0, num_cached_ = 0;
 };

@@ -5,6 +5,7 @@
 
 #include "core/seconds.h"
 #include "engine/request_checks.h"
+#include "engine/token_rules.h"
 #include "ops/noise.h"
 
 namespace nanovllm {
@@ -16,7 +17,8 @@ SchedulerConfig scheduler_config(const MemoryPlan& plan, const EngineConfig& con
           .max_model_len = plan.limits.max_model_len,
           .num_blocks = plan.num_blocks,
           .block_size = plan.limits.block_size,
-          .enable_prefix_caching = config.enable_prefix_caching};
+          .enable_prefix_caching = config.enable_prefix_caching,
+          .has_priorities = config.scheduling_policy == "priority"};
 }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
@@ -91,7 +93,10 @@ RequestOutput report(Request& request, bool finished) {
   for (Answer& answer : request.answers) {
     const Sequence& sequence = answer.sequence;
     metrics.num_preemptions += sequence.num_preemptions;
-    if (out.error.empty()) out.error = sequence.error;
+    if (out.error.empty()) {
+      out.error = sequence.error;
+      out.failure = sequence.failure;
+    }
     // One that ended while a step of its is in flight is reported when that step is processed.
     const bool is_new = answer.has_ended ? !answer.reported_end
                                          : !sequence.is_finished() &&
@@ -120,6 +125,7 @@ LLMEngine::LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model,
       vocab_size_(model.vocab_size),
       max_model_len_(runner_->memory().limits.max_model_len),
       seed_(config.seed),
+      has_priorities_(config.scheduling_policy == "priority"),
       scheduler_(scheduler_config(runner_->memory(), config)) {}
 
 int64_t LLMEngine::refuse_request(std::string error) {
@@ -128,6 +134,7 @@ int64_t LLMEngine::refuse_request(std::string error) {
   output.finished = true;
   output.outputs.push_back({.finish_reason = FinishReason::error});
   output.error = std::move(error);
+  output.failure = RequestFailure::refused;
   refused_.push_back(std::move(output));
   return refused_.back().request_id;
 }
@@ -142,12 +149,25 @@ std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt
         "the prompt has {} tokens: with max_model_len {} at most {} leave room for an answer",
         length, max_model_len_, max_model_len_ - 1);
   if (!params.stop.empty() && !tokenizer_) return "stop strings need a tokenizer";
+  if (!params.bad_words.empty() && !tokenizer_) return "bad_words need a tokenizer";
+  if (params.priority != 0 && !has_priorities_)
+    return "priority needs scheduling_policy priority (--scheduling-policy priority)";
   return scheduler_.refusal(length, std::min(params.max_tokens, max_model_len_ - length));
 }
 
-int64_t LLMEngine::add_request(const std::vector<int32_t>& prompt, const SamplingParams& params) {
+int64_t LLMEngine::add_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                               const std::shared_ptr<const Grammar>& grammar) {
   check(dead_.empty(), "the engine has failed: {}", dead_);
   if (auto problem = refusal(prompt, params)) return refuse_request(std::move(*problem));
+  if (!grammar && !params.structured_outputs.empty())
+    return refuse_request("structured_outputs was not compiled to a grammar");
+  std::vector<std::unique_ptr<TokenMatcher>> matchers(static_cast<size_t>(params.n));
+  try {
+    if (grammar)
+      for (auto& matcher : matchers) matcher = grammar->new_matcher();
+  } catch (const std::exception& error) {
+    return refuse_request(fmt::format("the grammar cannot begin: {}", error.what()));
+  }
   const auto length = std::ssize(prompt);
   const int64_t max_tokens = std::min(params.max_tokens, max_model_len_ - length);
 
@@ -159,13 +179,16 @@ int64_t LLMEngine::add_request(const std::vector<int32_t>& prompt, const Samplin
   if (params.prompt_logprobs) request.prompt_logprobs.resize(static_cast<size_t>(length));
   request.answers.resize(static_cast<size_t>(params.n));
   const int64_t seed = params.seed.value_or(drawn_seed(seed_, id));
+  request.grammar = grammar;
   for (int i = 0; i < params.n; ++i)
-    add_answer(request, i, prompt, params, max_tokens, answer_seed(seed, i));
+    add_answer(request, i, prompt, params, max_tokens, answer_seed(seed, i),
+               std::move(matchers[static_cast<size_t>(i)]));
   return id;
 }
 
 void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_t>& prompt,
-                           const SamplingParams& params, int64_t max_tokens, int64_t seed) {
+                           const SamplingParams& params, int64_t max_tokens, int64_t seed,
+                           std::unique_ptr<TokenMatcher> matcher) {
   Answer& answer = request.answers[static_cast<size_t>(index)];
   Sequence& sequence = answer.sequence;
   sequence.request = &request;
@@ -178,16 +201,22 @@ void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_
   sequence.num_prompt_tokens = std::ssize(prompt);
   sequence.token_ids = prompt;
   sequence.seed = static_cast<uint64_t>(seed);
-  if (!params.ignore_eos) sequence.stop_token_ids = eos_;
+  // Where a grammar's text ends, nothing but EOS can follow.
+  if (!params.ignore_eos || matcher) sequence.stop_token_ids = eos_;
+  sequence.matcher = std::move(matcher);
   for (const int64_t id : params.stop_token_ids)
     if (!contains(sequence.stop_token_ids, static_cast<int32_t>(id)))
       sequence.stop_token_ids.push_back(static_cast<int32_t>(id));
+  if (index == 0)
+    set_token_rules(sequence, tokenizer_.get(), vocab_size_);
+  else
+    copy_token_rules(sequence, request.answers[0].sequence);
   if (tokenizer_ && params.detokenize)
     answer.text = std::make_unique<TextStream>(*tokenizer_, sequence.params);
   scheduler_.add(sequence);
 }
 
-// What a step that fails had to say already, such as the outputs of refused requests, is given
+// Outputs that a failing step had made already, such as those of refused requests, are given
 // first; the next call throws.
 std::vector<RequestOutput> LLMEngine::step() {
   std::vector<RequestOutput> outputs = std::exchange(refused_, {});
@@ -204,13 +233,20 @@ std::vector<RequestOutput> LLMEngine::step() {
 }
 
 // As many steps are launched as may be in flight, then the oldest one's results are taken: the
-// device has its next step before it ends the current one.
+// device has its next step before it ends the current one. Token masks follow from the tokens of
+// the step before: its forward pass runs while those are read and the masks are made.
 void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
-  while (steps_ - steps_processed_ < runner_->max_steps_in_flight())
+  const auto begin = Clock::now();
+  const int64_t before = steps_processed_;
+  while (steps_ - steps_processed_ < runner_->max_steps_in_flight()) {
     if (!launch_step()) break;
+    if (steps_ - steps_processed_ == 1) finish_launch();
+  }
   if (steps_processed_ < steps_) process_step();
+  finish_launch();
   take_finished();
   report_news(outputs);
+  if (steps_processed_ > before) step_seconds_ += seconds_since(begin);
 }
 
 /// False if there is nothing to launch, at all or until a step in flight is processed.
@@ -226,7 +262,14 @@ bool LLMEngine::launch_step() {
   }
   ++steps_;
   runner_->launch(plan);
+  needs_masks_ = plan.needs_masks();
   return true;
+}
+
+void LLMEngine::finish_launch() {
+  if (!needs_masks_) return;
+  runner_->finish_launch(plans_[static_cast<size_t>(steps_ - 1) % plans_.size()]);
+  needs_masks_ = false;
 }
 
 void LLMEngine::process_step() {
@@ -335,7 +378,14 @@ EngineStats LLMEngine::stats() const {
           .free_blocks = s.free_blocks,
           .waiting_tokens = s.waiting_tokens,
           .schedule_seconds = schedule_seconds_,
-          .build_seconds = runner_->build_seconds()};
+          .build_seconds = runner_->build_seconds(),
+          .step_seconds = step_seconds_};
+}
+
+EngineSnapshot LLMEngine::snapshot(int64_t most) const {
+  EngineSnapshot snapshot{.stats = stats()};
+  scheduler_.add_to(snapshot, most);
+  return snapshot;
 }
 
 }  // namespace nanovllm

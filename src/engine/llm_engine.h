@@ -31,7 +31,9 @@ class LLMEngine {
   std::optional<std::string> refusal(const std::vector<int32_t>& prompt,
                                      const SamplingParams& params) const;
   // LLM's methods of the same names say what these do.
-  int64_t add_request(const std::vector<int32_t>& prompt, const SamplingParams& params);
+  // Each answer follows `grammar`, where there is one: with a matcher of its own.
+  int64_t add_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                      const std::shared_ptr<const Grammar>& grammar = nullptr);
   /// Queues the output of a request that is not acceptable. It does not have the prompt, which may
   /// be of any size.
   int64_t refuse_request(std::string error);
@@ -41,15 +43,18 @@ class LLMEngine {
   void reset_prefix_cache();
 
   EngineStats stats() const;
+  EngineSnapshot snapshot(int64_t most) const;
   const MemoryPlan& memory() const { return runner_->memory(); }  ///< of one rank
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void add_answer(Request& request, int index, const std::vector<int32_t>& prompt,
-                  const SamplingParams& params, int64_t max_tokens, int64_t seed);
+                  const SamplingParams& params, int64_t max_tokens, int64_t seed,
+                  std::unique_ptr<TokenMatcher> matcher);
   void run_step(std::vector<RequestOutput>& outputs);
   bool launch_step();
+  void finish_launch();
   void process_step();
   void collect_logprobs(const Plan& plan, const StepResult& result);
   void advance(const Plan& plan);
@@ -63,6 +68,7 @@ class LLMEngine {
   const std::vector<int32_t> eos_;
   const int64_t vocab_size_, max_model_len_;
   const uint64_t seed_;
+  const bool has_priorities_;
   Scheduler scheduler_;
   std::unordered_map<int64_t, Request> requests_;  // by id
   std::vector<Request*> news_;                     // requests with something to report, once each
@@ -70,7 +76,8 @@ class LLMEngine {
   // The plans in flight, oldest first: step s is in plans_[s % 2].
   std::array<Plan, 2> plans_;
   int64_t next_id_ = 0, steps_ = 0, steps_processed_ = 0;
-  double schedule_seconds_ = 0;
+  bool needs_masks_ = false;  // the newest step in flight, before its sampling is issued
+  double schedule_seconds_ = 0, step_seconds_ = 0;
   std::string dead_;  // why, once a step has failed
 };
 

@@ -37,7 +37,7 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
   return ids;
 }
 
-/// What a user should hear once: what was ignored, found and chosen.
+/// Notes for the user, to be shown once: things ignored, found and chosen.
 std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& config,
                                const MemoryPlan& plan, const std::string& device) {
   std::vector<std::string> list = model.warnings;
@@ -254,8 +254,8 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
 
 namespace {
 
-// What needs nothing of each other runs at once: opening a GPU takes longer than reading all files
-// but the weights.
+// Parts that need nothing of each other run at once: opening a GPU takes longer than reading all
+// files but the weights.
 LoadedEngine load_parts(const std::string& directory, const EngineConfig& config,
                         const BackendDecorator& decorate) {
   check_config(config);
@@ -295,15 +295,10 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   wait_for_tokenizer();
   loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
                          std::move(ranks), note);
-  if (const auto penalty = loaded.generation.repetition_penalty; penalty && *penalty != 1)
-    loaded.info.notes.push_back(
-        fmt::format("generation_config.json: repetition_penalty {} is ignored: this engine has no "
-                    "penalties",
-                    *penalty));
   loaded.info.startup = log.phases();
-  loaded.engine =
-      std::make_unique<LLMEngine>(std::move(runner), loaded.model, config, loaded.tokenizer,
-                                  eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get()));
+  loaded.eos = eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get());
+  loaded.engine = std::make_unique<LLMEngine>(std::move(runner), loaded.model, config,
+                                              loaded.tokenizer, loaded.eos);
   return loaded;
 }
 

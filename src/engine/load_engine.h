@@ -17,6 +17,7 @@ struct LoadedEngine {
   ModelConfig model;
   GenerationConfig generation;
   std::shared_ptr<const Tokenizer> tokenizer;  // null with skip_tokenizer_init
+  std::vector<int32_t> eos;                    // the model's end-of-sequence ids
   std::unique_ptr<LLMEngine> engine;
   EngineInfo info;
 };

@@ -12,7 +12,7 @@
 namespace nanovllm {
 namespace {
 
-// What a CPU's KV cache takes of a machine's memory without being asked to; of all ranks.
+// The most that a CPU's KV cache takes without being asked to, of all ranks.
 constexpr size_t kMostCpuCache = size_t{4} << 30;
 
 size_t aligned(size_t bytes) {
@@ -41,6 +41,7 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
                                                                      : 8192;
   limits.max_logits_rows = ops.max_logits_rows();
   limits.block_size = config.block_size;
+  limits.token_mask_words = (model.vocab_size + 31) / 32;
   return limits;
 }
 
@@ -251,14 +252,15 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
-      output_block_bytes(plan.limits) +
+      aligned(plan.limits.token_mask_bytes()) + output_block_bytes(plan.limits) +
       aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) +
       ops.scratch_bytes(plan.operands);
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, shard.world_size);
   plan.cache_dtype = dtype;
   plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
                                              config.block_size * model.head_dim) *
-                         size_of(plan.cache_dtype);
+                             size_of(plan.cache_dtype) +
+                         static_cast<size_t>(config.block_size) * sizeof(int32_t);
   plan_kv_cache(ops, config, shard, ranks_on_host, plan);
   return plan;
 }

@@ -16,10 +16,11 @@ struct EngineConfig;
 struct MemoryPlan {
   size_t weights = 0;         // this rank's parameters, in the backend's layout
   size_t step_workspace = 0;  // the arena: activations and logits of the largest step
-  // The arena, the input and output blocks, the rotary table, the backend's own scratch.
+  // The arena, the input and output blocks, token masks, the rotary table, the backend's own
+  // scratch.
   size_t workspace = 0;
   DType cache_dtype = DType::bf16;  // of keys and values
-  size_t bytes_per_block = 0;       // of KV cache, all layers
+  size_t bytes_per_block = 0;       // of KV cache, all layers, and of the tokens it is of
   size_t available = 0;             // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
@@ -49,7 +50,7 @@ void check_parallel_size(const ModelConfig& model, int world_size);
 /// Elements of the whole model, as one rank alone would hold it.
 int64_t count_parameters(const ModelConfig& model);
 
-/// What runs the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
+/// The dtype that the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config);
 
 }  // namespace nanovllm

@@ -1,6 +1,8 @@
 #include "engine/model_runner.h"
 
 #include <chrono>
+#include <cstring>
+#include <functional>
 
 #include "core/seconds.h"
 #include "io/checkpoint.h"
@@ -27,23 +29,30 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       workspace_(backend_->allocate(plan_.step_workspace)),
       input_device_(backend_->allocate(BatchBuilder(plan_.limits).max_bytes())),
       output_device_(backend_->allocate(output_block_bytes(plan_.limits))),
+      masks_device_(backend_->allocate(plan_.limits.token_mask_bytes())),
+      token_masks_(masks_device_.get(), DType::i32,
+                   {plan_.limits.max_samples(), plan_.limits.token_mask_words}, backend_->device()),
       loader_(*backend_, dtype_, shard_of(*comm_), weights_.get()),
       model_(find_architecture(model.architecture).make(model, {loader_, rope_.cos_sin()})),
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
       builder_(plan_.limits),
+      masks_(plan_.limits),
       use_graphs_(!config.enforce_eager && backend_->has_graphs()),
       lanes_(config.decode_lanes),
       graphs_(*backend_, *comm_) {
   for (Slot& slot : slots_) {
     slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());
     slot.output_host = backend_->allocate_host(output_block_bytes(plan_.limits));
+    slot.masks_host = backend_->allocate_host(plan_.limits.token_mask_bytes());
     slot.done = backend_->make_fence();
   }
   if (use_graphs_) below_block_.resize(builder_.max_bytes());
   backend_->reserve(plan_.operands);
   // One layer's blocks lie together: [layer][k or v][block, kv_head, offset, head_dim].
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, comm_->world_size());
-  const size_t half = plan_.kv_cache() / static_cast<size_t>(2 * model.num_hidden_layers);
+  const size_t half =
+      static_cast<size_t>(plan_.num_blocks * kv_heads * config.block_size * model.head_dim) *
+      size_of(plan_.cache_dtype);
   std::byte* data = kv_.get();
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer, data += 2 * half) {
     const auto view = [&](std::byte* bytes) {
@@ -53,6 +62,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
     };
     kv_cache_.push_back({view(data), view(data + half)});
   }
+  slot_tokens_ =
+      Tensor(data, DType::i32, {plan_.num_blocks, config.block_size}, backend_->device());
 }
 
 ModelRunner::~ModelRunner() {
@@ -97,30 +108,62 @@ void ModelRunner::launch_built(Slot& slot) {
                  Tensor(slot.input_host.get(), DType::i32, {words}));
   move_to(slot.input, slot.input_host.get(), input_device_.get(), backend_->device());
   place_output(slot);
-  const auto body = [this, &slot] { run_step(slot); };
+  slot.is_issued = false;
+  issue(slot, slot.input.num_token_masks > 0 ? StepPart::forward : StepPart::whole);
+}
+
+void ModelRunner::finish_launch(const Plan& plan) {
+  Slot& slot = slots_[static_cast<size_t>((num_launched_ - 1) % kSlots)];
+  const auto begin = std::chrono::steady_clock::now();
+  masks_.fill(plan, slot.input, slot.masks_host.get());
+  build_seconds_ += seconds_since(begin);
+  finish_filled(slot);
+}
+
+void ModelRunner::finish_launch(const std::byte* masks) {
+  Slot& slot = slots_[static_cast<size_t>((num_launched_ - 1) % kSlots)];
+  std::memcpy(slot.masks_host.get(), masks, slot.input.token_mask_bytes(plan_.limits));
+  finish_filled(slot);
+}
+
+void ModelRunner::finish_filled(Slot& slot) {
+  const Tensor masks = token_masks_.rows(0, slot.input.num_token_masks);
+  backend_->copy(masks,
+                 Tensor(slot.masks_host.get(), DType::i32, {masks.shape[0], masks.shape[1]}));
+  issue(slot, StepPart::sampling);
+}
+
+void ModelRunner::issue(Slot& slot, StepPart part) {
+  const auto body = [this, &slot, part] { run_step(slot, part); };
   bool replayed = false;
   if (slot.input.is_decode)
-    replayed = graphs_.run(slot.input, body);
+    replayed = graphs_.run(slot.input, part, std::ref(body));  // a copy would allocate
   else
     body();
-  const int64_t out = slot.output_bytes.numel();
-  if (out > 0) backend_->copy(Tensor(slot.output_host.get(), DType::i32, {out}), slot.output_bytes);
-  if (slot.done) slot.done->record();
-  if (replayed) record_below(slot.input);
+  if (part != StepPart::forward) {
+    const int64_t out = slot.output_bytes.numel();
+    if (out > 0)
+      backend_->copy(Tensor(slot.output_host.get(), DType::i32, {out}), slot.output_bytes);
+    if (slot.done) slot.done->record();
+    slot.is_issued = true;
+  }
+  if (replayed) record_below(slot.input, part);
 }
 
 // The device is busy with this step and perhaps one before it. That is the time to record the shape
 // that comes when sequences end: at its first occurrences, the device might wait for the host.
-void ModelRunner::record_below(const StepInput& input) {
+void ModelRunner::record_below(const StepInput& input, StepPart part) {
   const uint32_t features = input.sampler.params.features;
   const auto shape = shape_below(shape_of(input));
-  if (!shape || !graphs_.misses(*shape, features)) return;
+  if (!shape || !graphs_.misses(*shape, features, part)) return;
+  // The sampling reads what a forward pass of that shape leaves, whose place is not known before.
+  if (part == StepPart::sampling && !forwarded_.contains(*shape)) return;
   StepInput& below = below_.input;
   builder_.build({}, below_block_.data(), below, shape);
   below.sampler.params.features = features;
   move_to(below, below_block_.data(), input_device_.get(), backend_->device());
   place_output(below_);
-  graphs_.record(below, [this] { run_step(below_); });
+  graphs_.record(below, part, [this, part] { run_step(below_, part); });
 }
 
 // The sampled tokens come first, at an address that never changes: the next step reads them there.
@@ -133,22 +176,33 @@ void ModelRunner::place_output(Slot& slot) {
              {static_cast<int64_t>(arena.mark() / sizeof(int32_t))}, backend_->device());
 }
 
-void ModelRunner::run_step(const Slot& slot) {
-  arena_.release(0);
-  const Step step{*backend_, *comm_, arena_,           slot.input.batch,
-                  kv_cache_, lanes_, slot.input.halves};
-  const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_samples()},
-                              backend_->device());
-  backend_->begin_step(step.batch);
-  backend_->feed_tokens(step.batch.tokens, slot.input.token_source, sampled_before);
-  const HiddenStates hidden = model_->forward(step);
-  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, hidden, slot.input.sampler,
+void ModelRunner::run_step(const Slot& slot, StepPart part) {
+  const Step step{*backend_,         *comm_,      arena_, slot.input.batch, kv_cache_, lanes_,
+                  slot.input.halves, slot_tokens_};
+  // Of a forward pass that was replayed, the one that was recorded has told where they are.
+  Forwarded& forwarded = forwarded_[slot.input.is_decode ? shape_of(slot.input) : StepShape{}];
+  if (part != StepPart::sampling) {
+    arena_.release(0);
+    const Tensor sampled_before(output_device_.get(), DType::i32, {plan_.limits.max_samples()},
+                                backend_->device());
+    backend_->begin_step(step.batch);
+    backend_->feed_tokens(step.batch.tokens, slot.input.token_source, sampled_before,
+                          step.batch.slot_mapping, slot_tokens_);
+    forwarded.hidden = model_->forward(step);
+    forwarded.mark = arena_.mark();
+  }
+  if (part == StepPart::forward) return;
+  arena_.release(forwarded.mark);
+  SamplerInput sampling = slot.input.sampler;
+  sampling.token_masks = token_masks_;
+  sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, forwarded.hidden, sampling,
                    slot.output, plan_.limits.max_logits_rows);
 }
 
 StepResult ModelRunner::wait() {
   check(num_waited_ < num_launched_, "no step is in flight");
   const Slot& slot = slots_[static_cast<size_t>(num_waited_++ % kSlots)];
+  check(slot.is_issued, "the step waits for its token masks");
   if (slot.done) slot.done->wait();
   const auto on_host = [&]<class T>(const Tensor& t, T*) {
     return std::span<const T>(

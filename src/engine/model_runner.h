@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "engine/runner.h"
 #include "engine/step_graphs.h"
+#include "engine/token_masks.h"
 #include "layers/rotary_embedding.h"
 #include "layers/sampler.h"
 
@@ -35,6 +37,9 @@ class ModelRunner final : public Runner {
   void launch(const Plan& plan) override;
   /// The same for a step that another rank has built: `input` lies in `block`. Both are copied.
   void launch(const StepInput& input, const std::byte* block);
+  void finish_launch(const Plan& plan) override;
+  /// The same with masks that another rank has filled; they are copied.
+  void finish_launch(const std::byte* masks);
   StepResult wait() override;
 
   const MemoryPlan& memory() const override { return plan_; }
@@ -48,18 +53,27 @@ class ModelRunner final : public Runner {
   /// A step in flight: its side of the memory on the host, and where its results are on the device.
   /// The device's side is one for all: steps run one after another.
   struct Slot {
-    Buffer input_host, output_host;
+    Buffer input_host, output_host, masks_host;
     StepInput input;
     SamplerOutput output;         // on the device
     Tensor output_bytes;          // what of the output block comes back
     std::unique_ptr<Fence> done;  // null: done when launched
+    bool is_issued = false;       // whole, not its forward pass alone
+  };
+
+  /// A forward pass's result in the arena, and the memory taken there.
+  struct Forwarded {
+    HiddenStates hidden;
+    size_t mark = 0;
   };
 
   Slot& next_slot();
   void launch_built(Slot& slot);
-  void record_below(const StepInput& input);
+  void finish_filled(Slot& slot);
+  void issue(Slot& slot, StepPart part);
+  void record_below(const StepInput& input, StepPart part);
   void place_output(Slot& slot);
-  void run_step(const Slot& slot);
+  void run_step(const Slot& slot, StepPart part);
 
   // In order of construction; destroyed in reverse: what lives on the device goes before the
   // device.
@@ -69,15 +83,19 @@ class ModelRunner final : public Runner {
   const DType dtype_;
   const MemoryPlan plan_;
   RotaryEmbedding rope_;
-  Buffer weights_, kv_, workspace_, input_device_, output_device_;
+  Buffer weights_, kv_, workspace_, input_device_, output_device_, masks_device_;
+  const Tensor token_masks_;
   WeightLoader loader_;
   std::unique_ptr<Model> model_;
   std::vector<KvCache> kv_cache_;
+  Tensor slot_tokens_;  // of Step
   Arena arena_;
   BatchBuilder builder_;
+  TokenMasks masks_;
   Sampler sampler_;
   const bool use_graphs_;
   const int lanes_;
+  std::map<StepShape, Forwarded> forwarded_;  // of steps that are not padded: {}
   StepGraphs graphs_;
   std::array<Slot, kSlots> slots_;
   Slot below_;  // a step that is recorded, but not run

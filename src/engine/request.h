@@ -33,6 +33,7 @@ struct Request {
   std::chrono::steady_clock::time_point added;
   RequestMetrics metrics;
   std::vector<PositionLogprobs> prompt_logprobs;  // of answer 0
+  std::shared_ptr<const Grammar> grammar;         // of the answers' matchers; null: none
   // n of them. Their addresses are fixed: the scheduler's queues and plans lead to them.
   std::vector<Answer> answers;
   bool reported_prompt = false;

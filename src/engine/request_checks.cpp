@@ -1,6 +1,7 @@
 #include "engine/request_checks.h"
 
 #include <bit>
+#include <cmath>
 
 #include "core/check.h"
 #include "core/limits.h"
@@ -9,6 +10,24 @@
 #include "ops/backend.h"
 
 namespace nanovllm {
+namespace {
+
+std::optional<std::string> problem_with(const char* name, const std::vector<std::string>& texts,
+                                        size_t most) {
+  if (texts.size() > most)
+    return fmt::format("{} has {} strings: at most {} are allowed", name, texts.size(), most);
+  for (const std::string& text : texts) {
+    if (text.empty() || text.size() > kMaxStopBytes)
+      return fmt::format("{} has a string of {} bytes: 1 to {} are allowed", name, text.size(),
+                         kMaxStopBytes);
+    if (find_invalid_utf8(text) != std::string::npos)
+      return fmt::format("{} has a string that is not UTF-8", name);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_size) {
   for (const NumberField& field : kNumberFields)
     if (!field.allows(p.*field.value))
@@ -20,14 +39,8 @@ std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_s
   if (p.min_tokens < 0 || p.min_tokens > p.max_tokens)
     return fmt::format("min_tokens is {}: it must be between 0 and max_tokens ({})", p.min_tokens,
                        p.max_tokens);
-  if (p.stop.size() > kMaxStops)
-    return fmt::format("stop has {} strings: at most {} are allowed", p.stop.size(), kMaxStops);
-  for (const std::string& stop : p.stop)
-    if (stop.empty() || stop.size() > kMaxStopBytes)
-      return fmt::format("stop has a string of {} bytes: 1 to {} are allowed", stop.size(),
-                         kMaxStopBytes);
-  for (const std::string& stop : p.stop)
-    if (find_invalid_utf8(stop) != std::string::npos) return "stop has a string that is not UTF-8";
+  if (auto problem = problem_with("stop", p.stop, kMaxStops)) return problem;
+  if (auto problem = problem_with("bad_words", p.bad_words, kMaxBadWords)) return problem;
   if (!p.stop.empty() && !p.detokenize) return "stop strings need detokenize";
   if (std::ssize(p.stop_token_ids) > kMaxStopTokenIds)
     return fmt::format("stop_token_ids has {} ids: at most {} are allowed", p.stop_token_ids.size(),
@@ -35,6 +48,26 @@ std::optional<std::string> problem_with(const SamplingParams& p, int64_t vocab_s
   for (const int64_t id : p.stop_token_ids)
     if (id < 0 || id >= vocab_size)
       return fmt::format("stop_token_ids has {}: ids are between 0 and {}", id, vocab_size - 1);
+  if (std::ssize(p.allowed_token_ids) > vocab_size)
+    return fmt::format("allowed_token_ids has {} ids: the vocabulary has {}",
+                       p.allowed_token_ids.size(), vocab_size);
+  for (const int64_t id : p.allowed_token_ids)
+    if (id < 0 || id >= vocab_size)
+      return fmt::format("allowed_token_ids has {}: ids are between 0 and {}", id, vocab_size - 1);
+  if (p.logit_bias.size() > kMaxLogitBias)
+    return fmt::format("logit_bias has {} tokens: at most {} are allowed", p.logit_bias.size(),
+                       kMaxLogitBias);
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (id < 0 || id >= vocab_size)
+      return fmt::format("logit_bias has {}: ids are between 0 and {}", id, vocab_size - 1);
+    if (!(std::abs(bias) <= kMaxBias))
+      return fmt::format("logit_bias of {} is {}: it must be from -100 to 100", id, bias);
+  }
+  if (p.cache_salt.size() > kMaxCacheSaltBytes)
+    return fmt::format("cache_salt has {} bytes: at most {} are allowed", p.cache_salt.size(),
+                       kMaxCacheSaltBytes);
+  if (p.priority < -INT32_MAX || p.priority > INT32_MAX)
+    return fmt::format("priority is {}: it must be between -2147483647 and 2147483647", p.priority);
   for (const auto& [name, value] :
        {std::pair{"logprobs", p.logprobs}, std::pair{"prompt_logprobs", p.prompt_logprobs}}) {
     const int64_t most = std::min<int64_t>(kMaxLogprobs, vocab_size);
@@ -78,6 +111,8 @@ void check_config(const EngineConfig& c) {
        "1 or 2, or 0 to choose");
   need(c.num_threads >= 0 && c.num_threads <= kMaxThreads, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
+  need(c.scheduling_policy == "fcfs" || c.scheduling_policy == "priority", "scheduling_policy",
+       c.scheduling_policy, "fcfs or priority");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,
        "auto or dummy");
 }

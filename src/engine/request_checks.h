@@ -1,4 +1,4 @@
-// What a request may ask for. A request is checked in full when it is added; what passes can never
+// The checks of a request. It is checked in full when it is added; a request that passes can never
 // hurt a step.
 #pragma once
 

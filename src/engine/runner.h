@@ -29,8 +29,13 @@ class Runner {
   /// How many steps may be launched and not waited for: 2 where the host can prepare one while the
   /// devices run another.
   virtual int max_steps_in_flight() const = 0;
-  /// Issues one step; returns as soon as the devices have their work. `plan` is not kept.
+  /// Issues one step; returns as soon as the devices have their work. `plan` is not kept. Where
+  /// plan.needs_masks(), that is the step's forward pass alone: finish_launch() must follow, before
+  /// anything else but wait() for the step before it.
   virtual void launch(const Plan& plan) = 0;
+  /// Makes the token masks of the step that was launched last, and issues its sampling. The tokens
+  /// of all steps before it have been processed. `plan` is that step's.
+  virtual void finish_launch(const Plan& plan) = 0;
   /// Waits for the oldest step that was launched and not waited for, and gives its results.
   virtual StepResult wait() = 0;
 

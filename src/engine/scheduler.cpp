@@ -57,8 +57,9 @@ void Scheduler::add(Sequence& s) {
   if (const auto reason = refusal(s.num_prompt_tokens, s.max_tokens)) {
     fail(ErrorKind::invalid_argument, "request {}: {}", s.request_id, *reason);
   }
-  s.arrival = ++num_arrivals_;
-  waiting_.push_back(s);
+  s.arrival = s.rank = ++num_arrivals_;
+  if (config_.has_priorities) s.rank += kPriorityAge * s.params.priority;
+  waiting_.insert(s);
   totals_.waiting_tokens += s.num_tokens();
 }
 
@@ -142,6 +143,7 @@ Scheduler::Room Scheduler::make_room(Sequence& sequence) {
     if (num_retiring_ > 0) return Room::wait;
     Sequence& newest = *running_.back();
     if (&newest == running_.front()) {  // refusal() should have kept it out
+      newest.failure = RequestFailure::capacity;
       end(newest, FinishReason::error,
           fmt::format("the sequence has outgrown the whole KV cache of {} blocks of {} tokens",
                       blocks_.num_blocks(), config_.block_size));
@@ -169,7 +171,7 @@ bool Scheduler::admit(Sequence& s) {
   int64_t needed = num_blocks;  // idle blocks
   int32_t parent = BlockManager::kNone;
   for (int64_t i = 0; i < max_hits; ++i) {
-    parent = blocks_.find(parent, block_tokens(s, i));
+    parent = blocks_.find(parent, block_tokens(s, i), s.params.cache_salt);
     if (parent == BlockManager::kNone) break;
     hits_.push_back(parent);
     if (blocks_.ref_count(parent) > 0) --needed;
@@ -195,7 +197,7 @@ bool Scheduler::admit(Sequence& s) {
   }
   waiting_.remove(s);
   totals_.waiting_tokens -= s.num_tokens();
-  running_.push_back(s);
+  running_.insert(s);
   s.status = SequenceStatus::running;
   return true;
 }
@@ -216,6 +218,7 @@ void Scheduler::plan_tokens(Plan& plan, Sequence& s, int64_t num_tokens, bool is
   s.num_computed_tokens += num_tokens;
   s.num_in_flight += samples;
   s.last_step = plan.step;
+  s.num_scheduled_tokens = num_tokens;
   publish_full_blocks(s);
 }
 
@@ -225,7 +228,7 @@ void Scheduler::preempt(Sequence& s) {
   ++s.num_preemptions;
   ++totals_.preemptions;
   running_.remove(s);
-  waiting_.push_front(s);
+  waiting_.insert(s);
   totals_.waiting_tokens += s.num_tokens();
   s.status = SequenceStatus::waiting;
 }
@@ -259,18 +262,33 @@ void Scheduler::process(Plan& plan, std::span<const int32_t> sampled) {
 void Scheduler::append(Sequence& s, int32_t token) {
   if (token < 0) {  // what it left in the cache may be as broken as its logits
     for (const int32_t block : s.block_table) blocks_.forget(block);
+    s.failure = RequestFailure::not_finite;
     return end(s, FinishReason::error, "the model's logits were not finite");
   }
+  if (!advance_matcher(s, token)) return end(s, FinishReason::error, std::move(s.matcher_error));
   s.token_ids.push_back(token);
   ++totals_.generated_tokens;
   publish_full_blocks(s);
-  const bool may_stop = s.num_generated() >= s.params.min_tokens;
+  // A grammar's masks have a stop token only where the text ends.
+  const bool may_stop = s.matcher || s.num_generated() >= s.params.min_tokens;
   if (may_stop && std::ranges::count(s.stop_token_ids, token) > 0) {
     const bool named = std::ranges::count(s.params.stop_token_ids, token) > 0;
     end(s, FinishReason::stop, named ? std::to_string(token) : std::string());
   } else if (s.num_generated() >= s.max_tokens) {
     end(s, FinishReason::length, {});
   }
+}
+
+// A matcher is a module's: its faults cost its own sequence alone.
+bool Scheduler::advance_matcher(Sequence& s, int32_t token) {
+  if (!s.matcher) return true;
+  try {
+    if (s.matcher_error.empty() && !s.matcher->accept(token))
+      s.matcher_error = fmt::format("the grammar does not allow token {} here", token);
+  } catch (const std::exception& error) {
+    s.matcher_error = fmt::format("the grammar cannot go on: {}", error.what());
+  }
+  return s.matcher_error.empty();
 }
 
 void Scheduler::end(Sequence& s, FinishReason reason, std::string detail) {
@@ -305,7 +323,8 @@ void Scheduler::publish_full_blocks(Sequence& s) {
   for (; (s.num_offered_blocks + 1) * config_.block_size <= known; ++s.num_offered_blocks) {
     const auto index = static_cast<size_t>(s.num_offered_blocks);
     const int32_t parent = index == 0 ? BlockManager::kNone : s.block_table[index - 1];
-    blocks_.publish(parent, s.block_table[index], block_tokens(s, s.num_offered_blocks));
+    blocks_.publish(parent, s.block_table[index], block_tokens(s, s.num_offered_blocks),
+                    s.params.cache_salt);
   }
 }
 

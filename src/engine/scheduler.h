@@ -7,6 +7,11 @@
 // and it waits at the front of the queue to be recomputed. So every running sequence arrived before
 // every waiting one, the oldest always advances, and each request ends.
 //
+// With priorities (vLLM's: lower is earlier) "older" and "newest" are meant by rank: the order of
+// arrival, each step of priority counting as kPriorityAge arrivals. So a request is overtaken by so
+// many later ones at most, for each step that they are above it: waiting is what ages it. What
+// waits may then be older than what runs.
+//
 // Admission takes the blocks of all known tokens at once, even if the prompt is computed in chunks,
 // and leaves one idle block per running sequence: nobody is admitted just to be preempted. With
 // nothing running there is no such reserve: what refusal() lets pass fits.
@@ -27,11 +32,14 @@
 // (Sequence::needs_last_token) waits until that token is read back; the others go on without it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "nanovllm/llm.h"
 
 #include "engine/block_manager.h"
 #include "engine/sequence.h"
@@ -46,6 +54,7 @@ struct SchedulerConfig {
   int64_t num_blocks = 0;
   int block_size = 64;
   bool enable_prefix_caching = true;
+  bool has_priorities = false;  // else all are equal
   int max_plans_in_flight = 2;
   uint64_t prefix_hash_mask = ~uint64_t{0};  // for tests: see BlockManager
 };
@@ -69,7 +78,7 @@ struct ScheduledSequence {
   bool counts = false;
 };
 
-/// What one step computes. Build its batch right away: tokens and block tables are read from the
+/// The work of one step. Build its batch right away: tokens and block tables are read from the
 /// sequences, which the next call of finish(), process() or schedule() may change. The sequences
 /// themselves live until the plan is processed.
 struct Plan {
@@ -78,9 +87,15 @@ struct Plan {
   std::vector<ScheduledSequence> sequences;        // oldest first
   int64_t num_tokens = 0, num_prefill_tokens = 0;  // prefill: prompts, and what is recomputed
   bool empty() const { return sequences.empty(); }
+  /// Whether it samples for a sequence that has a grammar.
+  bool needs_masks() const {
+    return std::ranges::any_of(sequences, [](const ScheduledSequence& s) {
+      return s.samples && s.sequence->has_token_mask();
+    });
+  }
 };
 
-/// What there is now, and what was counted since the start. prompt_tokens and cached_prompt_tokens
+/// The present state, and counts since the start. prompt_tokens and cached_prompt_tokens
 /// count a request when it is first admitted.
 struct SchedulerStats {
   int64_t waiting = 0, running = 0, free_blocks = 0;
@@ -90,6 +105,7 @@ struct SchedulerStats {
 
 class Scheduler {
  public:
+  static constexpr int64_t kPriorityAge = 64;
   explicit Scheduler(const SchedulerConfig& config);
 
   /// Why this request could never run (longer than max_model_len, or than the whole cache), or
@@ -106,9 +122,10 @@ class Scheduler {
   void schedule(Plan& plan);
   /// Takes a step's results: one token per plan.sequences entry that samples, in order; a token of
   /// -1 fails that sequence (its logits were not finite) and takes its blocks out of the prefix
-  /// cache. Appends tokens, ends sequences by EOS, stop tokens and length, publishes full blocks to
-  /// the prefix cache. Throws Error(engine) if plans are processed out of order. Results for a
-  /// sequence that ended or was preempted meanwhile are dropped.
+  /// cache, and so does a token that the sequence's grammar does not allow. Appends tokens,
+  /// advances matchers, ends sequences by EOS, stop tokens and length, publishes full blocks to the
+  /// prefix cache. Throws Error(engine) if plans are processed out of order. Results for a sequence
+  /// that ended or was preempted meanwhile are dropped.
   void process(Plan& plan, std::span<const int32_t> sampled);
 
   /// Ends a sequence from outside (abort, stop string, error). `detail` becomes its error, or its
@@ -120,6 +137,9 @@ class Scheduler {
   bool has_unfinished() const { return !waiting_.empty() || !running_.empty(); }
   int64_t plans_in_flight() const { return last_planned_ - last_processed_; }
   SchedulerStats stats() const;
+  /// Adds the state of every block, and the first `most` of the running and of the waiting
+  /// sequences.
+  void add_to(EngineSnapshot& snapshot, int64_t most) const;
   /// Forgets all cached prefixes; who uses such a block keeps it.
   void reset_prefix_cache();
   const BlockManager& blocks() const { return blocks_; }
@@ -139,6 +159,7 @@ class Scheduler {
   void plan_tokens(Plan& plan, Sequence& sequence, int64_t num_tokens, bool is_new);
   void preempt(Sequence& sequence);
   void append(Sequence& sequence, int32_t token);
+  bool advance_matcher(Sequence& sequence, int32_t token);
   void end(Sequence& sequence, FinishReason reason, std::string detail);
   void publish_full_blocks(Sequence& sequence);
   void release_blocks(Sequence& sequence);
@@ -151,7 +172,7 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockManager blocks_;
-  // In order of arrival: all of the first before all of the second.
+  // In order of rank; without priorities all of the first before all of the second.
   SequenceQueue running_, waiting_;
   SequenceQueue finished_;  // ended and in no plan in flight: to be given back
   int64_t num_arrivals_ = 0;

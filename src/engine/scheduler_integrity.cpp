@@ -58,16 +58,17 @@ void Scheduler::check_integrity() const {
   for (const Sequence* s = waiting_.front(); s; s = s->next) waiting_tokens += s->num_tokens();
   check(waiting_tokens == totals_.waiting_tokens, "{} tokens wait, {} counted", waiting_tokens,
         totals_.waiting_tokens);
-  int64_t arrival = 0;
+  const Sequence* previous = nullptr;
   const auto check_queue = [&](const SequenceQueue& queue, SequenceStatus status) {
     int64_t size = 0;
     for (const Sequence* s = queue.front(); s; s = s->next, ++size) {
       check(s->status == status && !(s->is_finished() && is_in_flight(*s)),
             "request {} is in the wrong queue", s->request_id);
-      check(status == SequenceStatus::finished || s->arrival > arrival,
+      check(status == SequenceStatus::finished || !previous || previous->is_before(*s),
             "request {} overtook an older one", s->request_id);
-      arrival = s->arrival;
+      previous = s;
     }
+    if (config_.has_priorities) previous = nullptr;
     check(size == queue.size(), "a queue has {} sequences, {} counted", size, queue.size());
   };
   check_queue(running_, SequenceStatus::running);

@@ -3,16 +3,26 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nanovllm/params.h"
+
+#include "constrain/grammar.h"
 
 namespace nanovllm {
 
 enum class SequenceStatus { waiting, running, finished };
 
 struct Request;
+
+/// A number that is added to a token's logit.
+struct TokenBias {
+  int32_t token_id = 0;
+  float bias = 0;
+};
 
 struct Sequence {
   Request* request = nullptr;  // null in tests of the scheduler alone
@@ -22,8 +32,15 @@ struct Sequence {
   uint64_t seed = 0;  // params.seed, or drawn by the engine
   // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence.
   std::vector<int32_t> stop_token_ids;
-  // What may be sampled next follows from the last token (masks of a grammar, words of several
-  // tokens): no step samples for it before the host has read that token.
+  // params.logit_bias, and -inf for bad words of one token.
+  std::vector<TokenBias> biases;
+  std::vector<std::vector<int32_t>> bad_words;  // of several tokens
+  // Where it stands in its grammar, after the tokens that were read back; null: none.
+  std::unique_ptr<TokenMatcher> matcher{};
+  std::string matcher_error;  // why there is no mask for the token in flight: it fails the sequence
+  std::vector<uint32_t> allowed_tokens;  // bits of params.allowed_token_ids; empty: all
+  // The next token follows from the last one: no step samples for it before the host
+  // has read that token.
   bool needs_last_token = false;
   int64_t max_tokens = 0;  // params.max_tokens, cut so that prompt + output fit max_model_len
 
@@ -46,14 +63,17 @@ struct Sequence {
   SequenceStatus status = SequenceStatus::waiting;
   FinishReason finish_reason = FinishReason::none;
   std::string stop_reason, error;
+  RequestFailure failure = RequestFailure::none;
 
   // The row of the newest step that sampled for this sequence: where the next step finds its input
   // token on the device.
   int32_t sample_row = -1;
 
   // -- The scheduler's own.
-  int64_t arrival = 0;    // order of add(): who came first is served first
+  int64_t arrival = 0;    // order of add()
+  int64_t rank = 0;       // who has the lower one is served first; arrival, less for priority
   int64_t last_step = 0;  // the newest plan that this sequence is part of
+  int64_t num_scheduled_tokens = 0;  // its tokens in that plan
   // Leading blocks that came from the prefix cache or were offered to it.
   int64_t num_offered_blocks = 0;
   Sequence* previous = nullptr;  // in the queue (SequenceQueue) it is in
@@ -62,6 +82,10 @@ struct Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
   bool is_finished() const { return status == SequenceStatus::finished; }
+  bool is_before(const Sequence& other) const {
+    return std::pair(rank, arrival) < std::pair(other.rank, other.arrival);
+  }
+  bool has_token_mask() const { return matcher || !allowed_tokens.empty(); }
   bool wants_cache_hits() const { return !params.prompt_logprobs.has_value(); }
 };
 

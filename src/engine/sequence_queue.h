@@ -16,7 +16,14 @@ class SequenceQueue {
   bool empty() const { return size_ == 0; }
 
   void push_back(Sequence& sequence) { link(sequence, back_, nullptr); }
-  void push_front(Sequence& sequence) { link(sequence, nullptr, front_); }
+  /// Before the first that it is before, sought from whichever end: in order of arrival, that is
+  /// where it belongs.
+  void insert(Sequence& sequence) {
+    if (front_ && sequence.is_before(*front_)) return link(sequence, nullptr, front_);
+    Sequence* previous = back_;
+    while (previous && sequence.is_before(*previous)) previous = previous->previous;
+    link(sequence, previous, previous ? previous->next : nullptr);
+  }
   void remove(Sequence& sequence) {
     (sequence.previous ? sequence.previous->next : front_) = sequence.next;
     (sequence.next ? sequence.next->previous : back_) = sequence.previous;

@@ -8,8 +8,8 @@ constexpr int64_t kMostGraphs = 256;
 
 }  // namespace
 
-bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) {
-  Entry& entry = entries_[{shape_of(input), input.sampler.params.features}];
+bool StepGraphs::run(const StepInput& input, StepPart part, const std::function<void()>& body) {
+  Entry& entry = entries_[{shape_of(input), input.sampler.params.features, part}];
   if (entry.graph && entry.graph->is_ready()) {
     entry.graph->launch();
     return true;
@@ -21,14 +21,14 @@ bool StepGraphs::run(const StepInput& input, const std::function<void()>& body) 
   return false;
 }
 
-bool StepGraphs::misses(const StepShape& shape, uint32_t features) const {
+bool StepGraphs::misses(const StepShape& shape, uint32_t features, StepPart part) const {
   if (num_recorded_ >= kMostGraphs) return false;
-  const auto entry = entries_.find({shape, features});
+  const auto entry = entries_.find({shape, features, part});
   return entry == entries_.end() || !entry->second.graph;
 }
 
-void StepGraphs::record(const StepInput& input, const std::function<void()>& body) {
-  record(entries_[{shape_of(input), input.sampler.params.features}], body);
+void StepGraphs::record(const StepInput& input, StepPart part, const std::function<void()>& body) {
+  record(entries_[{shape_of(input), input.sampler.params.features, part}], body);
 }
 
 void StepGraphs::record(Entry& entry, const std::function<void()>& body) {

@@ -5,7 +5,7 @@
 namespace nanovllm {
 
 TextStream::TextStream(const Tokenizer& tokenizer, const SamplingParams& params)
-    : detokenizer_(tokenizer, params.skip_special_tokens),
+    : detokenizer_(tokenizer, params.skip_special_tokens, params.visible_special_token_ids),
       stops_(&params.stop),
       include_stop_(params.include_stop_str_in_output) {}
 

@@ -1,6 +1,8 @@
 #include "engine/batch_builder.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -17,8 +19,11 @@ struct Expected {
   std::vector<float> temperature;
   std::vector<int32_t> top_k, sampled_position;
   std::vector<int64_t> seed;
-  std::vector<size_t> planned;                       // where in the plan a sequence is
-  std::vector<std::tuple<int64_t, int32_t>> masked;  // row among all logits rows, token
+  std::vector<size_t> planned;  // where in the plan a sequence is
+  // Row among all logits rows, token, bias.
+  std::vector<std::tuple<int64_t, int32_t, float>> biases;
+  std::vector<float> repetition, frequency, presence;
+  std::vector<int32_t> prompts;
   int64_t longest_query = 0, longest_context = 0, leading_decodes = 0, num_logprobs = -1;
   uint32_t features = 0;
 
@@ -61,9 +66,17 @@ struct Expected {
   }
   void add_sample(const ScheduledSequence& s, int32_t row) {
     const SamplingParams& p = s.sequence->params;
+    for (const TokenBias& bias : s.sequence->biases)
+      biases.emplace_back(std::ssize(logits_rows), bias.token_id, bias.bias);
     if (s.sequence->num_generated() < p.min_tokens)
       for (const int32_t id : s.sequence->stop_token_ids)
-        masked.emplace_back(std::ssize(logits_rows), id);
+        biases.emplace_back(std::ssize(logits_rows), id, -INFINITY);
+    repetition.push_back(static_cast<float>(p.repetition_penalty));
+    frequency.push_back(static_cast<float>(p.frequency_penalty));
+    presence.push_back(static_cast<float>(p.presence_penalty));
+    prompts.push_back(static_cast<int32_t>(s.sequence->num_prompt_tokens));
+    if (p.repetition_penalty != 1 || p.frequency_penalty != 0 || p.presence_penalty != 0)
+      features |= kSamplePenalised;
     logits_rows.push_back(row);
     temperature.push_back(static_cast<float>(p.temperature));
     top_k.push_back(p.top_k < 0           ? 0
@@ -135,13 +148,25 @@ TEST_F(BatchBuilderTest, GivesTheArraysThatTheirDefinitionsSay) {
     ASSERT_EQ(values<int32_t>(sampler.params.top_k), expected.top_k);
     ASSERT_EQ(values<int64_t>(sampler.params.seed), expected.seed);
     ASSERT_EQ(values<int32_t>(sampler.params.position), expected.sampled_position);
-    if (!expected.masked.empty()) expected.features |= kSampleMasked;
+    ASSERT_EQ(values<float>(sampler.params.repetition_penalty), expected.repetition);
+    ASSERT_EQ(values<float>(sampler.params.frequency_penalty), expected.frequency);
+    ASSERT_EQ(values<float>(sampler.params.presence_penalty), expected.presence);
+    ASSERT_EQ(values<int32_t>(sampler.params.num_prompt_tokens), expected.prompts);
+    // Its sequence's keys are those of the row that it samples from.
+    for (int64_t i = 0; i < sampler.params.sequence.numel(); ++i) {
+      const int32_t of = sampler.params.sequence.ptr<int32_t>()[i];
+      ASSERT_EQ(batch.cu_seqlens_q.ptr<int32_t>()[of + 1] - 1, batch.logits_rows.ptr<int32_t>()[i]);
+    }
+    if (!expected.biases.empty()) expected.features |= kSampleBiased;
     if (expected.num_logprobs >= 0) expected.features |= kSampleLogprobs;
     ASSERT_EQ(sampler.params.features, expected.features);
-    std::vector<std::tuple<int64_t, int32_t>> masked;
-    const auto pairs = values<int32_t>(sampler.masked);
-    for (size_t i = 0; i < pairs.size(); i += 2) masked.emplace_back(pairs[i], pairs[i + 1]);
-    ASSERT_EQ(masked, expected.masked);
+    std::vector<std::tuple<int64_t, int32_t, float>> biases;
+    const auto entries = values<int32_t>(sampler.biases);
+    for (size_t i = 0; i < entries.size(); i += 4) {
+      biases.emplace_back(entries[i], entries[i + 1], std::bit_cast<float>(entries[i + 2]));
+      ASSERT_EQ(entries[i + 3], -1);
+    }
+    ASSERT_EQ(biases, expected.biases);
     ASSERT_LE(input.bytes, built.block.size());
   }
 }
@@ -162,6 +187,37 @@ TEST_F(BatchBuilderTest, HalvesWithinASequenceLeaveTheOtherArraysAlone) {
   expect_rows(plan, limits, input, expected);
   EXPECT_EQ(values<int32_t>(input.batch.cu_seqlens_q), (std::vector{0, 32, 40, 64}));
   EXPECT_EQ(values<int32_t>(input.batch.context_lens), (std::vector{32, 40, 24}));
+}
+
+// Their last tokens, where the answer ends in those before; of a token that the device alone knows,
+// the device is told which one it must be.
+TEST_F(BatchBuilderTest, BadWordsThatTheAnswerHasBegunAreMasked) {
+  const StepLimits limits = small_limits(64, 2);
+  const auto masked = std::bit_cast<int32_t>(-INFINITY);
+  for (const bool on_device : {false, true}) {
+    Sequence& s = add_sequence(limits, 10, 10);
+    s.params = {};
+    s.biases.clear();
+    s.stop_token_ids.clear();
+    s.token_ids[9] = 4;
+    for (const int32_t id : {5, 6}) s.token_ids.push_back(id);
+    if (!on_device) s.token_ids.push_back(7);
+    s.block_table.push_back(1);
+    s.bad_words = {{6, 7, 8}, {7, 9}, {5, 6, 7, 2}, {4, 5, 6, 7, 1}, {5, 7, 8}, {6, 3}};
+    Plan plan;
+    plan.sequences.push_back({.sequence = &s,
+                              .start = 12,
+                              .num_tokens = 1,
+                              .samples = true,
+                              .input_on_device = on_device});
+    plan.num_tokens = 1;
+    const Built built(plan, limits);
+    EXPECT_EQ(values<int32_t>(built.input.sampler.biases),
+              on_device
+                  ? (std::vector<int32_t>{0, 8, masked, 7, 0, 9, masked, 7, 0, 2, masked, 7, 0, 3,
+                                          masked, 6})
+                  : (std::vector<int32_t>{0, 8, masked, -1, 0, 9, masked, -1, 0, 2, masked, -1}));
+  }
 }
 
 TEST_F(BatchBuilderTest, MovedViewsShowTheSameBytesElsewhere) {
@@ -201,6 +257,10 @@ TEST_F(BatchBuilderTest, AnyStepWithinTheLimitsFits) {
       s.params.prompt_logprobs = s.params.logprobs = kMaxLogprobs;
       s.params.min_tokens = 1;
       s.stop_token_ids.assign(kMaxStopTokenIds + kMaxEosIds, 1);
+      s.biases.assign(kMaxLogitBias, {});
+      s.bad_words.assign(2 * kMaxBadWords, {s.token_ids.back(), 1});
+      s.num_prompt_tokens = length - 1;
+      s.params.min_tokens = 2;
       plan.sequences.push_back(
           {.sequence = &s, .start = length - count, .num_tokens = count, .samples = true});
       plan.num_tokens += count;
@@ -210,7 +270,7 @@ TEST_F(BatchBuilderTest, AnyStepWithinTheLimitsFits) {
     StepInput input;
     ASSERT_NO_THROW(builder.build(plan, block.data(), input));
     EXPECT_LE(input.bytes, builder.max_bytes());
-    EXPECT_EQ(input.sampler.masked.shape[0], seqs * (kMaxStopTokenIds + kMaxEosIds));
+    EXPECT_EQ(input.sampler.biases.shape[0], limits.max_biases());
   }
 }
 

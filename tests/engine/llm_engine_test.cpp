@@ -21,6 +21,7 @@ TEST_F(LLMEngineTest, LogitsThatAreNotFiniteFailTheirRequestAlone) {
   const auto outputs = run(engine);
   EXPECT_EQ(outputs.at(0).outputs[0].finish_reason, FinishReason::error);
   EXPECT_NE(outputs.at(0).error.find("not finite"), std::string::npos) << outputs.at(0).error;
+  EXPECT_EQ(outputs.at(0).failure, RequestFailure::not_finite);
   EXPECT_EQ(outputs.at(0).outputs[0].token_ids, (std::vector<int32_t>{1, 1}));
   EXPECT_EQ(outputs.at(0).outputs[0].logprobs.size(), 2u) << "one per generated token";
   EXPECT_EQ(outputs.at(1).outputs[0].finish_reason, FinishReason::length);
@@ -303,11 +304,12 @@ TEST_F(LLMEngineTest, AKvCacheTooSmallForWhatWasAskedIsAWrongOption) {
     }
     return "";
   };
-  config_.cpu_kvcache_bytes = 511;
-  EXPECT_EQ(message(), "cpu_kvcache_bytes is 511: one block of 8 tokens has 512 bytes");
-  config_.cpu_kvcache_bytes = 1024;
+  // 512 of keys and values, and 4 for each token's id.
+  config_.cpu_kvcache_bytes = 543;
+  EXPECT_EQ(message(), "cpu_kvcache_bytes is 543: one block of 8 tokens has 544 bytes");
+  config_.cpu_kvcache_bytes = 1088;
   config_.max_model_len = 24;
-  EXPECT_EQ(message(), "cpu_kvcache_bytes is 1024: one sequence of max_model_len 24 needs 1536");
+  EXPECT_EQ(message(), "cpu_kvcache_bytes is 1088: one sequence of max_model_len 24 needs 1632");
   config_.max_model_len = 0;  // nobody asked for a length: it bends
   EXPECT_EQ(make().memory().limits.max_model_len, 16);
 }

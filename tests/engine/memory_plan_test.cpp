@@ -11,14 +11,25 @@
 
 #include "engine/idle_backend.h"
 #include "engine/model_runner.h"
+#include "engine/test_grammars.h"
 
 namespace nanovllm {
 namespace {
 
 /// What the sequences of a step ask of their sampling.
-enum class Asks { nothing, filters, masks, logprobs, prompt_logprobs, everything };
-constexpr std::array kAllAsks{Asks::nothing,  Asks::filters,         Asks::masks,
-                              Asks::logprobs, Asks::prompt_logprobs, Asks::everything};
+enum class Asks {
+  nothing,
+  filters,
+  biases,
+  penalties,
+  grammars,
+  logprobs,
+  prompt_logprobs,
+  everything
+};
+constexpr std::array kAllAsks{Asks::nothing,         Asks::filters,   Asks::biases,
+                              Asks::penalties,       Asks::grammars,  Asks::logprobs,
+                              Asks::prompt_logprobs, Asks::everything};
 
 /// One engine's limits, and the largest and some other steps within them.
 class StepsWithinLimits {
@@ -57,6 +68,7 @@ class StepsWithinLimits {
   void run(const Plan& plan) {
     for (int i = 0; i < 3; ++i) {
       runner_->launch(plan);
+      if (plan.needs_masks()) runner_->finish_launch(plan);
       runner_->wait();
     }
   }
@@ -70,11 +82,15 @@ class StepsWithinLimits {
     s->block_table.assign(static_cast<size_t>((start + tokens - 1) / block_size_ + 1), 0);
     const auto wants = [asks](Asks one) { return asks == one || asks == Asks::everything; };
     if (wants(Asks::filters)) s->params.top_k = 5;
+    if (wants(Asks::grammars) && (asks == Asks::grammars || sequences_.size() % 2 == 0))
+      s->matcher = std::make_unique<HashMatcher>(1, 1536, 0);
     if (wants(Asks::logprobs)) s->params.logprobs = kMaxLogprobs;
     if (wants(Asks::prompt_logprobs)) s->params.prompt_logprobs = kMaxLogprobs;
-    if (wants(Asks::masks)) {
+    if (wants(Asks::penalties)) s->params.repetition_penalty = 2;
+    if (wants(Asks::biases)) {
       s->params.min_tokens = 1'000'000;
       s->stop_token_ids.assign(kMaxStopTokenIds + kMaxEosIds, 1);
+      s->biases.assign(kMaxLogitBias + 2 * kMaxBadWords, {});
     }
     plan.sequences.push_back({.sequence = s.get(),
                               .start = start,
@@ -162,7 +178,7 @@ class Host final : public NullBackend {
   size_t bytes_;
 };
 
-/// 4 MiB a token and rank.
+/// 4 MiB a token, and 4 bytes for which token it is.
 ModelConfig large_cache_model() {
   ModelConfig model = idle_model();
   model.num_hidden_layers = 64;
@@ -190,22 +206,23 @@ std::string refusal_on_host(const EngineConfig& config, ErrorKind kind, size_t m
 TEST(MemoryPlan, RanksOnCpusTakeFourGigabytesTogether) {
   EngineConfig config;
   config.block_size = 8;
-  EXPECT_EQ(plan_on_host(config).kv_cache(), size_t{4} << 30);
-  EXPECT_EQ(plan_on_host(config, kPlenty, 4).kv_cache(), size_t{1} << 30);
+  // Blocks of 8 tokens, of which every rank has a quarter of the keys and all ids.
+  EXPECT_EQ(plan_on_host(config).kv_cache(), 127 * ((size_t{32} << 20) + 32));
+  EXPECT_EQ(plan_on_host(config, kPlenty, 4).kv_cache(), 127 * ((size_t{8} << 20) + 32));
 }
 
 TEST(MemoryPlan, AContextBeyondTheCpusCacheNamesTheOptionThatAllowsIt) {
   EngineConfig config;
   config.block_size = 8;
-  config.max_model_len = 1024;
-  EXPECT_EQ(plan_on_host(config).num_blocks, 128);
-  config.max_model_len = 1025;
+  config.max_model_len = 1016;
+  EXPECT_EQ(plan_on_host(config).num_blocks, 127);
+  config.max_model_len = 1017;
   EXPECT_EQ(refusal_on_host(config, ErrorKind::invalid_argument),
-            "max_model_len 1025 needs a KV cache of 4328521728 bytes, and a CPU's has 4294967296 "
-            "at most unless it is given: --cpu-kvcache-bytes 4328521728, or --max-model-len 1024 "
+            "max_model_len 1017 needs a KV cache of 4294971392 bytes, and a CPU's has 4294967296 "
+            "at most unless it is given: --cpu-kvcache-bytes 4294971392, or --max-model-len 1016 "
             "or less");
-  config.cpu_kvcache_bytes = 4328521728;
-  EXPECT_EQ(plan_on_host(config).num_blocks, 129);
+  config.cpu_kvcache_bytes = 4294971392;
+  EXPECT_EQ(plan_on_host(config).num_blocks, 128);
 }
 
 TEST(MemoryPlan, AContextBeyondTheMachineIsNotEnoughMemory) {
@@ -222,7 +239,7 @@ TEST(MemoryPlan, SlotsFitThirtyTwoBits) {
   config.max_num_seqs = 65536;
   config.max_model_len = 1 << 20;
   config.allow_long_max_model_len = true;
-  config.cpu_kvcache_bytes = INT64_MAX / 2;
+  config.cpu_kvcache_bytes = INT64_MAX / 4;
   const MemoryPlan plan = plan_on_host(config, size_t{1} << 62);
   EXPECT_EQ(plan.num_blocks, INT32_MAX / 256);
 }

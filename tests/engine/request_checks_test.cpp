@@ -52,6 +52,13 @@ TEST(RequestChecks, DefaultsAndLimitsAreAcceptable) {
         p.prompt_logprobs = 20;
       },
       [](auto& p) { p.seed = kMin; },
+      [](auto& p) {
+        p.presence_penalty = -2;
+        p.frequency_penalty = 2;
+        p.repetition_penalty = 1e-4;
+        for (int64_t id = 0; id < kVocab; ++id) p.logit_bias[id] = id % 2 ? 100 : -100;
+      },
+      [](auto& p) { p.bad_words = std::vector<std::string>(128, std::string(1024, 'x')); },
   };
   for (size_t i = 0; i < good.size(); ++i) {
     SamplingParams params;
@@ -79,6 +86,30 @@ TEST(RequestChecks, EveryParameterOutOfRangeIsNamedWithItsValue) {
     add([=](auto& p) { p.max_tokens = bad; }, {"max_tokens is", std::to_string(bad)});
   for (const int64_t bad : {int64_t{-1}, int64_t{17}, kMax})
     add([=](auto& p) { p.min_tokens = bad; }, {"min_tokens is", std::to_string(bad), "16"});
+  for (const double bad : {-2.01, 2.01, kNan, kInfinity}) {
+    add([=](auto& p) { p.presence_penalty = bad; }, {"presence_penalty", "from -2 to 2"});
+    add([=](auto& p) { p.frequency_penalty = bad; }, {"frequency_penalty", "from -2 to 2"});
+  }
+  for (const double bad : {-1.0, 0.0, 1e-5, 1e5, kNan})
+    add([=](auto& p) { p.repetition_penalty = bad; }, {"repetition_penalty", "from 0.0001"});
+  for (const int64_t bad : {int64_t{-1}, kVocab, kMax})
+    add([=](auto& p) { p.logit_bias = {{1, 1}, {bad, 1}}; }, {"logit_bias", std::to_string(bad)});
+  for (const double bad : {-100.5, 101.0, kNan})
+    add([=](auto& p) { p.logit_bias[5] = bad; }, {"logit_bias of 5", "from -100 to 100"});
+  add(
+      [](auto& p) {
+        for (int64_t id = 0; id < 1025; ++id) p.logit_bias[id] = 1;
+      },
+      {"logit_bias", "1025", "1024"});
+  for (const int64_t bad : {int64_t{-1}, kVocab, kMax})
+    add(
+        [=](auto& p) {
+          p.allowed_token_ids = {1, bad};
+        },
+        {"allowed_token_ids", std::to_string(bad)});
+  add([](auto& p) { p.bad_words = {"ok", ""}; }, {"bad_words has", "0 bytes"});
+  add([](auto& p) { p.bad_words = std::vector<std::string>(129, "x"); }, {"bad_words", "129"});
+  add([](auto& p) { p.bad_words = {"\xff"}; }, {"bad_words", "UTF-8"});
   add([](auto& p) { p.stop = {"ok", ""}; }, {"stop has", "0 bytes"});
   add([](auto& p) { p.stop = {std::string(1025, 'x')}; }, {"stop has", "1025"});
   add([](auto& p) { p.stop = std::vector<std::string>(65, "x"); }, {"stop has", "65", "64"});

@@ -24,6 +24,7 @@ class ScriptedBackend : public NullBackend {
     int allocations = INT_MAX;                             // that succeed
     int64_t live = 0;                                      // buffers
     std::vector<int64_t> seeds;                            // of the rows sampled so far
+    std::vector<std::vector<int32_t>> allowed;             // by the masks applied so far
   };
   explicit ScriptedBackend(std::shared_ptr<Script> script) : script_(std::move(script)) {}
 
@@ -40,6 +41,17 @@ class ScriptedBackend : public NullBackend {
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
   void copy(Tensor dst, Tensor src) override { std::memcpy(dst.data, src.data, src.bytes()); }
   int64_t max_logits_rows() const override { return 2; }
+  /// The script is sampled whatever the masks say.
+  void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override {
+    for (int64_t i = 0; i < mask_rows.numel(); ++i) {
+      const int32_t row = mask_rows.ptr<int32_t>()[i];
+      if (row < 0) continue;
+      auto& allowed = script_->allowed.emplace_back();
+      const int32_t* mask = masks.ptr<int32_t>() + row * masks.shape[1];
+      for (int32_t id = 0; id < logits.shape[1]; ++id)
+        if (mask[id / 32] >> id % 32 & 1) allowed.push_back(id);
+    }
+  }
   void sample(Tensor token_ids, Tensor, const SamplingBatch& params) override {
     if (script_->fail_after == 0) throw std::runtime_error("the device is gone");
     if (script_->fail_after > 0) --script_->fail_after;

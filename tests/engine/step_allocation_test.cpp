@@ -7,6 +7,7 @@
 #include "engine/idle_backend.h"
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
+#include "engine/test_grammars.h"
 #include "ops/cpu/cpu_backend.h"
 #include "unit/engine/count_allocations.h"
 
@@ -24,14 +25,23 @@ extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
 namespace nanovllm {
 namespace {
 
-class StepAllocation : public testing::TestWithParam<bool> {};
+/// Allows every token at any time.
+class AnythingMatcher final : public TokenMatcher {
+ public:
+  void fill_mask(std::span<uint32_t> mask) override { std::ranges::fill(mask, ~0u); }
+  bool accept(int32_t) override { return true; }
+};
+
+/// Eager; with grammars.
+class StepAllocation : public testing::TestWithParam<std::tuple<bool, bool>> {};
 
 TEST_P(StepAllocation, ADecodeStepAllocatesNothingAndNeverWaitsForTheDevice) {
   constexpr int kSequences = 32, kWarmUp = 20, kSteps = 200;
+  const auto [is_eager, with_grammars] = GetParam();
   const ModelConfig model = idle_model();
   EngineConfig config;
   config.block_size = 256;
-  config.enforce_eager = GetParam();
+  config.enforce_eager = is_eager;
   IdleCounts counts;
   auto runner = std::make_unique<ModelRunner>(
       std::make_unique<IdleBackend>(counts), std::make_unique<SingleCommunicator>(), model, config);
@@ -39,7 +49,10 @@ TEST_P(StepAllocation, ADecodeStepAllocatesNothingAndNeverWaitsForTheDevice) {
   SamplingParams params;
   params.max_tokens = kWarmUp + kSteps + 100;
   params.output_kind = OutputKind::final_only;
-  for (int i = 0; i < kSequences; ++i) engine.add_request({1, 2, 3}, params);
+  const auto all =
+      std::make_shared<TestGrammar>([] { return std::make_unique<AnythingMatcher>(); });
+  for (int i = 0; i < kSequences; ++i)
+    engine.add_request({1, 2, 3}, params, with_grammars ? all : nullptr);
   for (int i = 0; i < kWarmUp; ++i) engine.step();
 
   const int64_t allocations = num_allocations;
@@ -48,14 +61,17 @@ TEST_P(StepAllocation, ADecodeStepAllocatesNothingAndNeverWaitsForTheDevice) {
   EXPECT_EQ(num_allocations - allocations, 0);
   EXPECT_EQ(counts.allocations, before.allocations);
   EXPECT_EQ(counts.synchronizations, before.synchronizations);
-  EXPECT_EQ(counts.launches - before.launches, GetParam() ? 0 : kSteps);
+  // A step with masks is two.
+  EXPECT_EQ(counts.launches - before.launches, is_eager ? 0 : with_grammars ? 2 * kSteps : kSteps);
   EXPECT_EQ(engine.stats().generated_tokens, kSequences * (kWarmUp + kSteps));
 }
 
-std::string name_of_mode(const testing::TestParamInfo<bool>& mode) {
-  return mode.param ? "eager" : "recorded";
+std::string name_of_mode(const testing::TestParamInfo<std::tuple<bool, bool>>& mode) {
+  const auto [is_eager, with_grammars] = mode.param;
+  return std::string(is_eager ? "eager" : "recorded") + (with_grammars ? "_grammars" : "");
 }
-INSTANTIATE_TEST_SUITE_P(Engine, StepAllocation, testing::Bool(), name_of_mode);
+INSTANTIATE_TEST_SUITE_P(Engine, StepAllocation, testing::Combine(testing::Bool(), testing::Bool()),
+                         name_of_mode);
 
 // -- The CPU backend, which computes: dense and with experts.
 

@@ -24,14 +24,14 @@ TEST_F(BatchBuilderTest, AnEmptyPlanOfAShapeLooksLikeAnyOfThatShape) {
   StepInput real, empty;
   builder.build(plan, one.data(), real, shape);
   builder.build({}, two.data(), empty, shape);
-  EXPECT_GT(shape->num_masked, 0);
+  EXPECT_GT(shape->num_biases, 0);
   EXPECT_GE(shape->num_logprobs, 0);
   const auto views = [](StepInput& input, const std::byte* block) {
     std::vector<std::pair<std::ptrdiff_t, std::string>> list;
     Batch& b = input.batch;
     for (const Tensor* t : {&b.tokens, &b.positions, &b.slot_mapping, &b.cu_seqlens_q,
                             &b.context_lens, &b.block_tables, &b.logits_rows, &input.token_source,
-                            &input.sampler.prompt_targets, &input.sampler.masked})
+                            &input.sampler.prompt_targets, &input.sampler.biases})
       list.emplace_back(t->data - block, t->describe());
     for (const auto& column : input.sampler.params.tensors())
       list.emplace_back(column.tensor->data - block, column.tensor->describe());
@@ -55,6 +55,7 @@ TEST_F(BatchBuilderTest, PaddingStoresAndReadsNothing) {
     s.params.top_p = 0.5;
     s.params.min_tokens = 15;
     s.stop_token_ids = {7};
+    s.biases.clear();
     plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
     ++plan.num_tokens;
   }
@@ -78,11 +79,15 @@ TEST_F(BatchBuilderTest, PaddingStoresAndReadsNothing) {
   EXPECT_EQ(values<int32_t>(s.top_k)[3], 0);
   EXPECT_EQ(values<float>(s.top_p)[3], 1);
   EXPECT_EQ(values<float>(s.min_p)[3], 0);
-  const auto pairs = values<int32_t>(input.sampler.masked);
-  ASSERT_EQ(pairs.size(), 16u);
-  EXPECT_EQ(std::vector(pairs.begin(), pairs.begin() + 6),
-            (std::vector<int32_t>{0, 7, 1, 7, 2, 7}));
-  for (size_t i = 6; i < pairs.size(); ++i) EXPECT_EQ(pairs[i], -1);
+  EXPECT_EQ(values<float>(s.repetition_penalty)[3], 1);
+  EXPECT_EQ(values<float>(s.frequency_penalty)[3], 0);
+  EXPECT_EQ(values<float>(s.presence_penalty)[3], 0);
+  const auto biases = values<int32_t>(input.sampler.biases);
+  ASSERT_EQ(biases.size(), 32u);
+  const auto masked = std::bit_cast<int32_t>(-INFINITY);
+  EXPECT_EQ(std::vector(biases.begin(), biases.begin() + 12),
+            (std::vector<int32_t>{0, 7, masked, -1, 1, 7, masked, -1, 2, 7, masked, -1}));
+  for (size_t i = 12; i < biases.size(); ++i) EXPECT_EQ(biases[i], -1);
 }
 
 TEST_F(BatchBuilderTest, OnlyStepsOfDecodesHaveAShapeAndItKeepsToTheLimits) {

@@ -1,6 +1,9 @@
-// Steps in flight and recorded steps: over a device whose next token is a known function of the
-// input token and its position, every request must get the tokens that the function gives, however
-// steps are prepared, fed, padded, recorded, preempted and aborted.
+// Steps in flight, recorded steps, and steps in two parts: over a device whose next token is a
+// known function of the input token and its position, and of its token mask, every request must get
+// the tokens that the function gives, however steps are prepared, fed, padded, recorded, preempted
+// and aborted.
+#include <array>
+#include <bit>
 #include <deque>
 #include <map>
 #include <random>
@@ -9,16 +12,25 @@
 
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
+#include "engine/test_grammars.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {
 namespace {
 
 constexpr int32_t kEos = 7, kVocab = 100;
+constexpr size_t kMaskWords = 4;
 
 int32_t next_token(int32_t token, int64_t position, int64_t seed) {
   return static_cast<int32_t>((token * 31 + position * 17 + seed % kVocab * 5 + 5 * kVocab) %
                               kVocab);
+}
+
+/// The first token from this one on, in a circle, that the mask has.
+template <class Word>
+int32_t first_allowed(int32_t token, const Word* mask) {
+  while ((mask[token / 32] >> token % 32 & 1) == 0) token = (token + 1) % kVocab;
+  return token;
 }
 
 struct Device {
@@ -65,13 +77,24 @@ class LazyBackend : public NullBackend {
     issue([this, batch] {
       batch_ = batch;
       row_ = 0;
+      mask_rows_ = masks_ = {};
     });
   }
-  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override {
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                   Tensor slot_tokens) override {
     issue([=] {
-      for (int64_t i = 0; i < tokens.numel(); ++i)
+      for (int64_t i = 0; i < tokens.numel(); ++i) {
         if (const int32_t from = source.ptr<int32_t>()[i]; from >= 0)
           tokens.ptr<int32_t>()[i] = sampled.ptr<int32_t>()[from];
+        if (const int32_t slot = slots.ptr<int32_t>()[i]; slot >= 0)
+          slot_tokens.ptr<int32_t>()[slot] = tokens.ptr<int32_t>()[i];
+      }
+    });
+  }
+  void apply_token_masks(Tensor, Tensor mask_rows, Tensor masks) override {
+    issue([this, mask_rows, masks] {
+      mask_rows_ = mask_rows;
+      masks_ = masks;
     });
   }
   void sample(Tensor ids, Tensor, const SamplingBatch& params) override {
@@ -81,6 +104,11 @@ class LazyBackend : public NullBackend {
         ids.ptr<int32_t>()[i] =
             next_token(batch_.tokens.ptr<int32_t>()[row], params.position.ptr<int32_t>()[i],
                        params.seed.ptr<int64_t>()[i]);
+        const int32_t mask = mask_rows_.defined() ? mask_rows_.ptr<int32_t>()[i] : -1;
+        if (mask >= 0)
+          ids.ptr<int32_t>()[i] =
+              first_allowed(ids.ptr<int32_t>()[i],
+                            masks_.ptr<int32_t>() + static_cast<size_t>(mask) * kMaskWords);
       }
     });
   }
@@ -129,6 +157,7 @@ class LazyBackend : public NullBackend {
   int64_t issued_ = 0, done_ = 0;
   Batch batch_;
   int64_t row_ = 0;
+  Tensor mask_rows_, masks_;  // of the next sample()
 };
 
 struct Case {
@@ -160,6 +189,7 @@ class StepsInFlightTest : public testing::TestWithParam<Case> {
   struct Request {
     std::vector<int32_t> prompt;
     SamplingParams params;
+    std::shared_ptr<const Grammar> grammar;
   };
   Request draw() {
     const auto number = [&](int low, int high) {
@@ -176,6 +206,8 @@ class StepsInFlightTest : public testing::TestWithParam<Case> {
     request.params.min_tokens = number(0, 4) ? 0 : std::min<int64_t>(2, request.params.max_tokens);
     if (number(0, 5) == 0) request.params.logprobs = 1;
     request.params.output_kind = number(0, 1) ? OutputKind::delta : OutputKind::final_only;
+    if (number(0, 2) == 0)
+      request.grammar = hash_grammar(static_cast<uint64_t>(number(0, 1000)), kVocab, kEos);
     return request;
   }
   /// What the device's function makes of a request. min_tokens masks nothing here (this device has
@@ -183,12 +215,24 @@ class StepsInFlightTest : public testing::TestWithParam<Case> {
   std::vector<int32_t> expected(const Request& request) const {
     std::vector<int32_t> tokens = request.prompt;
     const auto prompt = request.prompt.size();
+    const auto matcher = request.grammar ? request.grammar->new_matcher() : nullptr;
     while (tokens.size() < 64 &&
            tokens.size() - prompt < static_cast<size_t>(request.params.max_tokens)) {
-      tokens.push_back(next_token(tokens.back(), std::ssize(tokens), *request.params.seed));
-      if (tokens.back() == kEos && !request.params.ignore_eos &&
-          std::ssize(tokens) - std::ssize(request.prompt) >= request.params.min_tokens)
-        break;
+      int32_t token = next_token(tokens.back(), std::ssize(tokens), *request.params.seed);
+      const bool stops = !request.params.ignore_eos &&
+                         std::ssize(tokens) - std::ssize(request.prompt) + (matcher ? 0 : 1) >=
+                             request.params.min_tokens;
+      if (matcher) {
+        std::array<uint32_t, kMaskWords> mask{};
+        matcher->fill_mask(mask);
+        const bool only_eos = std::popcount(mask[0]) == 1 && mask[0] >> kEos == 1 &&
+                              std::all_of(mask.begin() + 1, mask.end(), std::logical_not());
+        if (!stops && !only_eos) mask[0] &= ~(1u << kEos);
+        token = first_allowed(token, mask.data());
+        EXPECT_TRUE(matcher->accept(token));
+      }
+      tokens.push_back(token);
+      if (token == kEos && (stops || matcher)) break;
     }
     return {tokens.begin() + static_cast<int64_t>(prompt), tokens.end()};
   }
@@ -211,7 +255,7 @@ TEST_P(StepsInFlightTest, EveryRequestGetsItsTokens) {
     for (int step = 0; step < 3000 && finished < 150; ++step) {
       if (requests.size() < 150 && step % 2 == 0) {
         Request request = draw();
-        const int64_t id = engine.add_request(request.prompt, request.params);
+        const int64_t id = engine.add_request(request.prompt, request.params, request.grammar);
         requests[id] = std::move(request);
         if (random_() % 8 == 0) aborted[id] = false;
       }

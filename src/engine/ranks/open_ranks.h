@@ -1,4 +1,4 @@
-// Which device each rank of tensor parallelism runs on, and how the ranks' devices talk.
+// Opens the device of each rank of tensor parallelism, and connects them.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace nanovllm {
 /// A rank's share of the CPU's threads; `num_threads` as in EngineConfig.
 int threads_per_rank(int num_threads, int ranks_on_host);
 
-/// What a backend that stands between a rank and its device also is.
+/// A backend that stands between a rank and its device is one of these, too.
 class BackendProxy {
  public:
   virtual ~BackendProxy() = default;

@@ -62,7 +62,8 @@ ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
                              std::unique_ptr<ModelRunner> runner)
     : group_(std::move(group)),
       runner_(std::move(runner)),
-      block_(BatchBuilder(memory().limits).max_bytes()) {
+      block_(BatchBuilder(memory().limits).max_bytes()),
+      masks_(memory().limits) {
   if (runner_->max_steps_in_flight() == 1) return;
   alarm_ = std::make_unique<AlarmClock>(kPatience, [this] { runner_->communicator().abort(); });
   last_alarm_ =
@@ -110,18 +111,39 @@ void ProcessRunner::launch(const Plan& plan) {
   BatchBuilder(memory().limits).build(plan, block_.data(), input_, shape);
   pack_step(input_, block_.data(), message_);
   build_seconds_ += seconds_since(begin);
-  auto bytes = static_cast<int64_t>(message_.size());
-  group_->broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
-  group_->broadcast(message_);
+  send(std::ssize(message_));
   launch_built();
+}
+
+void ProcessRunner::finish_launch(const Plan& plan) {
+  const auto begin = std::chrono::steady_clock::now();
+  message_.resize(input_.token_mask_bytes(memory().limits));
+  masks_.fill(plan, input_, message_.data());
+  build_seconds_ += seconds_since(begin);
+  send(-std::ssize(message_));
+  finish_filled();
+}
+
+// The message, after its length: that of a step, or, below 0, of the masks of the step before.
+void ProcessRunner::send(int64_t length) {
+  group_->broadcast(std::as_writable_bytes(std::span(&length, 1)));
+  group_->broadcast(message_);
 }
 
 // A device that waits for others can make its driver wait: to load a kernel, or to record a step.
 void ProcessRunner::launch_built() {
+  guarded([this] { runner_->launch(input_, block_.data()); });
+}
+
+void ProcessRunner::finish_filled() {
+  guarded([this] { runner_->finish_launch(message_.data()); });
+}
+
+void ProcessRunner::guarded(const std::function<void()>& body) {
   const auto stop = [](AlarmClock* alarm) { alarm->stop(); };
   const std::unique_ptr<AlarmClock, decltype(stop)> alarm(last_alarm_.get(), stop);
   if (alarm) alarm->set();
-  runner_->launch(input_, block_.data());
+  body();
 }
 
 std::string ProcessRunner::describe_wait() const {
@@ -151,19 +173,26 @@ void ProcessRunner::serve() {
   failed_ = true;
   // Others are missed by rank 0, which can tell its requests.
   const WatchForStoppedRanks watch("the next step", 0);
+  bool needs_masks = false;  // the newest step
   for (;;) {
     int64_t bytes = 0;
     // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.
-    group_->await_broadcast(std::as_writable_bytes(std::span(&bytes, 1)), [this] {
-      while (num_in_flight_ > 0) finish_step();
+    group_->await_broadcast(std::as_writable_bytes(std::span(&bytes, 1)), [this, &needs_masks] {
+      while (num_in_flight_ > (needs_masks ? 1 : 0)) finish_step();
     });
     if (bytes == 0) break;
-    message_.resize(static_cast<size_t>(bytes));
+    message_.resize(static_cast<size_t>(std::abs(bytes)));
     group_->broadcast(message_);
+    if (bytes < 0) {
+      finish_filled();
+      needs_masks = false;
+      continue;
+    }
     unpack_step(message_, input_, block_.data());
     if (num_in_flight_ == max_steps_in_flight()) finish_step();
     launch_built();
     ++num_in_flight_;
+    needs_masks = input_.num_token_masks > 0;
   }
   while (num_in_flight_ > 0) finish_step();
   failed_ = false;

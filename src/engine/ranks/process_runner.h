@@ -35,6 +35,7 @@ class ProcessRunner final : public Runner {
 
   int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
   void launch(const Plan& plan) override;
+  void finish_launch(const Plan& plan) override;
   StepResult wait() override;
 
   const MemoryPlan& memory() const override { return runner_->memory(); }
@@ -43,7 +44,10 @@ class ProcessRunner final : public Runner {
 
  private:
   std::string describe_wait() const;
+  void send(int64_t length);
   void launch_built();
+  void finish_filled();
+  void guarded(const std::function<void()>& body);
   StepResult finish_step();
 
   std::unique_ptr<ProcessGroup> group_;
@@ -54,6 +58,7 @@ class ProcessRunner final : public Runner {
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::byte> block_, message_;
   StepInput input_;
+  TokenMasks masks_;
   int num_in_flight_ = 0;
   std::unique_ptr<AlarmClock> alarm_;
   bool failed_ = false;  // then this process's end shall end the others

@@ -1,4 +1,4 @@
-// What ends a process of an MPI job that waits for others in vain, where the wait itself cannot be
+// Ends a process of an MPI job that waits for others in vain, where the wait itself cannot be
 // ended.
 #pragma once
 

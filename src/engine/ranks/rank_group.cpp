@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 /// A batch that the ranks are about to copy, or have copied.
 struct BuiltStep {
-  std::vector<std::byte> block;
+  std::vector<std::byte> block, masks;
   StepInput input;
 };
 
@@ -42,7 +42,7 @@ struct RankGroup::Rank {
   StepResult result;
 };
 
-/// What the caller and the rank threads share; lives until the last of them is gone.
+/// State that the caller and the rank threads share; lives until the last of them is gone.
 struct RankGroup::State {
   State(int world_size, std::chrono::milliseconds patience)
       : group(std::make_shared<ThreadGroup>(world_size, patience)) {
@@ -163,8 +163,11 @@ void RankGroup::start(const OpenBackend& open, const ModelConfig& model,
   finish(watch_progress({}));
   max_steps_in_flight_ = state_->ranks[0]->runner->max_steps_in_flight();
   uses_graphs_ = state_->ranks[0]->runner->uses_graphs();
-  for (BuiltStep& step : state_->built)
+  for (BuiltStep& step : state_->built) {
     step.block.resize(BatchBuilder(memory().limits).max_bytes());
+    step.masks.resize(memory().limits.token_mask_bytes());
+  }
+  masks_.emplace(memory().limits);
   std::vector<std::string> devices;
   for (const auto& rank : state_->ranks)
     if (const Device device = rank->runner->backend().device(); device.kind != Device::cpu)
@@ -309,6 +312,15 @@ void RankGroup::launch(const Plan& plan) {
   build_seconds_ += seconds_since(begin);
   const auto turn = turn_.take();
   post([&step](Rank& rank) { rank.runner->launch(step.input, step.block.data()); });
+}
+
+void RankGroup::finish_launch(const Plan& plan) {
+  const auto begin = Clock::now();
+  BuiltStep& step = state_->built[static_cast<size_t>(num_built_ - 1) % state_->built.size()];
+  masks_->fill(plan, step.input, step.masks.data());
+  build_seconds_ += seconds_since(begin);
+  const auto turn = turn_.take();
+  post([&step](Rank& rank) { rank.runner->finish_launch(step.masks.data()); });
 }
 
 StepResult RankGroup::wait() {

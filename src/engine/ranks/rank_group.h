@@ -24,7 +24,7 @@
 
 namespace nanovllm {
 
-/// What counts as hung.
+/// A rank that takes longer than this counts as hung.
 struct RankLimits {
   std::chrono::milliseconds peer{8'000};   // one rank keeps the others waiting, in a step
   std::chrono::milliseconds step{9'000};   // a whole step, on devices that run on their own
@@ -50,6 +50,7 @@ class RankGroup final : public Runner {
 
   int max_steps_in_flight() const override { return max_steps_in_flight_; }
   void launch(const Plan& plan) override;
+  void finish_launch(const Plan& plan) override;
   StepResult wait() override;
 
   const MemoryPlan& memory() const override { return memory(0); }
@@ -86,6 +87,7 @@ class RankGroup final : public Runner {
   int max_steps_in_flight_ = 1;
   bool uses_graphs_ = false;
   int64_t num_posted_ = 0, num_built_ = 0;  // jobs, steps
+  std::optional<TokenMasks> masks_;
   double build_seconds_ = 0;
   DeviceTurn turn_;
 };

@@ -177,9 +177,12 @@ TEST(CudaParallel, RanksOfUnlikeGpusAnswerLikeThoseOfLikeOnes) {
   if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
   constexpr int32_t kRequests = 12;
   const auto expected = scores(*make_engine(devices, 2), kRequests, true, 0.8F);
-  const auto engine = make_engine(devices, 2, {{}, {.num_sms = 60}});
-  for (const bool at_once : {true, false})
-    EXPECT_EQ(scores(*engine, kRequests, at_once, 0.8F), expected);
+  for (const CudaLimits& limits :
+       {CudaLimits{.num_sms = 60}, CudaLimits{.lacks_cooperative_launches = true}}) {
+    const auto engine = make_engine(devices, 2, {{}, limits});
+    for (const bool at_once : {true, false})
+      EXPECT_EQ(scores(*engine, kRequests, at_once, 0.8F), expected);
+  }
 }
 
 TEST(CudaParallel, TwoEnginesRunSideBySide) {

@@ -39,14 +39,14 @@ class BlockManagerModel {
     if (--references_[block] > 0) return;
     serials_.contains(block) ? idle_.push_back(block) : idle_.push_front(block);
   }
-  int32_t find(int32_t parent, const Tokens& tokens) const {
+  int32_t find(int32_t parent, const Tokens& tokens, const std::string& salt) const {
     if (!has_serial(parent)) return BlockManager::kNone;
-    const auto it = entries_.find({serial(parent), tokens});
+    const auto it = entries_.find(key(parent, tokens, salt));
     return it == entries_.end() ? BlockManager::kNone : it->second;
   }
-  bool publish(int32_t parent, int32_t block, const Tokens& tokens) {
-    if (!has_serial(parent) || find(parent, tokens) != BlockManager::kNone) return false;
-    entries_[{serial(parent), tokens}] = block;
+  bool publish(int32_t parent, int32_t block, const Tokens& tokens, const std::string& salt) {
+    if (!has_serial(parent) || find(parent, tokens, salt) != BlockManager::kNone) return false;
+    entries_[key(parent, tokens, salt)] = block;
     serials_[block] = ++last_serial_;
     return true;
   }
@@ -65,6 +65,11 @@ class BlockManagerModel {
   int64_t num_cached() const { return std::ssize(serials_); }
 
  private:
+  using Key = std::tuple<int64_t, Tokens, std::string>;  // parent's serial, tokens, salt of a first
+
+  Key key(int32_t parent, const Tokens& tokens, const std::string& salt) const {
+    return {serial(parent), tokens, parent == BlockManager::kNone ? salt : ""};
+  }
   bool has_serial(int32_t block) const {
     return block == BlockManager::kNone || serials_.contains(block);
   }
@@ -74,8 +79,8 @@ class BlockManagerModel {
 
   std::list<int32_t> idle_;
   std::map<int32_t, int> references_;
-  std::map<int32_t, int64_t> serials_;                     // of cached blocks
-  std::map<std::pair<int64_t, Tokens>, int32_t> entries_;  // (parent's serial, tokens)
+  std::map<int32_t, int64_t> serials_;  // of cached blocks
+  std::map<Key, int32_t> entries_;
   int64_t last_serial_ = 0;
 };
 
@@ -119,7 +124,9 @@ class BlockManagerRun {
   }
 
  private:
-  using Chain = std::vector<int32_t>;
+  struct Chain : std::vector<int32_t> {
+    std::string salt;
+  };
 
   std::vector<int32_t> some_tokens() {  // few different ones: prefixes are shared often
     return std::vector<int32_t>(static_cast<size_t>(block_size_),
@@ -127,16 +134,17 @@ class BlockManagerRun {
   }
   int32_t last(const Chain& chain) { return chain.empty() ? BlockManager::kNone : chain.back(); }
 
-  int32_t find(int32_t parent, const std::vector<int32_t>& tokens) {
-    const int32_t block = blocks_.find(parent, tokens);
-    check(block == model_.find(parent, tokens), "find under {}: {}, model {}", parent, block,
-          model_.find(parent, tokens));
+  int32_t find(int32_t parent, const std::vector<int32_t>& tokens, const std::string& salt) {
+    const int32_t block = blocks_.find(parent, tokens, salt),
+                  want = model_.find(parent, tokens, salt);
+    check(block == want, "find under {}: {}, model {}", parent, block, want);
     return block;
   }
   void start() {  // a new sequence takes what it finds in the cache
     Chain chain;
+    if (random_.chance(0.3)) chain.salt = random_.chance(0.5) ? "pepper" : "sugar";
     for (auto left = random_.below(6); left > 0; --left) {
-      const int32_t block = find(last(chain), some_tokens());
+      const int32_t block = find(last(chain), some_tokens(), chain.salt);
       if (block == BlockManager::kNone || std::ranges::count(chain, block) > 0) break;
       blocks_.add_ref(block);
       model_.add_ref(block);
@@ -152,8 +160,9 @@ class BlockManagerRun {
     if (block == BlockManager::kNone) return drop();
     const auto tokens = some_tokens();
     if (random_.chance(0.8)) {
-      const bool published = blocks_.publish(last(chain), block, tokens);
-      check(published == model_.publish(last(chain), block, tokens), "publish: {}", published);
+      const bool published = blocks_.publish(last(chain), block, tokens, chain.salt);
+      check(published == model_.publish(last(chain), block, tokens, chain.salt), "publish: {}",
+            published);
     }
     chain.push_back(block);
   }

@@ -20,6 +20,7 @@ SchedulerConfig random_config(Random& random, uint64_t hash_mask) {
   config.max_num_seqs = random.between(1, 8);
   config.max_num_batched_tokens = random.between(1, random.chance(0.5) ? 8 : 100);
   config.enable_prefix_caching = random.chance(0.9);
+  config.has_priorities = random.chance(0.3);
   config.max_plans_in_flight = static_cast<int>(random.between(1, 2));
   config.prefix_hash_mask = hash_mask;
   return config;
@@ -124,6 +125,8 @@ class SchedulerRun {
       s.max_tokens = std::min(s.max_tokens, config_.max_model_len - s.num_tokens());
     }
     if (random_.chance(0.1)) s.params.prompt_logprobs = 0;
+    if (random_.chance(0.3)) s.params.priority = random_.between(-3, 3);
+    if (random_.chance(0.2)) s.params.cache_salt = random_.chance(0.5) ? "a" : "b";
     s.needs_last_token = random_.chance(0.2);
     if (random_.chance(0.3)) s.params.min_tokens = random_.below(10);
     if (random_.chance(0.3)) {
@@ -188,7 +191,8 @@ class SchedulerRun {
     for (const ScheduledSequence& entry : plan.sequences) {
       num_tokens += entry.num_tokens;
       check(ids.insert(entry.sequence->request_id).second, "a sequence is planned twice");
-      check(entry.sequence->arrival > arrival, "the plan is out of order");
+      check(config_.has_priorities || entry.sequence->arrival > arrival,
+            "the plan is out of order");
       arrival = entry.sequence->arrival;
     }
     check(num_tokens == plan.num_tokens && plan.num_prefill_tokens <= num_tokens, "token count");

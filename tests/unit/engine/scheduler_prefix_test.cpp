@@ -81,6 +81,26 @@ TEST(Scheduler, PromptLogprobsGetNoHitsButPublish) {
   EXPECT_EQ(shares(step(scheduler)), (Shares{{3, 8, 1}}));
 }
 
+TEST(Scheduler, HitsAreWithinOneSalt) {
+  OwningScheduler scheduler(small_config());
+  int64_t id = 0;
+  const auto cached = [&](const std::string& salt) {
+    auto sequence = make_sequence(++id, count_up(12), 1);
+    sequence->params.cache_salt = salt;
+    const Sequence& s = scheduler.add(std::move(sequence));
+    step(scheduler);
+    scheduler.check_integrity();
+    return s.num_cached_tokens;
+  };
+  for (const std::string salt : {"", "a", "b"}) {
+    EXPECT_EQ(cached(salt), 0) << salt;
+    EXPECT_EQ(cached(salt), 8) << salt;
+  }
+  EXPECT_EQ(cached(""), 8);
+  scheduler.reset_prefix_cache();
+  EXPECT_EQ(cached("a"), 0);
+}
+
 TEST(Scheduler, WithoutPrefixCachingNothingIsCached) {
   auto config = small_config();
   config.enable_prefix_caching = false;

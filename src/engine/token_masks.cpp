@@ -1,0 +1,132 @@
+#include "engine/token_masks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "core/check.h"
+#include "engine/token_rules.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr int kMostThreads = 4;           // the caller's included
+constexpr size_t kMasksWorthSharing = 8;  // each takes 5 to 50 us, waking a thread as long
+
+/// The mask of the next token of a sequence with a grammar. Its stop tokens, where they may not be
+/// sampled yet or shall be ignored, are left where the grammar has nothing else: the text ends
+/// there.
+void fill_token_mask(Sequence& s, std::span<uint32_t> mask) {
+  try {
+    s.matcher->fill_mask(mask);
+    check(std::ranges::any_of(mask, std::identity()), "it allows no token");
+  } catch (const std::exception& error) {
+    s.matcher_error = fmt::format("the grammar cannot go on: {}", error.what());
+    std::ranges::fill(mask, ~0u);
+    return;
+  }
+  const bool too_early = s.num_generated() < s.params.min_tokens;
+  if (!too_early && !s.params.ignore_eos) return;
+  const auto is_unwanted = [&](int32_t id) {
+    return too_early || std::ranges::count(s.params.stop_token_ids, id) == 0;
+  };
+  const auto word_of = [mask](int32_t id) -> uint32_t& {
+    return mask[static_cast<size_t>(id) / 32];
+  };
+  int others = 0;
+  for (const uint32_t word : mask) others += std::popcount(word);
+  for (const int32_t id : s.stop_token_ids)
+    if (is_unwanted(id)) others -= static_cast<int>(word_of(id) >> id % 32 & 1);
+  if (others == 0) return;
+  for (const int32_t id : s.stop_token_ids)
+    if (is_unwanted(id)) word_of(id) &= ~(1u << id % 32);
+}
+
+}  // namespace
+
+/// Threads that do what the caller does beside it.
+class TokenMasks::Helpers {
+ public:
+  explicit Helpers(int count) {
+    for (int i = 0; i < count; ++i) threads_.emplace_back([this] { run(); });
+  }
+  ~Helpers() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  /// Calls `work` on this thread and on each of the others; returns when all have done it.
+  void share(const std::function<void()>& work) {
+    {
+      const std::lock_guard lock(mutex_);
+      work_ = &work;
+      num_working_ = threads_.size();
+      ++round_;
+    }
+    wake_.notify_all();
+    work();
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return num_working_ == 0; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (int64_t seen = 0;;) {
+      wake_.wait(lock, [&] { return is_ending_ || round_ > seen; });
+      if (is_ending_) return;
+      seen = round_;
+      lock.unlock();
+      (*work_)();
+      lock.lock();
+      if (--num_working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  const std::function<void()>* work_ = nullptr;
+  size_t num_working_ = 0;
+  int64_t round_ = 0;
+  bool is_ending_ = false;
+  std::vector<std::thread> threads_;
+};
+
+TokenMasks::TokenMasks(const StepLimits& limits) : words_(limits.token_mask_words) {}
+TokenMasks::~TokenMasks() = default;
+
+void TokenMasks::fill(const Plan& plan, const StepInput& input, std::byte* masks) {
+  rows_.clear();
+  for (const size_t i : input.sampling)
+    if (plan.sequences[i].sequence->has_token_mask()) rows_.push_back(&plan.sequences[i]);
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < rows_.size(); i = next++) {
+      const ScheduledSequence& s = *rows_[i];
+      const auto words = static_cast<size_t>(words_);
+      const std::span mask(reinterpret_cast<uint32_t*>(masks) + i * words, words);
+      // The result for a sequence that has ended since it was planned is dropped.
+      const bool counts =
+          !s.sequence->is_finished() && s.sequence->num_preemptions == s.num_preemptions;
+      if (counts && s.sequence->matcher)
+        fill_token_mask(*s.sequence, mask);
+      else
+        std::ranges::fill(mask, ~0u);
+      if (counts) keep_allowed_tokens(*s.sequence, mask);
+    }
+  };
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int helpers = std::min(kMostThreads, cores) - 1;
+  if (rows_.size() < kMasksWorthSharing || helpers < 1) return work();
+  if (!helpers_) helpers_ = std::make_unique<Helpers>(helpers);
+  helpers_->share(std::ref(work));
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,71 @@
+#include "engine/token_rules.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace nanovllm {
+namespace {
+
+/// The tokens that words are: as vLLM has it, also with a space before them, where that is as many
+/// tokens and another first one.
+std::vector<std::vector<int32_t>> tokens_of(const Tokenizer& tokenizer,
+                                            const std::vector<std::string>& words) {
+  std::vector<std::vector<int32_t>> list;
+  for (const std::string& word : words) {
+    const std::string bare = word.substr(std::min(word.find_first_not_of(' '), word.size()));
+    const auto within = tokenizer.encode(bare, false), apart = tokenizer.encode(" " + bare, false);
+    if (within.empty()) continue;
+    list.push_back(within);
+    if (apart.size() == within.size() && apart.front() != within.front()) list.push_back(apart);
+  }
+  return list;
+}
+
+}  // namespace
+
+void set_token_rules(Sequence& s, const Tokenizer* tokenizer, int64_t vocab_size) {
+  const SamplingParams& params = s.params;
+  if (!params.allowed_token_ids.empty())
+    s.allowed_tokens.resize(static_cast<size_t>(vocab_size + 31) / 32);
+  for (const int64_t id : params.allowed_token_ids)
+    s.allowed_tokens[static_cast<size_t>(id) / 32] |= 1u << id % 32;
+  for (const auto& [id, bias] : params.logit_bias)
+    s.biases.push_back({static_cast<int32_t>(id), static_cast<float>(bias)});
+  if (params.bad_words.empty()) return;
+  for (auto& word : tokens_of(*tokenizer, params.bad_words))
+    if (word.size() == 1)
+      s.biases.push_back({word[0], -std::numeric_limits<float>::infinity()});
+    else
+      s.bad_words.push_back(std::move(word));
+}
+
+void copy_token_rules(Sequence& s, const Sequence& from) {
+  s.biases = from.biases;
+  s.bad_words = from.bad_words;
+  s.allowed_tokens = from.allowed_tokens;
+}
+
+Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word) {
+  const Sequence& sequence = *s.sequence;
+  const int64_t end = s.start + s.num_tokens, begin = end - std::ssize(word) + 1;
+  if (begin < sequence.num_prompt_tokens) return Begun::no;
+  const int64_t known = std::min(end, sequence.num_tokens());
+  const auto text = std::span(sequence.token_ids)
+                        .subspan(static_cast<size_t>(begin), static_cast<size_t>(known - begin));
+  if (!std::ranges::equal(text, word.first(text.size()))) return Begun::no;
+  return known < end ? Begun::unknown : Begun::yes;
+}
+
+bool is_below_min_tokens(const ScheduledSequence& s) {
+  return s.samples && !s.sequence->matcher &&
+         s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
+}
+
+void keep_allowed_tokens(Sequence& s, std::span<uint32_t> mask) {
+  if (s.allowed_tokens.empty()) return;
+  std::ranges::transform(mask, s.allowed_tokens, mask.begin(), std::bit_and());
+  if (s.matcher && s.matcher_error.empty() && std::ranges::none_of(mask, std::identity()))
+    s.matcher_error = "none of allowed_token_ids fits the grammar here";
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,44 @@
+// A request's rules about single tokens: logit_bias, bad_words, allowed_token_ids, and stop
+// tokens that min_tokens keeps away. Read from its parameters once; each step asks what of it
+// holds.
+#pragma once
+
+#include <limits>
+#include <span>
+
+#include "nanovllm/tokenizer.h"
+
+#include "engine/scheduler.h"
+
+namespace nanovllm {
+
+/// Fills the rules of a new sequence from its params. `tokenizer` may be null without bad_words.
+void set_token_rules(Sequence& sequence, const Tokenizer* tokenizer, int64_t vocab_size);
+/// Copies the rules of another answer to the same request.
+void copy_token_rules(Sequence& sequence, const Sequence& from);
+
+/// Whether the answer of `s` ends in all tokens of `word` but its last. If it does only where the
+/// token that the device alone knows is the last but one: unknown.
+enum class Begun { no, yes, unknown };
+Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word);
+/// Whether it may not sample its stop tokens yet. Where there is a grammar, its masks see to that.
+bool is_below_min_tokens(const ScheduledSequence& s);
+
+/// Calls put(token id, bias, the token that must come before or -1) for what is added to the logits
+/// that `s` samples from.
+template <class Put>
+void for_each_bias(const ScheduledSequence& s, Put&& put) {
+  constexpr float kMasked = -std::numeric_limits<float>::infinity();
+  if (!s.samples) return;
+  for (const TokenBias& bias : s.sequence->biases) put(bias.token_id, bias.bias, -1);
+  for (const auto& word : s.sequence->bad_words)
+    if (const Begun begun = is_begun(s, word); begun != Begun::no)
+      put(word.back(), kMasked, begun == Begun::unknown ? word[word.size() - 2] : -1);
+  if (!is_below_min_tokens(s)) return;
+  for (const int32_t id : s.sequence->stop_token_ids) put(id, kMasked, -1);
+}
+
+/// Takes from the mask what the request does not allow, whatever its grammar says.
+void keep_allowed_tokens(Sequence& sequence, std::span<uint32_t> mask);
+
+}  // namespace nanovllm
