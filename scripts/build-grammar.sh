@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# scripts/build-grammar.sh: XGrammar's C++ core, which libnanovllm-grammar.so is made of, as a static library in build/xgrammar. Its source
+# release comes from PyPI, with a pinned version and hash. What is there already is kept. Exit 1, with a note, where it cannot be had: all
+# but structured output works without it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=0.2.8
+sha256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
+url=https://files.pythonhosted.org/packages/03/0f/29f521535729be740779c2c98b630ef6607cf28be9b669895dd2b821ff63/xgrammar-$version.tar.gz
+# Changes with anything that the library is made from: the release, and this script.
+recipe="$version $(sha256sum <scripts/build-grammar.sh)"
+prefix=$PWD/build/xgrammar
+if [ "$(cat "$prefix/recipe" 2>/dev/null)" = "$recipe" ]; then
+  echo "XGrammar $version is in build/xgrammar."
+  exit 0
+fi
+
+skip() {
+  echo "note: $1: built without structured output (JSON schemas, grammars). scripts/build-grammar.sh tries again." >&2
+  exit 1
+}
+work=$PWD/build/xgrammar-work
+rm -rf "$work" "$prefix"
+mkdir -p "$work/build" "$prefix"
+trap 'rm -rf "$work"' EXIT
+archive=$work/xgrammar.tar.gz
+if ! curl -fsSL --retry 2 --connect-timeout 10 --max-time 300 -o "$archive" "$url"; then skip "XGrammar's source release cannot be fetched from PyPI"; fi
+echo "$sha256  $archive" | sha256sum --check --quiet || skip "XGrammar's source release has another hash than expected"
+tar -xzf "$archive" -C "$work"
+source=$work/xgrammar-$version
+
+# The parser counts its work, so that a mask that would take too long ends in an exception (kMaxMaskSteps in src/constrain/module/matcher.cpp).
+parser=$source/cpp/earley_parser
+perl -0pi -e 's/(#include <queue>\n)/$1#include <stdexcept>\n/;
+  s/(class EarleyParser \{\n)/$1 public:\n  int64_t steps_left_ = INT64_MAX;\n  void CountStep() {\n    if (--steps_left_ < 0) throw std::length_error("too many steps");\n  }\n\n private:\n/' "$parser.h"
+perl -0pi -e 's/(    tmp_process_state_queue_\.pop\(\);\n)/$1    CountStep();\n/g; s/(  for \(const auto& (?:state : latest_states|\[ref_id, parent_state\] : parent_states_map)\) \{\n)/$1    CountStep();\n/g' "$parser.cc"
+perl -0pi -e 's/(  void Rollback\(int num_tokens = 1\);\n)/$1  void SetMaxSteps(long long steps);\n/' "$source/include/xgrammar/matcher.h"
+echo 'namespace xgrammar { void GrammarMatcher::SetMaxSteps(long long steps) { pimpl_->steps_left_ = steps; } }' >>"$source/cpp/grammar_matcher.cc"
+for change in 'CountStep();:earley_parser.cc' 'steps_left_ =:earley_parser.h' 'SetMaxSteps:../include/xgrammar/matcher.h'; do
+  grep -qF "${change%%:*}" "$source/cpp/${change#*:}" || skip "XGrammar's parser is not as expected"
+done
+
+# Without this file its CMake builds Python bindings. Its warnings are not ours, and link-time optimisation would bind the library to one compiler.
+echo 'set(XGRAMMAR_BUILD_PYTHON_BINDINGS OFF)' >"$work/build/config.cmake"
+launcher=()
+if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib \
+  -DCMAKE_CXX_FLAGS="-w -DXGRAMMAR_LOG_CUSTOMIZE=1 -fno-lto -fvisibility=hidden -ffile-prefix-map=$source=xgrammar" "${launcher[@]}" >"$work/log" 2>&1 &&
+  cmake --build "$work/build" --target install >>"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; skip "XGrammar does not build"; }
+{ cat "$source/LICENSE"; printf '\n---- NOTICE ----\n'; cat "$source/NOTICE"; printf '\n---- picojson ----\n'
+  sed -n '1,/\*\//p' "$source/3rdparty/picojson/picojson.h"; } >"$prefix/LICENSE"
+echo "$recipe" >"$prefix/recipe"
+echo "XGrammar $version is in build/xgrammar."

@@ -1,0 +1,57 @@
+// JSON's own texts as expressions: white space, strings and their spelling, numbers, literals.
+//
+// A text that a schema names (a key, an enum's value, what a pattern matches) has one spelling:
+// characters stand for themselves unless JSON asks for an escape. In other strings \u escapes are
+// allowed too, never half a surrogate pair. White space is nothing, one space, or one line end and
+// the blanks behind it.
+#pragma once
+
+#include <optional>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "constrain/expr.h"
+#include "io/json.h"
+
+namespace nanovllm {
+
+class JsonRules {
+ public:
+  explicit JsonRules(Rules& rules) : rules_(rules) {}
+
+  Expr space();
+  /// One character inside a string, in any spelling.
+  Expr character();
+  Expr string();
+  Expr integer();
+  Expr number();
+  /// Any value, array or object.
+  Expr value();
+  Expr array();
+  Expr object();
+
+  /// `min` to `max` times `part`, with commas between.
+  Expr listed(const Expr& part, int64_t min, int64_t max);
+  /// `parts` between marks, with white space where it may be.
+  Expr enclosed(const char* open, Expr parts, const char* close);
+  /// A comma and white space.
+  Expr comma();
+  /// Any key but these.
+  Expr key_except(const std::vector<std::string>& names);
+  Expr literal(const Json& value);
+
+ private:
+  template <class Make>
+  Expr shared(std::optional<int>& index, Make make);
+  Expr escape();
+  Expr trie(const std::vector<std::u32string>& names, size_t depth);
+
+  Rules& rules_;
+  std::optional<int> space_, character_, string_, number_, value_, object_, array_, key_rest_,
+      escape_;
+};
+
+/// The texts of `e` as they are spelled inside a JSON string.
+Expr spelled_in_json(const Expr& e);
+
+}  // namespace nanovllm

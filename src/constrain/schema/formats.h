@@ -1,0 +1,15 @@
+// The formats of JSON Schema that are enforced, as expressions of a string's characters.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "constrain/expr.h"
+
+namespace nanovllm {
+
+std::optional<Expr> format_expr(std::string_view name);
+std::vector<std::string_view> format_names();
+
+}  // namespace nanovllm
