@@ -1,0 +1,142 @@
+#include "chat/tools.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "chat/call_reader.h"
+#include "core/check.h"
+#include "io/json_object.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr auto kBad = ErrorKind::invalid_argument;
+constexpr size_t kMaxTools = 512, kMaxSchemaBytes = size_t{1} << 20;
+
+/// OpenAI's rule.
+bool is_tool_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  });
+}
+
+/// The object that has the name: {"function": {...}}, or the flat object itself.
+const Json& function_of(const Json& json, const std::string& place) {
+  check(json.is_object(), kBad, "{} must be an object", place);
+  const JsonObject o(json, place, kBad);
+  const auto type = o.optional_string("type");
+  check(!type || *type == "function", kBad,
+        "{} has the type {}: this server knows tools of type function alone", place,
+        quote(type.value_or("")));
+  const Json* function = o.find("function");
+  return function ? *function : json;
+}
+
+}  // namespace
+
+std::vector<Tool> read_tools(const Json& list) {
+  check(list.is_array(), kBad, "tools must be a list");
+  check(list.size() <= kMaxTools, kBad, "tools has {} entries: at most {} are allowed", list.size(),
+        kMaxTools);
+  std::vector<Tool> tools;
+  size_t bytes = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string place = fmt::format("tools[{}]", i);
+    const Json& json = function_of(list[i], place);
+    const JsonObject o(json, place, kBad);
+    Tool tool;
+    tool.name = o.optional_string("name").value_or("");
+    check(is_tool_name(tool.name), kBad,
+          "{} must have a name of 1 to 64 letters, digits, dots, dashes and underscores", place);
+    check(!has_tool(tools, tool.name), kBad, "{} has the name {} of another tool", place,
+          tool.name);
+    tool.description = o.optional_string("description").value_or("");
+    if (const auto parameters = o.optional_object("parameters"))
+      tool.parameters = parameters->json().dump();
+    tool.strict = o.optional_bool("strict").value_or(false);
+    bytes += tool.parameters.size();
+    check(bytes <= kMaxSchemaBytes, kBad, "tools have more than {} bytes of parameters",
+          kMaxSchemaBytes);
+    tool.definition = Json{{"type", "function"}, {"function", json}}.dump();
+    tools.push_back(std::move(tool));
+  }
+  return tools;
+}
+
+ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools) {
+  ToolChoice result;
+  if (choice == "none") {
+    result.kind = ToolChoice::none;
+  } else if (choice == "required") {
+    result.kind = ToolChoice::required;
+  } else if (choice.is_object()) {
+    result.kind = ToolChoice::named;
+    const JsonObject o(function_of(choice, "tool_choice"), "tool_choice", kBad);
+    result.name = o.optional_string("name").value_or("");
+    check(has_tool(tools, result.name), kBad, "tool_choice names {}, which is not among the tools",
+          quote(result.name));
+  } else {
+    check(choice == "auto", kBad,
+          "tool_choice must be none, auto, required or {{\"type\": \"function\", \"function\": "
+          "{{\"name\": ...}}}}, got {}",
+          describe(choice));
+  }
+  const bool must = result.kind == ToolChoice::required || result.kind == ToolChoice::named;
+  check(!must || !tools.empty(), kBad, "tool_choice asks for a call, but there are no tools");
+  return result;
+}
+
+Json tools_for_template(const std::vector<Tool>& tools) {
+  Json list = Json::array();
+  for (const Tool& tool : tools) {
+    if (!tool.definition.empty()) {
+      list.push_back(Json::parse(tool.definition));
+      continue;
+    }
+    Json function = {{"name", tool.name}, {"description", tool.description}};
+    function["parameters"] = tool.parameters.empty()
+                                 ? Json{{"type", "object"}, {"properties", Json::object()}}
+                                 : Json::parse(tool.parameters);
+    list.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  return list;
+}
+
+void parse_call_arguments(Json& messages) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    Json& message = messages[i];
+    if (!message.is_object() || !message.contains("tool_calls")) continue;
+    Json& calls = message["tool_calls"];
+    if (calls.is_null() || calls.empty()) {  // templates ask whether there is the key
+      message.erase("tool_calls");
+      continue;
+    }
+    check(calls.is_array(), kBad, "messages[{}].tool_calls must be a list", i);
+    for (size_t k = 0; k < calls.size(); ++k) {
+      const std::string place = fmt::format("messages[{}].tool_calls[{}]", i, k);
+      check(calls[k].is_object() && calls[k].contains("function") &&
+                calls[k]["function"].is_object() && calls[k]["function"].contains("name") &&
+                calls[k]["function"]["name"].is_string(),
+            kBad, "{} must have a function with a name", place);
+      Json& arguments = calls[k]["function"]["arguments"];
+      if (arguments.is_string() && !arguments.get_ref<const std::string&>().empty())
+        arguments = parse_json(arguments.get<std::string>(), place + ".function.arguments", kBad);
+      if (arguments.is_null() || arguments.is_string()) arguments = Json::object();
+      check(arguments.is_object(), kBad, "{}.function.arguments must be a JSON object", place);
+    }
+  }
+}
+
+bool has_tool(std::span<const Tool> tools, std::string_view name) {
+  return std::ranges::find(tools, name, &Tool::name) != tools.end();
+}
+
+std::string json_escaped(std::string_view text) {
+  std::string json;
+  append_json(json, text);
+  return json.substr(1, json.size() - 2);
+}
+
+}  // namespace nanovllm

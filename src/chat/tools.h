@@ -1,0 +1,37 @@
+// The tools that a model may call, and whether it must.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/json.h"
+
+namespace nanovllm {
+
+struct Tool {
+  std::string name, description{};
+  std::string parameters{};  ///< JSON schema of the arguments, as JSON; empty: any object
+  bool strict = false;       ///< a grammar forces the arguments of every call
+  std::string definition{};  ///< as the client gave it, for the template; empty: from the above
+};
+
+struct ToolChoice {
+  enum Kind { none, automatic, required, named } kind = automatic;
+  std::string name{};  ///< of the one tool that must be called
+};
+
+/// OpenAI's list of {"type": "function", "function": {...}}, or of the flat objects of its
+/// Responses API. Throws Error(invalid_argument) that begins with "tools" and names what is wrong.
+std::vector<Tool> read_tools(const Json& tools);
+/// OpenAI's "none", "auto", "required" or {"type": "function", "function": {"name"}} (Responses:
+/// {"type": "function", "name"}). Throws Error(invalid_argument) that begins with "tool_choice".
+ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools);
+/// The list as chat templates expect it.
+Json tools_for_template(const std::vector<Tool>& tools);
+
+/// The argument strings of all "tool_calls" as the objects that templates expect. Throws
+/// Error(invalid_argument) that names the message.
+void parse_call_arguments(Json& messages);
+
+}  // namespace nanovllm
