@@ -27,7 +27,18 @@ struct QueueLimits {
   int64_t max_num_queued_tokens = 0;  ///< prompt tokens; those of a request with n answers n times
 };
 
-/// What a request asks of the engine beside its sampling.
+/// A request that a queue limit refused.
+class QueueFull : public Error {
+ public:
+  enum class Limit { requests, tokens };
+  QueueFull(Limit limit, const std::string& message);
+  Limit limit() const noexcept { return limit_; }
+
+ private:
+  Limit limit_;
+};
+
+/// A request's wishes beside its sampling.
 struct RequestOptions {
   /// Seconds from now after which the request is aborted, with the reason in RequestOutput::error;
   /// 0: none.
@@ -56,13 +67,18 @@ class AsyncLLM {
   int64_t new_request_id();
   /// Checks the request in full, on the calling thread, and hands it to the engine. `request_id`
   /// must not be that of a live request. Throws Error: invalid_argument (the request is not
-  /// acceptable), unavailable (a queue limit, or the engine is draining), engine (it has failed).
+  /// acceptable), unavailable (QueueFull, or the engine is draining), engine (it has failed).
   void add_request(int64_t request_id, const Prompt& prompt, const SamplingParams& params = {},
                    const RequestOptions& options = {});
   /// Ends a request before the next step; an unknown or finished id is ignored.
   void abort_request(int64_t request_id);
   /// Forgets, before the next step, all cached prefixes that no running request uses.
   void reset_prefix_cache();
+
+  /// Gives `take`, on the engine's thread and before the next step, what LLM::snapshot(most) gives;
+  /// an engine without requests wakes up for it. `take` must not block or throw; once the engine
+  /// has failed it may not be called.
+  void request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take);
 
   /// Refuses new requests from now on; those that it has run to their end.
   void drain();

@@ -6,7 +6,7 @@
 
 namespace nanovllm {
 
-/// What went wrong, coarse enough to choose an exit code or an HTTP status by.
+/// The kind of a failure, coarse enough to choose an exit code or an HTTP status by.
 enum class ErrorKind {
   invalid_argument,  ///< a parameter, option, prompt or JSON line is not acceptable (exit 2)
   model,             ///< the model directory cannot be loaded (exit 3)

@@ -19,6 +19,7 @@
 
 namespace nanovllm {
 
+class Grammar;
 class Tokenizer;
 
 /// Text, or token ids that are taken as they are.
@@ -49,7 +50,7 @@ struct RankInfo {
   int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;
 };
 
-/// What one engine does and has, for progress lines, `inspect` and metrics. Bytes are those of all
+/// Facts of one engine, for progress lines, `inspect` and metrics. Bytes are those of all
 /// ranks together.
 struct EngineInfo {
   std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
@@ -60,7 +61,7 @@ struct EngineInfo {
   int64_t num_blocks = 0, block_size = 0, max_model_len = 0, vocab_size = 0;
   int64_t max_num_seqs = 0, max_num_batched_tokens = 0;
   std::vector<RankInfo> ranks{};  ///< tensor_parallel_size of them
-  /// What was found, chosen or ignored; one sentence each, to be shown once.
+  /// Things found, chosen or ignored; one sentence each, to be shown once.
   std::vector<std::string> notes{};
   std::vector<StartupPhase> startup{};  ///< in the order of their ends; empty from inspect()
 };
@@ -74,7 +75,36 @@ struct EngineStats {
   int64_t waiting_tokens = 0;   ///< of the waiting sequences, prompts and what is recomputed
   double schedule_seconds = 0;  ///< host time spent on deciding what runs next
   double build_seconds = 0;     ///< host time spent on turning that into batches
+  double step_seconds = 0;      ///< time spent in steps
 };
+
+/// A KV block. A cached one holds a prefix: a prompt that begins with its tokens takes it over.
+enum class BlockState : uint8_t { free, cached, used, used_and_cached };
+
+/// One sequence of an EngineSnapshot: numbers alone.
+struct SequenceSnapshot {
+  int64_t arrival = 0;  ///< counts up from 1
+  int64_t num_prompt_tokens = 0, num_generated = 0, max_tokens = 0;
+  int64_t num_computed_tokens = 0;   ///< whose keys and values are in its blocks
+  int64_t num_cached_tokens = 0;     ///< of them, taken from the prefix cache
+  int64_t num_scheduled_tokens = 0;  ///< in the newest step; 0: it was not part of it
+  int64_t num_preemptions = 0;
+  std::vector<int32_t> block_table{};  ///< the block of every block_size tokens
+};
+
+/// The scheduler and the KV cache at one moment, for pictures of them.
+struct EngineSnapshot {
+  EngineStats stats;
+  std::vector<BlockState> blocks{};
+  std::vector<SequenceSnapshot> running{}, waiting{};  ///< in order of arrival
+};
+
+/// The model directory that a user means by `model`: itself; or, where there is no such directory
+/// and it is the name of a repository ("Qwen/Qwen3-0.6B") that `hf download` has put into Hugging
+/// Face's cache, the directory of its newest snapshot there. HF_HUB_CACHE and HF_HOME say where
+/// that cache is, as for Hugging Face's own programs. Nothing is downloaded: throws Error(model) if
+/// there is neither.
+std::string find_model(const std::string& model);
 
 /// An engine and what is around it: tokenizer, chat template, the queue of requests.
 class LLM {
@@ -102,9 +132,10 @@ class LLM {
   /// (empty prompt, too long, parameter out of range) is finished at once: its output, with the
   /// reason, comes from the next step().
   int64_t add_request(const Prompt& prompt, const SamplingParams& sampling_params = {});
-  /// The token ids of a prompt. Throws Error(invalid_argument): text that is no UTF-8, or no
-  /// tokenizer. May be called from any thread.
-  std::vector<int32_t> tokenize(const Prompt& prompt) const;
+  /// The token ids of a prompt, cut as truncate_prompt_tokens says. Throws Error(invalid_argument):
+  /// text that is no UTF-8, or no tokenizer. May be called from any thread.
+  std::vector<int32_t> tokenize(const Prompt& prompt,
+                                const SamplingParams& sampling_params = {}) const;
   /// Throws Error(invalid_argument) with the reason for which add_request() would refuse these
   /// tokens and parameters. May be called from any thread.
   void check_request(const std::vector<int32_t>& tokens, const SamplingParams& params) const;
@@ -118,14 +149,17 @@ class LLM {
   /// No request is waiting, running or has an output to be fetched.
   bool is_finished() const;
 
-  /// What the engine is and has; fixed when it was made.
+  /// Facts of the engine, fixed when it was made.
   const EngineInfo& info() const;
   EngineStats stats() const;
+  /// With the first `most` of the running and of the waiting sequences.
+  EngineSnapshot snapshot(int64_t most) const;
   /// Forgets all cached prefixes that no running request uses.
   void reset_prefix_cache();
   /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of
   /// {"role", "content", ...}. `options` is a JSON object of further template variables
-  /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise. Text of
+  /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise, and with
+  /// continue_final_message the prompt ends where the last message's text does. Text of
   /// control tokens in messages stays text unless parse_special_in_messages. Throws
   /// Error(invalid_argument): bad JSON, no chat template that can be used, or the template's own
   /// refusal.
@@ -136,8 +170,16 @@ class LLM {
   SamplingParams default_sampling_params() const;
   /// Null with skip_tokenizer_init. See nanovllm/tokenizer.h.
   const Tokenizer* tokenizer() const;
+  /// Compiles params.structured_outputs, which takes its time, and keeps it for the requests that
+  /// follow; null where nothing is asked for. Throws Error(invalid_argument) with what cannot be
+  /// enforced. May be called from any thread.
+  std::shared_ptr<const Grammar> compile_grammar(const SamplingParams& params) const;
 
  private:
+  friend class AsyncLLM;
+  int64_t add_request(const std::vector<int32_t>& tokens, const SamplingParams& params,
+                      const std::shared_ptr<const Grammar>& grammar);
+
   struct State;
   std::unique_ptr<State> state_;
 };

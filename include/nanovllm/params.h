@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,17 +17,56 @@ struct TextRange {
   size_t begin = 0, end = 0;
 };
 
-/// What step() reports of a request: everything so far, what is new since the last report, or
+/// The content of a request's outputs: everything so far, the news since the last report, or
 /// nothing until it has ended.
 enum class OutputKind { cumulative, delta, final_only };
+
+/// The structure that the text of an answer must have; at most one of the fields is set.
+/// docs/structured-output.md says what each may hold.
+struct StructuredOutputs {
+  std::string json{};                 ///< a JSON schema, as JSON
+  bool json_object = false;           ///< any JSON object
+  std::string regex{};                ///< of the whole text
+  std::vector<std::string> choice{};  ///< one of these texts
+  std::string grammar{};         ///< EBNF as in XGrammar and llama.cpp, from the rule `root` on
+  std::string structural_tag{};  ///< XGrammar's structural tag, as JSON
+  /// The text that ends the model's reasoning ("</think>"): the structure begins behind it. Empty:
+  /// at once.
+  std::string reasoning_end{};
+  /// Tokens of reasoning, after which reasoning_end is forced; -1: none. It may be asked for
+  /// without a structure.
+  int64_t thinking_token_budget = -1;
+
+  bool has_structure() const {
+    return !json.empty() || json_object || !regex.empty() || !choice.empty() || !grammar.empty() ||
+           !structural_tag.empty();
+  }
+  /// Whether nothing is asked for.
+  bool empty() const {
+    return !has_structure() && (reasoning_end.empty() || thinking_token_budget < 0);
+  }
+};
 
 /// How one request is sampled. Validated when the request is added; a value out of range fails that
 /// request alone.
 struct SamplingParams {
-  double temperature = 1.0;       ///< 0 (below 1e-5) is greedy; finite, >= 0
-  double top_p = 1.0;             ///< (0, 1]; the token that crosses p stays
-  int64_t top_k = 0;              ///< 0 or -1: off; more than the vocabulary: off
-  double min_p = 0.0;             ///< [0, 1]; relative to the likeliest token
+  double temperature = 1.0;  ///< 0 (below 1e-5) is greedy; finite, >= 0
+  double top_p = 1.0;        ///< (0, 1]; the token that crosses p stays
+  int64_t top_k = 0;         ///< 0 or -1: off; more than the vocabulary: off
+  double min_p = 0.0;        ///< [0, 1]; relative to the likeliest token
+  /// Off the logit of each token that the answer has; [-2, 2].
+  double presence_penalty = 0.0;
+  /// The same times how often the answer has it; [-2, 2].
+  double frequency_penalty = 0.0;
+  /// Divides a positive logit of each token that prompt or answer has, and multiplies a negative
+  /// one; [0.0001, 10000], 1 is off.
+  double repetition_penalty = 1.0;
+  /// Added to the logits of these tokens, [-100, 100] each; at most 1024.
+  std::map<int64_t, double> logit_bias{};
+  std::vector<int64_t> allowed_token_ids{};  ///< no others are sampled; empty: all may be
+  /// No answer contains these, at the beginning of a word or within one: the token that would
+  /// complete one is not sampled. Words may have several tokens; at most 128.
+  std::vector<std::string> bad_words{};
   std::optional<int64_t> seed{};  ///< none: drawn from the engine's seed and the request's number
   int64_t max_tokens = 16;        ///< >= 1
   int64_t min_tokens = 0;         ///< EOS and stop_token_ids are not sampled before
@@ -41,7 +81,17 @@ struct SamplingParams {
   std::optional<int> logprobs{};
   /// The same per prompt token; turns prefix-cache hits off for the request.
   std::optional<int> prompt_logprobs{};
+  /// The prompt is its last so many tokens, at least 1; -1: as many as the context has room for
+  /// beside one of the answer.
+  std::optional<int64_t> truncate_prompt_tokens{};
+  /// Prefix-cache hits are among requests of the same salt alone; at most 1024 bytes.
+  std::string cache_salt{};
+  /// With EngineConfig::scheduling_policy "priority": lower is served earlier; otherwise 0.
+  int64_t priority = 0;
+  StructuredOutputs structured_outputs{};
   bool skip_special_tokens = true;  ///< in `text`
+  /// Special tokens that are in `text` all the same: marks that a parser looks for.
+  std::vector<int64_t> visible_special_token_ids{};
   bool detokenize = true;
   OutputKind output_kind = OutputKind::cumulative;
 };
@@ -58,6 +108,16 @@ using PositionLogprobs = std::vector<TokenLogprob>;
 
 enum class FinishReason { none, stop, length, error, abort };
 const char* to_string(FinishReason reason);  ///< "", "stop", "length", "error", "abort"
+
+/// The cause of an end whose finish_reason is `error`, or of an abort by the deadline.
+enum class RequestFailure {
+  none,
+  refused,     ///< it was not acceptable
+  capacity,    ///< the KV cache cannot hold it
+  not_finite,  ///< the model's logits were not finite
+  deadline,
+  engine,  ///< the engine has failed
+};
 
 /// The seed of answer `index` of a request with this seed: the seed itself for answer 0.
 int64_t answer_seed(int64_t seed, int index);
@@ -85,15 +145,16 @@ struct CompletionOutput {
   bool finished() const { return finish_reason != FinishReason::none; }
 };
 
-/// What one step() reports of a request; of its end if `finished`.
+/// A request's news from one step(); the last ones if `finished`.
 struct RequestOutput {
   int64_t request_id = 0;
   std::vector<int32_t> prompt_token_ids{};
   /// The answers, in the order of their indices: all n of them, or, with OutputKind::delta, those
   /// that got a token or ended. A request that was refused has one, whose finish_reason is error.
   std::vector<CompletionOutput> outputs{};
-  bool finished = false;  ///< all answers have ended
-  std::string error{};    ///< why, if an answer's finish_reason is error
+  bool finished = false;                          ///< all answers have ended
+  std::string error{};                            ///< why, if an answer's finish_reason is error
+  RequestFailure failure = RequestFailure::none;  ///< the kind of `error`
   /// One per prompt token (the first is empty), if asked for.
   std::vector<PositionLogprobs> prompt_logprobs{};
   RequestMetrics metrics;
@@ -107,7 +168,10 @@ struct EngineConfig {
   int64_t max_model_len = 0;
   /// max_model_len may be beyond what the model was made for: its answers may be poor.
   bool allow_long_max_model_len = false;
-  int64_t max_num_seqs = 256;          ///< running at once
+  int64_t max_num_seqs = 256;  ///< running at once
+  /// fcfs (first come, first served) | priority (SamplingParams::priority: each step of it is worth
+  /// 64 places in the order of arrival, so that nobody waits for ever)
+  std::string scheduling_policy = "fcfs";
   int64_t max_num_batched_tokens = 0;  ///< per step; 0: 8192 on a GPU, 512 on a CPU
   /// (0, 1] of the device's memory, for weights, workspace and KV cache together.
   double gpu_memory_utilization = 0.9;

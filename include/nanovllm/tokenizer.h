@@ -51,6 +51,9 @@ class Tokenizer {
   std::optional<int32_t> token_to_id(std::string_view token) const;
   /// As tokenizer.json spells it; empty where there is none. Valid as long as the tokenizer.
   std::string_view id_to_token(int32_t id) const;
+  /// The bytes that a token adds to a text after other tokens, be they part of a character; empty
+  /// where there is none.
+  std::string token_bytes(int32_t id) const;
   /// Whether decode() leaves it out with skip_special_tokens.
   bool is_special(int32_t id) const;
   std::optional<int32_t> bos_token_id() const;  ///< from tokenizer_config.json
@@ -73,20 +76,24 @@ class Tokenizer {
 /// add up to exactly what decode() gives for all ids. Amortised O(1) per token.
 class IncrementalDetokenizer {
  public:
-  /// The tokenizer must outlive the detokenizer; it may be moved.
-  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  /// The tokenizer must outlive the detokenizer; it may be moved. `visible` are special tokens that
+  /// are not skipped.
+  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens = true,
+                                  std::span<const int64_t> visible = {});
   ~IncrementalDetokenizer();
   IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
 
   /// Text that became certain with this token; may be empty.
   std::string add(int32_t id);
-  /// What is still held back (an incomplete character as U+FFFD). The next add() starts a new text.
+  /// The text still held back (an incomplete character as U+FFFD). The next add() starts a new
+  /// text.
   std::string flush();
 
  private:
   const Tokenizer::State* state_;
   bool skip_special_tokens_;
+  std::vector<int64_t> visible_;
   std::unique_ptr<DecodeStream> stream_;
 };
 

@@ -36,10 +36,10 @@ class AsyncLLM::State {
            const RequestOptions& options) {
     Item item{.kind = Item::Kind::add,
               .id = request_id,
-              .tokens = llm_.tokenize(prompt),
-              .params = params,
-              .deadline = {}};
+              .tokens = llm_.tokenize(prompt, params),
+              .params = params};
     llm_.check_request(item.tokens, params);
+    item.grammar = llm_.compile_grammar(params);
     check(options.timeout >= 0 && options.timeout <= kLongestTimeout, ErrorKind::invalid_argument,
           "timeout is {}: it must be between 0 (none) and {} seconds", options.timeout,
           kLongestTimeout);
@@ -64,11 +64,14 @@ class AsyncLLM::State {
     {
       const std::lock_guard lock(mutex_);
       if (!reset && live_.count(request_id) == 0) return;
-      mailbox_.push_back({.kind = reset ? Item::Kind::reset : Item::Kind::abort,
-                          .id = request_id,
-                          .tokens = {},
-                          .params = {},
-                          .deadline = {}});
+      mailbox_.push_back({.kind = reset ? Item::Kind::reset : Item::Kind::abort, .id = request_id});
+    }
+    wake_.notify_one();
+  }
+  void request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take) {
+    {
+      const std::lock_guard lock(mutex_);
+      mailbox_.push_back({.kind = Item::Kind::look, .id = most, .look = std::move(take)});
     }
     wake_.notify_one();
   }
@@ -108,22 +111,29 @@ class AsyncLLM::State {
   static constexpr double kLongestTimeout = 30 * 86400;
 
   struct Item {
-    enum class Kind { add, abort, reset } kind;
-    int64_t id;
-    std::vector<int32_t> tokens;
-    SamplingParams params;
-    Clock::time_point deadline;  // the epoch: none
+    enum class Kind { add, abort, reset, look } kind;
+    int64_t id;  // of a look: how many sequences
+    std::vector<int32_t> tokens{};
+    SamplingParams params{};
+    std::shared_ptr<const Grammar> grammar{};
+    Clock::time_point deadline{};  // the epoch: none
+    std::function<void(EngineSnapshot)> look{};
   };
 
-  /// Throws Error(unavailable) where another request would be one too many. mutex_ is held.
+  /// Throws QueueFull where another request would be one too many. mutex_ is held.
   void check_queue(int64_t answers, int64_t tokens) const {
-    const auto limit = [](int64_t most, int64_t have, int64_t more, const char* what) {
-      check(most == 0 || have + more <= most, ErrorKind::unavailable,
-            "the queue is full: {} of {} {} wait, this request brings {}; try again later", have,
-            most, what, more);
+    const auto limit = [](int64_t most, int64_t have, int64_t more, QueueFull::Limit which) {
+      if (most == 0 || have + more <= most) return;
+      throw QueueFull(
+          which,
+          fmt::format(
+              "the queue is full: {} of {} {} wait, this request brings {}; try again later", have,
+              most, which == QueueFull::Limit::requests ? "requests" : "tokens", more));
     };
-    limit(limits_.max_num_queued_reqs, stats_.waiting + offered_reqs_, answers, "requests");
-    limit(limits_.max_num_queued_tokens, stats_.waiting_tokens + offered_tokens_, tokens, "tokens");
+    limit(limits_.max_num_queued_reqs, stats_.waiting + offered_reqs_, answers,
+          QueueFull::Limit::requests);
+    limit(limits_.max_num_queued_tokens, stats_.waiting_tokens + offered_tokens_, tokens,
+          QueueFull::Limit::tokens);
   }
 
   void run() {
@@ -136,9 +146,7 @@ class AsyncLLM::State {
         items.swap(mailbox_);
         if (is_ending_ && items.empty() && engine_ids_.empty()) return;
         if (is_ending_)
-          for (const int64_t id : live_)
-            items.push_back(
-                {.kind = Item::Kind::abort, .id = id, .tokens = {}, .params = {}, .deadline = {}});
+          for (const int64_t id : live_) items.push_back({.kind = Item::Kind::abort, .id = id});
       }
       step(items);
       items.clear();
@@ -156,18 +164,20 @@ class AsyncLLM::State {
       outputs = fail_all(error.what());
     }
     for (RequestOutput& output : outputs) rename(output);
+    publish_stats();
     if (!outputs.empty()) sink_(outputs);
-    publish(outputs);
+    forget_finished(outputs);
   }
 
   void take(Item& item) {
     if (item.kind == Item::Kind::reset) return llm_.reset_prefix_cache();
+    if (item.kind == Item::Kind::look) return item.look(llm_.snapshot(item.id));
     if (item.kind == Item::Kind::abort) {
       const auto known = engine_ids_.find(item.id);
       if (known != engine_ids_.end()) llm_.abort_request(known->second);
       return;
     }
-    const int64_t engine_id = llm_.add_request(Prompt(std::move(item.tokens)), item.params);
+    const int64_t engine_id = llm_.add_request(item.tokens, item.params, item.grammar);
     engine_ids_[item.id] = engine_id;
     ids_[engine_id] = item.id;
     if (item.deadline != Clock::time_point()) deadlines_.emplace(item.deadline, item.id);
@@ -192,8 +202,10 @@ class AsyncLLM::State {
     if (known == ids_.end()) return;  // fail_all() has the caller's already
     output.request_id = known->second;
     if (!output.finished) return;
-    if (late_.erase(output.request_id) > 0 && output.error.empty())
+    if (late_.erase(output.request_id) > 0 && output.error.empty()) {
       output.error = "the request's deadline has passed";
+      output.failure = RequestFailure::deadline;
+    }
     engine_ids_.erase(output.request_id);
     ids_.erase(known);
   }
@@ -207,6 +219,7 @@ class AsyncLLM::State {
       output.finished = true;
       output.outputs.push_back({.finish_reason = FinishReason::error});
       output.error = why;
+      output.failure = RequestFailure::engine;
     };
     const std::lock_guard lock(mutex_);
     failure_ = why;
@@ -218,7 +231,7 @@ class AsyncLLM::State {
     return outputs;
   }
 
-  void publish(const std::vector<RequestOutput>& outputs) {
+  void publish_stats() {
     const std::lock_guard lock(mutex_);
     stats_ = llm_.stats();
     offered_reqs_ = offered_tokens_ = 0;
@@ -227,6 +240,10 @@ class AsyncLLM::State {
       offered_reqs_ += item.params.n;
       offered_tokens_ += std::ssize(item.tokens) * item.params.n;
     }
+  }
+
+  void forget_finished(const std::vector<RequestOutput>& outputs) {
+    const std::lock_guard lock(mutex_);
     for (const RequestOutput& output : outputs)
       if (output.finished) live_.erase(output.request_id);
     if (live_.empty()) idle_.notify_all();
@@ -256,6 +273,9 @@ class AsyncLLM::State {
   std::thread thread_;
 };
 
+QueueFull::QueueFull(Limit limit, const std::string& message)
+    : Error(ErrorKind::unavailable, message), limit_(limit) {}
+
 AsyncLLM::AsyncLLM(const std::string& model, const EngineConfig& config, const QueueLimits& limits,
                    Sink sink)
     : AsyncLLM(LLM(model, config), limits, std::move(sink)) {}
@@ -270,6 +290,9 @@ void AsyncLLM::add_request(int64_t request_id, const Prompt& prompt, const Sampl
 }
 void AsyncLLM::abort_request(int64_t request_id) { state_->post(request_id, false); }
 void AsyncLLM::reset_prefix_cache() { state_->post(0, true); }
+void AsyncLLM::request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take) {
+  state_->request_snapshot(most, std::move(take));
+}
 void AsyncLLM::drain() { state_->drain(); }
 bool AsyncLLM::wait_until_idle(double seconds) { return state_->wait_until_idle(seconds); }
 bool AsyncLLM::is_serving() const { return state_->is_serving(); }

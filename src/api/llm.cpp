@@ -4,6 +4,8 @@
 #include <iterator>
 #include <optional>
 
+#include "constrain/grammar_compiler.h"
+#include "core/limits.h"
 #include "engine/load_engine.h"
 #include "io/jinja/chat_renderer.h"
 #include "io/json.h"
@@ -12,27 +14,42 @@
 namespace nanovllm {
 
 struct LLM::State {
+  explicit State(LoadedEngine engine)
+      : loaded(std::move(engine)), grammars(loaded.tokenizer, loaded.info.vocab_size, loaded.eos) {}
+
   LoadedEngine loaded;
+  GrammarCompiler grammars;
   std::optional<ChatRenderer> chat{};
   std::string no_chat{};  // why there is none: completions work all the same
   // Outputs that came up in generate() of requests that it did not add: for the next step().
   std::vector<RequestOutput> set_aside{};
 
   LLMEngine& engine() { return *loaded.engine; }
-  /// Token ids of a prompt. Throws Error(invalid_argument).
-  std::vector<int32_t> tokens_of(const Prompt& prompt) const {
+  /// Token ids of a prompt, all of them. Throws Error(invalid_argument).
+  std::vector<int32_t> all_tokens_of(const Prompt& prompt, bool is_cut) const {
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt.value)) return *ids;
     check(loaded.tokenizer != nullptr, ErrorKind::invalid_argument,
           "a text prompt needs the tokenizer: drop skip_tokenizer_init or give prompt_token_ids");
     const auto& text = std::get<std::string>(prompt.value);
     // Encoding a text takes many times its memory.
     const int64_t most = loaded.info.max_model_len, least = loaded.tokenizer->min_tokens(text);
-    check(least < most, ErrorKind::invalid_argument,
+    check(least < (is_cut ? kMaxTruncatedContexts * most : most), ErrorKind::invalid_argument,
           "the prompt has {} bytes, {} tokens or more: with max_model_len {} at most {} leave room "
           "for an answer",
           text.size(), least, most, most - 1);
     return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens,
                                     prompt.literal);
+  }
+  std::vector<int32_t> tokens_of(const Prompt& prompt, const SamplingParams& params) const {
+    auto tokens = all_tokens_of(prompt, params.truncate_prompt_tokens.has_value());
+    if (!params.truncate_prompt_tokens) return tokens;
+    const int64_t asked = *params.truncate_prompt_tokens;
+    check(asked >= 1 || asked == -1, ErrorKind::invalid_argument,
+          "truncate_prompt_tokens is {}: it must be at least 1, or -1 for what there is room for",
+          asked);
+    const int64_t kept = asked == -1 ? loaded.info.max_model_len - 1 : asked;
+    if (std::ssize(tokens) > kept) tokens.erase(tokens.begin(), tokens.end() - kept);
+    return tokens;
   }
 
   void read_chat_template(bool parse_special) {
@@ -56,7 +73,7 @@ struct LLM::State {
 };
 
 LLM::LLM(const std::string& model, const EngineConfig& config)
-    : state_(new State{load_engine(model, config)}) {
+    : state_(new State(load_engine(model, config))) {
   state_->read_chat_template(config.parse_special_in_messages);
 }
 LLM::~LLM() = default;
@@ -111,16 +128,30 @@ std::vector<RequestOutput> LLM::generate(
 
 int64_t LLM::add_request(const Prompt& prompt, const SamplingParams& sampling_params) {
   std::vector<int32_t> tokens;
+  std::shared_ptr<const Grammar> grammar;
   try {
-    tokens = state_->tokens_of(prompt);
+    tokens = state_->tokens_of(prompt, sampling_params);
+    grammar = compile_grammar(sampling_params);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::invalid_argument) throw;
     return state_->engine().refuse_request(error.what());
   }
-  return state_->engine().add_request(std::move(tokens), sampling_params);
+  return add_request(tokens, sampling_params, grammar);
 }
 
-std::vector<int32_t> LLM::tokenize(const Prompt& prompt) const { return state_->tokens_of(prompt); }
+std::shared_ptr<const Grammar> LLM::compile_grammar(const SamplingParams& params) const {
+  return state_->grammars.compile(params.structured_outputs);
+}
+
+int64_t LLM::add_request(const std::vector<int32_t>& tokens, const SamplingParams& params,
+                         const std::shared_ptr<const Grammar>& grammar) {
+  return state_->engine().add_request(tokens, params, grammar);
+}
+
+std::vector<int32_t> LLM::tokenize(const Prompt& prompt,
+                                   const SamplingParams& sampling_params) const {
+  return state_->tokens_of(prompt, sampling_params);
+}
 
 void LLM::check_request(const std::vector<int32_t>& tokens, const SamplingParams& params) const {
   if (const auto problem = state_->engine().refusal(tokens, params))
@@ -140,6 +171,7 @@ bool LLM::is_finished() const {
 }
 const EngineInfo& LLM::info() const { return state_->loaded.info; }
 EngineStats LLM::stats() const { return state_->engine().stats(); }
+EngineSnapshot LLM::snapshot(int64_t most) const { return state_->engine().snapshot(most); }
 void LLM::reset_prefix_cache() { state_->engine().reset_prefix_cache(); }
 const Tokenizer* LLM::tokenizer() const { return state_->loaded.tokenizer.get(); }
 
@@ -151,6 +183,7 @@ SamplingParams LLM::default_sampling_params() const {
   // transformers takes a top_p of 0 as "the likeliest token alone".
   params.top_p = std::max(recommended.top_p.value_or(params.top_p), 1e-9);
   params.min_p = recommended.min_p.value_or(params.min_p);
+  params.repetition_penalty = recommended.repetition_penalty.value_or(params.repetition_penalty);
   params.max_tokens = recommended.max_new_tokens.value_or(params.max_tokens);
   if (!recommended.do_sample.value_or(true)) params.temperature = 0;
   return params;
@@ -172,13 +205,18 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
     into = request.kwargs[name];
     request.kwargs.erase(name);
   };
-  Json generation_prompt = true;
+  const auto take_flag = [&](const char* name, bool otherwise) {
+    Json flag = otherwise;
+    take(name, flag);
+    check(flag.is_boolean(), ErrorKind::invalid_argument, "{} must be true or false", name);
+    return flag.get<bool>();
+  };
   take("tools", request.tools);
   take("documents", request.documents);
-  take("add_generation_prompt", generation_prompt);
-  check(generation_prompt.is_boolean(), ErrorKind::invalid_argument,
-        "add_generation_prompt must be true or false");
-  request.add_generation_prompt = generation_prompt.get<bool>();
+  const bool continues = take_flag("continue_final_message", false);
+  request.add_generation_prompt = take_flag("add_generation_prompt", !continues);
+  check(!continues || !request.add_generation_prompt, ErrorKind::invalid_argument,
+        "continue_final_message and add_generation_prompt exclude each other");
   const auto name_token = [&](const char* name, std::optional<int32_t> id) {
     if (id) request.special_tokens[name] = std::string(tokenizer->id_to_token(*id));
   };
@@ -186,6 +224,7 @@ Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& opt
   name_token("eos_token", tokenizer->eos_token_id());
   take_text_parts(state_->chat->chat_template(), request);
   RenderedChat rendered = state_->chat->render(chat_context(request));
+  if (continues) end_in_final_message(rendered, request.messages);
   Prompt prompt(std::move(rendered.text));
   prompt.literal = std::move(rendered.literal);
   prompt.add_special_tokens = false;  // the template spells them out

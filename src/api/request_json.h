@@ -17,6 +17,9 @@ namespace nanovllm {
 /// engine lacks unless its value asks for nothing (null, or vLLM's default).
 void read_sampling_params(const JsonObject& object, SamplingParams& params);
 
+/// The same form of `params`, which read_sampling_params() reads to equal ones.
+Json sampling_params_json(const SamplingParams& params);
+
 /// The parameters that can be given.
 std::vector<std::string> sampling_params_names();
 /// Whether `name` is one of vLLM's parameters that this engine lacks.

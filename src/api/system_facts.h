@@ -1,4 +1,4 @@
-// What this machine has for the engine: read by `nanovllm doctor` and `--version`.
+// Facts of this machine for the engine: read by `nanovllm doctor` and `--version`.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct CpuFacts {
   int64_t total_bytes = 0, free_bytes = 0;
 };
 
-/// What opening GPU i of the driver's list gave.
+/// Result of opening GPU i of the driver's list.
 struct OpenedGpu {
   int64_t free_bytes = 0;
   std::string problem{};  ///< one sentence; empty if it opened
@@ -35,6 +35,7 @@ struct SystemFacts {
   int nccl = 0;                     ///< 22703 of libnccl.so.2; 0: not here
   std::string onednn{};             ///< "2.6.3"
   std::string mpi{}, mpi_problem{};
+  std::string grammar{}, grammar_problem{};  ///< of the module for structured output
 };
 
 /// `open_gpus`: each for a moment, which takes some tenths of a second.
