@@ -7,11 +7,13 @@
 
 namespace nanovllm::server {
 
+bool is_loopback(std::string_view host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
 Access::Access(const ServerOptions& options) : origins_(options.allowed_origins) {
   for (const std::string& key : options.api_keys) keys_.push_back(digest(key));
-  const std::string& host = options.http.host;
-  checks_host_ =
-      options.http.uds.empty() && (host == "127.0.0.1" || host == "localhost" || host == "::1");
+  checks_host_ = options.http.uds.empty() && is_loopback(options.http.host);
 }
 
 // All digests have one length: comparing takes the same time for every key.
@@ -22,8 +24,8 @@ Access::Digest Access::digest(std::string_view text) {
   return out;
 }
 
-bool Access::has_key(const HttpRequest& request) const {
-  if (keys_.empty()) return true;
+std::optional<size_t> Access::key_of(const HttpRequest& request) const {
+  if (keys_.empty()) return 0;
   std::string_view given;
   int times = 0;
   for (const auto& [name, value] : request.headers) {
@@ -32,23 +34,19 @@ bool Access::has_key(const HttpRequest& request) const {
   }
   if (given.starts_with("Bearer ")) given.remove_prefix(7);
   const auto hashed = digest(given);
-  bool known = false;
-  for (const auto& key : keys_)
-    known |= CRYPTO_memcmp(key.data(), hashed.data(), hashed.size()) == 0;
-  return known && times == 1;
+  std::optional<size_t> known;
+  for (size_t i = keys_.size(); i-- > 0;)
+    if (CRYPTO_memcmp(keys_[i].data(), hashed.data(), hashed.size()) == 0) known = i;
+  return times == 1 ? known : std::nullopt;
 }
 
 bool Access::has_local_host(const HttpRequest& request) const {
   if (!checks_host_) return true;
   const auto* given = request.header("host");
   if (!given) return true;
-  std::string name = *given;
-  if (name.starts_with('[')) {
-    name = name.substr(1, name.find(']') - 1);
-  } else {
-    name = name.substr(0, name.find(':'));
-  }
-  return name == "127.0.0.1" || name == "localhost" || name == "::1";
+  const std::string_view name = *given;
+  return is_loopback(name.starts_with('[') ? name.substr(1, name.find(']') - 1)
+                                           : name.substr(0, name.find(':')));
 }
 
 void Access::add_cors(const HttpRequest& request, Headers& headers) const {

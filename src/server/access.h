@@ -1,8 +1,10 @@
-// Who may ask: API keys, the Host header on loopback, and browsers' origins.
+// Access: API keys, the Host header on loopback, and browsers' origins.
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/http/http.h"
@@ -11,17 +13,20 @@ namespace nanovllm::server {
 
 struct ServerOptions;
 
+/// Whether `host` is this machine and no other: "127.0.0.1", "localhost" or "::1".
+bool is_loopback(std::string_view host);
+
 class Access {
  public:
   explicit Access(const ServerOptions& options);
 
-  /// Whether the request brings one of the keys, in one header; true where there are none.
-  bool has_key(const HttpRequest& request) const;
+  /// The index of the key that the request brings, in one header; 0 where there are none.
+  std::optional<size_t> key_of(const HttpRequest& request) const;
   /// Whether a server on loopback was asked under a name of this machine: a page of another site
   /// may reach its address under a name of its own (DNS rebinding).
   bool has_local_host(const HttpRequest& request) const;
   bool allows_origins() const { return !origins_.empty(); }
-  /// What lets an allowed origin read the answer.
+  /// Adds the headers that let an allowed origin read the answer.
   void add_cors(const HttpRequest& request, Headers& headers) const;
 
  private:

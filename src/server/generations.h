@@ -4,17 +4,16 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <random>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "nanovllm/async_llm.h"
 
+#include "server/generation.h"
 #include "server/http/http.h"
 #include "server/metrics.h"
-#include "server/openai/answer.h"
-#include "server/openai/request.h"
 #include "server/pool.h"
 #include "server/server.h"
 
@@ -26,14 +25,13 @@ class Generations {
   /// Sends a whole answer.
   using Answer =
       std::function<void(const HttpRequest&, const std::shared_ptr<Exchange>&, HttpResponse)>;
-  using Log = std::function<void(const std::string&)>;
 
   /// All of them outlive this.
   Generations(const ServerOptions& options, const RequestDefaults& defaults, HttpServer& http,
-              AsyncLLM& llm, Pool& pool, Metrics& metrics, Answer answer, Log log);
+              AsyncLLM& llm, Pool& pool, Metrics& metrics, Answer answer, const ServerLog& log);
 
-  /// Answers a request to /v1/chat/completions or /v1/completions.
-  void add(HttpRequest&& request, std::shared_ptr<Exchange> exchange);
+  /// Answers a request to an endpoint that generates; `headers` go with the answer.
+  void add(HttpRequest&& request, std::shared_ptr<Exchange> exchange, Headers headers);
   /// The engine's outputs of one step.
   void deliver(std::vector<RequestOutput>& outputs);
   void keep_alive();
@@ -47,20 +45,26 @@ class Generations {
   struct Job {
     HttpRequest request;
     std::shared_ptr<Exchange> exchange;
+    const GenerationEndpoint* endpoint = nullptr;
+    Headers headers;
     Clock::time_point begin = Clock::now();
     std::string id;
   };
 
-  std::string new_id();
-  void read(std::shared_ptr<Job> job, bool is_chat);
-  void check_length(int64_t prompt, std::optional<int64_t> max_tokens) const;
-  void refuse(std::shared_ptr<Job>&& job, int status, std::string message, std::string param);
+  struct Place {
+    std::shared_ptr<Generation> generation;
+    size_t prompt = 0;
+  };
+
+  void read(std::shared_ptr<Job> job);
+  void refuse(std::shared_ptr<Job>&& job, HttpResponse response);
   void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
              std::vector<std::vector<int32_t>>&& prompts);
   void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
               const SamplingParams& params);
   void end(int64_t id, int status, const std::string& message);
   void forget(const Generation& generation);
+  void note_ignored(const std::vector<std::string>& fields);
   void log(const Job& job, int status, const GenerationSummary& summary);
 
   const ServerOptions& options_;
@@ -70,10 +74,9 @@ class Generations {
   Pool& pool_;
   Metrics& metrics_;
   const Answer answer_;
-  const Log log_;
-  std::mt19937_64 random_{std::random_device{}()};
-  std::unordered_map<int64_t, std::shared_ptr<Generation>> generations_;  // by the engine's ids
-  std::unordered_map<int64_t, size_t> places_;                            // prompts' places
+  const ServerLog& log_;
+  std::set<std::string> noted_fields_;                      // that were ignored and told of
+  std::unordered_map<int64_t, Place> places_;               // by the engine's ids
   std::unordered_map<int64_t, std::shared_ptr<Job>> jobs_;  // by a generation's first id
 };
 

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "core/seconds.h"
+
 namespace nanovllm::server {
 namespace {
 
@@ -31,10 +33,10 @@ void head(std::string& out, std::string_view name, std::string_view type, std::s
 
 }  // namespace
 
-void Histogram::add(double value) {
+void Histogram::add(double value, int64_t times) {
   const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
-  ++counts_[static_cast<size_t>(at)];
-  sum_ += value;
+  counts_[static_cast<size_t>(at)] += times;
+  sum_ += value * static_cast<double>(times);
 }
 
 void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
@@ -49,8 +51,9 @@ void Histogram::write(std::string& out, std::string_view name, std::string_view 
 }
 
 Metrics::Metrics()
-    : first_token_(first_token_bounds()),
-      between_tokens_(between_bounds()),
+    : step_tokens_({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}),
+      gap_(between_bounds()),
+      first_token_(first_token_bounds()),
       per_token_(between_bounds()),
       whole_(latency_bounds()),
       queue_(latency_bounds()),
@@ -71,31 +74,55 @@ void Metrics::add_request(int64_t prompt_tokens, const SamplingParams& params) {
 void Metrics::add_output(const RequestOutput& output) {
   Live& live = live_[output.request_id];
   const RequestMetrics& m = output.metrics;
-  int64_t tokens = 0;
+  add_tokens(live, output);
+  const int64_t generated = live.generated;
   for (const CompletionOutput& answer : output.outputs) {
-    tokens += std::ssize(answer.token_ids);
     if (answer.finish_reason == FinishReason::none) continue;
     ++finished_[to_string(answer.finish_reason)];
-    failed_numbers_ += output.error.find("not finite") != std::string::npos;
+    failed_numbers_ += output.failure == RequestFailure::not_finite;
   }
-  if (live.generated == 0 && tokens > 0) {
-    first_token_.add(m.time_to_first_token);
-    queue_.add(m.queue_time);
-  }
-  live.generated += tokens;
   if (!output.finished) return;
   whole_.add(m.total_time);
   inference_.add(m.total_time - m.queue_time);
   prefill_.add(m.time_to_first_token - m.queue_time);
   decode_.add(m.total_time - m.time_to_first_token);
-  generation_tokens_.add(static_cast<double>(live.generated));
-  if (live.generated > 1) {
-    const double each =
-        (m.total_time - m.time_to_first_token) / static_cast<double>(live.generated - 1);
-    per_token_.add(each);
-    between_tokens_.add(each);
-  }
+  generation_tokens_.add(static_cast<double>(generated));
+  if (generated > 1)
+    per_token_.add((m.total_time - m.time_to_first_token) / static_cast<double>(generated - 1));
   live_.erase(output.request_id);
+}
+
+// A stream brings a token of an answer at a time. An answer that comes whole has the mean of its
+// gaps, as often as it has gaps.
+void Metrics::add_tokens(Live& live, const RequestOutput& output) {
+  const auto now = std::chrono::steady_clock::now();
+  const RequestMetrics& m = output.metrics;
+  for (const CompletionOutput& answer : output.outputs) {
+    const int64_t tokens = std::ssize(answer.token_ids);
+    if (tokens == 0) continue;
+    if (live.generated == 0) {
+      first_token_.add(m.time_to_first_token);
+      queue_.add(m.queue_time);
+    }
+    const auto index = static_cast<size_t>(answer.index);
+    if (live.last.size() <= index) live.last.resize(index + 1);
+    const bool is_first = live.last[index] == std::chrono::steady_clock::time_point();
+    const int64_t gaps = tokens - is_first;
+    const double seconds =
+        is_first ? m.total_time - m.time_to_first_token : to_seconds(now - live.last[index]);
+    if (gaps > 0) gap_.add(seconds / static_cast<double>(gaps), gaps);
+    live.last[index] = now;
+    live.generated += tokens;
+  }
+}
+
+// Where several steps lie between two calls each counts with their mean.
+void Metrics::add_steps(const EngineStats& now) {
+  const int64_t steps = now.steps - stepped_.steps;
+  const int64_t tokens =
+      now.prompt_tokens - stepped_.prompt_tokens + now.generated_tokens - stepped_.generated_tokens;
+  if (steps > 0) step_tokens_.add(static_cast<double>(tokens) / static_cast<double>(steps), steps);
+  if (steps > 0) stepped_ = now;
 }
 
 void Metrics::add_http(std::string_view handler, std::string_view method, int status,
@@ -104,7 +131,9 @@ void Metrics::add_http(std::string_view handler, std::string_view method, int st
   http_seconds_.try_emplace(std::string(handler), latency_bounds()).first->second.add(seconds);
 }
 
-void Metrics::add_rejection(bool by_tokens) { ++(by_tokens ? rejected_tokens_ : rejected_reqs_); }
+void Metrics::add_rejection(QueueFull::Limit limit) {
+  ++(limit == QueueFull::Limit::tokens ? rejected_tokens_ : rejected_reqs_);
+}
 
 std::string Metrics::page(const std::string& model, const EngineStats& s,
                           const EngineInfo& info) const {
@@ -162,8 +191,8 @@ std::string Metrics::page(const std::string& model, const EngineStats& s,
     h.write(out, metric, labels);
   };
   histogram("vllm:time_to_first_token_seconds", "Time to the first token.", first_token_);
-  histogram("vllm:inter_token_latency_seconds", "Mean time between the tokens of a request.",
-            between_tokens_);
+  histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", gap_);
+  histogram("vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", step_tokens_);
   histogram("vllm:request_time_per_output_token_seconds", "Time per token after the first.",
             per_token_);
   histogram("vllm:e2e_request_latency_seconds", "Time of a request.", whole_);

@@ -1,6 +1,5 @@
 #include "server/server.h"
 
-#include <atomic>
 #include <chrono>
 #include <exception>
 #include <set>
@@ -11,24 +10,19 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "io/json_object.h"
+#include "core/seconds.h"
+#include "io/json.h"
 #include "server/access.h"
 #include "server/generations.h"
-#include "server/http/error_body.h"
+#include "server/live.h"
+#include "server/openapi.h"
+#include "server/page.h"
+#include "server/prompts.h"
 
 namespace nanovllm::server {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kBad = ErrorKind::invalid_argument;
-
-double since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-HttpResponse json_response(const Json& json) {
-  return {.body = json.dump(-1, ' ', false, Json::error_handler_t::replace)};
-}
 
 }  // namespace
 
@@ -49,7 +43,7 @@ class Server {
   }
 
   void run() {
-    http_.on_signal([this](int) { on_signal(); });
+    if (!is_embedded()) http_.on_signal([this](int) { on_signal(); });
     if (options_.sse_keep_alive_interval > 0)
       http_.every(
           std::chrono::milliseconds(static_cast<int64_t>(1000 * options_.sse_keep_alive_interval)),
@@ -57,12 +51,14 @@ class Server {
             if (generations_) generations_->keep_alive();
             return true;
           });
-    log_.note(fmt::format("listening on {}; loading {}", http_.address(), options_.model));
+    if (!is_embedded())
+      log_.note(fmt::format("listening on {}; loading {}", http_.address(), options_.model));
     std::thread loader([this] { load(); });
     http_.run();
     loader.join();
     pool_.reset();
     llm_.reset();
+    live_.reset();
     generations_.reset();
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -91,11 +87,20 @@ class Server {
     get("/version", &Server::version, guarded, false);
     get("/load", &Server::load_now, guarded, false);
     get("/metrics", &Server::metrics_page, Guard::metrics);
+    get("/openapi.json", &Server::openapi_page, guarded, false);
+    get("/engine/live", &Server::live);
+    for (const PageFile& file : page_files())
+      if (!options_.no_page) get(file.path, &Server::page, open, false);
     get("/v1/models", &Server::models);
-    post("/v1/chat/completions", &Server::generate);
-    post("/v1/completions", &Server::generate);
-    post("/tokenize", &Server::tokenize);
-    post("/detokenize", &Server::detokenize);
+    for (const char* path :
+         {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+      post(path, &Server::generate);
+    post("/v1/chat/completions/render", &Server::answer_by<render_chat>);
+    post("/v1/completions/render", &Server::answer_by<render_completion>);
+    post("/v1/messages/render", &Server::answer_by<render_message>);
+    post("/v1/messages/count_tokens", &Server::answer_by<count_tokens>);
+    post("/tokenize", &Server::answer_by<tokenize>);
+    post("/detokenize", &Server::answer_by<detokenize>);
     post("/abort_requests", &Server::abort_requests, admin);
     post("/reset_prefix_cache", &Server::reset_prefix_cache, admin);
   }
@@ -108,8 +113,11 @@ class Server {
           options_.model, options_.engine, options_.queue, [this](std::span<RequestOutput> step) {
             auto outputs = std::make_shared<std::vector<RequestOutput>>(
                 std::make_move_iterator(step.begin()), std::make_move_iterator(step.end()));
+            if (is_embedded()) options_.embedding.take(*outputs);
+            if (outputs->empty()) return;
             http_.post([this, outputs] {
               generations_->deliver(*outputs);
+              metrics_.add_steps(llm_->stats());
               if (!llm_->failure().empty()) on_engine_failure();
             });
           });
@@ -119,14 +127,20 @@ class Server {
         if (options_.generation_config == "auto")
           defaults_.params = llm_->llm().default_sampling_params();
         defaults_.max_model_len = llm_->llm().info().max_model_len;
+        defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
+        if (const Tokenizer* tokenizer = llm_->llm().tokenizer())
+          defaults_.format = choose_chat_format(
+              tokenizer->chat_template(), options_.tool_call_parser, options_.reasoning_parser);
         for (const std::string& note : llm_->llm().info().notes) log_.note(note);
         pool_ = std::make_unique<Pool>(2);
         generations_.emplace(
             options_, defaults_, http_, *llm_, *pool_, metrics_,
             [this](const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
                    HttpResponse response) { answer(request, exchange, std::move(response)); },
-            log_.request);
+            log_);
+        live_.emplace(names_.front(), http_, *llm_);
         is_ready_ = !is_draining_;
+        if (is_embedded()) return offer();
         log_.note(fmt::format("serving {} on {}", names_.front(), http_.address()));
         if (is_draining_) http_.stop();
       });
@@ -136,6 +150,21 @@ class Server {
         http_.stop();
       });
     }
+  }
+
+  bool is_embedded() const { return static_cast<bool>(options_.embedding.on_ready); }
+  void offer() {
+    options_.embedding.on_ready(
+        {.llm = llm_.get(),
+         .handle =
+             [this](HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+               http_.post([this, exchange = std::move(exchange),
+                           shared = std::make_shared<HttpRequest>(std::move(request))] {
+                 handle(std::move(*shared), exchange);
+               });
+             },
+         .post = [this](std::function<void()> task) { http_.post(std::move(task)); },
+         .stop = [this] { http_.post([this] { http_.stop(); }); }});
   }
 
   // The first signal ends the server once its answers are complete, the second at once.
@@ -149,7 +178,7 @@ class Server {
                           generations_->size(), options_.shutdown_timeout));
     const auto begin = Clock::now();
     http_.every(std::chrono::milliseconds(20), [this, begin] {
-      if (generations_->size() > 0 && since(begin) < options_.shutdown_timeout) return true;
+      if (generations_->size() > 0 && seconds_since(begin) < options_.shutdown_timeout) return true;
       generations_->fail_all("the server is shutting down");
       http_.every(std::chrono::milliseconds(50), [this] { return http_.stop(), false; });
       return false;
@@ -160,7 +189,8 @@ class Server {
     if (failure_) return;
     failure_ = std::make_exception_ptr(Error(ErrorKind::engine, llm_->failure()));
     is_ready_ = false;
-    http_.every(std::chrono::milliseconds(200), [this] { return http_.stop(), false; });
+    if (!is_embedded())
+      http_.every(std::chrono::milliseconds(200), [this] { return http_.stop(), false; });
   }
 
   // -- The way in
@@ -172,7 +202,7 @@ class Server {
     const auto refuse = [&](int status, const std::string& message) {
       metrics_.add_http(handler, method.size() < 8 ? method : "other", status, 0);
       log_.request(fmt::format("{} {} {}", status, method.substr(0, 8), handler));
-      HttpResponse response = error_response(status, message);
+      HttpResponse response = error_response(status, message, {}, error_style(request.path));
       access_.add_cors(request, response.headers);
       exchange->respond(std::move(response));
     };
@@ -184,8 +214,9 @@ class Server {
     if (!access_.has_local_host(request)) return refuse(403, "the Host header names another host");
     const Guard guard = found == routes_.end() ? guarded : found->second.guard;
     const bool is_open = guard == open || (guard == metrics && options_.metrics_without_key);
-    if (!is_open && !access_.has_key(request))
-      return refuse(401, "the API key is missing or wrong: send Authorization: Bearer KEY");
+    const auto key = is_open ? 0 : access_.key_of(request);
+    if (!key) return refuse(401, "the API key is missing or wrong: send Authorization: Bearer KEY");
+    request.api_key = *key;
     if (found == routes_.end() && request.path.starts_with("/v1/models/"))
       return model(std::move(request), std::move(exchange));
     if (found == routes_.end() || (guard == admin && !options_.enable_admin))
@@ -193,15 +224,19 @@ class Server {
     const Endpoint& endpoint = found->second;
     if (endpoint.method != method)
       return refuse(405, fmt::format("{} takes {}", request.path, endpoint.method));
-    if (endpoint.needs_model && !is_ready_)
-      return refuse(503,
-                    is_draining_ ? "the server is shutting down" : "the model is being loaded");
+    if (endpoint.needs_model && !is_ready_) return refuse(503, why_not_serving());
     if (const auto* encoding = request.header("content-encoding"))
       return refuse(
           415, fmt::format("Content-Encoding {} is not taken", quote(encoding->substr(0, 64))));
     if (method == "POST" && !is_json(request))
       return refuse(415, "the body must be application/json");
     (this->*endpoint.route)(std::move(request), std::move(exchange));
+  }
+
+  std::string why_not_serving() const {
+    return is_draining_ ? "the server is shutting down"
+           : llm_       ? "the engine has failed"
+                        : "the model is being loaded";
   }
 
   static bool is_json(const HttpRequest& request) {
@@ -230,10 +265,7 @@ class Server {
   void health(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     const bool serves = is_ready_ && llm_->is_serving();
     answer(request, exchange,
-           serves ? json_response({{"status", "ok"}})
-                  : error_response(503, !llm_          ? "the model is being loaded"
-                                        : is_draining_ ? "the server is shutting down"
-                                                       : "the engine has failed"));
+           serves ? json_response({{"status", "ok"}}) : error_response(503, why_not_serving()));
   }
   void livez(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange,
@@ -243,6 +275,14 @@ class Server {
   void version(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange, json_response({{"version", options_.version}}));
   }
+  void openapi_page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+    std::vector<Operation> operations = {{"GET", "/v1/models/{id}"}};
+    for (const auto& [path, endpoint] : routes_)
+      if ((endpoint.guard != admin || options_.enable_admin) && endpoint.route != &Server::page)
+        operations.push_back({endpoint.method, path, endpoint.guard == open});
+    std::ranges::sort(operations, {}, &Operation::path);
+    answer(request, exchange, json_response(openapi(operations, options_.version)));
+  }
   void load_now(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange,
            json_response({{"server_load", generations_ ? generations_->size() : 0}}));
@@ -251,6 +291,13 @@ class Server {
     answer(request, exchange,
            {.body = metrics_.page(names_.front(), llm_->stats(), llm_->llm().info()),
             .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  }
+  void live(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+    if (auto response = live_->watch(request, exchange))
+      answer(request, exchange, std::move(*response));
+  }
+  void page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+    answer(request, exchange, page_response(request));
   }
   Json model_card(const std::string& name) const {
     return {{"id", name},
@@ -271,8 +318,7 @@ class Server {
     const std::string name = request.path.substr(std::string("/v1/models/").size());
     const bool known = std::find(names_.begin(), names_.end(), name) != names_.end();
     request.path = "/v1/models/{id}";
-    if (!is_ready_)
-      return answer(request, exchange, error_response(503, "the model is being loaded"));
+    if (!is_ready_) return answer(request, exchange, error_response(503, why_not_serving()));
     answer(request, exchange,
            known ? json_response(model_card(name))
                  : error_response(
@@ -289,68 +335,30 @@ class Server {
   }
 
   void generate(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    generations_->add(std::move(request), std::move(exchange));
+    Headers headers;
+    access_.add_cors(request, headers);
+    generations_->add(std::move(request), std::move(exchange), std::move(headers));
   }
 
   // -- Endpoints of the pool. A job answers by one post: no exchange outlives it elsewhere.
 
-  /// Runs `make` on the pool; its answer, or its error, is the exchange's.
-  void answer_by(HttpRequest&& request, std::shared_ptr<Exchange> exchange,
-                 std::function<HttpResponse(const Json&)> make) {
+  template <HttpResponse (*make)(const Json&, const RequestDefaults&, const LLM&)>
+  void answer_by(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     auto shared = std::make_shared<HttpRequest>(std::move(request));
-    pool_->add([this, shared, exchange = std::move(exchange), make = std::move(make)]() mutable {
+    pool_->add([this, shared, exchange = std::move(exchange)]() mutable {
+      Json body;
       HttpResponse response;
       try {
-        response = make(parse_json(shared->body, "request body", kBad));
-      } catch (const Error& error) {
-        response = error_response(status_of(error.kind()), error.what());
-      } catch (const std::exception& error) {
-        response = error_response(500, error.what());
+        body = parse_json(shared->body, "request body", ErrorKind::invalid_argument,
+                          {.max_bytes = options_.http.max_body_bytes});
+        response = make(body, defaults_, llm_->llm());
+      } catch (...) {
+        response = refusal(std::current_exception(), body, error_style(shared->path));
       }
       http_.post([this, shared = std::move(shared), exchange = std::move(exchange),
-                  response = std::move(response)] { answer(*shared, exchange, response); });
-    });
-  }
-
-  /// The ids of a body's prompt or messages, as a generation would take them.
-  std::vector<int32_t> tokens_of(const Json& body) const {
-    const JsonObject o(body, "request body", kBad);
-    const LLM& llm = llm_->llm();
-    if (const Json* messages = o.find("messages")) {
-      Json options = Json::object();
-      if (const auto kwargs = o.optional_object("chat_template_kwargs")) options = kwargs->json();
-      if (const auto add = o.optional_bool("add_generation_prompt"))
-        options["add_generation_prompt"] = *add;
-      return llm.tokenize(llm.chat_prompt(messages->dump(), options.dump()));
-    }
-    const auto text = o.optional_string("prompt");
-    check(text.has_value(), kBad, "prompt is missing: give a text, or messages");
-    Prompt prompt(*text);
-    prompt.add_special_tokens = o.optional_bool("add_special_tokens").value_or(true);
-    return llm.tokenize(prompt);
-  }
-  void tokenize(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    answer_by(std::move(request), std::move(exchange), [this](const Json& body) {
-      const std::vector<int32_t> tokens = tokens_of(body);
-      Json json = {
-          {"count", tokens.size()}, {"max_model_len", defaults_.max_model_len}, {"tokens", tokens}};
-      if (JsonObject(body, "request body", kBad).optional_bool("return_token_strs") == true) {
-        Json texts = Json::array();
-        for (const int32_t id : tokens) texts.push_back(llm_->llm().tokenizer()->id_to_token(id));
-        json["token_strs"] = std::move(texts);
-      }
-      return json_response(json);
-    });
-  }
-  void detokenize(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    answer_by(std::move(request), std::move(exchange), [this](const Json& body) {
-      const JsonObject o(body, "request body", kBad);
-      const Tokenizer* tokenizer = llm_->llm().tokenizer();
-      check(tokenizer != nullptr, kBad, "this server has no tokenizer");
-      const auto ids = o.optional_integers("tokens", 0, llm_->llm().info().vocab_size - 1);
-      check(ids.has_value(), kBad, "tokens is missing: a list of token ids");
-      const std::vector<int32_t> tokens(ids->begin(), ids->end());
-      return json_response({{"prompt", tokenizer->decode(tokens, false)}});
+                  response = std::move(response)]() mutable {
+        answer(*shared, exchange, std::move(response));
+      });
     });
   }
 
@@ -366,6 +374,7 @@ class Server {
   std::unique_ptr<AsyncLLM> llm_;
   std::unique_ptr<Pool> pool_;
   std::optional<Generations> generations_;  // from the moment the model is loaded
+  std::optional<Live> live_;                // likewise
   bool is_ready_ = false, is_draining_ = false;
   std::exception_ptr failure_;
 };

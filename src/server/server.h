@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,28 @@
 
 namespace nanovllm::server {
 
+/// The server's means for the program that it is a part of, once it serves. To be called from any
+/// thread until `stop`.
+struct EmbeddedServer {
+  AsyncLLM* llm = nullptr;
+  /// Answers a request as if it had come over a connection.
+  std::function<void(HttpRequest&&, std::shared_ptr<Exchange>)> handle;
+  std::function<void(std::function<void()>)> post;  ///< runs a task on the server's thread
+  std::function<void()> stop;                       ///< ends serve()
+};
+
+/// For programs that hold the server (Python's AsyncLLM): they share its engine and its endpoints.
+/// Signals are theirs, and serve() ends by `stop` alone, also when the engine has failed.
+struct Embedding {
+  /// Called on the server's thread. Empty: the server is a program of its own.
+  std::function<void(const EmbeddedServer&)> on_ready{};
+  /// Takes the outputs of the program's own requests out of a step's; from the engine's thread.
+  std::function<void(std::vector<RequestOutput>&)> take{};
+};
+
 struct ServerOptions {
   HttpOptions http;
+  Embedding embedding;
   std::string model;
   EngineConfig engine;
   QueueLimits queue;
@@ -25,7 +46,11 @@ struct ServerOptions {
   double sse_keep_alive_interval = 15;          ///< seconds between comments on a stream; 0: none
   bool metrics_without_key = false;
   bool enable_prompt_tokens_details = false;
-  bool enable_admin = false;  ///< /abort_requests and /reset_prefix_cache
+  std::string tool_call_parser, reasoning_parser;  ///< empty: by the chat template; "none"
+  bool no_enforce_auto_tool_arguments = false;     ///< calls with tool_choice auto may be invalid
+  bool reasoning_content = false;                  ///< reasoning under its older name
+  bool no_page = false;                            ///< without the web page at /
+  bool enable_admin = false;                       ///< /abort_requests and /reset_prefix_cache
   std::string version = "0";
 };
 

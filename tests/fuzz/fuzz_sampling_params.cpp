@@ -35,6 +35,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(p.max_tokens >= 1 && p.min_tokens >= 0 && p.min_tokens <= p.max_tokens);
   for (const int64_t id : p.stop_token_ids) require(id >= 0 && id < kVocab);
   for (const std::string& stop : p.stop) require(!stop.empty());
+  require(std::abs(p.presence_penalty) <= 2 && std::abs(p.frequency_penalty) <= 2);
+  require(p.repetition_penalty >= 1e-4 && p.repetition_penalty <= 1e4);
+  for (const int64_t id : p.allowed_token_ids) require(id >= 0 && id < kVocab);
+  require(p.logit_bias.size() <= 1024 && p.bad_words.size() <= 128);
+  for (const auto& [id, bias] : p.logit_bias)
+    require(id >= 0 && id < kVocab && std::abs(bias) <= 100);
   require(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= 20));
   require(!p.prompt_logprobs || (*p.prompt_logprobs >= 0 && *p.prompt_logprobs <= 20));
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt))

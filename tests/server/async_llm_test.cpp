@@ -105,8 +105,9 @@ TEST(AsyncLLM, RefusesWhatIsNotAcceptableOnTheCallersThread) {
   try {
     llm.add_request(2, "x", many);
     ADD_FAILURE() << "three answers went into a queue of two";
-  } catch (const Error& error) {
+  } catch (const QueueFull& error) {
     EXPECT_EQ(error.kind(), ErrorKind::unavailable);
+    EXPECT_EQ(error.limit(), QueueFull::Limit::requests);
     EXPECT_NE(std::string(error.what()).find("the queue is full"), std::string::npos)
         << error.what();
   }
@@ -128,6 +129,7 @@ TEST(AsyncLLM, ADeadlineEndsItsRequestWithTheReason) {
   ASSERT_TRUE(llm.wait_until_idle(30));
   const RequestOutput output = collector.finished().at(7);
   EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_EQ(output.failure, RequestFailure::deadline);
   EXPECT_EQ(output.error, "the request's deadline has passed");
 }
 

@@ -135,7 +135,7 @@ class Client {
 class ServerOnThread {
  public:
   explicit ServerOnThread(server::ServerOptions options = {}) {
-    options.model = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
+    if (options.model.empty()) options.model = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
     options.served_model_names = {"demo"};
     options.http.port = 0;
     options.engine.device = "cpu";
@@ -145,6 +145,7 @@ class ServerOnThread {
       server::ServerLog log;
       log.note = [this](const std::string& line) {
         const std::lock_guard lock(mutex_);
+        notes_.push_back(line);
         if (line.starts_with("serving")) port_ = std::stoi(line.substr(line.rfind(':') + 1));
         ready_.notify_all();
       };
@@ -169,6 +170,10 @@ class ServerOnThread {
   }
 
   int port() const { return port_; }
+  std::vector<std::string> notes() {
+    const std::lock_guard lock(mutex_);
+    return notes_;
+  }
   std::vector<std::string> requests() {
     const std::lock_guard lock(mutex_);
     return requests_;
@@ -199,7 +204,7 @@ class ServerOnThread {
   std::mutex mutex_;
   std::condition_variable ready_;
   int port_ = 0;
-  std::vector<std::string> requests_;
+  std::vector<std::string> requests_, notes_;
   std::atomic<bool> has_ended_ = false;
   std::thread thread_;
 };

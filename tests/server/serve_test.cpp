@@ -154,10 +154,23 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
       {R"({"model": "other"})", 404, "model"},
       {R"({"model": 5})", 400, "model"},
       {R"({"tools": [{"type": "function"}]})", 400, "tools"},
-      {R"({"response_format": {"type": "json_object"}})", 400, "response_format"},
+      {R"({"response_format": {"type": "yaml"}})", 400, "response_format"},
       {R"({"guided_json": {}})", 400, "guided_json"},
-      {R"({"presence_penalty": 0.5})", 400, "presence_penalty"},
-      {R"({"logit_bias": {"5": 1}})", 400, "logit_bias"},
+      {R"({"presence_penalty": 2.01})", 400, "presence_penalty"},
+      {R"({"frequency_penalty": -2.01})", 400, "frequency_penalty"},
+      {R"({"repetition_penalty": 0})", 400, "repetition_penalty"},
+      {R"({"logit_bias": {"abc": 1}})", 400, "logit_bias"},
+      {R"({"logit_bias": {"999999999": 1}})", 400, "logit_bias"},
+      {R"({"logit_bias": {"5": 101}})", 400, "logit_bias"},
+      {R"({"logit_bias": [5]})", 400, "logit_bias"},
+      {R"({"bad_words": [""]})", 400, "bad_words"},
+      {R"({"allowed_token_ids": []})", 400, "allowed_token_ids"},
+      {R"({"allowed_token_ids": [99999999]})", 400, "allowed_token_ids"},
+      {R"({"cache_salt": ""})", 400, "cache_salt"},
+      {R"({"cache_salt": 5})", 400, "cache_salt"},
+      {R"({"priority": 1})", 400, "priority"},
+      {R"({"truncate_prompt_tokens": 0})", 400, "truncate_prompt_tokens"},
+      {R"({"truncate_prompt_tokens": -2})", 400, "truncate_prompt_tokens"},
       {R"({"chat_template": "x"})", 400, "chat_template"},
       {R"({"chat_template_kwargs": {"messages": []}})", 400, "chat_template_kwargs"}};
   for (const Refusal& refusal : refusals) {
@@ -183,6 +196,66 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
   EXPECT_NE(answer.body.find("82"), std::string::npos);
 }
 
+TEST(Serve, AFieldThatIsIgnoredIsNotedOnceByItsName) {
+  ServerOnThread server;
+  Json body = chat_body();
+  body["foo\nbar"] = 1;
+  body["user"] = "me";
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200);
+  for (int i = 0; i < 100; ++i) body["x" + std::to_string(i)] = 1;
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200);
+  const auto notes = server.notes();
+  EXPECT_EQ(std::ranges::count(notes, "the field \"foo\\nbar\" of requests is ignored"), 1);
+  EXPECT_EQ(std::ranges::count(notes, "the field \"user\" of requests is ignored"), 1);
+  EXPECT_LT(notes.size(), 80u);  // names are the clients': they are bounded
+}
+
+TEST(Serve, TokenizeGivesTheTokensThatAChatWouldHave) {
+  ServerOnThread server;
+  Json body = chat_body();
+  body["messages"].insert(body["messages"].begin(),
+                          Json{{"role", "developer"}, {"content", "Be brief."}});
+  body["max_tokens"] = 1;
+  const Json usage = server.post("/v1/chat/completions", body).json()["usage"];
+  const Json tokens = server.post("/tokenize", body).json();
+  EXPECT_EQ(tokens["count"], usage["prompt_tokens"]);
+  EXPECT_EQ(tokens["tokens"].size(), tokens["count"]);
+  const Answer refused =
+      server.post("/tokenize", Json{{"messages", {{{"role", "root"}, {"content", ""}}}}});
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "messages");
+}
+
+TEST(Serve, AFinalMessageIsContinued) {
+  ServerOnThread server;
+  Json body = chat_body();
+  const std::string whole =
+      server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"];
+  ASSERT_GT(whole.size(), 4u);
+  body["messages"].push_back({{"role", "assistant"}, {"content", whole.substr(0, 4)}});
+  body["continue_final_message"] = true;
+  const Answer rest = server.post("/v1/chat/completions", body);
+  ASSERT_EQ(rest.status, 200) << rest.body;
+  EXPECT_EQ(whole.substr(0, 4) + rest.json()["choices"][0]["message"]["content"].get<std::string>(),
+            whole);
+  body["add_generation_prompt"] = true;
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 400);
+}
+
+TEST(Serve, ABrowserOfAnAllowedOriginMayReadAnswersAndStreams) {
+  server::ServerOptions options;
+  options.allowed_origins = {"https://example.org"};
+  ServerOnThread server(options);
+  Json body = chat_body();
+  for (const bool stream : {false, true}) {
+    body["stream"] = stream;
+    const Answer answer = server.post("/v1/chat/completions", body.dump(),
+                                      "Origin: https://example.org\r\nX-Request-Id: abc\r\n");
+    EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "https://example.org");
+    EXPECT_EQ(answer.headers.at("x-request-id"), "abc");
+  }
+}
+
 TEST(Serve, OnlyWhoHasAKeyIsServed) {
   server::ServerOptions options;
   options.api_keys = {"secret", "other"};
@@ -203,6 +276,32 @@ TEST(Serve, OnlyWhoHasAKeyIsServed) {
   EXPECT_EQ(server.get("/nowhere", "X-Api-Key: other\r\n").status, 404);
   for (const std::string& line : server.requests())
     EXPECT_EQ(line.find("secret"), std::string::npos) << line;
+}
+
+TEST(Serve, PrefixesAreSharedAmongRequestsOfOneKeyAndSaltAlone) {
+  server::ServerOptions options;
+  options.api_keys = {"one", "two"};
+  options.enable_prompt_tokens_details = true;
+  ServerOnThread server(options);
+  const auto cached = [&](const std::string& key, const std::string& salt) {
+    Json body = chat_body();
+    body["messages"][0]["content"] = std::string(400, 'a');
+    body["max_tokens"] = 1;
+    if (!salt.empty()) body["cache_salt"] = salt;
+    const Answer answer =
+        server.post("/v1/chat/completions", body.dump(), "Authorization: Bearer " + key + "\r\n");
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>() > 0;
+  };
+  EXPECT_FALSE(cached("one", ""));
+  EXPECT_TRUE(cached("one", ""));
+  EXPECT_FALSE(cached("two", ""));
+  EXPECT_TRUE(cached("two", ""));
+  EXPECT_FALSE(cached("one", "x"));
+  EXPECT_TRUE(cached("one", "x"));
+  EXPECT_FALSE(cached("two", "x"));
+  EXPECT_FALSE(cached("two", "0 x"));
+  EXPECT_TRUE(cached("one", ""));
 }
 
 TEST(Serve, APageOfAnotherHostIsRefusedOnLoopback) {

@@ -82,10 +82,9 @@ class Connection final : public ConnectionBase,
     void respond(HttpResponse response) override {
       if (!is_open()) return;
       const bool close = response.close || !keep_alive_;
-      std::string head = head_text(response.status, response.content_type, response.headers, close);
-      head += fmt::format("Content-Length: {}\r\n\r\n", response.body.size());
-      if (!head_) head += response.body;
-      finish(std::move(head), close);
+      std::string text = whole_head(response, close);
+      if (!head_) text += response.body;
+      finish(std::move(text), close);
     }
     void begin_stream(const Headers& headers) override {
       if (!is_open()) return;
@@ -142,6 +141,15 @@ class Connection final : public ConnectionBase,
     return text;
   }
 
+  /// The head of an answer that is sent in one piece, with the empty line that ends it.
+  static std::string whole_head(const HttpResponse& response, bool close) {
+    // The length of a 304 would be that of the answer which it stands for.
+    return head_text(response.status, response.content_type, response.headers, close) +
+           (response.status == 304
+                ? std::string("\r\n")
+                : fmt::format("Content-Length: {}\r\n\r\n", response.body.size()));
+  }
+
   auto& lowest_layer() {
     if constexpr (kIsTls)
       return stream_.lowest_layer();
@@ -187,9 +195,8 @@ class Connection final : public ConnectionBase,
   void on_read(error_code error, size_t bytes) {
     if (is_closed_) return;
     buffer_.commit(bytes);
-    if (waiting_ ==
-        Waiting::ending) {  // what still comes is thrown away, so that no reset hides the answer
-      buffer_.clear();
+    if (waiting_ == Waiting::ending) {
+      buffer_.clear();  // what still comes is thrown away, so that no reset hides the answer
       return error ? close() : read();
     }
     if (error) return on_end_of_input();
@@ -315,11 +322,9 @@ class Connection final : public ConnectionBase,
     refuse(400, fmt::format("this is no HTTP request: {}", error.message()));
   }
   void refuse(int status, std::string_view message) {
-    HttpResponse response = error_response(status, message);
-    std::string text = head_text(status, response.content_type, {}, true);
-    text += fmt::format("Content-Length: {}\r\n\r\n{}", response.body.size(), response.body);
+    const HttpResponse response = error_response(status, message);
     parser_.reset();
-    finish(std::move(text), true);
+    finish(whole_head(response, true) + response.body, true);
   }
 
   // -- Writing

@@ -1,4 +1,4 @@
-// What connections share with the server that accepted them.
+// State that connections share with the server that accepted them.
 #pragma once
 
 #include <chrono>

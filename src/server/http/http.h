@@ -23,6 +23,7 @@ struct HttpRequest {
   std::string query;
   Headers headers;  ///< names in lower case
   std::string body;
+  size_t api_key = 0;  ///< which of the server's keys it brought
   /// Keeps the body's bytes counted among those in flight.
   std::shared_ptr<void> body_ticket;
 
@@ -57,6 +58,7 @@ class Exchange {
 
 /// Where and how to listen. Every limit that is hit costs its own connection one answer or its end.
 struct HttpOptions {
+  bool listens = true;  ///< false: requests come from this process alone (server::Embedding)
   std::string host = "127.0.0.1";
   int port = 8000;             ///< 0: any free one
   std::string uds{};           ///< a Unix socket's path, in place of host and port
@@ -96,7 +98,6 @@ class HttpServer {
   void stop();
 
   int port() const;
-  int64_t num_connections() const;
   /// "http://127.0.0.1:8000"
   std::string address() const;
 

@@ -52,6 +52,7 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
       : tls_(make_tls(options)), context_(std::make_shared<ConnectionContext>()) {
     context_->options = options;
     context_->handler = std::move(handler);
+    if (!options.listens) return;
     raise_descriptor_limit();
     try {
       if (options.uds.empty())
@@ -72,10 +73,7 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
     if (local_) accept(*local_);
     every(std::chrono::milliseconds(500), [this] {
       const auto now = Clock::now();
-      const std::vector<ConnectionBase*> all(context_->connections.begin(),
-                                             context_->connections.end());
-      for (ConnectionBase* connection : all)
-        if (context_->connections.count(connection) > 0) connection->check_deadline(now);
+      for_each_connection([now](ConnectionBase& connection) { connection.check_deadline(now); });
       return true;
     });
     io_.run();
@@ -104,10 +102,7 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   }
   void stop() {
     stop_accepting();
-    const std::vector<ConnectionBase*> all(context_->connections.begin(),
-                                           context_->connections.end());
-    for (ConnectionBase* connection : all)
-      if (context_->connections.count(connection) > 0) connection->close();
+    for_each_connection([](ConnectionBase& connection) { connection.close(); });
     io_.stop();
   }
 
@@ -125,6 +120,15 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   int port_ = 0;
 
  private:
+  /// `visit` may end the connection that it is given, and others.
+  template <class Visit>
+  void for_each_connection(const Visit& visit) {
+    const std::vector<ConnectionBase*> all(context_->connections.begin(),
+                                           context_->connections.end());
+    for (ConnectionBase* connection : all)
+      if (context_->connections.count(connection) > 0) visit(*connection);
+  }
+
   void listen_tcp() {
     const HttpOptions& o = context_->options;
     tcp::resolver resolver(io_);
@@ -195,9 +199,6 @@ void HttpServer::on_signal(std::function<void(int)> task) { state_->on_signal(st
 void HttpServer::stop_accepting() { state_->stop_accepting(); }
 void HttpServer::stop() { state_->stop(); }
 int HttpServer::port() const { return state_->port_; }
-int64_t HttpServer::num_connections() const {
-  return static_cast<int64_t>(state_->context_->connections.size());
-}
 std::string HttpServer::address() const { return state_->address(); }
 
 }  // namespace nanovllm::server

@@ -1,27 +1,17 @@
 #include "server/openai/answer.h"
 
-#include <algorithm>
-#include <cmath>
-#include <ctime>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "server/http/error_body.h"
+#include "server/openai/logprobs.h"
 
 namespace nanovllm::server {
 namespace {
 
-constexpr double kLowestLogprob = -9999.0;  // JSON has no -inf; vLLM's floor
-
-const char* reason(FinishReason r) { return r == FinishReason::none ? nullptr : to_string(r); }
-
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-double number(float logprob) {
-  return std::isfinite(logprob) ? std::max<double>(logprob, kLowestLogprob) : kLowestLogprob;
+const char* reason(FinishReason r, bool has_calls) {
+  if (r == FinishReason::stop && has_calls) return "tool_calls";
+  return r == FinishReason::none ? nullptr : to_string(r);
 }
 
 /// vLLM's: null for EOS and length, a token's id as a number, a stop string as a text.
@@ -32,177 +22,192 @@ Json stop_reason(const std::string& text, const SamplingParams& params) {
   return text;
 }
 
-}  // namespace
-
-Generation::Generation(GenerationRequest request, std::string id,
-                       std::vector<std::vector<int32_t>> prompts,
-                       std::shared_ptr<Exchange> exchange, const Tokenizer* tokenizer,
-                       bool prompt_details)
-    : request_(std::move(request)),
-      prompts_(std::move(prompts)),
-      exchange_(std::move(exchange)),
-      tokenizer_(tokenizer),
-      prompt_details_(prompt_details),
-      created_(static_cast<int64_t>(std::time(nullptr))),
-      whole_(prompts_.size()),
-      has_role_(prompts_.size() * static_cast<size_t>(request_.params.n)),
-      text_offsets_(has_role_.size()),
-      unfinished_(prompts_.size()) {
-  summary_.id = std::move(id);
-  summary_.model = request_.model;
-  for (const auto& prompt : prompts_) summary_.prompt_tokens += std::ssize(prompt);
-  head_ = "{\"id\":";
-  append_json(head_, summary_.id);
-  head_ += fmt::format(",\"object\":\"{}\",\"created\":{},\"model\":",
-                       request_.is_chat ? "chat.completion.chunk" : "text_completion", created_);
-  append_json(head_, request_.model);
-}
-
-void Generation::take(size_t p, RequestOutput& output) {
-  if (is_done_) return;
-  for (const CompletionOutput& answer : output.outputs)
-    summary_.completion_tokens += std::ssize(answer.token_ids);
-  if (output.finished) {
-    --unfinished_;
-    summary_.cached_tokens += output.metrics.num_cached_tokens;
-    summary_.seconds = std::max(summary_.seconds, output.metrics.total_time);
-    if (!output.error.empty()) {
-      const bool broken = std::ranges::count(output.outputs, FinishReason::error,
-                                             &CompletionOutput::finish_reason) > 0;
-      return fail(broken ? 500 : 503, output.error);  // 503: its deadline has passed
-    }
+/// The answers of /v1/chat/completions and /v1/completions.
+class CompletionsWriter final : public AnswerWriter {
+ public:
+  explicit CompletionsWriter(const WriterContext& context)
+      : context_(context),
+        request_(context.request),
+        logprobs_{context.tokenizer, request_.tokens_as_ids},
+        has_role_(context.prompts.size() * static_cast<size_t>(request_.params.n)),
+        has_calls_(has_role_.size()),
+        text_offsets_(has_role_.size()) {
+    head_ = "{\"id\":";
+    append_json(head_, context.summary.id);
+    head_ += fmt::format(",\"object\":\"{}\",\"created\":{},\"model\":",
+                         request_.is_chat ? "chat.completion.chunk" : "text_completion",
+                         context.created);
+    append_json(head_, request_.model);
   }
-  if (request_.stream) return stream(p, output);
-  whole_[p] = std::move(output);
-  if (unfinished_ == 0) respond();
-}
 
-void Generation::fail(int status, const std::string& message, const std::string& param) {
-  if (is_done_) return;
-  is_done_ = true;
-  summary_.status = status;
-  if (is_streaming_) {
-    write_event(error_body(status, message, param));
-    exchange_->write("data: [DONE]\n\n");
-    exchange_->end_stream();
-  } else {
-    exchange_->respond(error_response(status, message, param));
+  void write(std::string& out, size_t choice, const ChatDelta& delta,
+             const CompletionOutput& answer) override;
+  void end(std::string& out) override;
+  void fail(std::string& out, int status, std::string_view message,
+            std::string_view param) override {
+    add_event(out, error_body(status, message, param));
+    out += kDone;
   }
-  exchange_.reset();
-}
+  std::string whole(const std::vector<RequestOutput>& outputs,
+                    const std::vector<ChatMessage>& messages) override;
 
-void Generation::watch(std::function<void()> callback) {
-  if (is_done_) return;
-  const std::shared_ptr<Exchange> exchange = exchange_;  // the callback may end this generation
-  exchange->on_abandoned(std::move(callback));
-}
+ private:
+  static constexpr std::string_view kDone = "data: [DONE]\n\n";
+  static void add_event(std::string& out, std::string_view json) {
+    out += "data: ";
+    out += json;
+    out += "\n\n";
+  }
+  std::string chunk(size_t choice, const std::string& body, const std::string& logprobs,
+                    const char* finish_reason, const std::string& stop_reason);
+  static std::string call_delta(const ToolCallDelta& call);
+  std::string usage() const;
+  const char* reasoning_name() const {
+    return context_.options.reasoning_content ? "reasoning_content" : "reasoning";
+  }
+  Json message_json(const ChatMessage& message) const;
+  Json choice_json(size_t p, const RequestOutput& output, const CompletionOutput& answer,
+                   const ChatMessage& message) const;
 
-void Generation::keep_alive() {
-  if (is_streaming_ && !is_done_) exchange_->write(": keep-alive\n\n");
-}
+  const WriterContext context_;
+  const GenerationRequest& request_;
+  const LogprobsJson logprobs_;
+  std::string head_;                  // what all chunks of a stream begin with
+  std::vector<bool> has_role_;        // choices whose first chunk has been sent
+  std::vector<bool> has_calls_;       // choices that call tools
+  std::vector<size_t> text_offsets_;  // of completions' logprobs, by choice
+};
 
 // -- Streams
 
-void Generation::write_event(const std::string& json) {
-  exchange_->write("data: " + json + "\n\n");
-}
-
-void Generation::begin_stream() {
-  if (is_streaming_) return;
-  is_streaming_ = true;
-  exchange_->begin_stream({});
-}
-
-std::string Generation::chunk(size_t choice, const std::string& body, const std::string& logprobs,
-                              const char* finish_reason, const std::string& stop) {
+std::string CompletionsWriter::chunk(size_t choice, const std::string& body,
+                                     const std::string& logprobs, const char* finish_reason,
+                                     const std::string& stop) {
   std::string json = head_ + fmt::format(
                                  ",\"choices\":[{{\"index\":{},{},\"logprobs\":{},"
                                  "\"finish_reason\":",
                                  choice, body, logprobs);
   json += finish_reason ? fmt::format("\"{}\"", finish_reason) : "null";
-  if (finish_reason) json += ",\"stop_reason\":" + dump(stop_reason(stop, request_.params));
+  if (finish_reason) json += ",\"stop_reason\":" + dump_json(stop_reason(stop, request_.params));
   json += "}]";
   if (request_.continuous_usage) json += ",\"usage\":" + usage();
   return json + "}";
 }
 
-void Generation::stream(size_t p, RequestOutput& output) {
-  begin_stream();
-  for (const CompletionOutput& answer : output.outputs) {
-    const size_t choice =
-        p * static_cast<size_t>(request_.params.n) + static_cast<size_t>(answer.index);
-    if (request_.is_chat && !has_role_[choice])
-      write_event(chunk(choice, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}", "null",
-                        nullptr, ""));
-    has_role_[choice] = true;
-    const bool has_logprobs = request_.params.logprobs && !answer.logprobs.empty();
-    if (!answer.text.empty() || has_logprobs || request_.return_token_ids) {
-      std::string body = request_.is_chat ? "\"delta\":{\"content\":" : "\"text\":";
-      append_json(body, answer.text);
-      if (request_.is_chat) body += "}";
-      if (request_.return_token_ids) body += ",\"token_ids\":" + dump(Json(answer.token_ids));
-      std::string logprobs = "null";
-      if (has_logprobs)
-        logprobs = dump(request_.is_chat ? chat_logprobs(answer.logprobs)
-                                         : completion_logprobs(answer.token_ids, answer.logprobs,
-                                                               text_offsets_[choice]));
-      write_event(chunk(choice, body, logprobs, nullptr, ""));
+void CompletionsWriter::write(std::string& out, size_t choice, const ChatDelta& delta,
+                              const CompletionOutput& answer) {
+  if (request_.is_chat && !has_role_[choice])
+    add_event(out, chunk(choice, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}", "null",
+                         nullptr, ""));
+  has_role_[choice] = true;
+  const bool has_logprobs = request_.params.logprobs && !answer.logprobs.empty();
+  if (!delta.reasoning.empty() || !delta.content.empty() || has_logprobs ||
+      request_.return_token_ids) {
+    std::string body = request_.is_chat ? "\"delta\":{" : "\"text\":";
+    if (!delta.reasoning.empty()) {
+      append_json(body, reasoning_name());
+      body += ":";
+      append_json(body, delta.reasoning);
+      if (!delta.content.empty()) body += ",";
     }
-    if (answer.finished())
-      write_event(chunk(choice, request_.is_chat ? "\"delta\":{}" : "\"text\":\"\"", "null",
-                        reason(answer.finish_reason), answer.stop_reason));
+    if (request_.is_chat && (delta.reasoning.empty() || !delta.content.empty()))
+      body += "\"content\":";
+    if (delta.reasoning.empty() || !delta.content.empty()) append_json(body, delta.content);
+    if (request_.is_chat) body += "}";
+    if (request_.return_token_ids) body += ",\"token_ids\":" + dump_json(Json(answer.token_ids));
+    std::string logprobs = "null";
+    if (has_logprobs)
+      logprobs =
+          dump_json(request_.is_chat ? logprobs_.chat(answer.logprobs)
+                                     : logprobs_.completion(answer.token_ids, answer.logprobs,
+                                                            text_offsets_[choice]));
+    add_event(out, chunk(choice, body, logprobs, nullptr, ""));
   }
-  if (unfinished_ > 0) return;
-  if (request_.include_usage) write_event(head_ + ",\"choices\":[],\"usage\":" + usage() + "}");
-  is_done_ = true;
-  exchange_->write("data: [DONE]\n\n");
-  exchange_->end_stream();
-  exchange_.reset();
+  for (const ToolCallDelta& call : delta.tool_calls)
+    add_event(out, chunk(choice, call_delta(call), "null", nullptr, ""));
+  has_calls_[choice] = has_calls_[choice] || !delta.tool_calls.empty();
+  if (answer.finished())
+    add_event(out, chunk(choice, request_.is_chat ? "\"delta\":{}" : "\"text\":\"\"", "null",
+                         reason(answer.finish_reason, has_calls_[choice]), answer.stop_reason));
 }
 
-std::string Generation::usage() const {
-  std::string json = fmt::format(
-      "{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}", summary_.prompt_tokens,
-      summary_.prompt_tokens + summary_.completion_tokens, summary_.completion_tokens);
-  if (prompt_details_)
-    json +=
-        fmt::format(",\"prompt_tokens_details\":{{\"cached_tokens\":{}}}", summary_.cached_tokens);
+/// One event for each: clients take a list's first appearance as it is, and add up what follows.
+std::string CompletionsWriter::call_delta(const ToolCallDelta& call) {
+  Json json = {{"index", call.index}};
+  if (!call.name.empty()) {
+    json["id"] = call.id;
+    json["type"] = "function";
+    json["function"]["name"] = call.name;
+  }
+  json["function"]["arguments"] = call.arguments;
+  return "\"delta\":{\"tool_calls\":[" + dump_json(json) + "]}";
+}
+
+void CompletionsWriter::end(std::string& out) {
+  if (request_.include_usage) add_event(out, head_ + ",\"choices\":[],\"usage\":" + usage() + "}");
+  out += kDone;
+}
+
+std::string CompletionsWriter::usage() const {
+  std::string json =
+      fmt::format("{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}",
+                  context_.summary.prompt_tokens,
+                  context_.summary.prompt_tokens + context_.summary.completion_tokens,
+                  context_.summary.completion_tokens);
+  if (request_.format.reasoning)
+    json += fmt::format(",\"completion_tokens_details\":{{\"reasoning_tokens\":{}}}",
+                        context_.summary.reasoning_tokens);
+  if (context_.options.prompt_details)
+    json += fmt::format(",\"prompt_tokens_details\":{{\"cached_tokens\":{}}}",
+                        context_.summary.cached_tokens);
   return json + "}";
 }
 
 // -- Whole answers
 
-void Generation::respond() {
+std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
+                                     const std::vector<ChatMessage>& messages) {
   Json choices = Json::array();
-  for (size_t p = 0; p < whole_.size(); ++p)
-    for (const CompletionOutput& answer : whole_[p].outputs)
-      choices.push_back(choice_json(p, whole_[p], answer));
-  Json body = {{"id", summary_.id},
-               {"object", request_.is_chat ? "chat.completion" : "text_completion"},
-               {"created", created_},
-               {"model", request_.model},
-               {"choices", std::move(choices)},
-               {"usage", Json::parse(usage())}};
-  is_done_ = true;
-  exchange_->respond({.body = dump(body)});
-  exchange_.reset();
+  for (size_t p = 0; p < outputs.size(); ++p)
+    for (const CompletionOutput& answer : outputs[p].outputs)
+      choices.push_back(choice_json(p, outputs[p], answer, messages[choices.size()]));
+  return dump_json({{"id", context_.summary.id},
+                    {"object", request_.is_chat ? "chat.completion" : "text_completion"},
+                    {"created", context_.created},
+                    {"model", request_.model},
+                    {"choices", std::move(choices)},
+                    {"usage", Json::parse(usage())}});
 }
 
-Json Generation::choice_json(size_t p, const RequestOutput& output,
-                             const CompletionOutput& answer) const {
+Json CompletionsWriter::message_json(const ChatMessage& message) const {
+  Json json = {{"role", "assistant"}, {"content", message.content}};
+  const bool has_more = !message.reasoning.empty() || !message.tool_calls.empty();
+  if (message.content.empty() && has_more) json["content"] = nullptr;
+  if (!message.reasoning.empty()) json[reasoning_name()] = message.reasoning;
+  for (const ToolCall& call : message.tool_calls)
+    json["tool_calls"].push_back(
+        {{"id", call.id},
+         {"type", "function"},
+         {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  return json;
+}
+
+Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
+                                    const CompletionOutput& answer,
+                                    const ChatMessage& message) const {
   Json choice = {{"index", static_cast<int64_t>(p) * request_.params.n + answer.index}};
   if (request_.is_chat) {
-    choice["message"] = {{"role", "assistant"}, {"content", answer.text}};
+    choice["message"] = message_json(message);
     choice["logprobs"] = nullptr;
-    if (request_.params.logprobs) choice["logprobs"] = chat_logprobs(answer.logprobs);
+    if (request_.params.logprobs) choice["logprobs"] = logprobs_.chat(answer.logprobs);
   } else {
     std::string text = answer.text;
     if (request_.echo) {
       const auto* given = std::get_if<std::string>(&request_.prompts[p].value);
       if (given)
         text.insert(0, *given);
-      else if (tokenizer_)
-        text.insert(0, tokenizer_->decode(prompts_[p], false));
+      else if (context_.tokenizer)
+        text.insert(0, context_.tokenizer->decode(context_.prompts[p], false));
     }
     choice["text"] = std::move(text);
     choice["logprobs"] = nullptr;
@@ -211,73 +216,27 @@ Json Generation::choice_json(size_t p, const RequestOutput& output,
       std::vector<int32_t> ids;
       std::vector<PositionLogprobs> positions;
       if (request_.echo) {
-        ids = prompts_[p];
+        ids = context_.prompts[p];
         positions = output.prompt_logprobs;
       }
       ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
       positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
-      choice["logprobs"] = completion_logprobs(ids, positions, offset);
+      choice["logprobs"] = logprobs_.completion(ids, positions, offset);
     }
   }
-  choice["finish_reason"] = reason(answer.finish_reason);
+  choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
   if (request_.return_token_ids) {
     choice["token_ids"] = answer.token_ids;
-    choice["prompt_token_ids"] = prompts_[p];
+    choice["prompt_token_ids"] = context_.prompts[p];
   }
   return choice;
 }
 
-std::string Generation::token_text(int32_t id) const {
-  return tokenizer_ ? tokenizer_->decode(std::span(&id, 1), false) : fmt::format("token_id:{}", id);
-}
+}  // namespace
 
-Json Generation::chat_logprobs(const std::vector<PositionLogprobs>& positions) const {
-  const auto entry = [this](const TokenLogprob& candidate) {
-    const std::string text = token_text(candidate.token_id);
-    return Json{{"token", text},
-                {"logprob", number(candidate.logprob)},
-                {"bytes", std::vector<int>(
-                              reinterpret_cast<const unsigned char*>(text.data()),
-                              reinterpret_cast<const unsigned char*>(text.data()) + text.size())}};
-  };
-  Json content = Json::array();
-  for (const PositionLogprobs& position : positions) {
-    Json token = entry(position.front());
-    token["top_logprobs"] = Json::array();
-    for (size_t i = 1; i < position.size(); ++i)
-      token["top_logprobs"].push_back(entry(position[i]));
-    content.push_back(std::move(token));
-  }
-  return {{"content", std::move(content)}};
-}
-
-// A prompt's first token has no log probability.
-Json Generation::completion_logprobs(const std::vector<int32_t>& ids,
-                                     const std::vector<PositionLogprobs>& positions,
-                                     size_t& offset) const {
-  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
-       offsets = Json::array();
-  for (size_t i = 0; i < ids.size() && i < positions.size(); ++i) {
-    const std::string text = token_text(ids[i]);
-    tokens.push_back(text);
-    offsets.push_back(offset);
-    offset += text.size();
-    if (positions[i].empty()) {
-      logprobs.push_back(nullptr);
-      top.push_back(nullptr);
-      continue;
-    }
-    logprobs.push_back(number(positions[i].front().logprob));
-    Json candidates = Json::object();
-    for (const TokenLogprob& candidate : positions[i])
-      candidates[token_text(candidate.token_id)] = number(candidate.logprob);
-    top.push_back(std::move(candidates));
-  }
-  return {{"text_offset", std::move(offsets)},
-          {"token_logprobs", std::move(logprobs)},
-          {"tokens", std::move(tokens)},
-          {"top_logprobs", std::move(top)}};
+std::unique_ptr<AnswerWriter> make_chat_writer(const WriterContext& context) {
+  return std::make_unique<CompletionsWriter>(context);
 }
 
 }  // namespace nanovllm::server

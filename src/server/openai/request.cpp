@@ -10,6 +10,7 @@
 #include "api/request_json.h"
 #include "core/check.h"
 #include "io/json_object.h"
+#include "server/openai/fields.h"
 
 namespace nanovllm::server {
 namespace {
@@ -19,7 +20,7 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096;
 
 // Fields that clients send and that change nothing here: accounting, storage, caching hints.
-constexpr std::array<std::string_view, 16> kHarmless{"user",
+constexpr std::array<std::string_view, 14> kHarmless{"user",
                                                      "metadata",
                                                      "store",
                                                      "service_tier",
@@ -31,18 +32,15 @@ constexpr std::array<std::string_view, 16> kHarmless{"user",
                                                      "prediction",
                                                      "request_id",
                                                      "prompt_cache_options",
-                                                     "include_reasoning",
-                                                     "return_tokens_as_token_ids",
-                                                     "stream_interval",
-                                                     "add_special_tokens"};
+                                                     "client_metadata",
+                                                     "include"};
 
 // Fields that would change the answer and are not there: refused unless they ask for nothing. The
 // value is JSON.
 struct Refused {
   std::string_view name, neutral;
 };
-constexpr Refused kRefused[] = {{"tools", "[]"},
-                                {"functions", "[]"},
+constexpr Refused kRefused[] = {{"functions", "[]"},
                                 {"function_call", "\"none\""},
                                 {"audio", "null"},
                                 {"web_search_options", "null"},
@@ -52,38 +50,17 @@ constexpr Refused kRefused[] = {{"tools", "[]"},
                                 {"use_beam_search", "false"},
                                 {"length_penalty", "1"},
                                 {"early_stopping", "false"},
-                                {"priority", "0"},
-                                {"cache_salt", "null"},
                                 {"suffix", "\"\""},
                                 {"kv_transfer_params", "null"},
                                 {"vllm_xargs", "{}"},
-                                {"thinking_token_budget", "null"},
-                                {"prompt_embeds", "null"},
-                                {"guided_json", "null"},
-                                {"guided_regex", "null"},
-                                {"guided_choice", "null"},
-                                {"guided_grammar", "null"},
-                                {"guided_decoding_backend", "null"}};
+                                {"prompt_embeds", "null"}};
 
 void refuse_what_is_not_there(const JsonObject& o) {
   for (const auto& [name, neutral] : kRefused) {
     const Json* value = o.find(name);
     if (!value || *value == Json::parse(neutral)) continue;
-    if (name.starts_with("guided_"))
-      fail(kBad,
-           "{} is not supported; the field's name today is structured_outputs or "
-           "response_format, and structured output is not supported yet",
-           name);
     fail(kBad, "{} is not supported by this server: leave it out", name);
   }
-  if (const auto format = o.optional_object("response_format")) {
-    const auto type = format->optional_string("type");
-    check(type && *type == "text", kBad,
-          "response_format is not supported by this server but for {{\"type\": \"text\"}}");
-  }
-  if (const Json* choice = o.find("tool_choice"))
-    check(*choice == "none" || *choice == "auto", kBad,
-          "tool_choice is not supported by this server: leave it out");
   if (const Json* modalities = o.find("modalities"))
     check(*modalities == Json::array({"text"}), kBad, "modalities may be [\"text\"] only");
 }
@@ -111,7 +88,7 @@ void read_stream(const JsonObject& o, GenerationRequest& r) {
 
 /// What both endpoints have; `own` are the fields that the endpoint reads itself.
 GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaults,
-                              std::span<const std::string_view> own) {
+                              std::span<const Field> own) {
   GenerationRequest r;
   read_model(o, defaults, r);
   refuse_what_is_not_there(o);
@@ -120,18 +97,19 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
   Json sampling = Json::object();
   const std::vector<std::string> names = sampling_params_names();
   for (const auto& [key, value] : o.json().items()) {
-    const bool is_ours = std::ranges::find(names, key) != names.end();
+    const bool is_sampling = std::ranges::find(names, key) != names.end();
+    const bool is_read = has_field(own, key) || has_field(kCommonFields, key);
     if (key == "logprobs" || key == "detokenize") continue;
-    if (is_ours || is_missing_sampling_param(key))
+    if (is_sampling || (is_missing_sampling_param(key) && !is_read))
       sampling[key] = value;
-    else if (!contains(own, key) && !contains(kHarmless, key) &&
-             std::ranges::find(kRefused, key, &Refused::name) == std::end(kRefused))
-      r.ignored.push_back(key.substr(0, 64));
+    else if (!is_read && std::ranges::find(kRefused, key, &Refused::name) == std::end(kRefused))
+      r.ignored.push_back(key);
   }
   read_sampling_params(o.another(sampling), r.params);
   r.max_tokens = o.optional_integer("max_tokens", 1, kMax);
   read_stream(o, r);
   r.return_token_ids = o.optional_bool("return_token_ids").value_or(false);
+  r.tokens_as_ids = o.optional_bool("return_tokens_as_token_ids").value_or(false);
   r.params.output_kind = r.stream ? OutputKind::delta : OutputKind::final_only;
   return r;
 }
@@ -174,7 +152,8 @@ void read_prompts(const JsonObject& o, GenerationRequest& r) {
   }
 }
 
-void read_messages(const JsonObject& o, GenerationRequest& r) {
+/// The list of messages, checked, with the roles that templates know.
+Json read_messages(const JsonObject& o) {
   const Json* messages = o.find("messages");
   check(messages != nullptr, kBad, "messages is missing: a list of at least one message");
   if (!messages->is_array() || messages->empty())
@@ -196,49 +175,69 @@ void read_messages(const JsonObject& o, GenerationRequest& r) {
     if (role == "developer") role = "system";  // OpenAI's newer name for it
     check(message.contains("content") || role == "assistant", kBad, "messages[{}] has no content",
           i);
+    if (role == "assistant" && (!message.contains("content") || message["content"].is_null()))
+      message["content"] = "";  // as vLLM does: templates look into it
   }
-  r.messages = list.dump();
+  parse_call_arguments(list);
+  return list;
+}
+
+}  // namespace
+
+Conversation read_conversation(const JsonObject& o) {
+  Conversation conversation;
+  conversation.messages = read_messages(o).dump();
   Json options = Json::object();
   if (const auto kwargs = o.optional_object("chat_template_kwargs")) options = kwargs->json();
   check(!options.contains("messages") && !options.contains("tokenize"), kBad,
         "chat_template_kwargs may not have messages or tokenize");
+  if (const Json* tools = o.find("tools")) conversation.tools = read_tools(*tools);
+  if (!conversation.tools.empty()) options["tools"] = tools_for_template(conversation.tools);
   if (const auto effort = o.optional_string("reasoning_effort"))
     options["reasoning_effort"] = *effort;
   if (const auto add = o.optional_bool("add_generation_prompt"))
     options["add_generation_prompt"] = *add;
-  if (const auto go_on = o.optional_bool("continue_final_message"); go_on && *go_on)
-    fail(kBad, "continue_final_message is not supported by this server: leave it out");
-  r.template_options = options.dump();
+  if (const auto go_on = o.optional_bool("continue_final_message"))
+    options["continue_final_message"] = *go_on;
+  conversation.template_options = options.dump();
+  conversation.add_special_tokens = o.optional_bool("add_special_tokens").value_or(false);
+  return conversation;
+}
+
+namespace {
+
+/// Reads which calls the answer may have.
+void read_calls(const JsonObject& o, const RequestDefaults& defaults, GenerationRequest& r) {
+  const std::vector<Tool>& tools = r.conversation.tools;
+  r.format = defaults.format;
+  if (const Json* choice = o.find("tool_choice")) r.tool_choice = read_tool_choice(*choice, tools);
+  r.parallel_tool_calls = o.optional_bool("parallel_tool_calls").value_or(true);
+  r.include_reasoning = o.optional_bool("include_reasoning").value_or(true);
+  r.parser.only_one_call = !r.parallel_tool_calls;
+  r.parser.whole_calls = !r.stream;
+  if (tools.empty() || r.tool_choice.kind == ToolChoice::none) return;
+  check(
+      r.format.tools != nullptr, kBad,
+      "tools: this model's chat template does not show how it writes calls; the server's operator "
+      "may name the way by --tool-call-parser");
+  r.parser.tools = tools;
 }
 
 }  // namespace
 
 GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
   const JsonObject o(body, "request body", kBad);
-  constexpr std::array<std::string_view, 16> own{"model",
-                                                 "messages",
-                                                 "stream",
-                                                 "stream_options",
-                                                 "max_tokens",
-                                                 "max_completion_tokens",
-                                                 "logprobs",
-                                                 "top_logprobs",
-                                                 "chat_template_kwargs",
-                                                 "reasoning_effort",
-                                                 "add_generation_prompt",
-                                                 "continue_final_message",
-                                                 "response_format",
-                                                 "tool_choice",
-                                                 "modalities",
-                                                 "return_token_ids"};
-  GenerationRequest r = read_common(o, defaults, own);
+  GenerationRequest r = read_common(o, defaults, kChatFields);
   r.is_chat = true;
-  read_messages(o, r);
+  r.conversation = read_conversation(o);
+  read_calls(o, defaults, r);
   if (const auto most = o.optional_integer("max_completion_tokens", 1, kMax)) {
     check(!r.max_tokens || r.max_tokens == most, kBad,
           "max_tokens and max_completion_tokens differ: give one of them");
     r.max_tokens = most;
   }
+  if (const auto budget = o.optional_integer("thinking_token_budget", 0, kMax))
+    r.params.structured_outputs.thinking_token_budget = *budget;
   // A chat without a limit may take what is left of the context.
   r.params.max_tokens = r.max_tokens.value_or(defaults.max_model_len);
   const bool logprobs = o.optional_bool("logprobs").value_or(false);
@@ -251,11 +250,10 @@ GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
 
 GenerationRequest read_completion(const Json& body, const RequestDefaults& defaults) {
   const JsonObject o(body, "request body", kBad);
-  constexpr std::array<std::string_view, 9> own{
-      "model",    "prompt", "stream",          "stream_options",  "max_tokens",
-      "logprobs", "echo",   "response_format", "return_token_ids"};
-  GenerationRequest r = read_common(o, defaults, own);
+  GenerationRequest r = read_common(o, defaults, kCompletionFields);
   read_prompts(o, r);
+  if (const auto add = o.optional_bool("add_special_tokens"))
+    for (Prompt& prompt : r.prompts) prompt.add_special_tokens = *add;
   r.echo = o.optional_bool("echo").value_or(false);
   r.params.logprobs.reset();
   if (const auto k = o.optional_integer("logprobs", 0, 20)) {
@@ -264,6 +262,21 @@ GenerationRequest read_completion(const Json& body, const RequestDefaults& defau
   }
   check(!r.echo || !r.stream, kBad, "echo is not supported with stream: leave one of them out");
   return r;
+}
+
+// Looking up each key in the object that grows would be quadratic.
+Json without_fields(const Json& body, std::span<const Field> fields) {
+  Json rest = Json::object();
+  Json::object_t::Container& members = rest.get_ref<Json::object_t&>();
+  for (const auto& [key, value] : body.get_ref<const Json::object_t&>())
+    if (!has_field(fields, key)) members.emplace_back(key, value);
+  return rest;
+}
+
+std::string text_field(const Json& object, const char* name, const std::string& place) {
+  const auto found = object.find(name);
+  check(found != object.end() && found->is_string(), kBad, "{}.{} must be a text", place, name);
+  return found->get<std::string>();
 }
 
 std::string field_at_fault(const Json& body, std::string_view message) {

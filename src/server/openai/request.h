@@ -7,33 +7,66 @@
 
 #include "nanovllm/llm.h"
 
-#include "io/json.h"
+#include "chat/chat_parser.h"
+#include "io/json_object.h"
+#include "server/openai/fields.h"
 
 namespace nanovllm::server {
+
+/// Messages and what the chat template is told beside them, as JSON.
+struct Conversation {
+  std::string messages, template_options;
+  std::vector<Tool> tools{};
+  bool add_special_tokens = false;  ///< beside those that the template spells out
+
+  /// Throws Error(invalid_argument) as LLM::chat_prompt() does.
+  Prompt prompt(const LLM& llm) const;
+};
 
 struct GenerationRequest {
   bool is_chat = false;
   std::string model;            ///< as the client wrote it
   std::vector<Prompt> prompts;  ///< of completions, as given; of a chat, its one rendering
-  std::string messages, template_options;  ///< JSON, of a chat
+  Conversation conversation;    ///< of a chat
   SamplingParams params;
   std::optional<int64_t> max_tokens;  ///< where the client named one
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false, return_token_ids = false;
-  std::vector<std::string> ignored;  ///< fields that we do not know
+  ChatFormat format;         ///< of a chat: how its answers are read
+  ChatParserOptions parser;  ///< likewise; known in full once the prompt is
+  ToolChoice tool_choice;
+  bool parallel_tool_calls = true;
+  bool include_reasoning = true;
+  bool tokens_as_ids = false;        ///< log probabilities name tokens as "token_id:5"
+  std::string echo_json;             ///< of a response: what it repeats of its request
+  std::vector<std::string> ignored;  ///< fields that change nothing, and those that we do not know
 };
 
-/// What a body's fields are read against.
+/// The server's values that a body's fields are read against.
 struct RequestDefaults {
   std::vector<std::string> model_names;  ///< the first is ours; an empty `model` is that one
   SamplingParams params;                 ///< with the model's generation_config.json
   int64_t max_model_len = 0;
+  ChatFormat format;
+  bool enforce_auto_tool_arguments = true;  ///< a call that has begun is forced to be valid
 };
 
 /// Throws Error(invalid_argument) with a message that begins with the field at fault, and
 /// UnknownModel.
 GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults);
 GenerationRequest read_completion(const Json& body, const RequestDefaults& defaults);
+
+/// The messages of a body and the fields that say how they are rendered. Throws
+/// Error(invalid_argument) as above.
+Conversation read_conversation(const JsonObject& o);
+
+/// `body`, an object, without the fields named: what another API's body has in common with a
+/// chat's.
+Json without_fields(const Json& body, std::span<const Field> fields);
+
+/// A text that `object`, which lies at `place` of a body, must have. Throws
+/// Error(invalid_argument).
+std::string text_field(const Json& object, const char* name, const std::string& place);
 
 /// 404 rather than 400.
 struct UnknownModel : std::runtime_error {

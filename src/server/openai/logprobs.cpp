@@ -1,0 +1,73 @@
+#include "server/openai/logprobs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace nanovllm::server {
+namespace {
+
+constexpr double kLowestLogprob = -9999.0;  // JSON has no -inf; vLLM's floor
+
+double number(float logprob) {
+  return std::isfinite(logprob) ? std::max<double>(logprob, kLowestLogprob) : kLowestLogprob;
+}
+
+}  // namespace
+
+std::string LogprobsJson::token_text(int32_t id) const {
+  if (tokens_as_ids || !tokenizer) return fmt::format("token_id:{}", id);
+  return tokenizer->decode(std::span(&id, 1), false);
+}
+
+Json LogprobsJson::chat(const std::vector<PositionLogprobs>& positions) const {
+  const auto entry = [this](const TokenLogprob& candidate) {
+    const std::string text = token_text(candidate.token_id);
+    return Json{{"token", text},
+                {"logprob", number(candidate.logprob)},
+                {"bytes", std::vector<int>(
+                              reinterpret_cast<const unsigned char*>(text.data()),
+                              reinterpret_cast<const unsigned char*>(text.data()) + text.size())}};
+  };
+  Json content = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    Json token = entry(position.front());
+    token["top_logprobs"] = Json::array();
+    for (size_t i = 1; i < position.size(); ++i)
+      token["top_logprobs"].push_back(entry(position[i]));
+    content.push_back(std::move(token));
+  }
+  return {{"content", std::move(content)}};
+}
+
+// A prompt's first token has no log probability.
+Json LogprobsJson::completion(const std::vector<int32_t>& ids,
+                              const std::vector<PositionLogprobs>& positions,
+                              size_t& offset) const {
+  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
+       offsets = Json::array();
+  for (size_t i = 0; i < ids.size() && i < positions.size(); ++i) {
+    const std::string text = token_text(ids[i]);
+    tokens.push_back(text);
+    offsets.push_back(offset);
+    offset += text.size();
+    if (positions[i].empty()) {
+      logprobs.push_back(nullptr);
+      top.push_back(nullptr);
+      continue;
+    }
+    logprobs.push_back(number(positions[i].front().logprob));
+    Json candidates = Json::object();
+    for (const TokenLogprob& candidate : positions[i])
+      candidates[token_text(candidate.token_id)] = number(candidate.logprob);
+    top.push_back(std::move(candidates));
+  }
+  return {{"text_offset", std::move(offsets)},
+          {"token_logprobs", std::move(logprobs)},
+          {"tokens", std::move(tokens)},
+          {"top_logprobs", std::move(top)}};
+}
+
+}  // namespace nanovllm::server

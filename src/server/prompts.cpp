@@ -1,0 +1,232 @@
+#include "server/prompts.h"
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "nanovllm/tokenizer.h"
+
+#include "api/request_json.h"
+#include "chat/structural_tag.h"
+#include "constrain/grammar_compiler.h"
+#include "core/check.h"
+#include "io/json_object.h"
+#include "server/anthropic/messages.h"
+#include "server/endpoints.h"
+
+namespace nanovllm::server {
+namespace {
+
+constexpr auto kBad = ErrorKind::invalid_argument;
+
+/// One of vLLM's GenerateRequest (vllm/entrypoints/scale_out/token_in_token_out/protocol.py): what
+/// a router sends on to a server that takes tokens.
+Json generate_request(const GenerationRequest& request, const std::vector<int32_t>& tokens,
+                      const RequestDefaults& defaults, std::string_view id_prefix) {
+  SamplingParams params = request.params;
+  params.max_tokens = std::min(params.max_tokens, defaults.max_model_len - std::ssize(tokens));
+  Json json = {{"request_id", std::string(id_prefix) + random_id()},
+               {"token_ids", tokens},
+               {"features", nullptr},
+               {"sampling_params", sampling_params_json(params)},
+               {"model", request.model},
+               {"stream", request.stream},
+               {"stream_options", nullptr},
+               {"cache_salt", nullptr},
+               {"priority", params.priority},
+               {"kv_transfer_params", nullptr}};
+  if (!params.cache_salt.empty()) json["cache_salt"] = params.cache_salt;
+  if (request.stream)
+    json["stream_options"] = {{"include_usage", request.include_usage},
+                              {"continuous_usage_stats", request.continuous_usage}};
+  return json;
+}
+
+/// Why calls cannot be forced here; empty where they can.
+std::string no_grammar(const GenerationRequest& r, const Tokenizer* tokenizer) {
+  if (std::string why; grammar_library(why).empty()) return why;
+  const auto is_special = [&](std::string_view mark) {
+    const auto id = tokenizer->token_to_id(mark);
+    return id && tokenizer->is_special(*id);
+  };
+  if (!tokenizer || std::ranges::any_of(r.format.tools->tokens, is_special))
+    return "this model's marks of a call are special tokens, which no grammar spells";
+  return {};
+}
+
+bool compiles(const StructuredOutputs& asked, const LLM& llm) {
+  try {
+    SamplingParams params;
+    params.structured_outputs = asked;
+    (void)llm.compile_grammar(params);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The grammar that makes calls valid, where one is asked for. Calls that nothing has to force stay
+/// free where there can be no grammar.
+void constrain_calls(GenerationRequest& r, std::string_view prompt, const RequestDefaults& defaults,
+                     const LLM& llm) {
+  if (r.parser.tools.empty()) return;
+  const bool is_strict = std::ranges::any_of(r.parser.tools, &Tool::strict);
+  const bool may_be_free = r.tool_choice.kind == ToolChoice::automatic && !is_strict;
+  if (may_be_free && !defaults.enforce_auto_tool_arguments) return;
+  StructuredOutputs& asked = r.params.structured_outputs;
+  const bool has_structure = asked.has_structure();  // which leaves no room for calls
+  const std::string why_not = no_grammar(r, llm.tokenizer());
+  if (may_be_free && (has_structure || !why_not.empty())) return;
+  const char* field =
+      r.tool_choice.kind == ToolChoice::automatic ? "tools (strict)" : "tool_choice";
+  check(!has_structure, kBad,
+        "{} and a structure of the answer exclude each other: leave one of them out", field);
+  check(why_not.empty(), kBad, "{} asks for calls that a grammar forces, and {}: leave it out",
+        field, why_not);
+  asked.structural_tag = structural_tag(
+      r.format, {.tools = r.parser.tools,
+                 .choice = r.tool_choice,
+                 .parallel = r.parallel_tool_calls,
+                 .may_reason = !r.parser.is_reasoning && !r.format.closes_reasoning(prompt),
+                 .after_reasoning = r.parser.is_reasoning});
+  if (may_be_free && !compiles(asked, llm)) asked.structural_tag.clear();
+}
+
+/// The reasoning that may come before a structure, or has a budget. Where the prompt has not opened
+/// its block, the answer may do so.
+void constrain_reasoning(GenerationRequest& r, std::string_view prompt) {
+  StructuredOutputs& asked = r.params.structured_outputs;
+  const ReasoningFormat* reasoning = r.format.reasoning;
+  if (!reasoning || r.format.closes_reasoning(prompt)) {
+    asked.thinking_token_budget = -1;  // there is no reasoning to bound
+  } else if (r.parser.is_reasoning || asked.thinking_token_budget >= 0) {
+    asked.reasoning_end = reasoning->end.front();
+  } else if (asked.has_structure() && asked.structural_tag.empty()) {
+    asked = {.structural_tag = structure_after_reasoning(asked, *reasoning)};
+  }
+}
+
+/// Sets what the answer of a chat with this prompt asks of the engine and of its parser.
+void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDefaults& defaults,
+                    const LLM& llm) {
+  const auto& text = std::get<std::string>(prompt.value);
+  r.parser.is_reasoning = r.format.opens_reasoning(text);
+  if (r.params.skip_special_tokens && llm.tokenizer())
+    r.params.visible_special_token_ids =
+        r.format.visible_tokens(*llm.tokenizer(), !r.parser.tools.empty());
+  constrain_calls(r, text, defaults, llm);
+  constrain_reasoning(r, text);
+}
+
+}  // namespace
+
+Prompt Conversation::prompt(const LLM& llm) const {
+  Prompt prompt = llm.chat_prompt(messages, template_options);
+  prompt.add_special_tokens = add_special_tokens;
+  return prompt;
+}
+
+std::vector<std::vector<int32_t>> tokenize_prompts(GenerationRequest& request,
+                                                   const RequestDefaults& defaults,
+                                                   const LLM& llm) {
+  std::vector<std::vector<int32_t>> prompts;
+  const auto add = [&](const Prompt& prompt) {
+    const auto& tokens = prompts.emplace_back(llm.tokenize(prompt, request.params));
+    const int64_t length = std::ssize(tokens), most = defaults.max_model_len;
+    check(!request.max_tokens || length + *request.max_tokens <= most, kBad,
+          "max_tokens is {}: with the prompt's {} tokens that is more than the context of {}",
+          request.max_tokens.value_or(0), length, most);
+    llm.check_request(tokens, request.params);
+  };
+  if (request.is_chat) {
+    const Prompt prompt = request.conversation.prompt(llm);
+    prepare_answer(request, prompt, defaults, llm);
+    add(prompt);
+  }
+  for (const Prompt& prompt : request.prompts) add(prompt);
+  return prompts;
+}
+
+HttpResponse refusal(std::exception_ptr thrown, const Json& body, ErrorStyle style) {
+  try {
+    std::rethrow_exception(std::move(thrown));
+  } catch (const UnknownModel& error) {
+    return error_response(404, error.what(), "model", style);
+  } catch (const Error& error) {
+    return error_response(status_of(error.kind()), error.what(), field_at_fault(body, error.what()),
+                          style);
+  } catch (const std::exception& error) {
+    return error_response(500, error.what(), {}, style);
+  }
+}
+
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+HttpResponse json_response(const Json& json) { return {.body = dump_json(json)}; }
+
+HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  const JsonObject o(body, "request body", kBad);
+  std::vector<int32_t> tokens;
+  if (o.find("messages")) {
+    tokens = llm.tokenize(read_conversation(o).prompt(llm));
+  } else {
+    const auto text = o.optional_string("prompt");
+    check(text.has_value(), kBad, "prompt is missing: give a text, or messages");
+    Prompt prompt(*text);
+    prompt.add_special_tokens = o.optional_bool("add_special_tokens").value_or(true);
+    tokens = llm.tokenize(prompt);
+  }
+  Json json = {
+      {"count", tokens.size()}, {"max_model_len", defaults.max_model_len}, {"tokens", tokens}};
+  if (o.optional_bool("return_token_strs") == true) {
+    Json texts = Json::array();
+    for (const int32_t id : tokens) texts.push_back(llm.tokenizer()->id_to_token(id));
+    json["token_strs"] = std::move(texts);
+  }
+  return json_response(json);
+}
+
+HttpResponse detokenize(const Json& body, const RequestDefaults& /*defaults*/, const LLM& llm) {
+  const JsonObject o(body, "request body", kBad);
+  check(llm.tokenizer() != nullptr, kBad, "this server has no tokenizer");
+  const auto ids = o.optional_integers("tokens", 0, llm.info().vocab_size - 1);
+  check(ids.has_value(), kBad, "tokens is missing: a list of token ids");
+  const std::vector<int32_t> tokens(ids->begin(), ids->end());
+  return json_response({{"prompt", llm.tokenizer()->decode(tokens, false)}});
+}
+
+namespace {
+
+HttpResponse render(const Json& body, const RequestDefaults& defaults, const LLM& llm,
+                    std::string_view path) {
+  const GenerationEndpoint& endpoint = *find_generation_endpoint(path);
+  GenerationRequest request = endpoint.read(body, defaults);
+  Json list = Json::array();
+  for (const auto& tokens : tokenize_prompts(request, defaults, llm))
+    list.push_back(generate_request(request, tokens, defaults, endpoint.id_prefix));
+  return json_response(request.is_chat ? list.front() : list);
+}
+
+}  // namespace
+
+HttpResponse render_chat(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  return render(body, defaults, llm, "/v1/chat/completions");
+}
+HttpResponse render_completion(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  return render(body, defaults, llm, "/v1/completions");
+}
+HttpResponse render_message(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  return render(body, defaults, llm, "/v1/messages");
+}
+
+HttpResponse count_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  const GenerationRequest request = read_message_prompt(body, defaults);
+  return json_response({{"input_tokens", llm.tokenize(request.conversation.prompt(llm)).size()}});
+}
+
+}  // namespace nanovllm::server

@@ -1,0 +1,102 @@
+"""The openai SDK: chat, completions and responses, whole and streamed, sync and async, errors and retries."""
+import openai
+
+from server import KEY, QUESTION, raises, run
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+
+
+def client(server, **options):
+    return openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, **options)
+
+
+def test_flags_that_ask_for_what_holds_are_noted(server):
+    assert any("--trust-remote-code" in note for note in server.notes)
+
+
+def test_models(server):
+    models = client(server).models.list().data
+    assert [model.id for model in models] == ["demo"]
+    assert client(server).models.retrieve("demo").id == "demo"
+
+
+def test_chat(server):
+    answer = client(server).chat.completions.create(model="demo", messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=2)
+    choice = answer.choices[0]
+    assert "82" in choice.message.content and choice.finish_reason == "stop"
+    assert "".join(token.token for token in choice.logprobs.content).startswith(choice.message.content)
+    assert answer.usage.completion_tokens == len(choice.logprobs.content)
+    assert answer._request_id
+
+
+def test_chat_stream(server):
+    whole = client(server).chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    stream = client(server).chat.completions.create(
+        model="demo", messages=MESSAGES, temperature=0, stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+
+
+def test_chat_stream_helper(server):
+    with client(server).chat.completions.stream(model="demo", messages=MESSAGES, temperature=0) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert "82" in final.choices[0].message.content
+
+
+def test_completions(server):
+    answer = client(server).completions.create(model="demo", prompt=["23 + 58 =", "1 + 1 ="], temperature=0, max_tokens=4, echo=True, logprobs=1)
+    assert answer.choices[0].text.startswith("23 + 58 = 81") and len(answer.choices) == 2
+    assert answer.choices[0].logprobs.token_logprobs[0] is None
+    parts = client(server).completions.create(model="demo", prompt="23 + 58 =", temperature=0, max_tokens=4, stream=True)
+    assert "23 + 58 =" + "".join(part.choices[0].text for part in parts) == answer.choices[0].text
+
+
+def test_responses(server):
+    answer = client(server).responses.create(model="demo", input=QUESTION, instructions="Be brief.", temperature=0)
+    assert "82" in answer.output_text and answer.status == "completed" and answer.error is None
+    again = client(server).responses.create(model="demo", input=[{"role": "developer", "content": "Be brief."}, *MESSAGES], temperature=0)
+    assert again.output_text == answer.output_text
+    assert again.usage.total_tokens == again.usage.input_tokens + again.usage.output_tokens
+
+
+def test_responses_stream(server):
+    whole = client(server).responses.create(model="demo", input=QUESTION, temperature=0)
+    with client(server).responses.stream(model="demo", input=QUESTION, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text and final.usage == whole.usage
+    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == list(range(len(events)))
+    cut = client(server).responses.create(model="demo", input="Tell me a story.", max_output_tokens=3)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_errors(server):
+    ask = lambda **change: client(server).chat.completions.create(**{"model": "demo", "messages": MESSAGES, **change})
+    error = raises(openai.BadRequestError, lambda: ask(temperature=-1))
+    assert error.param == "temperature" and error.status_code == 400 and error.type == "BadRequestError"
+    assert raises(openai.NotFoundError, lambda: ask(model="other")).param == "model"
+    raises(openai.AuthenticationError, lambda: openai.OpenAI(base_url=server.url + "/v1", api_key="wrong").models.list())
+    store = raises(openai.BadRequestError, lambda: client(server).responses.create(model="demo", input="x", previous_response_id="resp_1"))
+    assert store.param == "previous_response_id"
+
+
+def test_a_refused_connection_is_retried(server):
+    gone = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key=KEY, max_retries=1)
+    raises(openai.APIConnectionError, lambda: gone.models.list())
+
+
+async def test_async(server):
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=KEY) as own:
+        stream = await own.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert "82" in text
+        response = await own.responses.create(model="demo", input=QUESTION, temperature=0)
+        assert response.output_text == text
+
+
+if __name__ == "__main__":
+    run(dict(globals()))

@@ -1,0 +1,329 @@
+// Tools and reasoning through the server, on a model that says what the test wants.
+#include <filesystem>
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "server/client.h"
+#include "server/scripted_model.h"
+
+namespace nanovllm {
+namespace {
+
+/// Has the marks of Qwen3's, and shows arguments as it got them.
+const std::string kQwenTemplate =
+    R"({%- if tools %}<tools>{{ tools | tojson }}</tools> <tool_call>{\"arguments\": ...}</tool_call>{% endif -%}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}
+{%- if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %})";
+
+const std::string kCall =
+    "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"東京\", \"days\": "
+    "[1, 2]}}\n</tool_call>";
+const std::string kArguments = "{\"city\": \"東京\", \"days\": [1, 2]}";
+const std::string kAnswer = "<think>\nHm, 天気?\n</think>\n\nLet me see.\n" + kCall;
+
+Json tools_of(const std::string& name = "get_weather") {
+  return Json::array(
+      {{{"type", "function"},
+        {"function",
+         {{"name", name},
+          {"description", "Weather"},
+          {"parameters",
+           {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}}}}}}});
+}
+
+Json body_with_tools(bool stream = false) {
+  Json body = {{"messages", Json::array({{{"role", "user"}, {"content", "Weather?"}}})},
+               {"temperature", 0},
+               {"tools", tools_of()},
+               {"stream", stream}};
+  if (stream) body["stream_options"] = {{"include_usage", true}};
+  return body;
+}
+
+server::ServerOptions options_for(const ScriptedModel& model) {
+  server::ServerOptions options;
+  options.model = model.path();
+  return options;
+}
+
+/// A stream's deltas put together as clients do.
+Json accumulated(const std::vector<Json>& events) {
+  Json message = {{"content", ""}, {"reasoning", ""}, {"tool_calls", Json::array()}};
+  for (const Json& event : events) {
+    if (event["choices"].empty()) {
+      message["usage"] = event["usage"];
+      continue;
+    }
+    const Json& choice = event["choices"][0];
+    for (const char* field : {"content", "reasoning"})
+      if (choice["delta"].contains(field))
+        message[field] =
+            message[field].get<std::string>() + choice["delta"][field].get<std::string>();
+    for (const Json& call : choice["delta"].value("tool_calls", Json::array())) {
+      if (call["index"] == message["tool_calls"].size()) {
+        EXPECT_EQ(call["type"], "function");
+        message["tool_calls"].push_back({{"id", call["id"]},
+                                         {"name", call["function"]["name"]},
+                                         {"arguments", ""},
+                                         {"pieces", 0}});
+      }
+      Json& known = message["tool_calls"][call["index"].get<size_t>()];
+      known["arguments"] =
+          known["arguments"].get<std::string>() + call["function"]["arguments"].get<std::string>();
+      known["pieces"] = known["pieces"].get<int>() + 1;
+    }
+    if (!choice["finish_reason"].is_null()) message["finish_reason"] = choice["finish_reason"];
+  }
+  return message;
+}
+
+TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
+  const ScriptedModel model(kAnswer, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  const Answer answer = server.post("/v1/chat/completions", body_with_tools());
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const Json json = answer.json(), choice = json["choices"][0], message = choice["message"];
+  EXPECT_EQ(message["reasoning"], "Hm, 天気?");
+  EXPECT_EQ(message["content"], "Let me see.");
+  ASSERT_EQ(message["tool_calls"].size(), 1u) << answer.body;
+  EXPECT_EQ(message["tool_calls"][0]["type"], "function");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "get_weather");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], kArguments);
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  const int64_t reasoning = json["usage"]["completion_tokens_details"]["reasoning_tokens"];
+  EXPECT_GT(reasoning, 2);
+  EXPECT_LT(reasoning, json["usage"]["completion_tokens"].get<int64_t>() / 2);
+
+  const Answer stream = server.post("/v1/chat/completions", body_with_tools(true));
+  const Json streamed = accumulated(stream.events());
+  EXPECT_EQ(streamed["reasoning"], message["reasoning"]);
+  EXPECT_EQ(streamed["content"], message["content"]);
+  ASSERT_EQ(streamed["tool_calls"].size(), 1u);
+  EXPECT_EQ(streamed["tool_calls"][0]["arguments"], kArguments);
+  EXPECT_GT(streamed["tool_calls"][0]["pieces"], 5);  // as they came
+  EXPECT_EQ(streamed["finish_reason"], "tool_calls");
+  EXPECT_EQ(streamed["usage"], json["usage"]);
+}
+
+TEST(Tools, ResponsesAndMessagesHaveThemAsItemsAndBlocks) {
+  const ScriptedModel model(kAnswer, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  Json body = {{"input", "Weather?"}, {"temperature", 0}, {"tools", tools_of()}};
+  const Json response = server.post("/v1/responses", body).json();
+  ASSERT_EQ(response["output"].size(), 3u) << response.dump();
+  EXPECT_EQ(response["output"][0]["content"][0]["text"], "Hm, 天気?");
+  EXPECT_EQ(response["output"][1]["content"][0]["text"], "Let me see.");
+  EXPECT_EQ(response["output"][2]["arguments"], kArguments);
+  EXPECT_GT(response["usage"]["output_tokens_details"]["reasoning_tokens"], 2);
+  body = body_with_tools();
+  body["max_tokens"] = 500;
+  body["tools"] = Json::array({{{"name", "get_weather"}, {"input_schema", {{"type", "object"}}}}});
+  const Json message = server.post("/v1/messages", body).json();
+  ASSERT_EQ(message["content"].size(), 3u) << message.dump();
+  EXPECT_EQ(message["content"][0]["thinking"], "Hm, 天気?");
+  EXPECT_EQ(message["content"][2]["input"], Json::parse(kArguments));
+  EXPECT_EQ(message["stop_reason"], "tool_use");
+}
+
+TEST(Tools, MarksThatAreSpecialTokensAreSeenAndAnswersKeepTheirs) {
+  const ScriptedModel model(
+      "Ohoy[TOOL_CALLS]get_wthr[ARGS]" + kArguments,
+      "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}{# [TOOL_CALLS] #}",
+      {"[TOOL_CALLS]", "[ARGS]"});
+  ServerOnThread server(options_for(model));
+  Json body = body_with_tools();
+  const Json message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "Ohoy");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], kArguments);
+  EXPECT_EQ(message["tool_calls"][0]["id"].get<std::string>().size(), 9u);
+  body.erase("tools");
+  EXPECT_EQ(server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"],
+            "Ohoyget_wthr" + kArguments);
+}
+
+TEST(Tools, WithoutToolsACallIsTextAndReasoningMayBeLeftOutOrRenamed) {
+  const ScriptedModel model(kAnswer, kQwenTemplate);
+  server::ServerOptions options = options_for(model);
+  options.reasoning_content = true;
+  ServerOnThread server(options);
+  Json body = body_with_tools();
+  for (const bool without : {true, false}) {
+    if (without)
+      body.erase("tools");
+    else
+      body["tools"] = tools_of(), body["tool_choice"] = "none";
+    const Json choice = server.post("/v1/chat/completions", body).json()["choices"][0];
+    EXPECT_EQ(choice["message"]["content"], "Let me see.\n" + kCall);
+    EXPECT_EQ(choice["message"]["reasoning_content"], "Hm, 天気?");
+    EXPECT_FALSE(choice["message"].contains("tool_calls"));
+    EXPECT_EQ(choice["finish_reason"], "stop");
+  }
+  body["include_reasoning"] = false;
+  const Json message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"];
+  EXPECT_FALSE(message.contains("reasoning_content") || message.contains("reasoning"));
+}
+
+TEST(Tools, ACallThatIsCutOffIsTextInAWholeAnswer) {
+  const ScriptedModel model(kCall, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  Json body = body_with_tools();
+  body["max_tokens"] = 20;
+  const Json choice = server.post("/v1/chat/completions", body).json()["choices"][0];
+  const std::string content = choice["message"]["content"];
+  EXPECT_TRUE(content.starts_with("<tool_call>\n{\"name\"")) << content;
+  EXPECT_TRUE(kCall.starts_with(content));
+  EXPECT_EQ(choice["finish_reason"], "length");
+}
+
+TEST(Tools, AConversationWithCallsReachesTheTemplate) {
+  const ScriptedModel model("Fine.", kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  const Json call = {{"id", "c1"},
+                     {"type", "function"},
+                     {"function", {{"name", "get_weather"}, {"arguments", kArguments}}}};
+  Json body = {{"messages",
+                Json::array({{{"role", "user"}, {"content", "Weather?"}},
+                             {{"role", "assistant"},
+                              {"content", nullptr},
+                              {"reasoning_content", "Hm."},
+                              {"tool_calls", Json::array({call})}},
+                             {{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "sunny"}}})}};
+  const Json tokens = server.post("/tokenize", body).json()["tokens"];
+  EXPECT_EQ(server.post("/detokenize", {{"tokens", tokens}}).json()["prompt"],
+            "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>Hm.</think>"
+            "[c1 get_weather 東京]<|im_end|>\n<|im_start|>tool\nsunny(c1)<|im_end|>\n"
+            "<|im_start|>assistant\n");
+  body["chat_template_kwargs"] = {{"enable_thinking", false}};
+  const Json closed = server.post("/tokenize", body).json()["tokens"];
+  EXPECT_TRUE(server.post("/detokenize", {{"tokens", closed}})
+                  .json()["prompt"]
+                  .get<std::string>()
+                  .ends_with("<think>\n\n</think>\n\n"));
+  body["messages"][1]["tool_calls"][0]["function"]["arguments"] = "{oops";
+  const Answer bad = server.post("/v1/chat/completions", body);
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_NE(bad.body.find("messages[1].tool_calls[0].function.arguments"), std::string::npos)
+      << bad.body;
+}
+
+TEST(Tools, WhatCannotBeDoneIsA400ThatNamesTheField) {
+  const ScriptedModel model(kAnswer, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  const auto refused = [&](const char* field, const Json& value, const char* param,
+                           const std::string& words) {
+    Json body = body_with_tools();
+    body[field] = value;
+    const Answer answer = server.post("/v1/chat/completions", body);
+    EXPECT_EQ(answer.status, 400) << field << value;
+    EXPECT_EQ(answer.json()["error"]["param"], param) << answer.body;
+    EXPECT_NE(answer.body.find(words), std::string::npos) << answer.body;
+  };
+  refused("tools", 5, "tools", "must be a list");
+  refused("tools", Json::array({5}), "tools", "tools[0] must be an object");
+  refused("tools", tools_of("no spaces"), "tools", "must have a name");
+  refused("tools", Json::array({tools_of()[0], tools_of()[0]}), "tools", "of another tool");
+  refused("tools", Json::array({{{"type", "web_search"}}}), "tools", "web_search");
+  refused("tool_choice", "sometimes", "tool_choice", "must be none, auto, required");
+  refused("tool_choice", {{"type", "function"}, {"function", {{"name", "other"}}}}, "tool_choice",
+          "not among the tools");
+  Json body = body_with_tools();
+  body.erase("tools");
+  body["tool_choice"] = "required";
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 400);
+}
+
+TEST(Tools, AModelWhoseTemplateShowsNoCallsTakesNoToolsUnlessItsParserIsNamed) {
+  {
+    ServerOnThread server;
+    const Answer answer = server.post("/v1/chat/completions", body_with_tools());
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_NE(answer.body.find("--tool-call-parser"), std::string::npos) << answer.body;
+  }
+  server::ServerOptions options;
+  options.tool_call_parser = "hermes";
+  ServerOnThread server(options);
+  EXPECT_EQ(server.post("/v1/chat/completions", body_with_tools()).status, 200);
+}
+
+// models/demo knows no tools and no JSON: what it says here, the grammar made it say.
+class Forced : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(NANOVLLM_BINARY_DIR "/bin/libnanovllm-grammar.so"))
+      GTEST_SKIP() << "built without the grammar module";
+    server::ServerOptions options;
+    options.tool_call_parser = "hermes";
+    server_ = std::make_unique<ServerOnThread>(options);
+  }
+  static Json body() {
+    Json city = {{"type", "string"}, {"enum", Json::array({"Berlin", "東京"})}};
+    Json body = body_with_tools();
+    body["tools"][0]["function"]["parameters"] = {{"type", "object"},
+                                                  {"properties", {{"city", city}}},
+                                                  {"required", Json::array({"city"})},
+                                                  {"additionalProperties", false}};
+    body["max_tokens"] = 120;
+    body["temperature"] = 1;
+    body["seed"] = 7;
+    return body;
+  }
+  std::unique_ptr<ServerOnThread> server_;
+};
+
+TEST_F(Forced, ARequiredCallIsValidWhateverTheModel) {
+  const Json named = {{"type", "function"}, {"function", {{"name", "get_weather"}}}};
+  for (const Json& choice : {Json("required"), named}) {
+    Json request = body();
+    request["tool_choice"] = choice;
+    request["parallel_tool_calls"] = false;
+    const Answer answer = server_->post("/v1/chat/completions", request);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const Json message = answer.json()["choices"][0]["message"];
+    EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "tool_calls") << answer.body;
+    ASSERT_EQ(message["tool_calls"].size(), 1u) << answer.body;
+    EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "get_weather");
+    const Json arguments =
+        Json::parse(message["tool_calls"][0]["function"]["arguments"].get<std::string>());
+    ASSERT_EQ(arguments.size(), 1u);
+    EXPECT_TRUE(arguments["city"] == "Berlin" || arguments["city"] == "東京") << arguments;
+  }
+}
+
+TEST_F(Forced, AStrictToolWhoseSchemaCannotBeKeptIsA400AndAFreeOneIsNot) {
+  Json request = body();
+  request["tools"][0]["function"]["parameters"]["properties"]["city"] = {
+      {"type", "string"}, {"contentEncoding", "base64"}, {"unknownKeyword", 1}};
+  request["max_tokens"] = 4;
+  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 200);
+  request["tools"][0]["function"]["strict"] = true;
+  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
+}
+
+TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {
+  Json request = body();
+  Json schema = request["tools"][0]["function"]["parameters"];
+  request.erase("tools");
+  request["response_format"] = {{"type", "json_schema"},
+                                {"json_schema", {{"name", "city"}, {"schema", schema}}}};
+  const Answer answer = server_->post("/v1/chat/completions", request);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "stop");
+  const Json text =
+      Json::parse(answer.json()["choices"][0]["message"]["content"].get<std::string>());
+  EXPECT_TRUE(text["city"] == "Berlin" || text["city"] == "東京") << text;
+  request["tools"] = body()["tools"];
+  request["tool_choice"] = "required";
+  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
+}
+
+}  // namespace
+}  // namespace nanovllm
