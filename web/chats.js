@@ -1,0 +1,44 @@
+// The conversations, in this browser's localStorage: {id, title, messages: [{role, content, stats}]}, the newest first.
+
+const kPlace = 'nanovllm.chats';
+const kMost = 50;
+
+export class Chats {
+  constructor(onProblem) {
+    this.onProblem = onProblem;
+    try {
+      this.list = JSON.parse(localStorage.getItem(kPlace) ?? '[]').filter((chat) => Array.isArray(chat.messages));
+    } catch {
+      this.list = [];
+    }
+    if (this.list.length === 0) this.add();
+    this.current = this.list[0];
+  }
+
+  add() {
+    const empty = this.list.find((chat) => chat.messages.length === 0);
+    const chat = empty ?? {id: crypto.getRandomValues(new Uint32Array(2)).join('-'), title: 'New conversation', messages: []};
+    this.list = [chat, ...this.list.filter((other) => other !== chat)].slice(0, kMost);
+    this.current = chat;
+    return chat;
+  }
+
+  remove(chat) {
+    this.list = this.list.filter((other) => other !== chat);
+    if (this.list.length === 0) this.add();
+    if (this.current === chat) this.current = this.list[0];
+    this.save();
+  }
+
+  save() {
+    for (const chat of this.list) {
+      const first = chat.messages.find((message) => message.role === 'user');
+      if (first) chat.title = first.content.trim().slice(0, 60) || 'Conversation';
+    }
+    try {
+      localStorage.setItem(kPlace, JSON.stringify(this.list));
+    } catch {
+      this.onProblem('This browser has no room for more conversations: delete some.');
+    }
+  }
+}
