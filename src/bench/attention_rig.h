@@ -29,8 +29,8 @@ class AttentionRig {
   /// `layers` caches, so that no one finds its keys in a cache of the device.
   AttentionRig(Backend& device, const AttentionShape& shape, int64_t layers, int64_t calls);
 
-  /// What a step of a model issues: so many calls of attention over the pages, one after another.
-  /// The caches take turns.
+  /// The calls that a model's step issues: so many calls of attention over the pages, one after
+  /// another. The caches take turns.
   void paged();
   /// The same where every query row is a sequence of its own: nothing is shared between rows.
   void row_by_row();

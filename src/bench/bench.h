@@ -1,5 +1,5 @@
-// What all benchmarks share: options, a model on a machine of known rates, and a report that puts
-// every figure beside its physical floor.
+// The parts that all benchmarks share: options, a model on a machine of known rates, and a report
+// that puts every figure beside its physical floor.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,8 @@ struct Machine {
 /// By measurement, by the options, or by the GPU's name where it has no room for a measurement.
 Machine find_machine(const BenchOptions& options, const EngineInfo& info);
 
-/// What is to be measured: a model and options, and the machine's rates, taken before it loads.
+/// The object of a measurement: a model and options, and the machine's rates, taken before it
+/// loads.
 class BenchSetup {
  public:
   /// Makes room for sequences of `max_len` tokens, `batch` at once, unless the options say how

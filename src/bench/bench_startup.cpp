@@ -39,7 +39,7 @@ struct Start {
   Json phases;  // [name, begin, end], in seconds since `running`
 };
 
-// What the measured process does: it loads the model as a user's would and answers one prompt.
+// The measured process: it loads the model as a user's would and answers one prompt.
 int run_child(const StartupOptions& options) {
   const double running = now();
   EngineConfig config = options.engine;

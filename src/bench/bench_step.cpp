@@ -149,7 +149,7 @@ struct Floor {
   double seconds = 0, bytes = 0, flops = 0;
 };
 
-/// What the attention of a step must do, all layers together.
+/// The work of a step's attention, all layers together.
 struct AttentionWork {
   double bytes = 0;  // of keys and values that it reads
   double flops = 0;

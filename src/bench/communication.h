@@ -19,7 +19,7 @@ class StepRecorders {
   BackendDecorator decorator();
   /// In the order of ranks, once the engine is loaded.
   const std::vector<StepRecorder*>& all();
-  /// What they record.
+  /// The backends that record.
   std::vector<Backend*> devices();
 
  private:
@@ -52,7 +52,7 @@ class CommunicationMeter {
   std::map<std::string, double> seconds_;  // of a step of each kind
 };
 
-/// What reports say below such figures.
+/// The note of reports below such figures.
 inline constexpr const char* kCommunicationNote =
     "communication: the collectives of these steps, issued alone on all ranks after the run; sums "
     "within the one kernel of all layers as operations of their own. In the run, other work may "

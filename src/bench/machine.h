@@ -1,4 +1,4 @@
-// What this machine reaches: the rates that benchmark figures are compared with.
+// This machine's rates, with which benchmark figures are compared.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What other engines reached at the rows of our benchmarks, on machines that we measured them on.
+// Other engines' figures for the rows of our benchmarks, on machines that we measured them on.
 #pragma once
 
 #include <string>

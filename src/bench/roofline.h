@@ -11,7 +11,7 @@
 
 namespace nanovllm::cli {
 
-/// What a machine reaches: bytes read per second, and matrix-product FLOP/s in the model's dtype.
+/// A machine's rates: bytes read per second, and matrix-product FLOP/s in the model's dtype.
 struct Rates {
   double bytes_per_second = 0;
   double flops = 0;

@@ -138,7 +138,7 @@ void StepRecorder::add_gemm(const char* part, Tensor x, const Weight& w, double 
   op.bytes = bytes;
 }
 
-/// What has no name of its own passes through.
+/// Operations without a name of their own pass through.
 class StepRecorder::RecordedCommunicator final : public Communicator, public RankFusions {
  public:
   RecordedCommunicator(StepRecorder& recorder, std::unique_ptr<Communicator> inner)
@@ -234,14 +234,6 @@ void StepRecorder::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight 
   next_gemm_ = kDown;
   note_gemm(kGateUp, x, w, [=, this] { ops_->gemm_silu_and_mul(y, gate_up, x, w); });
 }
-bool StepRecorder::fused_gemm_add(Tensor residual, Tensor x, Weight w) {
-  if (!ops_->fused_gemm_add(residual, x, w)) return false;
-  const char* part = next_gemm_;
-  next_gemm_ = part == kOut ? kGateUp : after_layer();
-  add_gemm(part, x, w, 2.0 * double(residual.numel() * size_of(residual.dtype)),
-           [=, this] { (void)ops_->fused_gemm_add(residual, x, w); });
-  return true;
-}
 bool StepRecorder::fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                                      const SamplingBatch& params) {
   const auto run = [=, this] { return ops_->fused_gemm_sample(token_ids, x, w, params); };
@@ -267,9 +259,10 @@ void StepRecorder::embedding(Tensor y, Tensor tokens, Weight table, int64_t firs
   note_small("embedding", {tokens, y, y},
              [=, this] { ops_->embedding(y, tokens, table, first_row); });
 }
-void StepRecorder::feed_tokens(Tensor tokens, Tensor source, Tensor sampled) {
-  note_small("feed_tokens", {tokens, source},
-             [=, this] { ops_->feed_tokens(tokens, source, sampled); });
+void StepRecorder::feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                               Tensor slot_tokens) {
+  note_small("feed_tokens", {tokens, source, slots},
+             [=, this] { ops_->feed_tokens(tokens, source, sampled, slots, slot_tokens); });
 }
 void StepRecorder::gather_rows(Tensor y, Tensor x, Tensor rows) {
   // Rows for the head, or what the last layer goes on with.
@@ -340,8 +333,17 @@ void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor 
   // With the experts: alone, those would follow what others have left where the ids were.
   note(kExperts, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
 }
-void StepRecorder::mask_logits(Tensor logits, Tensor pairs, int64_t first_row) {
-  note(kSampling, [=, this] { ops_->mask_logits(logits, pairs, first_row); });
+void StepRecorder::bias_logits(Tensor logits, Tensor biases, const Batch& batch,
+                               int64_t first_row) {
+  note(kSampling, [=, this] { ops_->bias_logits(logits, biases, batch, first_row); });
+}
+
+void StepRecorder::apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                                   Tensor block_tables) {
+  note(kSampling, [=, this] { ops_->apply_penalties(logits, params, slot_tokens, block_tables); });
+}
+void StepRecorder::apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) {
+  note(kSampling, [=, this] { ops_->apply_token_masks(logits, mask_rows, masks); });
 }
 void StepRecorder::sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) {
   note(kSampling, [=, this] { ops_->sample(token_ids, logits, params); });

@@ -50,7 +50,7 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   const std::string* last_kind();
   /// Of all kinds, none was issued yet.
   void forget_steps();
-  /// What they were issued on.
+  /// The backend that they were issued on.
   Backend& inner() override { return *ops_; }
   /// Its operations are recorded, too: "communication".
   std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> communicator) override;
@@ -61,14 +61,14 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
 
   void gemm(Tensor y, Tensor x, Weight w) override;
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override;
-  bool fused_gemm_add(Tensor residual, Tensor x, Weight w) override;
   bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override;
   bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                      Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                      Tensor cos_sin, KvCache cache) override;
   void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
-  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled) override;
+  void feed_tokens(Tensor tokens, Tensor source, Tensor sampled, Tensor slots,
+                   Tensor slot_tokens) override;
   void gather_rows(Tensor y, Tensor x, Tensor rows) override;
   void add(Tensor x, Tensor y) override;
   void add_bias(Tensor x, Tensor bias) override;
@@ -85,7 +85,10 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
                const MoeWorkspace& work) override;
   void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override;
-  void mask_logits(Tensor logits, Tensor pairs, int64_t first_row) override;
+  void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override;
+  void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) override;
+  void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,
+                       Tensor block_tables) override;
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
@@ -112,7 +115,7 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
                 std::function<void()> run);
   /// The part that is the product of w, which is issued now.
   const char* next_product(const Weight& w);
-  /// Which weight is read after that of `down`.
+  /// The weight that is read after that of `down`.
   const char* after_layer() const;
   /// Where steps with these operations are counted.
   StepKinds::value_type& kind_of(const Ops& ops);

@@ -9,6 +9,7 @@ namespace nanovllm::cli {
 void add_generate(CLI::App& program, Action& action);
 void add_chat(CLI::App& program, Action& action);
 void add_serve(CLI::App& program, Action& action);
+void add_top(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_tokenize(CLI::App& program, Action& action);
 void add_inspect(CLI::App& program, Action& action);

@@ -7,7 +7,8 @@ namespace nanovllm::cli {
 
 enum ExitCode : int {
   kExitDone = 0,
-  /// Some requests failed or were aborted, or results could not be written.
+  /// Some requests failed or were aborted, results could not be written, or a server did not
+  /// answer.
   kExitRequestsFailed = 1,
   kExitUsage = 2,   ///< an option, a file name, a missing argument
   kExitModel = 3,   ///< the model cannot be loaded
@@ -24,8 +25,9 @@ inline ExitCode exit_code(ErrorKind kind) {
       return kExitModel;
     case ErrorKind::device:
       return kExitDevice;
-    case ErrorKind::engine:
     case ErrorKind::unavailable:
+      return kExitRequestsFailed;
+    case ErrorKind::engine:
       break;
   }
   return kExitEngine;

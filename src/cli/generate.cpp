@@ -251,7 +251,7 @@ void Generation::write_results() {
   results_.write_to(output_);
 }
 
-// What was done, and how fast; prompts and answers are computed side by side.
+// Totals and rates; prompts and answers are computed side by side.
 void Generation::report_totals() const {
   if (cut_ > 0)
     say(fmt::format("note: {} cut after {} tokens: --max-tokens N (-n N) gives more\n",

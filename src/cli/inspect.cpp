@@ -26,7 +26,7 @@ int64_t total_of(const RankInfo& rank) {
   return rank.weight_bytes + rank.workspace_bytes + rank.kv_cache_bytes;
 }
 
-/// What each rank of tensor parallelism holds; nothing for one rank alone.
+/// A table of the ranks' shares of memory; nothing for one rank alone.
 std::string describe_ranks(const EngineInfo& i) {
   if (i.ranks.size() < 2) return "";
   Table table({"rank", "weights", "workspace", "KV cache", "together", "available", "device"});

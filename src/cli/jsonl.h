@@ -29,7 +29,7 @@ struct Request {
   std::string error;            ///< why the line is not acceptable; empty if it is
 };
 
-/// What the sampling parameters of a line start from.
+/// The values that a line's sampling parameters start from.
 struct SamplingDefaults {
   SamplingParams without;  ///< of a line that has no "sampling_params"
   SamplingParams with;     ///< of a line that has them, for the fields that it leaves out

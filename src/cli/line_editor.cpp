@@ -163,6 +163,8 @@ LineEditor::Result LineEditor::read(const char* prompt, std::string& text) {
   text.clear();
   say(kBracketedPasteOn);
   int length = 0;
+  // Raw before the prompt is seen: what is typed at once would be the terminal's own to read.
+  el_set(s.editor, EL_PREP_TERM, 1);
   const char* line = el_gets(s.editor, &length);
   say(kBracketedPasteOff);
   if (line) {

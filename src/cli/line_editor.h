@@ -21,7 +21,7 @@ class LineEditor {
     interrupted,  ///< by a signal of `interrupt`; `text` is what had been typed
     end,          ///< Ctrl-D in an empty line
   };
-  /// What the user enters behind `prompt`: a line, or several where several were pasted. Valid
+  /// Reads the user's input behind `prompt`: a line, or several where several were pasted. Valid
   /// UTF-8, without the last line end.
   Result read(const char* prompt, std::string& text);
   /// The arrow keys will find it.

@@ -175,6 +175,7 @@ int run(int argc, char** argv) {
   add_generate(program, action);
   add_chat(program, action);
   add_serve(program, action);
+  add_top(program, action);
   add_bench(program, action);
   add_tokenize(program, action);
   add_inspect(program, action);
@@ -241,7 +242,7 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-// What the system refused, with what to do about it where that is known.
+// A refusal of the system's, with the remedy where one is known.
 int report(const std::system_error& error) {
   const bool no_threads = error.code() == std::errc::resource_unavailable_try_again;
   return report(no_threads ? "no more threads can be started: allow this user more processes "

@@ -10,10 +10,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/model_directory.h"
 #include "core/check.h"
 #include "core/limits.h"
-#include "core/sampling_fields.h"
 #include "io/json.h"
 
 namespace nanovllm::cli {
@@ -255,6 +253,11 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
   value("--max-num-seqs", "N", "sequences running at once (256)",
         [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, kMaxNumSeqs); });
+  value("--scheduling-policy", "fcfs|priority",
+        "priority: requests with a lower priority field are served earlier (fcfs)",
+        [&c](const std::string& s) {
+          c.scheduling_policy = one_of(s, {"fcfs", "priority"});
+        });
   value("--max-num-batched-tokens", "N", "tokens in one step (GPU 8192, CPU 512)",
         [&c](const std::string& s) {
           c.max_num_batched_tokens = parse_size(s, 1, kMaxNumBatchedTokens);
@@ -300,76 +303,6 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
   flag("--skip-tokenizer-init", c.skip_tokenizer_init, "token ids in, token ids out");
   flag("--parse-special-in-messages", c.parse_special_in_messages,
        "text of control tokens in messages becomes the tokens, whoever wrote it");
-}
-
-void SamplingOptions::apply(SamplingParams& params) const {
-  for (const auto& change : changes_) change(params);
-}
-
-void SamplingOptions::add(
-    CLI::App& command, const std::string& names, const std::string& type, const std::string& help,
-    std::function<std::function<void(SamplingParams&)>(const std::string&)> parse) {
-  add_value(command, names, type, help, [this, parse = std::move(parse)](const std::string& text) {
-    changes_.push_back(parse(text));
-  })->group("Sampling");
-}
-
-void SamplingOptions::add_to(CLI::App& command, Use use) {
-  using P = SamplingParams;
-  for (const NumberField& field : kNumberFields) {
-    std::string name = fmt::format("--{}", field.name);
-    std::replace(name.begin(), name.end(), '_', '-');
-    if (name == "--temperature") name += ",--temp";
-    add(command, name, "X", field.help, [&field](const std::string& s) {
-      const double value = parse_number(s);
-      check(field.allows(value), kBad, "must be {}, got {}", field.rule, s);
-      return [value, to = field.value](P& p) { p.*to = value; };
-    });
-  }
-  add(command, "--top-k", "K", "the K likeliest tokens; 0 or -1: all (0)",
-      [](const std::string& s) { return [v = parse_integer(s, -1)](P& p) { p.top_k = v; }; });
-  add(command, "--max-tokens,-n", "N",
-      use == Use::chat ? "tokens of an answer at most (what the context has room for)"
-                       : "tokens to generate at most (16)",
-      [](const std::string& s) { return [v = parse_integer(s, 1)](P& p) { p.max_tokens = v; }; });
-  add(command, "--min-tokens", "N", "tokens before the text may end (0)",
-      [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
-  add(command, "--n", "N", "answers to each prompt, 128 at most (1)", [](const std::string& s) {
-    return [v = static_cast<int>(parse_integer(s, 1, kMaxAnswers))](P& p) { p.n = v; };
-  });
-  add(command, "--stop", "TEXT", "ends the text before TEXT; repeatable", [](const std::string& s) {
-    check(!s.empty(), kBad, "must not be empty");
-    return [s](P& p) { p.stop.push_back(s); };
-  });
-  add(command, "--stop-token-ids", "IDS", "ids that end the text, separated by commas",
-      [](const std::string& s) {
-        const auto ids = parse_integers(s, 0, std::numeric_limits<int32_t>::max());
-        return [ids](P& p) {
-          p.stop_token_ids.insert(p.stop_token_ids.end(), ids.begin(), ids.end());
-        };
-      });
-  const auto flag = [&](const char* name, bool value, bool P::*field, const char* help) {
-    command
-        .add_flag_callback(
-            name, [=, this] { changes_.push_back([=](P& p) { p.*field = value; }); }, help)
-        ->group("Sampling");
-  };
-  flag("--ignore-eos", true, &P::ignore_eos, "go on after the end-of-text token");
-  flag("--include-stop-str-in-output", true, &P::include_stop_str_in_output,
-       "keep the stop string in the text");
-  flag("--no-skip-special-tokens", false, &P::skip_special_tokens,
-       "show special tokens in the text");
-  if (use == Use::chat) return;
-  add(command, "--logprobs", "K", "the K likeliest of each generated token, 20 at most",
-      [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, kMaxLogprobs))](P& p) { p.logprobs = v; };
-      });
-  add(command, "--prompt-logprobs", "K", "the K likeliest of each prompt token, 20 at most",
-      [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 0, kMaxLogprobs))](P& p) {
-          p.prompt_logprobs = v;
-        };
-      });
 }
 
 }  // namespace nanovllm::cli

@@ -28,7 +28,7 @@ CLI::App& add_command(CLI::App& parent, const std::string& name, const std::stri
 /// If `command` is given, parsing sets `action` to `run`.
 void set_action(CLI::App& command, Action& action, Action run);
 
-// What an option's text means. Each throws Error(invalid_argument) with the end of a sentence that
+// Readers of an option's text. Each throws Error(invalid_argument) with the end of a sentence that
 // begins with the option: "must be an integer from 1 to 8, got "x"".
 int64_t parse_integer(std::string_view text, int64_t min,
                       int64_t max = std::numeric_limits<int64_t>::max());
@@ -90,6 +90,8 @@ class SamplingOptions {
   void apply(SamplingParams& params) const;
 
  private:
+  void add_rules(CLI::App& command);  // about single tokens and texts
+  void add_structure(CLI::App& command);
   void add(CLI::App& command, const std::string& names, const std::string& type,
            const std::string& help,
            std::function<std::function<void(SamplingParams&)>(const std::string&)> parse);

@@ -1,9 +1,13 @@
 // nanovllm serve: the HTTP server.
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <memory>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "chat/chat_format.h"
 #include "cli/about/build_info.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
@@ -12,14 +16,31 @@
 #include "core/check.h"
 #include "io/json.h"
 #include "io/utf8.h"
+#include "server/access.h"
 #include "server/server.h"
 
 namespace nanovllm::cli {
 namespace {
 
+// vLLM's flags that ask for what always holds here: start scripts have them.
+struct AcceptedFlag {
+  const char *name, *why;
+};
+constexpr AcceptedFlag kAcceptedFlags[] = {
+    {"--trust-remote-code", "code of a model directory is never run, and never needed"},
+    {"--enable-auto-tool-choice", "models may always choose their tools"},
+    {"--enable-chunked-prefill", "long prompts are always computed in chunks"},
+    {"--async-scheduling", "the next step is always planned while one runs"},
+    {"--enable-server-load-tracking", "/load always answers"},
+    {"--enable-request-id-headers", "every answer has its X-Request-Id"},
+    {"--disable-log-requests", "prompts and answers are never logged"},
+    {"--no-enable-log-requests", "prompts and answers are never logged"},
+    {"--disable-frontend-multiprocessing", "the server is one process"}};
+
 struct ServeOptions {
   server::ServerOptions server;
   bool quiet = false, no_access_log = false;
+  std::array<bool, std::size(kAcceptedFlags)> accepted{};
 };
 
 /// The keys of a file, one on a line.
@@ -102,16 +123,38 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--metrics-without-key", o.metrics_without_key, "/metrics needs no API key");
   add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
            "usage tells how many prompt tokens were cached");
+  const auto parser = [&](const char* name, const char* help, std::string& field,
+                          std::vector<std::string> (*known)()) {
+    add_value(command, name, "NAME", help, [&field, known](const std::string& s) {
+      const auto names = known();
+      check(s.empty() || std::ranges::find(names, s) != names.end(), ErrorKind::invalid_argument,
+            "must be one of {}, got {}", fmt::join(names, ", "), quote(s));
+      field = s;
+    });
+  };
+  parser("--tool-call-parser", "how the model writes tool calls (by its chat template); or none",
+         o.tool_call_parser, tool_call_parser_names);
+  parser("--reasoning-parser", "how it writes reasoning (by its chat template); or none",
+         o.reasoning_parser, reasoning_parser_names);
+  add_flag(command, "--no-enforce-auto-tool-arguments", o.no_enforce_auto_tool_arguments,
+           "calls that were not asked for may have invalid arguments");
+  add_flag(command, "--reasoning-content", o.reasoning_content,
+           "answers name reasoning reasoning_content");
+  add_flag(command, "--no-page", o.no_page, "no web page at /");
   add_flag(command, "--enable-admin-endpoints", o.enable_admin,
            "/abort_requests and /reset_prefix_cache");
+}
+
+void add_accepted_flags(CLI::App& command, ServeOptions& o) {
+  for (size_t i = 0; i < std::size(kAcceptedFlags); ++i)
+    add_flag(command, kAcceptedFlags[i].name, o.accepted[i], "");
 }
 
 int serve(ServeOptions& options) {
   server::ServerOptions& o = options.server;
   require_model(o.model);
   if (const auto code = serve_as_other_rank(o.model, o.engine)) return *code;
-  const bool is_local = o.http.host == "127.0.0.1" || o.http.host == "localhost" ||
-                        o.http.host == "::1" || !o.http.uds.empty();
+  const bool is_local = server::is_loopback(o.http.host) || !o.http.uds.empty();
   if (!is_local && o.api_keys.empty())
     say(
         fmt::format("warning: {} is open to other machines and no --api-key is set: whoever "
@@ -125,6 +168,9 @@ int serve(ServeOptions& options) {
   log.request = [&](const std::string& line) {
     if (!options.quiet && !options.no_access_log) say(one_line(line) + "\n");
   };
+  for (size_t i = 0; i < options.accepted.size(); ++i)
+    if (options.accepted[i])
+      log.note(fmt::format("{}: {}", kAcceptedFlags[i].name, kAcceptedFlags[i].why));
   server::serve(o, log);
   return kExitDone;
 }
@@ -142,6 +188,7 @@ void add_serve(CLI::App& program, Action& action) {
   add_flag(command, "--quiet,-q", o.quiet, "no notes and no log on standard error");
   add_flag(command, "--disable-uvicorn-access-log,--no-access-log", o.no_access_log,
            "no line for each request");
+  add_accepted_flags(command, o);
   add_generation_config(command, o.server.generation_config);
   add_engine_options(command, o.server.engine);
   set_action(command, action, [options] { return serve(*options); });

@@ -26,9 +26,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-constexpr std::string_view kPenalties = "there are no penalties here";
-constexpr std::string_view kOneAnswer =
-    "a request has one answer here; give it again with another seed";
 constexpr std::string_view kLength = "it is --max-model-len here";
 constexpr std::string_view kTokens = "it is --max-tokens (-n) here";
 constexpr std::string_view kParallel = "a model is split by --tensor-parallel-size alone";
@@ -40,11 +37,8 @@ constexpr Advice kAdvice[] = {
     // vLLM's
     {"complete", "it is generate here"},
     {"run-batch", "it is generate --input here"},
-    {"--n", kOneAnswer},
-    {"--best-of", kOneAnswer},
-    {"--repetition-penalty", kPenalties},
-    {"--presence-penalty", kPenalties},
-    {"--frequency-penalty", kPenalties},
+    {"--n", "it is --num-answers here"},
+    {"--best-of", "every answer is given here: --num-answers"},
     {"--tokenizer", "the tokenizer is that of the model's directory"},
     {"--trust-remote-code", "code of a model directory is never run"},
     {"--quantization", "checkpoints are in bfloat16, float16 or float32"},
@@ -69,7 +63,7 @@ constexpr Advice kAdvice[] = {
     {"-b", "it is --max-num-batched-tokens here"},
     {"--gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
     {"--n-gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
-    {"--repeat-penalty", kPenalties},
+    {"-l", "it is --logit-bias here"},
     {"-ngl", "a model is on one kind of device, --device cuda or cpu"},
     // ollama's
     {"run", "it is chat here; generate answers one prompt"},

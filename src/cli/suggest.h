@@ -11,8 +11,8 @@ namespace nanovllm::cli {
 /// The candidate nearest to `name` by edit distance, or "" if none is near enough to be meant.
 std::string nearest(std::string_view name, std::span<const std::string> candidates);
 
-/// What to do about a name that is vLLM's or llama.cpp's and not this program's: what it is called
-/// here, or that there is no such thing. "" for all other names.
+/// Advice on a name that is vLLM's or llama.cpp's and not this program's: its name here, or that
+/// there is no such thing. "" for all other names.
 std::string advice_on(std::string_view name);
 
 /// `message` with the engine's parameters as options: "--load-format" for "load_format". The

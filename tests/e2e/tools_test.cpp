@@ -123,8 +123,8 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
   EXPECT_EQ(memory["total"].get<int64_t>(), memory["weights"].get<int64_t>() +
                                                 memory["workspace"].get<int64_t>() +
                                                 memory["kv_cache"].get<int64_t>());
-  // 6 layers x (key and value) x 2 heads x 64 x 2 bytes
-  EXPECT_EQ(plan["kv_cache"]["bytes_per_token"], 3072);
+  // 6 layers x (key and value) x 2 heads x 64 x 2 bytes, and 4 of the token's id
+  EXPECT_EQ(plan["kv_cache"]["bytes_per_token"], 3076);
   EXPECT_EQ(plan["kv_cache"]["tokens"], 6400);
   EXPECT_EQ(plan["fits"]["max_model_len"], 4);  // 94 blocks each
   EXPECT_EQ(plan["fits"]["1024"], 6);           // 64 blocks each

@@ -1,4 +1,4 @@
-// What the build knows of itself. The build writes the definition: cmake/BuildInfo.cmake.
+// Facts of the build. The build writes the definition: cmake/BuildInfo.cmake.
 #pragma once
 
 namespace nanovllm::cli {

@@ -13,7 +13,7 @@
 namespace nanovllm::cli {
 namespace {
 
-/// What may stand for an option's value, or for an argument.
+/// Kinds of an option's values, or of an argument.
 enum class Values { none, files, directories, choices };
 
 Values values_of(const OptionFacts& option) {

@@ -10,13 +10,13 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "api/find_model.h"
 #include "cli/about/build_info.h"
 #include "cli/about/findings.h"
 #include "cli/about/version.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/inspect.h"
-#include "cli/model_directory.h"
 #include "cli/output.h"
 #include "cli/table.h"
 
@@ -31,7 +31,7 @@ struct DoctorOptions {
   bool json = false;
 };
 
-/// What would be used: the device, and the plan of a model if one was given.
+/// The engine's choices: the device, and the plan of a model if one was given.
 struct Choice {
   std::string device{};
   std::optional<EngineInfo> model{};

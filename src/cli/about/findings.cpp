@@ -134,6 +134,17 @@ Finding mpi_finding(const SystemFacts& facts) {
                             : "install the MPI that the module was built with"};
 }
 
+Finding grammar_finding(const SystemFacts& facts) {
+  const std::string& problem = facts.grammar_problem;
+  if (problem.empty()) return {.name = "grammar module", .text = facts.grammar};
+  const bool missing = problem.starts_with("no ");
+  return {.status = missing ? Status::absent : Status::fault,
+          .name = "grammar module",
+          .text = problem,
+          .remedy = missing ? "for structured output, run scripts/build-grammar.sh and build again"
+                            : "install the program and the module from one build"};
+}
+
 }  // namespace
 
 const char* to_string(Status status) {
@@ -164,6 +175,7 @@ std::vector<Finding> findings(const SystemFacts& facts) {
     list.push_back({.name = "cuBLASLt", .text = library_version(facts.module.facts.cublaslt)});
   list.push_back(nccl_finding(facts));
   list.push_back(mpi_finding(facts));
+  list.push_back(grammar_finding(facts));
   return list;
 }
 

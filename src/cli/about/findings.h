@@ -1,5 +1,5 @@
-// What `nanovllm doctor` makes of a machine: line by line, what is there, what is missing, and what
-// to do about it.
+// The findings of `nanovllm doctor`: line by line, what is there, what is missing, and the
+// remedy.
 #pragma once
 
 #include <string>

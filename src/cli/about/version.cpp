@@ -22,10 +22,12 @@ std::string version_text() {
                        facts.driver.gpus.size() == 1 ? "" : "s", facts.driver.gpus[0].name,
                        facts.driver.release.empty() ? "" : facts.driver.release + " ",
                        cuda_version(facts.driver.cuda));
-  return fmt::format("{}\nbuilt   {}, {}\nCPU     oneDNN {}\nCUDA    {}\nMPI     {}\nGPUs    {}",
-                     version_line(), kBuildInfo.compiler, kBuildInfo.build_type, facts.onednn,
-                     module.problem.empty() ? module_contents(module.facts) : module.problem,
-                     facts.mpi.empty() ? facts.mpi_problem : facts.mpi, gpus);
+  return fmt::format(
+      "{}\nbuilt   {}, {}\nCPU     oneDNN {}\nCUDA    {}\nMPI     {}\ngrammar {}\nGPUs    {}",
+      version_line(), kBuildInfo.compiler, kBuildInfo.build_type, facts.onednn,
+      module.problem.empty() ? module_contents(module.facts) : module.problem,
+      facts.mpi.empty() ? facts.mpi_problem : facts.mpi,
+      facts.grammar.empty() ? facts.grammar_problem : facts.grammar, gpus);
 }
 
 }  // namespace nanovllm::cli
