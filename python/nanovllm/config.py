@@ -1,0 +1,59 @@
+"""The options of an engine: nano-vLLM's names, vLLM's, and ours."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nanovllm import _core
+
+__all__: list[str] = []
+
+# nano-vLLM's name: ours.
+_NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_gpu_blocks_override"}
+_DTYPES = {"bfloat16": "bf16", "float32": "f32", "float": "f32"}
+
+
+def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of EngineConfig (nanovllm/params.h). TypeError names an option that there is not."""
+    known = set(_core.config_names())
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        name = _NAMES.get(name, name)
+        if name not in known:
+            raise TypeError(_unknown(name, known))
+        if value is not None:
+            options[name] = value
+    options["dtype"] = _DTYPES.get(options.get("dtype", "auto"), options.get("dtype", "auto"))
+    options["num_gpu_blocks_override"] = max(0, options.get("num_gpu_blocks_override", 0))
+    if not options.get("allow_long_max_model_len"):
+        _clip_max_model_len(model, options)
+    return options
+
+
+def _unknown(name: str, known: set[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known | set(_NAMES), 1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    return f"there is no engine option {name}{hint}"
+
+
+def _clip_max_model_len(model: str, options: dict[str, Any]) -> None:
+    """As nano-vLLM does: no more positions than the model has."""
+    import json
+
+    asked = options.get("max_model_len", 0)
+    try:
+        with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+            most = json.load(file).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return  # the engine says what is wrong with the directory
+    if isinstance(most, int) and 0 < most < asked:
+        import warnings
+
+        options["max_model_len"] = most
+        warnings.warn(
+            f"max_model_len is {most}, not {asked}: the model has no more positions",
+            stacklevel=4,
+        )

@@ -1,0 +1,232 @@
+"""LLM: an engine for one thread at a time, with the methods of nano-vLLM's and vLLM's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, Union
+
+from nanovllm import _core
+from nanovllm.config import to_engine_options
+from nanovllm.outputs import RequestOutput, make_output
+from nanovllm.sampling_params import SamplingParams, to_json
+from nanovllm.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Prompt", "TextPrompt", "TokensPrompt"]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
+Prompt = Union[str, Sequence[int], TextPrompt, TokensPrompt, _core.Prompt]
+
+
+class LLM:
+    """A model, loaded, and its engine.
+
+    `model` is a Hugging Face model directory, or the name of one in Hugging Face's cache. Options, all by name: `enforce_eager,
+    tensor_parallel_size, max_num_batched_tokens, max_num_seqs, max_model_len,
+    gpu_memory_utilization, kvcache_block_size, num_kvcache_blocks` as nano-vLLM has them, and those
+    of `nanovllm generate` (docs/cli.md), such as `device, dtype, seed, num_threads, load_format`.
+
+    Calls from several threads wait for one another. An LLM works in the process that made it: after
+    fork() the child's calls raise RuntimeError.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        model = _core.find_model(os.path.expanduser(os.fspath(model)))
+        self._lock = threading.RLock()
+        self._engine = _core.Engine(model, to_engine_options(model, options))
+        self._tokenizer: Tokenizer | None = None
+        self._prompts: dict[int, Any] = {}
+        weakref.finalize(self, exit_engine, self._engine)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """encode, decode, apply_chat_template."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._engine)
+        return self._tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those that the model's generation_config.json recommends."""
+        return SamplingParams(**self._engine.default_params())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Runs all prompts to their ends and returns their outputs in order.
+
+        A prompt is text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}. One SamplingParams
+        is for all prompts, a list for each its own; None takes the model's defaults. A request that
+        is not acceptable raises ValueError before any runs. Ctrl-C raises KeyboardInterrupt within a
+        step, and the engine can be used on.
+        """
+        given = as_prompts(prompts)
+        params = self._as_params(sampling_params, len(given))
+        wires = {id(p): p._wire()[0] for p in params}
+        with self._lock, _Progress(len(given), use_tqdm) as progress:
+            raw = self._engine.generate(given, [wires[id(p)] for p in params], progress.update)
+        return [make_output(output, text_of(prompt)) for output, prompt in zip(raw, given)]
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """generate() over the chat template. `messages` is a conversation or a list of them."""
+        variables = dict(chat_template_kwargs or {}, add_generation_prompt=add_generation_prompt)
+        if continue_final_message:
+            variables["continue_final_message"] = True
+        if tools is not None:
+            variables["tools"] = tools
+        several = bool(messages) and isinstance(messages[0], list)
+        prompts = [
+            self._engine.chat_prompt(to_json(conversation), to_json(variables))
+            for conversation in (messages if several else [messages])
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams) -> int:
+        """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
+        with self._lock:
+            number = self._engine.add_request(prompt, sampling_params._wire()[0])
+            self._prompts[number] = text_of(prompt)
+            return number
+
+    def step(self) -> tuple[list[tuple[int, list[int]]], int]:
+        """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,
+        and the tokens of the step: those of prompts, or minus the generated ones."""
+        with self._lock:
+            raw, num_tokens = self._engine.step()
+            for output in raw:
+                if output[3]:
+                    self._prompts.pop(output[0], None)
+            return [(o[0], o[2][0][2]) for o in raw if o[3]], num_tokens
+
+    def abort_request(self, request_id: int) -> None:
+        """Ends a request of add_request(); an unknown id is ignored."""
+        with self._lock:
+            self._engine.abort_request(request_id)
+
+    def is_finished(self) -> bool:
+        """No request of add_request() is left."""
+        with self._lock:
+            return self._engine.is_finished()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes."""
+        with self._lock:
+            self._engine.reset_prefix_cache()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Facts of the engine: device, memory, limits, and notes for the user."""
+        return self._engine.info()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters since the engine was made."""
+        with self._lock:
+            return self._engine.stats()
+
+    def exit(self) -> None:
+        """Frees the engine; at the interpreter's end it happens by itself."""
+        with self._lock:
+            self._engine.exit()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.exit()
+
+    def _as_params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        listed = list(params)
+        if len(listed) != count:
+            raise ValueError(f"{count} prompts, but {len(listed)} sampling_params")
+        return listed
+
+
+def exit_engine(engine: _core.Engine | _core.AsyncEngine) -> None:
+    """Ends an engine whose owner is gone, before the interpreter is."""
+    try:
+        engine.exit()
+    except RuntimeError:  # a child of fork() has no engine to end
+        pass
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt, or a list of them."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def text_of(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, dict):
+        return prompt.get("prompt")
+    return prompt.text if isinstance(prompt, _core.Prompt) else None
+
+
+class _Progress:
+    """nano-vLLM's progress bar, where tqdm is installed."""
+
+    def __init__(self, total: int, wanted: bool) -> None:
+        self._bar: Any = None
+        self.update: Callable[[int, float, float], None] | None = None
+        if not wanted:
+            return
+        try:
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]
+        except ImportError:
+            return
+        self._bar = tqdm(total=total, desc="Generating", dynamic_ncols=True)
+        self._rates = {"Prefill": 0.0, "Decode": 0.0}
+        self.update = self._update
+
+    def _update(self, finished: int, prefill: float, decode: float) -> None:
+        for name, rate in (("Prefill", prefill), ("Decode", decode)):
+            if rate > 0:
+                self._rates[name] = rate
+        rates = {name: f"{int(rate)}tok/s" for name, rate in self._rates.items()}
+        self._bar.set_postfix(rates, refresh=False)
+        self._bar.update(finished - self._bar.n)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

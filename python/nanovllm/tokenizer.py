@@ -1,0 +1,74 @@
+"""The model's tokenizer with the methods of Hugging Face's that programs use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.sampling_params import to_json
+
+if TYPE_CHECKING:
+    from nanovllm import _core
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """Text to token ids and back, and conversations to prompts. Safe to use from any thread."""
+
+    def __init__(self, engine: _core.Engine | _core.AsyncEngine) -> None:
+        self._engine = engine
+        self.vocab_size, self.bos_token_id, self.eos_token_id, template = engine.tokenizer_facts()
+        self.chat_template: str | None = template or None
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        ids = self.encode(text, add_special_tokens)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._engine.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: int | list[int], skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._engine.decode(ids, skip_special_tokens)
+
+    def batch_decode(self, lists: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(ids, skip_special_tokens) for ids in lists]
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._engine.token_to_id(token)
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return self._engine.id_to_token(token_id)
+
+    @property
+    def eos_token(self) -> str | None:
+        return None if self.eos_token_id is None else self._engine.id_to_token(self.eos_token_id)
+
+    @property
+    def bos_token(self) -> str | None:
+        return None if self.bos_token_id is None else self._engine.id_to_token(self.bos_token_id)
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """The prompt of a conversation: its token ids, or its text with tokenize=False. Further
+        arguments are variables of the template, such as enable_thinking."""
+        variables["add_generation_prompt"] = add_generation_prompt
+        if tools is not None:
+            variables["tools"] = tools
+        if documents is not None:
+            variables["documents"] = documents
+        if continue_final_message:
+            variables["continue_final_message"] = True
+        prompt = self._engine.chat_prompt(to_json(conversation), to_json(variables))
+        return self._engine.tokenize(prompt) if tokenize else prompt.text

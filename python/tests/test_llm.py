@@ -1,0 +1,273 @@
+import gc
+import json
+import os
+import pickle
+import pydoc
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import DEMO
+
+import nanovllm
+from nanovllm import LLM, ModelError, SamplingParams, TokensPrompt
+
+PROMPTS = ["Once upon a time", "23 + 58 =", "What is paged attention?"]
+LONG = SamplingParams(temperature=1, max_tokens=4000, ignore_eos=True, seed=3)
+
+
+def test_generate_returns_dicts_that_are_objects(llm):
+    output = llm.generate(["Once upon a time"], SamplingParams(max_tokens=8), use_tqdm=False)[0]
+    assert list(output) == ["text", "token_ids"]
+    assert json.loads(json.dumps(output)) == output
+    assert output.outputs[0].text == output["text"]
+    assert output.outputs[0].token_ids == output["token_ids"]
+    assert output.prompt == "Once upon a time"
+    assert output.prompt_token_ids == llm.tokenizer.encode("Once upon a time")
+    assert output.finished and output.outputs[0].finish_reason == "length"
+    assert pickle.loads(pickle.dumps(output)).outputs[0].text == output["text"]
+
+
+def test_the_demo_model_adds(llm):
+    question = [{"role": "user", "content": "What is 37 + 45?"}]
+    greedy = SamplingParams(temperature=0)
+    assert "82" in llm.chat(question, greedy, use_tqdm=False)[0]["text"]
+    answers = llm.chat([question, question], greedy, use_tqdm=False)
+    assert len(answers) == 2 and answers[0] == answers[1]
+
+
+def test_the_bytes_are_those_of_the_program(llm, program):
+    sampling = [
+        {"temperature": 0.8, "seed": 5, "max_tokens": 40},
+        {"temperature": 0, "max_tokens": 20, "logprobs": 3},
+        {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 1, "max_tokens": 30, "n": 2},
+    ]
+    expected = program(
+        [{"prompt": p, "sampling_params": s} for p, s in zip(PROMPTS, sampling)],
+        "--generation-config",
+        "vllm",
+    )
+    outputs = llm.generate(PROMPTS, [SamplingParams(**s) for s in sampling], use_tqdm=False)
+    for want, got in zip(expected[:2], outputs):
+        assert got["text"] == want["text"]
+    assert [o.text for o in outputs[2].outputs] == [o["text"] for o in expected[2]["outputs"]]
+    assert outputs[1]["token_ids"] == expected[1]["token_ids"]
+
+
+def test_log_probabilities_have_vllms_form(llm):
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    output = llm.generate("23 + 58 =", params, use_tqdm=False)[0]
+    positions = output.outputs[0].logprobs
+    assert len(positions) == 4
+    for chosen, position in zip(output["token_ids"], positions):
+        best = position[chosen]
+        assert best.rank == 1 and best.logprob == max(c.logprob for c in position.values())
+        assert best.decoded_token == llm.tokenizer.decode([chosen])
+    total = sum(p[chosen].logprob for chosen, p in zip(output["token_ids"], positions))
+    assert output.outputs[0].cumulative_logprob == total
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+
+
+def test_prompts_come_as_text_ids_and_dicts(llm):
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    prompts = [PROMPTS[0], ids, {"prompt": PROMPTS[0]}, TokensPrompt(prompt_token_ids=ids)]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    assert all(output == outputs[0] for output in outputs)
+    assert llm.generate(ids, SamplingParams(temperature=0, max_tokens=8), False)[0] == outputs[0]
+
+
+def test_no_params_are_the_models_own(llm):
+    # models/demo/generation_config.json
+    with open(f"{DEMO}/generation_config.json") as file:
+        recommended = json.load(file)
+    params = llm.get_default_sampling_params()
+    for name in {"temperature", "top_k", "top_p"} & set(recommended):
+        assert getattr(params, name) == recommended[name]
+    assert llm.generate(["Hello"], use_tqdm=False)[0].finished
+
+
+def test_a_bad_request_among_good_ones_is_named_and_none_runs(llm):
+    steps = llm.stats["steps"]
+    with pytest.raises(ValueError, match="prompt 1"):
+        llm.generate([[1], [10**6]], SamplingParams(), use_tqdm=False)
+    with pytest.raises(ValueError, match="2 prompts, but 1 sampling_params"):
+        llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+    with pytest.raises(TypeError, match="prompt must be"):
+        llm.generate([[1.5]], SamplingParams(), use_tqdm=False)
+    assert llm.stats["steps"] == steps
+    assert llm.is_finished()
+
+
+def test_add_request_and_step_are_nano_vllms(llm):
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    expected = [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+    llm.reset_prefix_cache()
+    numbers = [llm.add_request(prompt, params) for prompt in PROMPTS]
+    finished, tokens = {}, []
+    while not llm.is_finished():
+        outputs, num_tokens = llm.step()
+        tokens.append(num_tokens)
+        finished.update(outputs)
+    assert [finished[number] for number in numbers] == expected
+    assert sum(t for t in tokens if t > 0) == sum(len(llm.tokenizer.encode(p)) for p in PROMPTS)
+    assert [t for t in tokens if t < 0] == [-3] * 4
+
+
+def test_requests_that_were_added_before_come_from_step(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    number = llm.add_request(PROMPTS[1], params)
+    llm.generate([PROMPTS[0]], SamplingParams(max_tokens=9, ignore_eos=True), use_tqdm=False)
+    assert not llm.is_finished()
+    finished = {}
+    while not llm.is_finished():
+        finished.update(llm.step()[0])
+    assert list(finished) == [number] and len(finished[number]) == 3
+
+
+def test_ctrl_c_ends_generate_and_leaves_the_engine_as_it_was(llm):
+    params = SamplingParams(temperature=0, max_tokens=16)
+    expected = llm.generate(PROMPTS, params, use_tqdm=False)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS * 8, LONG, use_tqdm=False)
+    timer.join()
+    assert llm.is_finished() and llm.stats["running"] == 0
+    assert llm.generate(PROMPTS, params, use_tqdm=False) == expected
+
+
+def test_other_threads_run_while_the_engine_works(llm):
+    counts, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            counts[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begin = time.monotonic()
+    llm.generate(PROMPTS * 8, SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
+    seconds = time.monotonic() - begin
+    done.set()
+    thread.join()
+    # With the GIL held it would not count at all.
+    assert counts[0] > 10 * min(1, seconds)
+
+
+def test_threads_that_share_an_llm_get_their_own_answers(llm):
+    def params(seed):
+        return SamplingParams(seed=seed, max_tokens=12)
+
+    expected = [llm.generate(PROMPTS[0], params(i), use_tqdm=False)[0]["text"] for i in range(8)]
+    got = [None] * 8
+
+    def work(i):
+        got[i] = llm.generate(PROMPTS[0], params(i), use_tqdm=False)[0]["text"]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_of_fork_is_refused_with_a_sentence(llm):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate(["x"], SamplingParams(), use_tqdm=False)
+            os.write(writer, b"no error")
+        except RuntimeError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as file:
+        assert "made before fork()" in file.read()
+
+
+def test_a_freed_llm_says_so():
+    engine = LLM(DEMO, device="cpu", num_threads=1)
+    engine.exit()
+    engine.exit()
+    with pytest.raises(RuntimeError, match="exit"):
+        engine.generate(["x"], SamplingParams(), use_tqdm=False)
+
+
+def test_options_are_nano_vllms_and_unknown_ones_are_named():
+    with LLM(
+        DEMO,
+        device="cpu",
+        enforce_eager=True,
+        tensor_parallel_size=1,
+        max_num_batched_tokens=256,
+        max_num_seqs=4,
+        max_model_len=128,
+        gpu_memory_utilization=0.5,
+        kvcache_block_size=256,
+        num_kvcache_blocks=-1,
+    ) as engine:
+        assert engine.info["block_size"] == 256
+        assert engine.info["max_num_seqs"] == 4
+        assert engine.info["max_model_len"] == 128
+    with pytest.raises(TypeError, match="kvcache_blocksize: did you mean kvcache_block_size"):
+        LLM(DEMO, kvcache_blocksize=256)
+    with pytest.raises(TypeError, match="max_num_seqs has the wrong type"):
+        LLM(DEMO, max_num_seqs="many")
+    with pytest.raises(ModelError, match="nowhere"):
+        LLM("/nowhere")
+
+
+def test_more_positions_than_the_model_has_are_clipped_with_a_note():
+    with open(f"{DEMO}/config.json") as file:
+        most = json.load(file)["max_position_embeddings"]
+    with pytest.warns(UserWarning, match=f"max_model_len is {most}, not {most + 1}"):
+        engine = LLM(DEMO, device="cpu", max_num_seqs=2, max_model_len=most + 1)
+    assert engine.info["max_model_len"] == most
+    engine.exit()
+
+
+def resident_kib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+
+
+def test_engines_that_are_dropped_leave_nothing():
+    rounds = int(os.environ.get("NANOVLLM_TEST_ENGINES", "40"))
+    sizes = []
+    for i in range(rounds):
+        engine = LLM(DEMO, device="cpu", num_threads=1, max_num_seqs=2, max_model_len=64)
+        output = engine.generate(["Hello"], SamplingParams(max_tokens=2), use_tqdm=False)
+        del engine, output
+        gc.collect()
+        if i in (rounds // 2, rounds - 1):
+            sizes.append((resident_kib(), len(gc.get_objects()), len(os.listdir("/proc/self/fd"))))
+    (memory, objects, files), last = sizes
+    assert last[0] - memory < 4096  # one engine's weights alone take 8 MiB
+    assert last[1] - objects < rounds
+    assert last[2] == files
+
+
+def test_importing_takes_no_library_that_is_not_needed():
+    code = "import sys, nanovllm; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    slow = {"asyncio", "dataclasses", "json", "numpy", "torch", "transformers", "tqdm"}
+    assert not slow & set(modules)
+
+
+def test_help_reads_well():
+    text = pydoc.render_doc(nanovllm.LLM)
+    assert "KeyboardInterrupt within a" in text and "tensor_parallel_size" in text
+    for name in nanovllm.__all__:
+        assert getattr(nanovllm, name).__doc__ or name in ("__version__",)
