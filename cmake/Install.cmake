@@ -35,6 +35,12 @@ foreach(module cuda mpi)
   endif()
 endforeach()
 
+if(TARGET nanovllm-grammar)
+  install(TARGETS nanovllm-grammar LIBRARY DESTINATION ${module_dir} COMPONENT program)
+  install(TARGETS nanovllm-grammar-compiler RUNTIME DESTINATION ${module_dir} COMPONENT program)
+  install(FILES ${NANOVLLM_XGRAMMAR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME LICENSE.xgrammar COMPONENT program)
+endif()
+
 # For C++ programs: find_package(nanovllm) and nanovllm::nanovllm, or pkg-config nanovllm. The headers need the standard library
 # alone, and the library brings what it links: there are no dependencies to find.
 install(DIRECTORY include/nanovllm DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development FILES_MATCHING PATTERN *.h)

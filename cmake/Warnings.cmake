@@ -15,15 +15,25 @@ function(nanovllm_target name)
   endif()
 endfunction()
 
-# nanovllm_library(name SOURCES... [PUBLIC deps...] [PRIVATE deps...]): one layer; its dependencies point downwards only.
+# nanovllm_library(name SOURCES... [LAYERS folders of src/...] [PUBLIC deps...] [PRIVATE deps...]): one target of the layers,
+# whose headers it exports, and no others (LAYERS: its own name). Dependencies point downwards; an upward include finds no file.
 function(nanovllm_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "LAYERS;SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  if(NOT ARG_LAYERS)
+    set(ARG_LAYERS ${name})
+  endif()
   if(NOT ARG_SOURCES)  # a layer of headers only
     file(TOUCH ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
     set(ARG_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
   endif()
   add_library(nanovllm_${name} STATIC ${ARG_SOURCES})
   nanovllm_target(nanovllm_${name})
-  target_include_directories(nanovllm_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  foreach(layer ${ARG_LAYERS})  # layers/ops/ops is src/ops: "ops/backend.h" is found in layers/ops
+    set(folder ${PROJECT_BINARY_DIR}/layers/${layer})
+    file(MAKE_DIRECTORY ${folder})
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${layer} ${folder}/${layer} SYMBOLIC)
+    target_include_directories(nanovllm_${name} PUBLIC ${folder})
+  endforeach()
+  target_include_directories(nanovllm_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(nanovllm_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
 endfunction()

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the distribution's packages that the build needs and that are missing; nothing else is touched.
+# Installs the distribution's packages that the build needs and that are missing, and those given as arguments; nothing else is touched.
 # For Debian 12 and Ubuntu 22.04 and 24.04, as root or with sudo. Where all are there it asks for nothing.
 set -euo pipefail
 
-packages=(cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
-          libedit-dev libboost-dev libssl-dev
-          libutf8proc-dev libxxhash-dev libgtest-dev)
+packages=(cmake ninja-build curl ca-certificates libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
+          libedit-dev libboost-dev libssl-dev libjs-marked libjs-highlight.js
+          libutf8proc-dev libxxhash-dev libgtest-dev "$@")
 
 id=unknown version=
 if [ -r /etc/os-release ]; then
