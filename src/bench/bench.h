@@ -14,8 +14,8 @@
 #include "bench/workload.h"
 #include "cli/command.h"
 #include "cli/options.h"
-#include "cli/output.h"
-#include "cli/progress.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/progress.h"
 #include "core/seconds.h"
 #include "io/json.h"
 

@@ -4,8 +4,8 @@
 
 #include "bench/bench.h"
 #include "bench/peers.h"
-#include "cli/output.h"
-#include "cli/table.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
 
 namespace nanovllm::cli {
 namespace {

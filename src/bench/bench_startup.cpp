@@ -17,7 +17,7 @@
 #include "bench/bench.h"
 #include "bench/machine.h"
 #include "cli/exit_code.h"
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 #include "core/check.h"
 #include "models/model.h"
 

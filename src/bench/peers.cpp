@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/table.h"
+#include "cli/terminal/table.h"
 
 namespace nanovllm::cli {
 namespace {

@@ -9,12 +9,12 @@
 
 #include "nanovllm/tokenizer.h"
 
-#include "cli/chat_input.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/interrupt.h"
 #include "cli/load_model.h"
-#include "cli/output.h"
+#include "cli/terminal/chat_input.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/output.h"
 #include "core/check.h"
 #include "io/json.h"
 #include "io/utf8.h"

@@ -12,10 +12,10 @@
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/interrupt.h"
+#include "cli/jsonl/ordered_results.h"
+#include "cli/jsonl/request_source.h"
 #include "cli/load_model.h"
-#include "cli/ordered_results.h"
-#include "cli/request_source.h"
+#include "cli/terminal/interrupt.h"
 #include "core/check.h"
 #include "core/seconds.h"
 #include "io/utf8.h"

@@ -10,8 +10,8 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/options.h"
-#include "cli/output.h"
-#include "cli/table.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
 
 namespace nanovllm::cli {
 namespace {

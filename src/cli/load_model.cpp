@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/exit_code.h"
-#include "cli/interrupt.h"
-#include "cli/output.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/output.h"
 #include "comm/process_group.h"
 #include "core/check.h"
 #include "io/json.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/options.h"
-#include "cli/progress.h"
+#include "cli/terminal/progress.h"
 
 namespace nanovllm::cli {
 

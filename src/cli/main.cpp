@@ -23,9 +23,9 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/options.h"
-#include "cli/output.h"
 #include "cli/suggest.h"
-#include "cli/table.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
 #include "core/check.h"
 #include "io/json.h"
 

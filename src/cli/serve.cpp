@@ -12,7 +12,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/load_model.h"
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 #include "core/check.h"
 #include "io/json.h"
 #include "io/utf8.h"

@@ -10,10 +10,10 @@
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/line_reader.h"
+#include "cli/jsonl/line_reader.h"
 #include "cli/options.h"
-#include "cli/output.h"
-#include "cli/table.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
 #include "core/check.h"
 #include "io/json.h"
 

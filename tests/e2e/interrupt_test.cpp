@@ -1,5 +1,5 @@
 // What happens to results when a run ends early: Ctrl-C, a full disk, a reader that goes away.
-#include "cli/interrupt.h"
+#include "cli/terminal/interrupt.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/line_reader.h"
+#include "cli/jsonl/line_reader.h"
 #include "e2e/process.h"
 #include "unit/temp_directory.h"
 

@@ -1,5 +1,5 @@
 // Lines of files of every kind of ending, and of pipes that are not ready.
-#include "cli/line_reader.h"
+#include "cli/jsonl/line_reader.h"
 
 #include <vector>
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cli/jsonl.h"
+#include "cli/jsonl/jsonl.h"
 #include "engine/request_checks.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include "cli/about/command_tree.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 #include "core/check.h"
 #include "io/json.h"
 

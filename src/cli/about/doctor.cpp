@@ -17,8 +17,8 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/inspect.h"
-#include "cli/output.h"
-#include "cli/table.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
 
 namespace nanovllm::cli {
 namespace {

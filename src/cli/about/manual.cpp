@@ -9,7 +9,7 @@
 #include "cli/about/command_tree.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 
 namespace nanovllm::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/table.h"
+#include "cli/terminal/table.h"
 #include "core/seconds.h"
 
 namespace nanovllm::cli {

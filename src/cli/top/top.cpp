@@ -10,8 +10,8 @@
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
-#include "cli/interrupt.h"
-#include "cli/output.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/output.h"
 #include "cli/top/frame.h"
 #include "core/check.h"
 #include "core/seconds.h"

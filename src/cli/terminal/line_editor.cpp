@@ -1,4 +1,4 @@
-#include "cli/line_editor.h"
+#include "cli/terminal/line_editor.h"
 
 #include <array>
 #include <cerrno>
@@ -13,7 +13,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 #include "core/check.h"
 
 namespace nanovllm::cli {

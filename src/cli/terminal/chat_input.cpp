@@ -1,10 +1,10 @@
-#include "cli/chat_input.h"
+#include "cli/terminal/chat_input.h"
 
 #include <csignal>
 
 #include <unistd.h>
 
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 
 namespace nanovllm::cli {
 

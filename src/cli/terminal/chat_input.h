@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "cli/interrupt.h"
-#include "cli/line_editor.h"
-#include "cli/line_reader.h"
+#include "cli/jsonl/line_reader.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/line_editor.h"
 
 namespace nanovllm::cli {
 

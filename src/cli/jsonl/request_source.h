@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "cli/jsonl.h"
-#include "cli/line_reader.h"
+#include "cli/jsonl/jsonl.h"
+#include "cli/jsonl/line_reader.h"
 
 namespace nanovllm::cli {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "cli/interrupt.h"
+#include "cli/terminal/interrupt.h"
 
 namespace nanovllm::cli {
 

@@ -1,10 +1,10 @@
-#include "cli/progress.h"
+#include "cli/terminal/progress.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 #include "core/seconds.h"
 
 namespace nanovllm::cli {

@@ -1,4 +1,4 @@
-#include "cli/jsonl.h"
+#include "cli/jsonl/jsonl.h"
 
 #include <algorithm>
 #include <cmath>

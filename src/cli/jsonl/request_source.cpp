@@ -1,4 +1,4 @@
-#include "cli/request_source.h"
+#include "cli/jsonl/request_source.h"
 
 #include <utility>
 

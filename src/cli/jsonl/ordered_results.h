@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "cli/output.h"
+#include "cli/terminal/output.h"
 
 namespace nanovllm::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/line_reader.h"
+#include "cli/jsonl/line_reader.h"
 
 #include <algorithm>
 #include <cerrno>
