@@ -2,7 +2,7 @@
 // them, and where the server was built without them text stays as it is.
 import {h, button} from './dom.js';
 
-let marked, hljs;
+let marked, hljs, highlight;
 
 /** Loads what can be loaded; true if anything new has come. */
 export async function loadMarkdown() {
@@ -12,11 +12,11 @@ export async function loadMarkdown() {
   marked = globalThis.marked ?? null;
   return marked !== null;
 }
-async function loadHighlight() {
-  if (hljs !== undefined) return;
-  hljs = null;
-  await import('./highlight.js');
-  hljs = globalThis.hljs ?? null;
+/** One load for all code that waits for it: an answer that streams is drawn anew many times before it ends. */
+function loadHighlight() {
+  return highlight ??= import('./highlight.js').then(() => {
+    hljs = globalThis.hljs ?? null;
+  });
 }
 
 const kEntities = {amp: '&', lt: '<', gt: '>', quot: '"', '#39': "'", '#x27': "'", apos: "'", nbsp: '\u00a0', copy: '©', hellip: '…',
@@ -77,7 +77,7 @@ function code(token) {
     const known = language && hljs.getLanguage(language);
     if (known) pre.replaceChildren(coloured(hljs.highlight(language, token.text, true).value));
   };
-  if (language) hljs === undefined ? loadHighlight().then(paint) : paint();
+  if (language) hljs ? paint() : loadHighlight().then(paint);
   const copy = button('Copy', () => navigator.clipboard.writeText(token.text), {class: 'copy'});
   return h('div', {class: 'code'}, pre, ...(navigator.clipboard ? [copy] : []));  // browsers have it on HTTPS and localhost alone
 }

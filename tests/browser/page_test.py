@@ -158,7 +158,8 @@ class Page(unittest.TestCase):
         return driver.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, driver, selector):
-        return [e.text for e in driver.find_elements(By.CSS_SELECTOR, selector)]
+        # In one go: the page replaces its elements while an answer comes.
+        return driver.execute_script("return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText.trim())", selector)
 
     def ask(self, driver, text):
         answers = len(self.texts(driver, ".assistant .stats"))
@@ -220,6 +221,16 @@ class Page(unittest.TestCase):
             refused = "try { document.createElement('p').innerHTML = '<b>x'; return false; } catch { return true; }"
             self.assertTrue(driver.execute_script(refused))
             driver.get_log("browser")  # it says so
+
+    def test_code_is_coloured_by_a_highlighter_that_comes_late(self):
+        with browser(self.server.url) as driver:
+            driver.execute_cdp_cmd("Network.enable", {})
+            slow = {"offline": False, "latency": 2000, "downloadThroughput": -1, "uploadThroughput": -1}
+            driver.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+            driver.execute_script(ANSWER, HOSTILE)
+            self.ask(driver, "Attack")
+            self.wait(driver, lambda: self.texts(driver, ".hljs-keyword"))
+            self.assertEqual(self.texts(driver, ".assistant .hljs-keyword"), ["def", "return"])
 
     def test_tokens_show_their_log_probabilities(self):
         with browser(self.server.url) as driver:
