@@ -136,10 +136,10 @@ Finding mpi_finding(const SystemFacts& facts) {
 
 Finding grammar_finding(const SystemFacts& facts) {
   const std::string& problem = facts.grammar_problem;
-  if (problem.empty()) return {.name = "grammar module", .text = facts.grammar};
+  if (problem.empty()) return {.name = "grammar", .text = facts.grammar};
   const bool missing = problem.starts_with("no ");
   return {.status = missing ? Status::absent : Status::fault,
-          .name = "grammar module",
+          .name = "grammar",
           .text = problem,
           .remedy = missing ? "for structured output, run scripts/build-grammar.sh and build again"
                             : "install the program and the module from one build"};
