@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/fuzz.sh [seconds] [target...]: builds the libFuzzer programs with ASan and UBSan and runs each of them that long
-# (20 s unless told), one on each core. What they find beyond the seeds stays in build/fuzz/corpus. Exit 1 if any input
+# (20 s unless told), one on each core. Inputs found beyond the seeds stay in build/fuzz/corpus. Exit 1 if any input
 # crashed, hung or took too much memory; the input lies in build/fuzz/findings and a fixed one becomes a seed in
 # tests/fuzz/corpus.
 set -euo pipefail

@@ -65,7 +65,7 @@ if [ $sanitize = 1 ]; then
   done
   grep -H -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$logs"/*check.log | sed 's|.*/||'
 fi
-# What a mixture and a dense model of random weights answer, without the times that requests took.
+# The answers of a mixture and a dense model of random weights, without the times that requests took.
 answers() {  # folder of the programs, model's folder, sequences at once
   LD_LIBRARY_PATH="$1:$LD_LIBRARY_PATH" timeout 200 "$1/nanovllm" generate -q -m "$2" --load-format dummy --skip-tokenizer-init \
     --device cuda --gpu-memory-utilization 0.4 --max-num-seqs "$3" -i "$logs/requests.jsonl" -o - | sed 's/, *"metrics":.*//' | sort

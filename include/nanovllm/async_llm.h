@@ -24,7 +24,7 @@ namespace nanovllm {
 /// Limits on requests that wait to be scheduled. 0: no limit.
 struct QueueLimits {
   int64_t max_num_queued_reqs = 0;
-  int64_t max_num_queued_tokens = 0;  ///< prompt tokens; those of a request with n answers n times
+  int64_t max_num_queued_tokens = 0;  ///< prompt tokens; n times those of a request with n answers
 };
 
 /// A request that a queue limit refused.
@@ -38,7 +38,7 @@ class QueueFull : public Error {
   Limit limit_;
 };
 
-/// A request's wishes beside its sampling.
+/// Options of a request beside its sampling.
 struct RequestOptions {
   /// Seconds from now after which the request is aborted, with the reason in RequestOutput::error;
   /// 0: none.
@@ -80,7 +80,7 @@ class AsyncLLM {
   /// has failed it may not be called.
   void request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take);
 
-  /// Refuses new requests from now on; those that it has run to their end.
+  /// Refuses new requests from now on; accepted requests run to their end.
   void drain();
   /// Waits until the engine has no requests; false after `seconds`.
   bool wait_until_idle(double seconds);
@@ -93,7 +93,7 @@ class AsyncLLM {
   /// Requests accepted and not finished.
   int64_t num_live() const;
 
-  /// Its const methods alone may be called, from any thread: the prompt of a conversation, the
+  /// Only its const methods may be called, from any thread: the prompt of a conversation, the
   /// tokenizer, facts and defaults.
   const LLM& llm() const;
 

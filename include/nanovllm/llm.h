@@ -32,8 +32,8 @@ struct Prompt {
   bool add_special_tokens = true;
   /// Text only: false keeps "<|im_end|>" in the text from becoming the token.
   bool parse_special_tokens = true;
-  /// Text only: bytes that no special token is found in, in ascending order (chat_prompt() gives
-  /// where others than the template wrote text of control tokens).
+  /// Text only: ranges of bytes, ascending, in which no special token is found. chat_prompt() puts
+  /// the text of control tokens there that the template did not write.
   std::vector<TextRange> literal{};
 };
 
@@ -81,12 +81,12 @@ struct EngineStats {
 /// A KV block. A cached one holds a prefix: a prompt that begins with its tokens takes it over.
 enum class BlockState : uint8_t { free, cached, used, used_and_cached };
 
-/// One sequence of an EngineSnapshot: numbers alone.
+/// One sequence of an EngineSnapshot, in numbers.
 struct SequenceSnapshot {
   int64_t arrival = 0;  ///< counts up from 1
   int64_t num_prompt_tokens = 0, num_generated = 0, max_tokens = 0;
-  int64_t num_computed_tokens = 0;   ///< whose keys and values are in its blocks
-  int64_t num_cached_tokens = 0;     ///< of them, taken from the prefix cache
+  int64_t num_computed_tokens = 0;   ///< tokens with keys and values in its blocks
+  int64_t num_cached_tokens = 0;     ///< of these, taken from the prefix cache
   int64_t num_scheduled_tokens = 0;  ///< in the newest step; 0: it was not part of it
   int64_t num_preemptions = 0;
   std::vector<int32_t> block_table{};  ///< the block of every block_size tokens
@@ -152,7 +152,7 @@ class LLM {
   /// Facts of the engine, fixed when it was made.
   const EngineInfo& info() const;
   EngineStats stats() const;
-  /// With the first `most` of the running and of the waiting sequences.
+  /// Shows the first `most` of the running and of the waiting sequences.
   EngineSnapshot snapshot(int64_t most) const;
   /// Forgets all cached prefixes that no running request uses.
   void reset_prefix_cache();

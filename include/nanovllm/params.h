@@ -54,7 +54,7 @@ struct SamplingParams {
   double top_p = 1.0;        ///< (0, 1]; the token that crosses p stays
   int64_t top_k = 0;         ///< 0 or -1: off; more than the vocabulary: off
   double min_p = 0.0;        ///< [0, 1]; relative to the likeliest token
-  /// Off the logit of each token that the answer has; [-2, 2].
+  /// Subtracted from the logit of each token that the answer has; [-2, 2].
   double presence_penalty = 0.0;
   /// The same times how often the answer has it; [-2, 2].
   double frequency_penalty = 0.0;
@@ -63,7 +63,7 @@ struct SamplingParams {
   double repetition_penalty = 1.0;
   /// Added to the logits of these tokens, [-100, 100] each; at most 1024.
   std::map<int64_t, double> logit_bias{};
-  std::vector<int64_t> allowed_token_ids{};  ///< no others are sampled; empty: all may be
+  std::vector<int64_t> allowed_token_ids{};  ///< only these are sampled; empty: all may be
   /// No answer contains these, at the beginning of a word or within one: the token that would
   /// complete one is not sampled. Words may have several tokens; at most 128.
   std::vector<std::string> bad_words{};
@@ -84,7 +84,7 @@ struct SamplingParams {
   /// The prompt is its last so many tokens, at least 1; -1: as many as the context has room for
   /// beside one of the answer.
   std::optional<int64_t> truncate_prompt_tokens{};
-  /// Prefix-cache hits are among requests of the same salt alone; at most 1024 bytes.
+  /// Only requests of the same salt share cached prefixes; at most 1024 bytes.
   std::string cache_salt{};
   /// With EngineConfig::scheduling_policy "priority": lower is served earlier; otherwise 0.
   int64_t priority = 0;
@@ -170,7 +170,7 @@ struct EngineConfig {
   bool allow_long_max_model_len = false;
   int64_t max_num_seqs = 256;  ///< running at once
   /// fcfs (first come, first served) | priority (SamplingParams::priority: each step of it is worth
-  /// 64 places in the order of arrival, so that nobody waits for ever)
+  /// 64 places in the order of arrival, so that no request waits for ever)
   std::string scheduling_policy = "fcfs";
   int64_t max_num_batched_tokens = 0;  ///< per step; 0: 8192 on a GPU, 512 on a CPU
   /// (0, 1] of the device's memory, for weights, workspace and KV cache together.

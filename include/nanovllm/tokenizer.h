@@ -31,28 +31,28 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  /// `text` must be valid UTF-8: Error(invalid_argument) with the byte offset
-  /// otherwise. add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens
-  /// = false, text that spells a special token ("<|im_end|>") is encoded as plain text; added
-  /// tokens that are not special are still recognised. `literal`, in ascending order, does the same
-  /// for parts of the text: a special token that shares a byte with them is none.
+  /// `text` must be valid UTF-8, or Error(invalid_argument) names the offset of the bad byte.
+  /// add_special_tokens applies the post-processor (BOS ...). With parse_special_tokens = false,
+  /// text that spells a special token ("<|im_end|>") is encoded as plain text; added tokens that
+  /// are not special are still recognised. `literal`, in ascending order, does the same for parts
+  /// of the text: a special token that shares a byte with them is none.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
                               bool parse_special_tokens = true,
                               std::span<const TextRange> literal = {}) const;
-  /// A number of tokens that encode(text) does not stay below, found without encoding: the text's
-  /// bytes by those of the longest token. 0 where this tokenizer may drop text.
+  /// A lower bound of the number of tokens that encode(text) gives, found without encoding: the
+  /// text's bytes divided by the longest token's. 0 where this tokenizer may drop text.
   int64_t min_tokens(std::string_view text) const;
   /// Bytes that are no UTF-8 become U+FFFD, as in the reference library. Ids outside
   /// the vocabulary are ignored.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   int64_t vocab_size() const;  ///< one more than the largest id, added tokens included
-  /// Of a token as tokenizer.json spells it.
+  /// The id of a token that is spelled as in tokenizer.json.
   std::optional<int32_t> token_to_id(std::string_view token) const;
   /// As tokenizer.json spells it; empty where there is none. Valid as long as the tokenizer.
   std::string_view id_to_token(int32_t id) const;
-  /// The bytes that a token adds to a text after other tokens, be they part of a character; empty
-  /// where there is none.
+  /// The bytes, perhaps part of a character, that a token adds to a text after other tokens; empty
+  /// for an id outside the vocabulary.
   std::string token_bytes(int32_t id) const;
   /// Whether decode() leaves it out with skip_special_tokens.
   bool is_special(int32_t id) const;

@@ -20,7 +20,7 @@
 namespace nanovllm {
 namespace {
 
-/// Of those that a kernel of ours or of oneDNN's asks for, as Linux spells them.
+/// The features that a kernel of ours or of oneDNN's asks for, as Linux spells them.
 constexpr const char* kFeatures[] = {"avx2",        "fma",      "avx512f",  "avx512_bf16",
                                      "avx512_vnni", "amx_tile", "amx_bf16", "asimd",
                                      "sve",         "bf16"};

@@ -1,7 +1,7 @@
 // Communicator: what tensor parallelism needs from the other ranks, two verbs; and RankFusions, by
 // which a device does more at once. One per rank; calls are collective and in the same order
-// everywhere. On a GPU they are ordered on the backend's stream
-// and can be recorded in graphs.
+// everywhere. On a GPU they are ordered on the backend's stream and can be recorded in
+// graphs.
 //
 // Every rank ends a call with the same bits: ranks that sample from gathered logits cannot diverge.
 #pragma once
@@ -66,10 +66,10 @@ class Communicator {
   virtual RankFusions& fusions() { return no_fusions_; }
 
   /// Returns when all ranks have launched what came before, so that nothing under way waits for
-  /// work that is not launched yet. Called before and after what a driver does only on an idle
-  /// device, which otherwise might never be idle.
+  /// work that is not launched yet. Called before and after calls for which a driver waits until
+  /// the device is idle, which otherwise might never be.
   virtual void settle() {}
-  /// Ends, for good, what waits on this rank's device for other ranks; from any thread.
+  /// Ends, for good, all waits of this rank's device for other ranks; from any thread.
   virtual void abort() {}
 
  private:
@@ -87,8 +87,8 @@ class RankMeeting {
   /// Shows a pointer to the other ranks, who may read it between two barriers.
   virtual void show(int rank, void* pointer) = 0;
   virtual void* shown_by(int rank) const = 0;
-  /// Runs once, on the thread that fails the group or, if it has failed already, here. For what
-  /// waits elsewhere than at the barrier. Must not throw.
+  /// Runs once, on the thread that fails the group or, if it has failed already, here. It ends
+  /// waits that are not at the barrier. Must not throw.
   virtual void on_failure(std::function<void()> wake) = 0;
 };
 

@@ -26,7 +26,7 @@ struct RankFailure {
   std::string cause;
 };
 
-/// Shared by its ranks and by whoever started them; every function may be called from any thread.
+/// Shared by its ranks and by the thread that made them. Any thread may call any of it.
 class ThreadGroup final : public RankMeeting {
  public:
   /// `patience`: how long a rank may keep the others waiting at a barrier before it counts as hung.
@@ -34,7 +34,7 @@ class ThreadGroup final : public RankMeeting {
 
   int world_size() const override { return static_cast<int>(shown_.size()); }
   void barrier(int rank) override;
-  /// Stops the group: whoever waits at a barrier, or comes to one, throws. The first failure stays.
+  /// Stops the group: a rank at a barrier, or coming to one, throws. The first failure stays.
   void fail(RankFailure failure) noexcept;
   std::optional<RankFailure> failure() const;
   void on_failure(std::function<void()> wake) override;

@@ -18,7 +18,7 @@ class Arena {
 
   Arena(std::byte* data, size_t capacity, Device device)
       : data_(data), capacity_(capacity), device_(device) {}
-  /// Without memory and without end: for peak(), to learn what a step takes.
+  /// Has no memory and no end: its peak() tells how much a step takes.
   static Arena measuring(Device device) { return {nullptr, ~size_t{0}, device}; }
 
   /// A contiguous tensor, alive until release() of an earlier mark. Throws when full: a bug in the

@@ -19,8 +19,8 @@ struct Batch {
   Tensor logits_rows;   // [num_logits_rows]: rows of the hidden states that need logits
   int64_t max_seqlen_q = 0,
           max_context_len = 0;  // over the batch; bounds for grids, never for results
-  /// That many sequences, the first ones, have one row, and their other keys have been in the cache
-  /// since earlier steps: nothing that this step computes for another sequence is among them.
+  /// The first num_decodes sequences have one row each, and their other keys have been in the cache
+  /// since earlier steps: this step computes none of those for another sequence.
   int64_t num_decodes = 0;
 
   int64_t num_tokens() const { return tokens.shape[0]; }

@@ -12,14 +12,14 @@
 
 namespace nanovllm {
 
-/// A wish of some row of a step. Together they decide which operations run: they are the key of
-/// a recorded step, and say which kernels may serve it.
+/// A feature that some row of a step asks for. Together they decide which operations run: they
+/// are the key of a recorded step, and say which kernels may serve it.
 enum SamplingFeature : uint32_t {
   kSampleRandom = 1,        ///< a temperature
   kSampleFiltered = 2,      ///< and, with it, top_k, top_p or min_p
   kSampleBiased = 4,        ///< logits of single tokens that are moved, or masked
   kSampleLogprobs = 8,      ///< log probabilities
-  kSamplePenalised = 16,    ///< what a sequence has makes tokens less likely
+  kSamplePenalised = 16,    ///< penalties for the tokens that a sequence has
   kSampleConstrained = 64,  ///< a mask of tokens: its grammar's, or allowed_token_ids
 };
 

@@ -61,8 +61,8 @@ struct Tensor {
 
 }  // namespace nanovllm
 
-/// As describe() has it, made only where a message is: the arguments of a check() that holds cost
-/// nothing.
+/// Formats as describe() does, and only when a message is made: the arguments of a check() that
+/// holds cost nothing.
 template <>
 struct fmt::formatter<nanovllm::Tensor> {
   constexpr auto parse(format_parse_context& context) { return context.begin(); }

@@ -32,7 +32,7 @@ struct StepLimits {
     return max_samples() *
            (kMaxStopTokenIds + kMaxEosIds + int64_t{kMaxLogitBias} + 2 * int64_t{kMaxBadWords});
   }
-  /// Of the token masks of a step in which every sequence has a grammar.
+  /// Bytes of the token masks where every sequence of a step has a grammar.
   size_t token_mask_bytes() const {
     return static_cast<size_t>(max_samples() * token_mask_words) * sizeof(uint32_t);
   }
@@ -83,7 +83,7 @@ struct StepArrays {
   }
 };
 
-/// Of a step that is padded to one.
+/// The shape to which a step was padded.
 inline StepShape shape_of(const StepArrays& input) {
   return {input.batch.num_seqs(), input.batch.block_tables.shape[1], input.sampler.biases.shape[0],
           input.sampler.num_logprobs};

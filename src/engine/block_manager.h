@@ -50,15 +50,15 @@ class BlockManager {
   void release(int32_t block);
 
   /// The cached block that holds `tokens` (block_size of them) right after the block `parent`, or
-  /// kNone. `salt` matters at the start of a sequence alone.
+  /// kNone. `salt` matters only at the start of a sequence.
   int32_t find(int32_t parent, std::span<const int32_t> tokens, std::string_view salt = {}) const;
   /// Enters `block`, which is in use, in the cache. False, and nothing changes, if `parent` is no
   /// longer cached or an equal entry exists: the first one stays, this block remains private to its
   /// sequence.
   bool publish(int32_t parent, int32_t block, std::span<const int32_t> tokens,
                std::string_view salt = {});
-  /// Takes a block out of the cache, and with it all that was published after it. Who refers to it
-  /// keeps it.
+  /// Takes a block out of the cache, and with it all that was published after it. A sequence
+  /// that refers to it keeps it.
   void forget(int32_t block);
   void reset_prefix_cache();
 

@@ -30,7 +30,7 @@ class LLMEngine {
   /// Why add_request() would refuse this, or nothing. May be called from any thread.
   std::optional<std::string> refusal(const std::vector<int32_t>& prompt,
                                      const SamplingParams& params) const;
-  // LLM's methods of the same names say what these do.
+  // The functions below do what LLM's of the same names do.
   // Each answer follows `grammar`, where there is one: with a matcher of its own.
   int64_t add_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
                       const std::shared_ptr<const Grammar>& grammar = nullptr);

@@ -22,8 +22,8 @@ struct LoadedEngine {
   EngineInfo info;
 };
 
-/// Puts something between the engine and its device, such as a recorder of what is asked of it. Of
-/// several ranks each calls it, on a thread of its own.
+/// Puts something between the engine and its device, such as a recorder of what is asked of it.
+/// Each of several ranks calls it, on a thread of its own.
 using BackendDecorator = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>)>;
 
 /// Throws Error: invalid_argument (an option), model (a file of the directory) or device.

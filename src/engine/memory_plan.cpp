@@ -83,9 +83,9 @@ Batch shape_only_decodes(const StepLimits& limits) {
   return batch;
 }
 
-/// Peak of the arena in the largest step, be it that all its rows need log probabilities (which are
-/// gathered before the head) or half of them, which is where the last layer still goes on with
-/// those alone, or that it runs in lanes.
+/// Peak of the arena in the largest step. That is a step in which all rows need log probabilities
+/// (they are gathered before the head), or one in which half of them do (the most for which the
+/// last layer leaves the other rows out), or one that runs in lanes.
 size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
                          Shard shard) {
   NullBackend ops;
@@ -205,7 +205,7 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
   // Slots are 32-bit.
   plan.num_blocks = std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);
   if (plan.num_blocks >= per_seq || config.num_gpu_blocks_override > 0) return;
-  // A length that nobody asked for bends to the memory; one that was asked for is an error.
+  // A default length bends to the memory; a length that was asked for and does not fit is an error.
   if (config.max_model_len > 0 || plan.num_blocks < 1)
     not_enough(ops, plan, available,
                fmt::format("one sequence of max_model_len {}", plan.limits.max_model_len), per_seq,

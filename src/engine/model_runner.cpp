@@ -67,7 +67,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
 }
 
 ModelRunner::~ModelRunner() {
-  // Steps in flight still use the memory that goes now. An error has nobody to go to.
+  // Steps in flight still use the memory that goes now. A destructor has no caller for an error.
   try {
     backend_->synchronize();
   } catch (const std::exception&) {
@@ -156,7 +156,7 @@ void ModelRunner::record_below(const StepInput& input, StepPart part) {
   const uint32_t features = input.sampler.params.features;
   const auto shape = shape_below(shape_of(input));
   if (!shape || !graphs_.misses(*shape, features, part)) return;
-  // The sampling reads what a forward pass of that shape leaves, whose place is not known before.
+  // The sampling reads the result of a forward pass of that shape; its place is not known before.
   if (part == StepPart::sampling && !forwarded_.contains(*shape)) return;
   StepInput& below = below_.input;
   builder_.build({}, below_block_.data(), below, shape);
@@ -179,7 +179,7 @@ void ModelRunner::place_output(Slot& slot) {
 void ModelRunner::run_step(const Slot& slot, StepPart part) {
   const Step step{*backend_,         *comm_,      arena_, slot.input.batch, kv_cache_, lanes_,
                   slot.input.halves, slot_tokens_};
-  // Of a forward pass that was replayed, the one that was recorded has told where they are.
+  // A replayed forward pass leaves its result where the recorded one noted it.
   Forwarded& forwarded = forwarded_[slot.input.is_decode ? shape_of(slot.input) : StepShape{}];
   if (part != StepPart::sampling) {
     arena_.release(0);

@@ -56,9 +56,9 @@ class ModelRunner final : public Runner {
     Buffer input_host, output_host, masks_host;
     StepInput input;
     SamplerOutput output;         // on the device
-    Tensor output_bytes;          // what of the output block comes back
+    Tensor output_bytes;          // the part of the output block that comes back
     std::unique_ptr<Fence> done;  // null: done when launched
-    bool is_issued = false;       // whole, not its forward pass alone
+    bool is_issued = false;       // its sampling, too, not only its forward pass
   };
 
   /// A forward pass's result in the arena, and the memory taken there.

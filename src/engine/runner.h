@@ -1,4 +1,4 @@
-// Runner: what the engine asks of its devices, be it one (ModelRunner) or several ranks of tensor
+// Runner: what the engine asks of its devices: of one (ModelRunner), or of several ranks of tensor
 // parallelism (RankGroup).
 #pragma once
 
@@ -30,7 +30,7 @@ class Runner {
   /// devices run another.
   virtual int max_steps_in_flight() const = 0;
   /// Issues one step; returns as soon as the devices have their work. `plan` is not kept. Where
-  /// plan.needs_masks(), that is the step's forward pass alone: finish_launch() must follow, before
+  /// plan.needs_masks(), only the forward pass is issued: finish_launch() must follow, before
   /// anything else but wait() for the step before it.
   virtual void launch(const Plan& plan) = 0;
   /// Makes the token masks of the step that was launched last, and issues its sampling. The tokens

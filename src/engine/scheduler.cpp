@@ -156,7 +156,7 @@ Scheduler::Room Scheduler::make_room(Sequence& sequence) {
 }
 
 // Moves the first waiting sequence to the running ones, with blocks for all its tokens, as many as
-// possible from the prefix cache. In a plan that preempted or left somebody waiting for a block
+// possible from the prefix cache. In a plan that preempted or left a sequence waiting for a block
 // this fails by itself: then fewer blocks are idle than the first of the queue needs.
 bool Scheduler::admit(Sequence& s) {
   const int64_t idle = blocks_.num_idle() - running_.size();

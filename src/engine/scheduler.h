@@ -8,13 +8,13 @@
 // every waiting one, the oldest always advances, and each request ends.
 //
 // With priorities (vLLM's: lower is earlier) "older" and "newest" are meant by rank: the order of
-// arrival, each step of priority counting as kPriorityAge arrivals. So a request is overtaken by so
-// many later ones at most, for each step that they are above it: waiting is what ages it. What
-// waits may then be older than what runs.
+// arrival, each step of priority counting as kPriorityAge arrivals. So at most so
+// many later requests overtake a request for each step that they are above it: it ages as it
+// waits. A waiting sequence may then be older than a running one.
 //
 // Admission takes the blocks of all known tokens at once, even if the prompt is computed in chunks,
-// and leaves one idle block per running sequence: nobody is admitted just to be preempted. With
-// nothing running there is no such reserve: what refusal() lets pass fits.
+// and leaves one idle block per running sequence: no sequence is admitted just to be preempted.
+// With nothing running there is no such reserve: a request that refusal() lets pass fits.
 //
 // Prefix cache. A full block of known tokens is published when the step that computes it is
 // planned, so that even a sequence admitted later in the same plan can use it. That is sound
@@ -73,8 +73,8 @@ struct ScheduledSequence {
   bool is_new = false;
   // The sequence's, when this was planned: a preemption since then voids the result.
   int64_t num_preemptions = 0;
-  // Set by process(): the result was taken. That of a sequence which ended or was preempted since
-  // it was planned is dropped.
+  // Set by process(): the result was taken. The result of a sequence that ended or was preempted
+  // since it was planned is dropped.
   bool counts = false;
 };
 
@@ -140,7 +140,7 @@ class Scheduler {
   /// Adds the state of every block, and the first `most` of the running and of the waiting
   /// sequences.
   void add_to(EngineSnapshot& snapshot, int64_t most) const;
-  /// Forgets all cached prefixes; who uses such a block keeps it.
+  /// Forgets all cached prefixes; a sequence that uses such a block keeps it.
   void reset_prefix_cache();
   const BlockManager& blocks() const { return blocks_; }
   /// Throws Error(engine) if any invariant of scheduler and block manager is broken. For tests:

@@ -26,7 +26,7 @@ void Scheduler::check_sequence(const Sequence& s) const {
   auto table = s.block_table;
   std::ranges::sort(table);
   check(std::ranges::adjacent_find(table) == table.end(), "request {}: a block twice", id);
-  // A block that may still be written is nobody else's.
+  // A block that may still be written belongs to no other sequence.
   for (auto i = static_cast<size_t>(s.num_computed_tokens / config_.block_size);
        i < s.block_table.size(); ++i) {
     check(blocks_.ref_count(s.block_table[i]) == 1, "request {}: shares a block it writes", id);

@@ -55,7 +55,7 @@ struct Sequence {
   int64_t num_computed_tokens = 0;
   // Tokens sampled by steps that are not processed yet: known to the device only.
   int64_t num_in_flight = 0;
-  // Of the prompt, taken from the prefix cache when the sequence was first scheduled.
+  // Prompt tokens taken from the prefix cache when the sequence was first scheduled.
   int64_t num_cached_tokens = 0;
   int64_t num_preemptions = 0;
 
@@ -71,7 +71,7 @@ struct Sequence {
 
   // -- The scheduler's own.
   int64_t arrival = 0;    // order of add()
-  int64_t rank = 0;       // who has the lower one is served first; arrival, less for priority
+  int64_t rank = 0;       // the lower one is served first: arrival, moved by the priority
   int64_t last_step = 0;  // the newest plan that this sequence is part of
   int64_t num_scheduled_tokens = 0;  // its tokens in that plan
   // Leading blocks that came from the prefix cache or were offered to it.

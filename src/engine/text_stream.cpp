@@ -18,9 +18,9 @@ std::optional<std::string> TextStream::add(int32_t token_id, bool may_stop) {
   return std::nullopt;
 }
 
-// Of the stop strings that end after the first `before` bytes, the one that begins first; of
-// several that begin there, the first in the request's list. What ended before was not allowed to
-// stop.
+// The stop string that begins first among those that end after the first `before` bytes; of
+// several that begin there, the first in the request's list. A stop string that ended before was
+// not allowed to stop.
 std::optional<std::string> TextStream::find_stop(size_t before) {
   size_t first = std::string::npos;
   const std::string* found = nullptr;

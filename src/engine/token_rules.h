@@ -17,14 +17,14 @@ void set_token_rules(Sequence& sequence, const Tokenizer* tokenizer, int64_t voc
 /// Copies the rules of another answer to the same request.
 void copy_token_rules(Sequence& sequence, const Sequence& from);
 
-/// Whether the answer of `s` ends in all tokens of `word` but its last. If it does only where the
-/// token that the device alone knows is the last but one: unknown.
+/// Whether the answer of `s` ends in all tokens of `word` but its last. unknown: it does
+/// if the token that only the device knows so far is the last but one.
 enum class Begun { no, yes, unknown };
 Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word);
 /// Whether it may not sample its stop tokens yet. Where there is a grammar, its masks see to that.
 bool is_below_min_tokens(const ScheduledSequence& s);
 
-/// Calls put(token id, bias, the token that must come before or -1) for what is added to the logits
+/// Calls put(token id, bias, the token that must come before or -1) for each bias of the logits
 /// that `s` samples from.
 template <class Put>
 void for_each_bias(const ScheduledSequence& s, Put&& put) {
@@ -38,7 +38,7 @@ void for_each_bias(const ScheduledSequence& s, Put&& put) {
   for (const int32_t id : s.sequence->stop_token_ids) put(id, kMasked, -1);
 }
 
-/// Takes from the mask what the request does not allow, whatever its grammar says.
+/// Takes the tokens from the mask that the request does not allow, whatever its grammar says.
 void keep_allowed_tokens(Sequence& sequence, std::span<uint32_t> mask);
 
 }  // namespace nanovllm

@@ -20,7 +20,7 @@ class VocabParallelEmbedding {
  protected:
   friend class ParallelLMHead;
   Weight weight_;  // [ceil(vocab / world), hidden]; the tied head is the same bytes
-  DType dtype_;    // of what it gives
+  DType dtype_;    // of its result
   int64_t hidden_size_, first_row_;
 };
 
@@ -32,7 +32,7 @@ class ParallelLMHead {
                  int64_t hidden_size);
   /// logits f32 [rows, vocab] of the hidden rows [rows, hidden]; gathered, on every rank.
   void forward(const Step& step, Tensor logits, Tensor hidden) const;
-  /// token_ids = Backend::sample() of what forward() gives, on every rank. `logits`, as
+  /// token_ids = Backend::sample() of forward()'s result, on every rank. `logits`, as
   /// forward()'s, is room for it; its contents afterwards are undefined.
   void sample(const Step& step, Tensor token_ids, Tensor logits, Tensor hidden,
               const SamplingBatch& params) const;

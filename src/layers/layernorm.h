@@ -1,4 +1,4 @@
-// RmsNorm: x / rms(x) * weight, alone or fused with the residual addition before it (Zhang &
+// RmsNorm: x / rms(x) * weight, by itself or fused with the residual addition before it (Zhang &
 // Sennrich, arXiv 1910.07467).
 #pragma once
 

@@ -23,7 +23,7 @@ class ReplicatedLinear {
                    int64_t output_size, bool bias = false);
   Tensor forward(const Step& step, Tensor x) const;  // [t, input] -> [t, output], in step.arena
   void forward(const Step& step, Tensor y, Tensor x) const;
-  /// Room in step.arena for what `rows` rows become.
+  /// Room in step.arena for the result of `rows` rows.
   Tensor take_output(const Step& step, DType dtype, int64_t rows) const {
     return step.arena.take(dtype, {rows, output_size_});
   }
@@ -55,7 +55,7 @@ class MergedColumnParallelLinear : public ColumnParallelLinear {
   MergedColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                              const std::vector<std::pair<std::string, int64_t>>& outputs,
                              bool bias = false);
-  /// silu_and_mul() of what forward() gives: [t, input] -> [t, output / 2], in step.arena
+  /// silu_and_mul() of forward()'s result: [t, input] -> [t, output / 2], in step.arena
   Tensor forward_gated(const Step& step, Tensor x) const;
 };
 

@@ -23,7 +23,7 @@ struct SamplerInput {
 /// Where the results go, on the device.
 struct SamplerOutput {
   Tensor token_ids;  // i32 [rows that sample]
-  // Of all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows].
+  // For all rows, if wanted: i32 [rows, 1 + k], f32 [rows, 1 + k], i32 [rows].
   Tensor ids, logprobs, ranks;
 };
 
@@ -31,7 +31,7 @@ struct SamplerOutput {
 class Sampler {
  public:
   /// Computes logits for the batch's logits_rows, max_rows at a time, and samples them. `hidden` is
-  /// what Model::forward() gives.
+  /// the result of Model::forward().
   void forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
                HiddenStates hidden, const SamplerInput& input, const SamplerOutput& output,
                int64_t max_rows) const;

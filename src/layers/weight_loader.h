@@ -5,7 +5,7 @@
 // Two passes over the same constructors. Without storage the loader only counts: that is the memory
 // plan. With storage it hands out the final addresses, and load() then fills them. Loading is
 // exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or that has another
-// shape, and a tensor that nobody asked for are errors that name it.
+// shape, and a tensor that no layer asked for are errors that name it.
 #pragma once
 
 #include <functional>

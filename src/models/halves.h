@@ -42,7 +42,7 @@ struct Halves {
   }
 };
 
-/// The tokens from .. to - 1, for what looks at each token's position and slot alone.
+/// The tokens from .. to - 1, for operations that use only a token's position and slot.
 inline Batch tokens_of(const Batch& batch, int64_t from, int64_t to) {
   Batch part = batch;
   for (Tensor* t : {&part.tokens, &part.positions, &part.slot_mapping}) *t = t->rows(from, to);

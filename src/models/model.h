@@ -27,7 +27,7 @@ struct ModelContext {
   Tensor cos_sin;  // RotaryEmbedding's table
 };
 
-/// A name that config.json may have, what builds its model, and what its config.json leaves unsaid.
+/// An architecture: its name in config.json, its model's maker, its config.json's defaults.
 struct Architecture {
   const char* name;  // config.json, architectures[0]
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ModelContext& context);

@@ -16,7 +16,7 @@ AlarmClock::~AlarmClock() {
   thread_.join();
 }
 
-// Nobody is woken: the thread looks often enough.
+// The thread is not woken: it looks often enough.
 void AlarmClock::set(std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
   is_set_ = true;

@@ -1,7 +1,7 @@
-// Whose turn it is on a device. Kernels of ranks wait for each other across GPUs; those of two
-// groups at once would wait for ever, where each group has the room on one GPU that the other needs
-// there: a decode step of few rows fills its GPU (ops/cuda/decoder/decoder_layers_sm90a.cu). So
-// groups that share a device take turns, a step at a time.
+// DeviceTurn: groups of ranks that share a device take turns on it, a step at a time. Kernels of
+// ranks wait for each other across GPUs, and a decode step of few rows fills its GPU
+// (ops/cuda/decoder/decoder_layers_sm90a.cu). Two groups at once would wait for ever, each on a GPU
+// that the other fills.
 #pragma once
 
 #include <functional>
@@ -20,11 +20,11 @@ class DeviceTurn {
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
 
-  /// The group's devices, by name; before, take() waits for nobody. The caller holds take_all().
+  /// Sets the group's devices, by name: take() waits for groups that share one. Under take_all().
   void join(std::vector<std::string> devices);
-  /// Now no other group has anything under way on a device of this one's, and none gives it
-  /// anything while the caller holds this. What this group gives its devices then is drained in its
-  /// turn.
+  /// Returns when no other group has work under way on a device of this group; none gives it work
+  /// while the caller holds the lock. Work that this group gives its devices then is drained before
+  /// another group's turn.
   [[nodiscard]] std::unique_lock<std::mutex> take();
   /// No other group has anything under way anywhere: for opening and closing devices, where drivers
   /// wait for devices to be idle.

@@ -71,7 +71,7 @@ ProcessRunner::ProcessRunner(std::unique_ptr<ProcessGroup> group,
 }
 
 ProcessRunner::~ProcessRunner() {
-  if (failed_) {  // what waits on the device for others must not keep this process
+  if (failed_) {  // work on the device that waits for others must not keep this process
     if (last_alarm_) last_alarm_->set();
     runner_->communicator().abort();
     return;
@@ -95,7 +95,7 @@ void ProcessRunner::load(const Checkpoint* checkpoint, uint64_t seed,
     wait.go_on(kLoadPatience);
     if (progress) progress(done, total);
   });
-  // Nobody starts before all have loaded; others' disks may be slower.
+  // No rank starts before all have loaded; others' disks may be slower.
   const auto own = std::chrono::steady_clock::now() - begin;
   wait.go_on(kLoadPatience + 3 * std::chrono::duration_cast<std::chrono::milliseconds>(own));
   group_->smallest(0);
@@ -171,12 +171,12 @@ StepResult ProcessRunner::finish_step() {
 
 void ProcessRunner::serve() {
   failed_ = true;
-  // Others are missed by rank 0, which can tell its requests.
+  // Rank 0 watches for the others: it can tell its requests.
   const WatchForStoppedRanks watch("the next step", 0);
   bool needs_masks = false;  // the newest step
   for (;;) {
     int64_t bytes = 0;
-    // Where rank 0 gives nothing more to do, what it has given must come to its end nevertheless.
+    // Where rank 0 gives nothing more to do, the steps under way must still come to their end.
     group_->await_broadcast(std::as_writable_bytes(std::span(&bytes, 1)), [this, &needs_masks] {
       while (num_in_flight_ > (needs_masks ? 1 : 0)) finish_step();
     });

@@ -5,7 +5,7 @@
 // others; a rank that is missing in a collective for 8 seconds, or that the others' GPUs wait for,
 // has the same effect. So has one that is missing for 30 seconds while devices are opened, or long
 // after the others have loaded their weights; and one of this host that is stopped for 6 seconds,
-// be it at the start, between steps or at the end.
+// at the start, between steps or at the end.
 #pragma once
 
 #include <chrono>
@@ -51,9 +51,9 @@ class ProcessRunner final : public Runner {
   StepResult finish_step();
 
   std::unique_ptr<ProcessGroup> group_;
-  // While a device is waited for, or given work, by which it may wait, too; null: none works on its
-  // own. The first ends the wait. The last, which outlives the runner, ends the process where that
-  // did not help.
+  // Both run while a device is waited for, or is given work, which may wait, too; null where no
+  // device works on its own. alarm_ ends the wait. last_alarm_, which outlives the runner, ends the
+  // process where that did not help.
   std::unique_ptr<AlarmClock> last_alarm_;
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::byte> block_, message_;

@@ -13,7 +13,7 @@
 
 namespace nanovllm {
 
-/// Ends this process at once, with one line that says why: somebody else hangs, and what waits for
+/// Ends this process at once, with one line that says why: another rank hangs, and the wait for
 /// it here cannot be ended. mpirun then ends the others.
 [[noreturn]] void end_process(const std::string& why);
 
@@ -39,9 +39,9 @@ class WatchForStoppedRanks {
   std::thread looks_;
 };
 
-/// For waits for other processes, and for calls of drivers that can hang with them: what takes
-/// longer than `patience` while this lives ends the process. `patience` has to do for slow disks
-/// and devices.
+/// For waits for other processes, and for calls of drivers that can hang with them: the process
+/// ends if one takes longer than `patience` while this lives. `patience` must be enough for slow
+/// disks and devices.
 class WaitForProcesses {
  public:
   WaitForProcesses(const std::string& what, std::chrono::milliseconds patience);

@@ -31,7 +31,7 @@ struct RankGroup::Rank {
   std::deque<Job> jobs;
   int64_t num_done = 0;  // jobs
   bool has_left = false, has_ended = false;
-  // Of loading, for whoever watches.
+  // The progress of loading, for the thread that watches.
   std::atomic<int64_t> bytes_done = 0, bytes_total = 0;
   // The rank thread's own; the caller may read it while the rank has nothing to do.
   std::unique_ptr<Backend> backend;
@@ -102,7 +102,7 @@ void RankGroup::run_rank(const std::shared_ptr<State>& state, Rank& rank) {
   } catch (...) {
     fail_group(ErrorKind::engine, "threw what is no std::exception");
   }
-  // Ranks read and write each other's memory: it goes when nobody works any more.
+  // Ranks read and write each other's memory: it goes when no rank works any more.
   try {
     if (rank.runner) rank.runner->backend().synchronize();
   } catch (const std::exception&) {  // a device that has failed does nothing more

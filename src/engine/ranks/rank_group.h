@@ -6,9 +6,9 @@
 // group's.
 //
 // Faults. The first rank that throws, or that keeps the others waiting too long, stops the group:
-// whatever the caller asks then throws Error with that rank and its cause, and the ranks leave
+// every later call throws Error with that rank and its cause, and the ranks leave
 // together and give their memory back. Threads cannot be killed: one that hangs for good keeps what
-// the ranks hold until it returns, but nobody waits for it.
+// the ranks hold until it returns, but no other thread waits for it.
 #pragma once
 
 #include <chrono>
