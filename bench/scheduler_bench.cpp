@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace {
 

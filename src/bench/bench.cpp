@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "cli/load_model.h"
 #include "comm/process_group.h"
 #include "core/check.h"

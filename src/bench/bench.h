@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/communication.h"
-#include "bench/roofline.h"
+#include "bench/roofline/roofline.h"
 #include "bench/workload.h"
 #include "cli/command.h"
 #include "cli/options.h"

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "bench/bench.h"
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "cli/exit_code.h"
 
 namespace nanovllm::cli {

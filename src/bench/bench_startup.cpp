@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "cli/exit_code.h"
 #include "cli/terminal/output.h"
 #include "core/check.h"

@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "bench/bench.h"
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "bench/timing.h"
 #include "cli/exit_code.h"
 #include "core/check.h"

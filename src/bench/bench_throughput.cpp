@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "bench/bench.h"
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "cli/exit_code.h"
 #include "core/check.h"
 

@@ -9,7 +9,7 @@
 
 #include "core/batch.h"
 #include "core/limits.h"
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 #include "layers/sampler.h"
 
 namespace nanovllm {

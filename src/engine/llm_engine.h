@@ -16,7 +16,7 @@
 
 #include "engine/request.h"
 #include "engine/runner.h"
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 

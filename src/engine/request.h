@@ -11,7 +11,7 @@
 
 #include "nanovllm/params.h"
 
-#include "engine/sequence.h"
+#include "engine/scheduler/sequence.h"
 #include "engine/text_stream.h"
 
 namespace nanovllm {

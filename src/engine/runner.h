@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/memory_plan.h"
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 

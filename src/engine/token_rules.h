@@ -8,7 +8,7 @@
 
 #include "nanovllm/tokenizer.h"
 
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 

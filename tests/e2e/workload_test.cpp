@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/roofline.h"
+#include "bench/roofline/roofline.h"
 
 namespace nanovllm::cli {
 namespace {

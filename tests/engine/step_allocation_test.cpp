@@ -9,7 +9,7 @@
 #include "engine/model_runner.h"
 #include "engine/test_grammars.h"
 #include "ops/cpu/cpu_backend.h"
-#include "unit/engine/count_allocations.h"
+#include "unit/engine/scheduler/count_allocations.h"
 
 namespace {
 int64_t num_aligned = 0;

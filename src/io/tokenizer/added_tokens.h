@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "io/tokenizer/entry.h"
-#include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/patterns/string_matcher.h"
+#include "io/tokenizer/stages/normalizer.h"
 #include "io/tokenizer/vocabulary.h"
 
 namespace nanovllm {

@@ -11,10 +11,10 @@
 
 #include "io/tokenizer/added_tokens.h"
 #include "io/tokenizer/bpe.h"
-#include "io/tokenizer/decoder.h"
-#include "io/tokenizer/normalizer.h"
-#include "io/tokenizer/post_processor.h"
-#include "io/tokenizer/pre_tokenizer.h"
+#include "io/tokenizer/stages/decoder.h"
+#include "io/tokenizer/stages/normalizer.h"
+#include "io/tokenizer/stages/post_processor.h"
+#include "io/tokenizer/stages/pre_tokenizer.h"
 #include "io/tokenizer/token_bytes.h"
 
 namespace nanovllm {

@@ -1,10 +1,10 @@
-#include "io/tokenizer/decoder.h"
+#include "io/tokenizer/stages/decoder.h"
 
 #include <optional>
 #include <utility>
 
 #include "io/tokenizer/nesting.h"
-#include "io/tokenizer/replace.h"
+#include "io/tokenizer/stages/replace.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

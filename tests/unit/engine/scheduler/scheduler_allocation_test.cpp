@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/scheduler.h"
-#include "unit/engine/count_allocations.h"
+#include "engine/scheduler/scheduler.h"
+#include "unit/engine/scheduler/count_allocations.h"
 
 namespace nanovllm {
 namespace {

@@ -1,7 +1,7 @@
-#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/stages/normalizer.h"
 
 #include "io/tokenizer/nesting.h"
-#include "io/tokenizer/replace.h"
+#include "io/tokenizer/stages/replace.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/sequence.h"
+#include "engine/scheduler/sequence.h"
 
 namespace nanovllm {
 

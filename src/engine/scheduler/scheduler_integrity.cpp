@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 

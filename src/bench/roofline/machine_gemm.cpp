@@ -5,7 +5,7 @@
 
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 #include "core/seconds.h"
 #include "ops/cpu/threads.h"
 

@@ -1,4 +1,4 @@
-#include "io/tokenizer/post_processor.h"
+#include "io/tokenizer/stages/post_processor.h"
 
 #include "io/tokenizer/nesting.h"
 

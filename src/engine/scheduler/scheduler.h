@@ -41,9 +41,9 @@
 
 #include "nanovllm/llm.h"
 
-#include "engine/block_manager.h"
-#include "engine/sequence.h"
-#include "engine/sequence_queue.h"
+#include "engine/scheduler/block_manager.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/sequence_queue.h"
 
 namespace nanovllm {
 

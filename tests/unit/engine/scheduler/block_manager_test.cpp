@@ -1,4 +1,4 @@
-#include "engine/block_manager.h"
+#include "engine/scheduler/block_manager.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 #include <limits>
 
@@ -6,7 +6,7 @@
 
 #include "nanovllm/error.h"
 
-#include "unit/engine/scheduler_rig.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "bench/roofline.h"
+#include "bench/roofline/roofline.h"
 
 namespace nanovllm::cli {
 

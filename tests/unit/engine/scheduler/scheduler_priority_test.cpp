@@ -1,7 +1,7 @@
 // The order of service.
 #include <gtest/gtest.h>
 
-#include "unit/engine/scheduler_rig.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {

@@ -1,5 +1,5 @@
 // Scheduler::add_to(): what a picture of the engine shows.
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 namespace {

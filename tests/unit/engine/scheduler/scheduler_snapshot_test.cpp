@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "engine/scheduler.h"
-#include "unit/engine/scheduler_rig.h"
+#include "engine/scheduler/scheduler.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {

@@ -1,4 +1,4 @@
-#include "bench/roofline.h"
+#include "bench/roofline/roofline.h"
 
 #include <algorithm>
 #include <cmath>

@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/scheduler.h"
-#include "unit/engine/fake_runner.h"
+#include "engine/scheduler/scheduler.h"
+#include "unit/engine/scheduler/fake_runner.h"
 
 namespace nanovllm {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 namespace nanovllm {
 

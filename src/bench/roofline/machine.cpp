@@ -1,4 +1,4 @@
-#include "bench/machine.h"
+#include "bench/roofline/machine.h"
 
 #include <algorithm>
 #include <chrono>

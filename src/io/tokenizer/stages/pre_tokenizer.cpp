@@ -1,9 +1,9 @@
-#include "io/tokenizer/pre_tokenizer.h"
+#include "io/tokenizer/stages/pre_tokenizer.h"
 
 #include <utility>
 
 #include "io/tokenizer/nesting.h"
-#include "io/tokenizer/replace.h"
+#include "io/tokenizer/stages/replace.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

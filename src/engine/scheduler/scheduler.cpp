@@ -1,4 +1,4 @@
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 #include <algorithm>
 

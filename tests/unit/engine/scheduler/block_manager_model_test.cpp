@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "core/check.h"
-#include "engine/block_manager.h"
-#include "unit/engine/model_based.h"
+#include "engine/scheduler/block_manager.h"
+#include "unit/engine/scheduler/model_based.h"
 
 namespace nanovllm {
 namespace {

@@ -1,7 +1,7 @@
 // Steps in flight, and sequences that lose their blocks.
 #include <gtest/gtest.h>
 
-#include "unit/engine/scheduler_rig.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {

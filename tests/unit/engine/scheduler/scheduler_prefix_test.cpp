@@ -1,7 +1,7 @@
 // What the scheduler takes from the prefix cache, and what it leaves there.
 #include <gtest/gtest.h>
 
-#include "unit/engine/scheduler_rig.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {

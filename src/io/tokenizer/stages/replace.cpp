@@ -1,4 +1,4 @@
-#include "io/tokenizer/replace.h"
+#include "io/tokenizer/stages/replace.h"
 
 #include <algorithm>
 

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "unit/engine/model_based.h"
-#include "unit/engine/scheduler_rig.h"
+#include "unit/engine/scheduler/model_based.h"
+#include "unit/engine/scheduler/scheduler_rig.h"
 
 namespace nanovllm {
 namespace {
