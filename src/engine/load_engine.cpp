@@ -50,7 +50,7 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
   return list;
 }
 
-RankInfo describe(const std::string& device, const MemoryPlan& plan) {
+RankInfo rank_info(const std::string& device, const MemoryPlan& plan) {
   return {.device = device,
           .weight_bytes = static_cast<int64_t>(plan.weights),
           .workspace_bytes = static_cast<int64_t>(plan.workspace),
@@ -59,8 +59,9 @@ RankInfo describe(const std::string& device, const MemoryPlan& plan) {
 }
 
 /// `plan` is any rank's: what is said of it here is the same for all.
-EngineInfo describe(const std::string& device, const ModelConfig& model, const EngineConfig& config,
-                    const MemoryPlan& plan, std::vector<RankInfo> ranks, const std::string& note) {
+EngineInfo engine_info(const std::string& device, const ModelConfig& model,
+                       const EngineConfig& config, const MemoryPlan& plan,
+                       std::vector<RankInfo> ranks, const std::string& note) {
   EngineInfo info{.device = device,
                   .architecture = model.architecture,
                   .dtype = std::string(name_of(compute_dtype(model, config))),
@@ -165,7 +166,7 @@ std::unique_ptr<RankGroup> make_ranks(std::unique_ptr<Backend> first,
 std::vector<RankInfo> describe_ranks(const RankGroup& group, int world) {
   std::vector<RankInfo> ranks;
   for (int rank = 0; rank < world; ++rank)
-    ranks.push_back(describe(group.device_name(rank), group.memory(rank)));
+    ranks.push_back(rank_info(group.device_name(rank), group.memory(rank)));
   return ranks;
 }
 
@@ -213,7 +214,7 @@ std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
     });
     log.run("weights", [&] { runner->load(checkpoint.get(), config.seed, progress); });
     std::vector<RankInfo> ranks(static_cast<size_t>(config.tensor_parallel_size),
-                                describe(runner->device_name(), runner->memory()));
+                                rank_info(runner->device_name(), runner->memory()));
     return {std::move(runner), std::move(ranks)};
   }
   if (config.tensor_parallel_size > 1) {
@@ -229,7 +230,7 @@ std::pair<std::unique_ptr<Runner>, std::vector<RankInfo>> load_runner(
                                          model, config);
   });
   log.run("weights", [&] { runner->load(checkpoint.get(), config.seed, progress); });
-  std::vector<RankInfo> rank = {describe(runner->device_name(), runner->memory())};
+  std::vector<RankInfo> rank = {rank_info(runner->device_name(), runner->memory())};
   return {std::move(runner), std::move(rank)};
 }
 
@@ -247,9 +248,9 @@ EngineInfo plan_engine(const std::string& directory, const EngineConfig& config)
   MemoryPlan plan;
   for (int rank = 0; rank < world; ++rank) {
     plan = plan_memory(*ops, model, config, compute_dtype(model, config), {rank, world}, world);
-    ranks.push_back(describe(rank == 0 ? ops->name() : device_of_rank(*ops, rank), plan));
+    ranks.push_back(rank_info(rank == 0 ? ops->name() : device_of_rank(*ops, rank), plan));
   }
-  return describe(ops->name(), model, config, plan, std::move(ranks), note);
+  return engine_info(ops->name(), model, config, plan, std::move(ranks), note);
 }
 
 namespace {
@@ -293,8 +294,8 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
                                      checkpoint, std::move(processes), decorate, log);
   log.run("close weights", [&] { checkpoint.reset(); });
   wait_for_tokenizer();
-  loaded.info = describe(runner->device_name(), loaded.model, config, runner->memory(),
-                         std::move(ranks), note);
+  loaded.info = engine_info(runner->device_name(), loaded.model, config, runner->memory(),
+                            std::move(ranks), note);
   loaded.info.startup = log.phases();
   loaded.eos = eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get());
   loaded.engine = std::make_unique<LLMEngine>(std::move(runner), loaded.model, config,

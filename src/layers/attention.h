@@ -39,7 +39,7 @@ class Attention {
   }
 
   /// Its part of a stack of layers: `layer` is the last so far.
-  void describe(DecoderStack& stack) const {
+  void add_to(DecoderStack& stack) const {
     stack.layers.back().window = window_;
     stack.heads = num_heads_;
     stack.kv_heads = num_kv_heads_;

@@ -43,7 +43,7 @@ void Experts::forward(const Step& step, Tensor x) const {
   step.ops.moe_mlp(x, x, weights, ids, gate_up_, down_, work);
 }
 
-void Experts::describe(DecoderStack& stack) const {
+void Experts::add_to(DecoderStack& stack) const {
   DecoderWeights& layer = stack.layers.back();
   layer.router = router_;
   layer.gate_up = gate_up_;

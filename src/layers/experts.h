@@ -21,7 +21,7 @@ class Experts {
   /// x [t, hidden] -> x, this rank's part of the sum
   void forward(const Step& step, Tensor x) const;
   /// Its part of a stack of layers, whose last it is in.
-  void describe(DecoderStack& stack) const;
+  void add_to(DecoderStack& stack) const;
 
  private:
   int64_t num_experts_, experts_per_token_, inner_size_;  // inner_size_: of an expert, on this rank

@@ -54,13 +54,13 @@ class RotaryAttention {
   }
 
   /// Adds this attention to the last layer of `stack`.
-  virtual void describe(DecoderStack& stack) const {
+  virtual void add_to(DecoderStack& stack) const {
     DecoderWeights& layer = stack.layers.back();
     layer.qkv = qkv_proj_.weight();
     layer.qkv_bias = qkv_proj_.bias();
     layer.o = o_proj_.weight();
     layer.o_bias = o_proj_.bias();
-    attn_.describe(stack);
+    attn_.add_to(stack);
     stack.cos_sin = cos_sin_;
   }
 
@@ -98,7 +98,7 @@ class GatedMLP {
     down_proj_.forward(step, x, gate_up_proj_.forward_gated(step, x));
   }
 
-  void describe(DecoderStack& stack) const {
+  void add_to(DecoderStack& stack) const {
     DecoderWeights& layer = stack.layers.back();
     layer.gate_up = gate_up_proj_.weight();
     layer.gate_up_bias = gate_up_proj_.bias();
@@ -131,13 +131,13 @@ class DecoderLayer {
   }
 
   /// Adds this layer to the stack.
-  void describe(DecoderStack& stack) const {
+  void add_to(DecoderStack& stack) const {
     DecoderWeights& layer = stack.layers.emplace_back();
     layer.input_norm = input_layernorm_.weight();
     layer.post_norm = post_attention_layernorm_.weight();
     stack.eps = input_layernorm_.eps();
-    self_attn_.describe(stack);
-    mlp_.describe(stack);
+    self_attn_.add_to(stack);
+    mlp_.add_to(stack);
   }
 
   const RmsNorm& input_layernorm() const { return input_layernorm_; }

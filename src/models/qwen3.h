@@ -25,8 +25,8 @@ class Qwen3Attention final : public RotaryAttention {
                                 step.batch, cos_sin_, cache);
   }
 
-  void describe(DecoderStack& stack) const override {
-    RotaryAttention::describe(stack);
+  void add_to(DecoderStack& stack) const override {
+    RotaryAttention::add_to(stack);
     stack.layers.back().q_norm = q_norm_.weight();
     stack.layers.back().k_norm = k_norm_.weight();
   }

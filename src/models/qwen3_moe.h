@@ -30,11 +30,11 @@ class Qwen3MoeMLP {
       dense_->forward(step, x);
   }
 
-  void describe(DecoderStack& stack) const {
+  void add_to(DecoderStack& stack) const {
     if (experts_)
-      experts_->describe(stack);
+      experts_->add_to(stack);
     else
-      dense_->describe(stack);
+      dense_->add_to(stack);
   }
 
  private:

@@ -1,7 +1,7 @@
 // libnanovllm-mpi.so: ProcessGroup over MPI.
 //
-// Collectives are those that block nobody for good: they are started, and looked after until they
-// are done or a peer has been missing for too long.
+// Collectives are MPI's non-blocking ones, so that no rank waits for good: each is started, and
+// looked after until it is done or a peer has been missing for too long.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
