@@ -1,5 +1,5 @@
-// What tests ask of the CUDA module beyond the catalogue of operations: to behave like a lesser
-// GPU, and what it made of cuBLASLt.
+// Requests of tests to the CUDA module beyond the catalogue of operations: to behave like a lesser
+// GPU, and to tell its verdicts on cuBLASLt.
 #pragma once
 
 #include <cstdint>

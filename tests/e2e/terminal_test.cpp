@@ -122,6 +122,14 @@ TEST(Terminal, AFullContextSaysWhatToDoAndDropsTheOldestTurns) {
   EXPECT_EQ(terminal.exit_code(), 0);
 }
 
+TEST(Terminal, ALongPromptIsSaidToBeRead) {
+  std::string prompt;
+  for (int i = 0; i < 500; ++i) prompt += "a ";
+  Terminal terminal({"generate", demo_model(), prompt, "--max-num-batched-tokens", "16"});
+  EXPECT_NE(without_escapes(terminal.rest()).find("reading the prompt, "), std::string::npos);
+  EXPECT_EQ(terminal.exit_code(), 0);
+}
+
 // Each time the line is drawn it begins with a carriage return; what wraps could not be taken away.
 TEST(Terminal, TheProgressLineFitsTheTerminal) {
   Terminal terminal({"generate", demo_model(), "--prompt", "x", "--prompt", "y", "--max-tokens",

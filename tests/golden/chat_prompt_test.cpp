@@ -72,14 +72,18 @@ TEST(ChatPrompt, ATemplateThatCannotBeReadFailsChatAlone) {
   TempDirectory directory;
   for (const char* file : {"config.json", "tokenizer.json", "tokenizer_config.json"})
     std::filesystem::copy(demo() + "/" + file, directory.path());
-  std::ofstream(directory.path() / "chat_template.jinja") << "{% if %}";
   EngineConfig config = demo_config();
   config.load_format = "dummy";
-  LLM llm(directory.path(), config);
-  EXPECT_EQ(llm.generate({"2 + 3 ="}, greedy(1)).at(0).error, "");
-  for (int i = 0; i < 2; ++i)
-    expect_invalid([&] { llm.chat_prompt(R"([{"role": "user", "content": "x"}])"); },
-                   {"messages need a chat template", "chat_template.jinja:1:"});
+  const std::string path = directory.path() / "chat_template.jinja";
+  for (const auto& [text, problem] :
+       {std::pair("{% if %}", path + ":1:"), std::pair("", path + " is missing or empty")}) {
+    std::ofstream(path, std::ios::trunc) << text;
+    LLM llm(directory.path(), config);
+    EXPECT_EQ(llm.generate({"2 + 3 ="}, greedy(1)).at(0).error, "");
+    for (int i = 0; i < 2; ++i)
+      expect_invalid([&] { llm.chat_prompt(R"([{"role": "user", "content": "x"}])"); },
+                     {"messages need a chat template", problem});
+  }
 }
 
 TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {

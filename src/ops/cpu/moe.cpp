@@ -19,7 +19,7 @@ void route(float* weights, int32_t* ids, const float* logits, int64_t n, int64_t
   for (int64_t i = 0; i < k; ++i) {
     int64_t best = -1;
     for (int64_t e = 0; e < n; ++e) {
-      // Those after the last one chosen, in the order of falling logits and rising ids.
+      // The experts after the last one chosen, in the order of falling logits and rising ids.
       const bool is_left =
           i == 0 || key(e) < key(ids[i - 1]) || (key(e) == key(ids[i - 1]) && e > ids[i - 1]);
       if (is_left && (best < 0 || key(e) > key(best))) best = e;

@@ -7,7 +7,7 @@ namespace {
 template <class T>
 constexpr bool kHasTiles = sizeof(T) == sizeof(bf16);
 
-/// What ldtilecfg reads.
+/// The operand of ldtilecfg.
 struct TileShape {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t columns[16] = {};  // bytes
