@@ -53,7 +53,7 @@ class AsyncLLM::State {
       check(!is_draining_, ErrorKind::unavailable, "the engine is shutting down");
       check_queue(params.n, tokens);
       check(live_.insert(request_id).second, ErrorKind::invalid_argument,
-            "request id {} is that of a live request", request_id);
+            "request id {} belongs to a live request", request_id);
       offered_reqs_ += params.n;
       offered_tokens_ += tokens;
       mailbox_.push_back(std::move(item));

@@ -45,8 +45,7 @@ struct LLM::State {
     if (!params.truncate_prompt_tokens) return tokens;
     const int64_t asked = *params.truncate_prompt_tokens;
     check(asked >= 1 || asked == -1, ErrorKind::invalid_argument,
-          "truncate_prompt_tokens is {}: it must be at least 1, or -1 for what there is room for",
-          asked);
+          "truncate_prompt_tokens is {}: it must be at least 1, or -1 for as many as fit", asked);
     const int64_t kept = asked == -1 ? loaded.info.max_model_len - 1 : asked;
     if (std::ssize(tokens) > kept) tokens.erase(tokens.begin(), tokens.end() - kept);
     return tokens;

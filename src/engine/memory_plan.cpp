@@ -140,8 +140,8 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
                       : fmt::format("ways out: --max-model-len {} or less; ",
                                     fits * plan.limits.block_size);
   text += ops.device().kind == Device::cpu
-              ? "end what else uses this memory; "
-              : "a higher --gpu-memory-utilization, or end what else uses this memory; ";
+              ? "end other programs that use this memory; "
+              : "a higher --gpu-memory-utilization, or end other programs that use this memory; ";
   text += "a smaller --max-num-batched-tokens";
   throw Error(ErrorKind::device, text);
 }

@@ -100,7 +100,7 @@ void RankGroup::run_rank(const std::shared_ptr<State>& state, Rank& rank) {
   } catch (const std::exception& error) {
     fail_group(ErrorKind::engine, error.what());
   } catch (...) {
-    fail_group(ErrorKind::engine, "threw what is no std::exception");
+    fail_group(ErrorKind::engine, "threw something that is no std::exception");
   }
   // Ranks read and write each other's memory: it goes when no rank works any more.
   try {

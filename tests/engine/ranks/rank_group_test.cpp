@@ -183,7 +183,7 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
   for (const Phase phase : {Phase::open, Phase::load, Phase::prefill, Phase::decode}) {
     cases.push_back({Fault::error, phase, "rank 1 of 3: the device is gone"});
     cases.push_back(
-        {Fault::other_exception, phase, "rank 1 of 3: threw what is no std::exception"});
+        {Fault::other_exception, phase, "rank 1 of 3: threw something that is no std::exception"});
     cases.push_back({Fault::hang, phase, "rank 1 of 3: hangs: "});
   }
   for (const FaultCase& c : cases) {
