@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(cmake ninja-build curl ca-certificates libfmt-dev nlohmann-json3-dev libcli11-dev libdnnl-dev libpcre2-dev
           libedit-dev libboost-dev libssl-dev libjs-marked libjs-highlight.js
-          libutf8proc-dev libxxhash-dev libgtest-dev "$@")
+          libutf8proc-dev libxxhash-dev libzmq3-dev libgtest-dev "$@")
 
 id=unknown version=
 if [ -r /etc/os-release ]; then

@@ -160,6 +160,21 @@ struct RequestOutput {
   RequestMetrics metrics;
 };
 
+/// Events of the prefix cache over ZeroMQ, for routers. Names, defaults and format are vLLM's, but
+/// for the endpoint's: other machines do not reach it unless asked to.
+struct KvEventsConfig {
+  bool enable_kv_cache_events = false;
+  std::string publisher{};  ///< zmq | null (nothing is published); empty: zmq
+  std::string endpoint = "tcp://127.0.0.1:5557";
+  std::string replay_endpoint{};  ///< where missed batches can be asked for; empty: nowhere
+  int64_t buffer_steps = 10'000;  ///< batches that are kept for it
+  int64_t hwm = 100'000;          ///< batches that wait for a slow subscriber, before some are lost
+  int64_t max_queue_size = 100'000;  ///< batches that wait to be sent, before the engine waits
+  std::string topic{};
+
+  bool is_on() const { return enable_kv_cache_events && publisher != "null"; }
+};
+
 /// How an engine is set up. 0 or -1 means "choose" where the comment says so.
 struct EngineConfig {
   std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
@@ -192,6 +207,7 @@ struct EngineConfig {
   /// Hugging Face; otherwise it stays text there, but for the system's and the assistant's
   /// messages.
   bool parse_special_in_messages = false;
+  KvEventsConfig kv_events{};
   /// Called from the thread that constructs the engine while it loads: (what, done, total). May be
   /// empty.
   std::function<void(const char* what, int64_t done, int64_t total)> on_progress{};

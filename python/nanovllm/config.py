@@ -24,6 +24,11 @@ def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(_unknown(name, known))
         if value is not None:
             options[name] = value
+    events = options.get("kv_events_config")
+    if events is not None and not isinstance(events, str):
+        import json
+
+        options["kv_events_config"] = json.dumps(events)
     options["dtype"] = _DTYPES.get(options.get("dtype", "auto"), options.get("dtype", "auto"))
     options["num_gpu_blocks_override"] = max(0, options.get("num_gpu_blocks_override", 0))
     if not options.get("allow_long_max_model_len"):

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "api/kv_events_config.h"
 #include "api/request_json.h"
 #include "engine/request_checks.h"
 #include "io/json.h"
@@ -60,6 +61,10 @@ constexpr ConfigField kFields[] = {
     field<&C::load_format>("load_format"),
     field<&C::skip_tokenizer_init>("skip_tokenizer_init"),
     field<&C::parse_special_in_messages>("parse_special_in_messages"),
+    {"kv_events_config",
+     [](EngineConfig& config, const char* what, nb::handle given) {
+       config.kv_events = read_kv_events_config(to_value<std::string>(what, given), what);
+     }},
 };
 
 nb::object none_or(const char* text) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "api/kv_events_config.h"
 #include "chat/chat_format.h"
 #include "cli/about/build_info.h"
 #include "cli/command.h"
@@ -140,6 +141,9 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
            "calls that were not asked for may have invalid arguments");
   add_flag(command, "--reasoning-content", o.reasoning_content,
            "answers name reasoning reasoning_content");
+  add_value(command, "--kv-events-config", "JSON",
+            "events of the prefix cache for routers, with vLLM's fields (none)",
+            [&o](const std::string& s) { o.engine.kv_events = read_kv_events_config(s, "JSON"); });
   add_flag(command, "--no-page", o.no_page, "no web page at /");
   add_flag(command, "--enable-admin-endpoints", o.enable_admin,
            "/abort_requests and /reset_prefix_cache");

@@ -32,5 +32,6 @@ constexpr int64_t kMaxNumBatchedTokens = 1 << 20;
 constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  ///< tokens; powers of two
 constexpr int kMaxRanks = 64;                              ///< tensor_parallel_size
 constexpr int kMaxThreads = 1024;  ///< of a CPU backend; OpenMP's own tables end a process beyond
+constexpr int64_t kMaxKvEvents = 1'000'000'000;  ///< each number of kv_events_config
 
 }  // namespace nanovllm

@@ -246,6 +246,7 @@ void LLMEngine::run_step(std::vector<RequestOutput>& outputs) {
   finish_launch();
   take_finished();
   report_news(outputs);
+  publish_events();
   if (steps_processed_ > before) step_seconds_ += seconds_since(begin);
 }
 
@@ -364,7 +365,21 @@ void LLMEngine::abort_request(int64_t request_id) {
 
 bool LLMEngine::is_finished() const { return refused_.empty() && requests_.empty(); }
 
-void LLMEngine::reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
+void LLMEngine::reset_prefix_cache() {
+  scheduler_.reset_prefix_cache();
+  publish_events();
+}
+
+void LLMEngine::publish_events(std::unique_ptr<KvEventPublisher> publisher) {
+  publisher_ = std::move(publisher);
+  if (publisher_) scheduler_.record_events();
+}
+
+void LLMEngine::publish_events() {
+  if (!publisher_) return;
+  if (auto events = scheduler_.take_events(); !events.empty())
+    publisher_->publish(std::move(events));
+}
 
 EngineStats LLMEngine::stats() const {
   const SchedulerStats s = scheduler_.stats();

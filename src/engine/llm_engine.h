@@ -14,6 +14,7 @@
 
 #include "nanovllm/llm.h"
 
+#include "engine/kv_events/publisher.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/scheduler/scheduler.h"
@@ -41,6 +42,9 @@ class LLMEngine {
   void abort_request(int64_t request_id);
   bool is_finished() const;
   void reset_prefix_cache();
+  /// Gives `publisher`, if there is one, the events of the prefix cache from now on, a step's at
+  /// its end.
+  void publish_events(std::unique_ptr<KvEventPublisher> publisher);
 
   EngineStats stats() const;
   EngineSnapshot snapshot(int64_t most) const;
@@ -62,6 +66,7 @@ class LLMEngine {
   void take_finished();
   void note_news(Request& request);
   void report_news(std::vector<RequestOutput>& outputs);
+  void publish_events();
 
   std::unique_ptr<Runner> runner_;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -70,6 +75,7 @@ class LLMEngine {
   const uint64_t seed_;
   const bool has_priorities_;
   Scheduler scheduler_;
+  std::unique_ptr<KvEventPublisher> publisher_;
   std::unordered_map<int64_t, Request> requests_;  // by id
   std::vector<Request*> news_;                     // requests with something to report, once each
   std::vector<RequestOutput> refused_;             // outputs waiting for the next step()

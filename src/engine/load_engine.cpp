@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "core/seconds.h"
+#include "engine/kv_events/publisher.h"
 #include "engine/model_runner.h"
 #include "engine/ranks/open_ranks.h"
 #include "engine/ranks/process_runner.h"
@@ -268,6 +269,7 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   check_parallel_size(loaded.model, config.tensor_parallel_size);
   const WatchForStoppedRanks watch("the others to start");
   auto processes = join_ranks(config);
+  auto publisher = open_kv_events(config.kv_events, config.block_size);
   OpeningDevice device = std::async(std::launch::async, [&] {
     return log.run("device", [&] { return open_device(config, processes.get(), &note); });
   });
@@ -300,6 +302,14 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   loaded.eos = eos_ids(loaded.model, loaded.generation, loaded.tokenizer.get());
   loaded.engine = std::make_unique<LLMEngine>(std::move(runner), loaded.model, config,
                                               loaded.tokenizer, loaded.eos);
+  if (publisher) {
+    loaded.info.notes.push_back(
+        fmt::format("KV events on {}{}", publisher->endpoints(),
+                    is_open_to_others(config.kv_events)
+                        ? ": they carry the token ids of prompts, and other machines may read them"
+                        : ""));
+    loaded.engine->publish_events(std::move(publisher));
+  }
   return loaded;
 }
 

@@ -86,6 +86,28 @@ std::optional<std::string> problem_with(std::span<const int32_t> prompt, int64_t
   return std::nullopt;
 }
 
+namespace {
+
+void check_kv_events(const EngineConfig& c) {
+  const KvEventsConfig& e = c.kv_events;
+  constexpr auto kBad = ErrorKind::invalid_argument;
+  check(e.publisher.empty() || e.publisher == "zmq" || e.publisher == "null", kBad,
+        "kv_events_config: publisher is {}: it must be zmq or null", e.publisher);
+  if (!e.is_on()) return;
+  check(!e.endpoint.empty(), kBad, "kv_events_config: endpoint is empty: give tcp://ADDRESS:PORT");
+  for (const auto& [name, value, least] : {std::tuple{"buffer_steps", e.buffer_steps, 0},
+                                           {"hwm", e.hwm, 0},
+                                           {"max_queue_size", e.max_queue_size, 1}})
+    check(value >= least && value <= kMaxKvEvents, kBad,
+          "kv_events_config: {} is {}: it must be between {} and {}", name, value, least,
+          kMaxKvEvents);
+  check(c.enable_prefix_caching, kBad,
+        "kv_events_config: without prefix caching there are no events: drop "
+        "--no-enable-prefix-caching");
+}
+
+}  // namespace
+
 void check_config(const EngineConfig& c) {
   const auto need = [](bool ok, const char* option, const auto& value, const char* rule) {
     check(ok, ErrorKind::invalid_argument, "{} is {}: it must be {}", option, value, rule);
@@ -115,6 +137,7 @@ void check_config(const EngineConfig& c) {
        c.scheduling_policy, "fcfs or priority");
   need(c.load_format == "auto" || c.load_format == "dummy", "load_format", c.load_format,
        "auto or dummy");
+  check_kv_events(c);
 }
 
 }  // namespace nanovllm

@@ -179,6 +179,16 @@ TEST(RequestChecks, EveryEngineOptionOutOfRangeIsNamed) {
       {[](auto& c) { c.tensor_parallel_size = 0; }, "tensor_parallel_size is 0"},
       {[](auto& c) { c.num_threads = -1; }, "num_threads is -1"},
       {[](auto& c) { c.load_format = "gguf"; }, "load_format is gguf"},
+      {[](auto& c) { c.kv_events.publisher = "kafka"; }, "publisher is kafka"},
+      {[](auto& c) { c.kv_events = {.enable_kv_cache_events = true, .endpoint = ""}; },
+       "endpoint is empty"},
+      {[](auto& c) { c.kv_events = {.enable_kv_cache_events = true, .max_queue_size = 0}; },
+       "max_queue_size is 0"},
+      {[](auto& c) {
+         c.kv_events.enable_kv_cache_events = true;
+         c.enable_prefix_caching = false;
+       },
+       "without prefix caching"},
   };
   for (const auto& [change, named] : rows) {
     EngineConfig config;

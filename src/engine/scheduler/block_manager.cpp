@@ -135,12 +135,19 @@ bool BlockManager::publish(int32_t parent, int32_t block, std::span<const int32_
   b.next_in_bucket = bucket(hash);
   bucket(hash) = block;
   ++num_cached_;
+  if (records_events_) note_stored(b, tokens);
   return true;
 }
 
 void BlockManager::forget(int32_t block) {
-  Block& b = at(block);
+  const Block& b = at(block);
   if (!b.cached) return;
+  if (records_events_) note_removed(b);
+  take_out(block);
+}
+
+void BlockManager::take_out(int32_t block) {
+  Block& b = at(block);
   int32_t* link = &bucket(b.hash);
   while (*link != block) link = &at(*link).next_in_bucket;
   *link = b.next_in_bucket;
@@ -157,7 +164,44 @@ void BlockManager::forget(int32_t block) {
 }
 
 void BlockManager::reset_prefix_cache() {
-  for (int32_t block = 0; block < num_blocks(); ++block) forget(block);
+  for (int32_t block = 0; block < num_blocks(); ++block)
+    if (at(block).cached) take_out(block);
+  if (records_events_) events_.push_back({.kind = BlockEvent::Kind::cleared});
+}
+
+void BlockManager::forget_orphans() {
+  for (bool found = true; found;) {
+    found = false;
+    for (int32_t block = 0; block < num_blocks(); ++block) {
+      const Block& b = at(block);
+      if (!b.cached || b.parent == kNone || generation(b.parent) == b.parent_generation) continue;
+      forget(block);
+      found = true;
+    }
+  }
+}
+
+// -- Events: blocks that follow one another are one event, and so are those that leave together.
+
+void BlockManager::note_stored(const Block& block, std::span<const int32_t> tokens) {
+  const bool has_parent = block.parent != kNone;
+  const uint64_t parent = has_parent ? at(block.parent).hash.low : 0;
+  const bool follows = has_parent && !events_.empty() &&
+                       events_.back().kind == BlockEvent::Kind::stored &&
+                       events_.back().hashes.back() == parent;
+  if (!follows) {
+    events_.push_back({.kind = BlockEvent::Kind::stored});
+    if (has_parent) events_.back().parent = parent;
+  }
+  BlockEvent& event = events_.back();
+  event.hashes.push_back(block.hash.low);
+  event.tokens.insert(event.tokens.end(), tokens.begin(), tokens.end());
+}
+
+void BlockManager::note_removed(const Block& block) {
+  if (events_.empty() || events_.back().kind != BlockEvent::Kind::removed)
+    events_.push_back({.kind = BlockEvent::Kind::removed});
+  events_.back().hashes.push_back(block.hash.low);
 }
 
 void BlockManager::check_integrity() const {

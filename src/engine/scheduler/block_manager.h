@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/scheduler/block_event.h"
+
 namespace nanovllm {
 
 class BlockManager {
@@ -61,6 +63,14 @@ class BlockManager {
   /// that refers to it keeps it.
   void forget(int32_t block);
   void reset_prefix_cache();
+  /// Takes out what forget() has left behind: blocks that follow one which is gone, and that
+  /// find() finds no more. O(num_blocks).
+  void forget_orphans();
+
+  /// From now on, notes what enters and leaves the cache, in order.
+  void record_events() { records_events_ = true; }
+  /// What was noted since the last call.
+  std::vector<BlockEvent> take_events() { return std::exchange(events_, {}); }
 
   /// Throws Error(engine) if an invariant is broken. O(num_blocks).
   void check_integrity() const;
@@ -93,6 +103,9 @@ class BlockManager {
   int32_t& bucket(const Hash& hash) { return buckets_[hash.low & (buckets_.size() - 1)]; }
   int32_t find(int32_t parent, std::span<const int32_t> tokens, std::string_view salt,
                const Hash& hash) const;
+  void take_out(int32_t block);
+  void note_stored(const Block& block, std::span<const int32_t> tokens);
+  void note_removed(const Block& block);
   void link_idle(int32_t block, bool at_front);
   void unlink_idle(int32_t block);
 
@@ -104,6 +117,8 @@ class BlockManager {
   std::unordered_map<int32_t, std::string> salts_;  // of cached first blocks that have one
   int32_t idle_front_ = kNone, idle_back_ = kNone;
   int64_t num_idle_ = 0, num_cached_ = 0;
+  bool records_events_ = false;
+  std::vector<BlockEvent> events_;
 };
 
 }  // namespace nanovllm

@@ -262,6 +262,7 @@ void Scheduler::process(Plan& plan, std::span<const int32_t> sampled) {
 void Scheduler::append(Sequence& s, int32_t token) {
   if (token < 0) {  // what it left in the cache may be as broken as its logits
     for (const int32_t block : s.block_table) blocks_.forget(block);
+    blocks_.forget_orphans();
     s.failure = RequestFailure::not_finite;
     return end(s, FinishReason::error, "the model's logits were not finite");
   }

@@ -142,6 +142,9 @@ class Scheduler {
   void add_to(EngineSnapshot& snapshot, int64_t most) const;
   /// Forgets all cached prefixes; a sequence that uses such a block keeps it.
   void reset_prefix_cache();
+  /// BlockManager's methods of the same names.
+  void record_events() { blocks_.record_events(); }
+  std::vector<BlockEvent> take_events() { return blocks_.take_events(); }
   const BlockManager& blocks() const { return blocks_; }
   /// Throws Error(engine) if any invariant of scheduler and block manager is broken. For tests:
   /// O(everything).
