@@ -1,8 +1,10 @@
 import asyncio
 import json
+import os
 import random
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 from conftest import DEMO
@@ -126,39 +128,48 @@ def test_the_loop_wakes_up_once_a_step_at_most(engine):
 
 
 def test_many_threads_and_loops_with_random_cancellations_lose_nothing(engine, llm):
-    seconds = 4.0
+    """Four threads with a loop each, and 28 that give them work. NANOVLLM_TEST_SECONDS makes it longer."""
+    end = time.monotonic() + float(os.environ.get("NANOVLLM_TEST_SECONDS", "4"))
     expected = [llm.generate(PROMPT, params(i), use_tqdm=False)[0] for i in range(8)]
-    finished, failures, end = [], [], time.monotonic() + seconds
+    loops = [asyncio.new_event_loop() for _ in range(4)]
+    finished, cancelled, failures = [], [], []
 
-    async def client(rng):
+    def client(number):
+        rng = random.Random(number)
         while time.monotonic() < end:
             seed = rng.randrange(8)
-            task = asyncio.create_task(outputs_of(engine, PROMPT, params(seed)))
+            task = asyncio.run_coroutine_threadsafe(
+                outputs_of(engine, PROMPT, params(seed)), loops[number % 4]
+            )
             if rng.random() < 0.4:
-                await asyncio.sleep(rng.random() * 0.05)
+                time.sleep(rng.random() * 0.05)
                 task.cancel()
             try:
-                outputs = await task
-            except asyncio.CancelledError:
-                continue
-            finished.append(outputs[-1] == expected[seed])
+                finished.append(task.result(60)[-1] == expected[seed])
+            except CancelledError:
+                cancelled.append(seed)
 
-    async def clients(number):
-        await asyncio.gather(*(client(random.Random(100 * number + i)) for i in range(8)))
-
-    def work(number):
+    def work(target, *args):
         try:
-            asyncio.run(clients(number))
+            target(*args)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
+    runners = [threading.Thread(target=work, args=(loop.run_forever,)) for loop in loops]
+    clients = [threading.Thread(target=work, args=(client, i)) for i in range(28)]
+    for thread in runners + clients:
         thread.start()
-    for thread in threads:
+    for thread in clients:
         thread.join()
-    assert not failures and finished and all(finished)
     wait_until_idle(engine)
+    for loop in loops:  # its generators end before it does
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+    for thread in runners:
+        thread.join()
+    for loop in loops:
+        loop.close()
+    assert not failures and finished and all(finished) and cancelled
     assert not engine._ports and not engine._names
 
 

@@ -223,6 +223,10 @@ def test_options_are_nano_vllms_and_unknown_ones_are_named():
         LLM(DEMO, kvcache_blocksize=256)
     with pytest.raises(TypeError, match="max_num_seqs has the wrong type"):
         LLM(DEMO, max_num_seqs="many")
+    with pytest.raises(ValueError, match="kv_events_config: there is no field .*end_point"):
+        LLM(DEMO, kv_events_config={"end_point": "tcp://127.0.0.1:1"})
+    with pytest.raises(ValueError, match="kv_events_config: hwm must be an integer"):
+        LLM(DEMO, kv_events_config={"enable_kv_cache_events": True, "hwm": "many"})
     with pytest.raises(ModelError, match="nowhere"):
         LLM("/nowhere")
 
