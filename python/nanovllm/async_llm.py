@@ -99,7 +99,8 @@ class AsyncLLM:
         number = self._engine.new_request_id()
         port = self._port()
         name = str(number) if request_id is None else request_id
-        stream = port.open(number, params.output_kind != RequestOutputKind.DELTA)
+        grows = params.output_kind == RequestOutputKind.CUMULATIVE
+        stream = port.open(number, _GrowingStream(port.loop, params.n) if grows else None)
         self._names[name] = number
         prompt_token_ids: list[int] | None = None
         try:
@@ -161,7 +162,7 @@ class AsyncLLM:
         except BaseException:
             port.end_if_idle()
             raise
-        stream = port.open(number, False)
+        stream = port.open(number)
         parts = self._parts(port, number, stream)
         try:
             status, content_type, first, is_last = await stream.get()
@@ -188,9 +189,11 @@ class AsyncLLM:
     async def _add(
         self, port: _LoopPort, number: int, prompt: Prompt, params: SamplingParams
     ) -> None:
-        wire = params._wire()
+        wire, kind = params._wire()
+        if kind == RequestOutputKind.CUMULATIVE:
+            kind = RequestOutputKind.DELTA  # _GrowingStream adds up
         text = text_of(prompt)
-        given = (number, port.handle, prompt, *wire, self._timeout)
+        given = (number, port.handle, prompt, wire, kind, self._timeout)
         if (text is None or len(text) < _LONG_PROMPT) and params.structured_outputs is None:
             self._engine.add_request(*given)
             return
@@ -262,17 +265,14 @@ class AsyncLLM:
 class _Stream:
     """The news of one request that were not read yet."""
 
-    __slots__ = ("items", "_keeps_last", "_loop", "_waiter")
+    __slots__ = ("items", "_loop", "_waiter")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, keeps_last: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.items: deque[Any] = deque()
-        self._keeps_last = keeps_last
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Any) -> None:
-        if self._keeps_last:
-            self.items.clear()
         self.items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -282,6 +282,40 @@ class _Stream:
             self._waiter = self._loop.create_future()
             await self._waiter
         return self.items.popleft()
+
+
+class _GrowingStream(_Stream):
+    """The same of a request whose reader wants everything so far. The engine gives what is new: to
+    give all of it anew with each token would take the longer the longer the answer is."""
+
+    __slots__ = ("_answers", "_prompt")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        super().__init__(loop)
+        self._answers: list[list[Any]] = [[i, "", [], None, None, None] for i in range(count)]
+        self._prompt: tuple[Any, Any] = (None, None)  # token ids, log probabilities
+
+    async def get(self) -> Any:
+        number, _, _, finished, error, _, metrics = await super().get()
+        ids, prompt_logprobs = self._prompt
+        answers = [
+            (index, text, token_ids[:], logprobs and logprobs[:], *end)
+            for index, text, token_ids, logprobs, *end in self._answers
+        ]
+        return number, ids, answers, finished, error, prompt_logprobs, metrics
+
+    def put(self, item: Any) -> None:
+        if item[1]:
+            self._prompt = (item[1], item[5])
+        for index, text, token_ids, logprobs, *end in item[2]:
+            answer = self._answers[index]
+            answer[1] += text
+            answer[2] += token_ids
+            if logprobs is not None:
+                answer[3] = [*(answer[3] or ()), *logprobs]
+            answer[4:] = end
+        self.items.clear()  # a slow reader misses some
+        super().put(item)
 
 
 class _LoopPort:
@@ -302,8 +336,8 @@ class _LoopPort:
         self._known_prompts: set[int] = set()
         loop.add_reader(self.handle.fileno(), self._take)
 
-    def open(self, number: int, keeps_last: bool) -> _Stream:
-        stream = self._streams[number] = _Stream(self.loop, keeps_last)
+    def open(self, number: int, stream: _Stream | None = None) -> _Stream:
+        stream = self._streams[number] = stream or _Stream(self.loop)
         return stream
 
     def close(self, number: int) -> bool:

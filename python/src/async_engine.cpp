@@ -148,7 +148,7 @@ void AsyncEngine::add_request(int64_t id, const PortHandle& to, nb::handle promp
     const SamplingParams sampling = to_params(params, kind);
     {
       const std::lock_guard lock(mutex_);
-      places_[id] = {to.port, sampling.output_kind};
+      places_[id] = to.port;
     }
     try {
       server.llm->add_request(id, given, sampling, {.timeout = timeout});
@@ -208,12 +208,11 @@ void AsyncEngine::deliver(std::vector<RequestOutput>& outputs) {
     const auto is_ours = [&](RequestOutput& output) {
       const auto known = places_.find(output.request_id);
       if (known == places_.end()) return false;
-      const Place place = known->second;
+      const std::shared_ptr<Port> port = known->second;
       if (output.finished) places_.erase(known);
-      Port::Event& event = news[place.port].emplace_back();
+      Port::Event& event = news[port].emplace_back();
       event.id = output.request_id;
       event.is_last = output.finished;
-      event.replaces = place.kind != OutputKind::delta;
       event.output = std::move(output);
       return true;
     };

@@ -59,10 +59,6 @@ class AsyncEngine {
 
  private:
   class Answer;
-  struct Place {
-    std::shared_ptr<Port> port;
-    OutputKind kind;
-  };
 
   void deliver(std::vector<RequestOutput>& outputs);
   /// Calls `use` with the engine, which stays meanwhile. Throws once it has been freed.
@@ -74,7 +70,7 @@ class AsyncEngine {
   server::EmbeddedServer server_;
   std::thread thread_;
   std::mutex mutex_;
-  std::unordered_map<int64_t, Place> places_;                   // of generate()
+  std::unordered_map<int64_t, std::shared_ptr<Port>> places_;   // of generate()
   std::unordered_map<int64_t, std::weak_ptr<Answer>> answers_;  // of openai(); the server's thread
   std::atomic<int64_t> next_answer_ = -1;                       // below 0: no id of the engine's
 };

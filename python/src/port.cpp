@@ -29,12 +29,7 @@ void Port::put(std::vector<Event>&& events) {
   const std::lock_guard lock(mutex_);
   if (events_.empty()) signal();
   for (Event& event : events) {
-    const auto [latest, is_new] = latest_.try_emplace(event.id, events_.size());
-    if (!is_new && event.replaces) {
-      events_[latest->second] = std::move(event);
-      continue;
-    }
-    latest->second = events_.size();
+    latest_[event.id] = events_.size();
     events_.push_back(std::move(event));
   }
 }

@@ -25,8 +25,6 @@ class Port {
     int status = 0;          // 0: not the beginning
     std::string content_type{}, body{};
     bool is_last = false;
-    /// An output of the same request that nobody has taken yet is of no more use.
-    bool replaces = false;
   };
 
   /// Throws std::system_error where no descriptor is free.
