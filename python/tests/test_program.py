@@ -71,3 +71,28 @@ def test_nano_vllms_scripts_run_unchanged(script, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Completion: " in done.stdout or "Throughput: " in done.stdout
+
+
+VLLM_EXAMPLES = [
+    "basic/offline_inference/basic.py",
+    "features/structured_outputs/structured_outputs_offline.py",
+]
+
+
+@pytest.mark.skipif("VLLM_EXAMPLES" not in os.environ, reason="VLLM_EXAMPLES names no folder")
+@pytest.mark.parametrize("script", VLLM_EXAMPLES)
+def test_vllms_examples_run_with_the_package_replaced(script, tmp_path):
+    """VLLM_EXAMPLES is the folder `examples` of a checkout of vLLM; not part of this repository."""
+    text = (pathlib.Path(os.environ["VLLM_EXAMPLES"]) / script).read_text()
+    text = re.sub(r"\bfrom vllm\b", "from nanovllm", text)
+    text, models = re.subn(r'model="[\w-]+/[\w.-]+"', f'model="{DEMO}"', text)
+    assert models == 1
+    copy = tmp_path / "script.py"
+    copy.write_text(text)
+    done = subprocess.run([sys.executable, str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if "basic" in script:
+        assert done.stdout.count("Output:    '") == 4
+    else:
+        assert re.search(r"Choice: (Positive|Negative)$", done.stdout, re.M)
+        assert re.search(r"Grammar: SELECT col_[12]  from table_[12]  where col_", done.stdout)
