@@ -162,24 +162,24 @@ class ZmqPublisher final : public KvEventPublisher {
   };
 
   Socket open(int kind, const std::string& endpoint, bool binds, int64_t most) {
-    Socket socket(zmq_socket(context_.get(), kind));
-    zmq_check(socket != nullptr, "no socket for", endpoint);
+    Socket opened(zmq_socket(context_.get(), kind));
+    zmq_check(opened != nullptr, "no socket for", endpoint);
     const auto set = [&](int option, int value) {
-      zmq_check(zmq_setsockopt(socket.get(), option, &value, sizeof value) == 0,
+      zmq_check(zmq_setsockopt(opened.get(), option, &value, sizeof value) == 0,
                 "options are refused for", endpoint);
     };
     set(ZMQ_SNDHWM, static_cast<int>(std::min<int64_t>(most, std::numeric_limits<int>::max())));
     set(ZMQ_LINGER, kLingerMs);
     set(ZMQ_IPV6, endpoint.find('[') != endpoint.npos);
     if (kind == ZMQ_ROUTER)
-      zmq_check(zmq_setsockopt(socket.get(), ZMQ_MAXMSGSIZE, &kMaxRequestBytes,
+      zmq_check(zmq_setsockopt(opened.get(), ZMQ_MAXMSGSIZE, &kMaxRequestBytes,
                                sizeof kMaxRequestBytes) == 0,
                 "options are refused for", endpoint);
     if (binds)
-      zmq_check(zmq_bind(socket.get(), endpoint.c_str()) == 0, "cannot listen on", endpoint);
+      zmq_check(zmq_bind(opened.get(), endpoint.c_str()) == 0, "cannot listen on", endpoint);
     else
-      zmq_check(zmq_connect(socket.get(), endpoint.c_str()) == 0, "cannot connect to", endpoint);
-    return socket;
+      zmq_check(zmq_connect(opened.get(), endpoint.c_str()) == 0, "cannot connect to", endpoint);
+    return opened;
   }
 
   static std::string name_of(const Socket& socket) {
