@@ -2,6 +2,7 @@
 // to.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -14,6 +15,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
@@ -69,13 +71,28 @@ class Client {
     }
   }
   void end_input() { ::shutdown(socket_, SHUT_WR); }
+  /// close() will end the connection by a reset.
+  void reset_on_close() {
+    const linger now{1, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  }
+  /// The system keeps no more than about so many bytes that were not read.
+  void limit_unread(int bytes) {
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+  }
+  /// No packet reaches this end any more, and none is acknowledged; false where that is forbidden.
+  bool drop_packets() {
+    sock_filter drop[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+    const sock_fprog program{1, drop};
+    return ::setsockopt(socket_, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+  }
 
-  /// More bytes; false at the end of the connection, or after `seconds`.
-  bool receive(double seconds = 20) {
+  /// At most `most` bytes more; false at the end of the connection, or after `seconds`.
+  bool receive(double seconds = 20, size_t most = 16384) {
     pollfd poll{socket_, POLLIN, 0};
     if (::poll(&poll, 1, static_cast<int>(seconds * 1000)) <= 0) return false;
     char bytes[16384];
-    const ssize_t n = ::recv(socket_, bytes, sizeof bytes, 0);
+    const ssize_t n = ::recv(socket_, bytes, std::min(most, sizeof bytes), 0);
     if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
     return n > 0;
   }

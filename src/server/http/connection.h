@@ -110,6 +110,9 @@ class Connection final : public ConnectionBase,
       abandoned_ = std::move(callback);
     }
 
+    /// Whether an interim answer may go before this one.
+    bool may_be_preceded() const { return chunked_ && !connection_->streaming_; }
+
     void abandon() {
       done_ = was_abandoned_ = true;
       connection_.reset();
@@ -199,21 +202,26 @@ class Connection final : public ConnectionBase,
       buffer_.clear();  // what still comes is thrown away, so that no reset hides the answer
       return error ? close() : read();
     }
-    if (error) return on_end_of_input();
+    if (error) return on_end_of_input(error);
     if (reply_.lock() || !parser_) return;  // a pipelined request waits for its turn
     if (waiting_ == Waiting::idle) wait_for(Waiting::header, context_->options.header_timeout);
     parse();
   }
 
-  // A client may end its side right behind its request and still wait for the answer. One that does
-  // so later has gone.
-  void on_end_of_input() {
-    const bool has_request = !reply_.expired();
-    if (has_request && Clock::now() - dispatched_ < std::chrono::milliseconds(100)) {
-      closes_after_reply_ = true;
-      return;
-    }
-    close();
+  // A client may end its side right behind its request and still wait for the answer; one that does
+  // so later has gone. One that has gone at once looks like the first, until something is sent: a
+  // 100 that nobody expects is skipped by those who wait, and brings a reset from where nobody is.
+  void on_end_of_input(error_code error) {
+    const auto reply = reply_.lock();
+    if (!reply || error != asio::error::eof ||
+        Clock::now() - dispatched_ > std::chrono::milliseconds(100))
+      return close();
+    closes_after_reply_ = true;
+    if (reply->may_be_preceded()) send("HTTP/1.1 100 Continue\r\n\r\n");
+    lowest_layer().async_wait(asio::socket_base::wait_error,
+                              [self = this->shared_from_this()](error_code failed) {
+                                if (!failed) self->close();
+                              });
   }
 
   void parse() {
@@ -357,7 +365,12 @@ class Connection final : public ConnectionBase,
     sending_.swap(pending_);
     if (waiting_ == Waiting::nothing || waiting_ == Waiting::writing)
       wait_for(Waiting::writing, context_->options.write_timeout);
-    asio::async_write(stream_, asio::buffer(sending_),
+    // Whoever takes some of a long answer has time for the rest.
+    const auto go_on = [this](error_code error, size_t) -> size_t {
+      if (waiting_ == Waiting::writing) wait_for(Waiting::writing, context_->options.write_timeout);
+      return error ? 0 : 65536;
+    };
+    asio::async_write(stream_, asio::buffer(sending_), go_on,
                       [self = this->shared_from_this()](error_code error, size_t) {
                         self->is_sending_ = false;
                         if (self->sending_.capacity() > 65536) self->sending_ = {};

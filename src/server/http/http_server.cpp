@@ -171,6 +171,10 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   void begin(tcp::socket socket) {
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    // A peer that acknowledges nothing for as long as it may not read has gone without a word.
+    const auto unheard = static_cast<unsigned>(1000 * context_->options.write_timeout);
+    (void)::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unheard,
+                       sizeof unheard);
     if (tls_)
       std::make_shared<Connection<asio::ssl::stream<tcp::socket>>>(
           asio::ssl::stream<tcp::socket>(std::move(socket), *tls_), context_)

@@ -1,0 +1,159 @@
+// Clients that leave, stall or vanish, and a server that is told to stop while it works: what
+// remains of it.
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "server/client.h"
+
+namespace nanovllm {
+namespace {
+
+/// Whether `condition` comes true; a machine under load has its time.
+template <class Condition>
+bool eventually(const Condition& condition) {
+  for (int tries = 0; tries < 3000; ++tries) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+/// A request that runs to the end of the context, unless somebody ends it.
+Json endless_chat(bool stream) {
+  Json body = chat_body("Tell me a story.");
+  body["ignore_eos"] = true;
+  body["stream"] = stream;
+  return body;
+}
+
+std::string request_bytes(const Json& body, const std::string& path = "/v1/chat/completions") {
+  return ServerOnThread::request_text("POST", path, body.dump(),
+                                      "Content-Type: application/json\r\n");
+}
+
+bool has_line(ServerOnThread& server, const std::string& name, const std::string& labels,
+              int value) {
+  const std::string line =
+      name + "{model_name=\"demo\",engine=\"0\"" + labels + "} " + std::to_string(value) + "\n";
+  return server.get("/metrics").body.find(line) != std::string::npos;
+}
+
+/// No request is left, and all blocks are free.
+bool is_empty(ServerOnThread& server) {
+  return server.get("/load").json()["server_load"] == 0 &&
+         has_line(server, "vllm:num_requests_running", "", 0) &&
+         has_line(server, "vllm:num_requests_waiting", "", 0) &&
+         has_line(server, "vllm:kv_cache_usage_perc", "", 0);
+}
+
+TEST(Faults, TwoHundredClientsThatLeaveAtAnyMomentLeaveNothingBehind) {
+  ServerOnThread server;
+  std::mt19937 random(20261125);
+  const auto below = [&](size_t n) { return random() % n; };
+  const std::vector<std::string> paths = {"/v1/chat/completions", "/v1/messages", "/v1/responses"};
+  std::vector<std::unique_ptr<Client>> clients;
+  const auto leave = [&](Client& client) {
+    if (below(2) == 0) client.reset_on_close();
+    client.close();
+  };
+  for (int i = 0; i < 200; ++i) {
+    const std::string& path = paths[below(paths.size())];
+    Json body = endless_chat(below(2) == 0);
+    if (path == "/v1/responses") body["input"] = "Tell me a story.", body.erase("messages");
+    if (path == "/v1/messages") body["max_tokens"] = 1900;
+    std::string bytes = request_bytes(body, path);
+    if (below(4) == 0) bytes.resize(below(bytes.size()));  // within the request
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(bytes);
+    if (below(4) == 0) leave(*clients.back());  // right behind it
+    if (below(3) == 0) clients[below(clients.size())]->receive(0.01);
+    if (below(2) == 0) leave(*clients[below(clients.size())]);  // some time later
+  }
+  for (auto& client : clients) leave(*client);
+  EXPECT_TRUE(eventually([&] { return is_empty(server); })) << server.get("/metrics").body;
+  // None of them was answered to its end.
+  EXPECT_TRUE(has_line(server, "vllm:request_success_total", ",finished_reason=\"length\"", 0))
+      << server.get("/metrics").body;
+  const Answer answer = server.post("/v1/chat/completions", chat_body());
+  EXPECT_NE(answer.body.find("82"), std::string::npos) << answer.body;
+}
+
+// A peer whose machine has died says nothing any more, and no packet comes back. A filter on the
+// client's socket that drops all packets is the same for the server.
+TEST(Faults, AClientThatVanishesWithoutAWordLosesItsStream) {
+  server::ServerOptions options;
+  options.http.write_timeout = 1;
+  ServerOnThread server(options);
+  Client client(server.port());
+  client.send(request_bytes(endless_chat(true)));
+  ASSERT_TRUE(client.receive());
+  if (!client.drop_packets()) GTEST_SKIP() << "a socket filter is not allowed here";
+  EXPECT_TRUE(eventually([&] { return is_empty(server); }));
+  EXPECT_TRUE(has_line(server, "vllm:request_success_total", ",finished_reason=\"abort\"", 1));
+}
+
+TEST(Faults, WhoReadsALongAnswerSlowlyGetsAllOfIt) {
+  server::ServerOptions options;
+  options.http.write_timeout = 4;
+  ServerOnThread server(options);
+  Json body = endless_chat(false);
+  body.update({{"n", 64}, {"max_tokens", 80}, {"logprobs", true}, {"top_logprobs", 20}});
+  Client slow(server.port());
+  slow.limit_unread(100000);
+  slow.send(request_bytes(body));
+  while (slow.receive(60, 16384) && slow.received().size() < 8000000)  // some 1.3 MB/s
+    std::this_thread::sleep_for(std::chrono::milliseconds(12));
+  EXPECT_EQ(slow.read_answer().json()["choices"].size(), 64u);
+}
+
+/// `count` streams that have begun.
+std::vector<std::unique_ptr<Client>> streams(ServerOnThread& server, int count, const Json& body) {
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < count; ++i) {
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(request_bytes(body));
+  }
+  for (auto& client : clients) EXPECT_TRUE(client->receive());
+  return clients;
+}
+
+TEST(Faults, SigtermUnderLoadLetsAllStreamsEnd) {
+  ServerOnThread server;
+  Json body = endless_chat(true);
+  body["max_tokens"] = 200;
+  const auto clients = streams(server, 24, body);
+  Client kept(server.port());
+  kept.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_EQ(kept.read_answer().status, 200);
+  server.terminate();
+  EXPECT_TRUE(eventually([&] { return !Client(server.port()).connected(); }));
+  kept.send(request_bytes(chat_body()));
+  const Answer refused = kept.read_answer();
+  EXPECT_TRUE(refused.status == 503 || refused.status == 0) << refused.status;  // 0: all had ended
+  for (const auto& client : clients) {
+    const Answer answer = client->read_answer();
+    EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
+    EXPECT_EQ(answer.events().back()["choices"][0]["finish_reason"], "length");
+  }
+  server.stop();
+}
+
+TEST(Faults, StreamsThatTakeTooLongAfterSigtermGetAnError) {
+  server::ServerOptions options;
+  options.shutdown_timeout = 0.1;
+  ServerOnThread server(options);
+  Json body = endless_chat(true);
+  body["n"] = 8;  // so that none is done within the time
+  const auto clients = streams(server, 8, body);
+  server.terminate();
+  for (const auto& client : clients) {
+    const Answer answer = client->read_answer();
+    EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
+    EXPECT_EQ(answer.events().back()["error"]["code"], 503);
+  }
+  server.stop();
+}
+
+}  // namespace
+}  // namespace nanovllm
