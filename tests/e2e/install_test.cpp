@@ -95,7 +95,7 @@ TEST_F(Install, TheCommandsOfTheReadmeRunAsPrinted) {
   EXPECT_NE(answers[0]["text"].get<std::string>().find("82"), std::string::npos);  // 37 + 45
 }
 
-TEST_F(Install, TheExampleCompilesByFindPackageAndRuns) {
+TEST_F(Install, TheExamplesCompileByFindPackageAndRun) {
   const std::string build = temporary("by_cmake").string();
   const auto made =
       shell("cmake -S " + kSource + "/examples -B " + build +
@@ -103,6 +103,11 @@ TEST_F(Install, TheExampleCompilesByFindPackageAndRuns) {
             " && cmake --build " + build);
   ASSERT_EQ(made.exit_code, 0) << made.output << made.errors;
   expect_the_answer(run_process(fs::path(build) / "ten_lines", {demo_model(), kQuestion}));
+  const auto both =
+      run_process(fs::path(build) / "twenty_lines", {demo_model(), kQuestion, "23 + 58 ="});
+  EXPECT_EQ(both.exit_code, 0) << both.errors;
+  EXPECT_NE(both.output.find("0: "), std::string::npos) << both.output;
+  EXPECT_NE(both.output.find("1:  81"), std::string::npos) << both.output;
 }
 
 TEST_F(Install, TheExampleCompilesByPkgConfigAndRuns) {
