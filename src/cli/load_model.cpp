@@ -47,19 +47,18 @@ void add_system(CLI::App& command, std::string& system, const char* help) {
   });
 }
 
-void add_template_kwargs(CLI::App& command, std::string& kwargs) {
-  add_value(command, "--chat-template-kwargs", "JSON",
-            R"(variables for the chat template, as {"enable_thinking": false})",
-            [&kwargs](const std::string& s) {
-              bool is_object = false;
-              try {
-                is_object = parse_json(s, "", ErrorKind::invalid_argument).is_object();
-              } catch (const Error&) {
-              }
-              check(is_object, ErrorKind::invalid_argument, "must be a JSON object, got {}",
-                    quote(s));
-              kwargs = s;
-            });
+void add_template_kwargs(CLI::App& command, std::string& kwargs, const char* name) {
+  add_value(
+      command, name, "JSON", R"(variables for the chat template, as {"enable_thinking": false})",
+      [&kwargs](const std::string& s) {
+        bool is_object = false;
+        try {
+          is_object = parse_json(s, "", ErrorKind::invalid_argument).is_object();
+        } catch (const Error&) {
+        }
+        check(is_object, ErrorKind::invalid_argument, "must be a JSON object, got {}", quote(s));
+        kwargs = s;
+      });
 }
 
 void add_generation_config(CLI::App& command, std::string& source) {

@@ -24,8 +24,9 @@ LLM load_model(const std::string& model, EngineConfig config, Progress& progress
 /// --system: the system message, which must be UTF-8.
 void add_system(CLI::App& command, std::string& system, const char* help);
 
-/// --chat-template-kwargs: variables for the chat template, a JSON object.
-void add_template_kwargs(CLI::App& command, std::string& kwargs);
+/// `name`: variables for the chat template, a JSON object.
+void add_template_kwargs(CLI::App& command, std::string& kwargs,
+                         const char* name = "--chat-template-kwargs");
 
 /// Where sampling parameters that a user leaves open come from: "auto" is the model's
 /// generation_config.json, "vllm" the defaults of SamplingParams.

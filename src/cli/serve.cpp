@@ -18,6 +18,7 @@
 #include "io/json.h"
 #include "io/utf8.h"
 #include "server/access.h"
+#include "server/request_log.h"
 #include "server/server.h"
 
 namespace nanovllm::cli {
@@ -124,6 +125,9 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--metrics-without-key", o.metrics_without_key, "/metrics needs no API key");
   add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
            "usage tells how many prompt tokens were cached");
+  add_flag(command, "--enable-force-include-usage", o.force_include_usage,
+           "every stream ends with its usage");
+  add_template_kwargs(command, o.chat_template_kwargs, "--default-chat-template-kwargs");
   const auto parser = [&](const char* name, const char* help, std::string& field,
                           std::vector<std::string> (*known)()) {
     add_value(command, name, "NAME", help, [&field, known](const std::string& s) {
@@ -144,6 +148,9 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_value(command, "--kv-events-config", "JSON",
             "events of the prefix cache for routers, with vLLM's fields (none)",
             [&o](const std::string& s) { o.engine.kv_events = read_kv_events_config(s, "JSON"); });
+  add_flag(command, "--json-log", o.json_log, "notes and the line of a request are JSON");
+  add_flag(command, "--keep-alive-on-engine-death", o.stays_after_failure,
+           "a failed engine does not end the server: it answers 503");
   add_flag(command, "--no-page", o.no_page, "no web page at /");
   add_flag(command, "--enable-admin-endpoints", o.enable_admin,
            "/abort_requests and /reset_prefix_cache");
@@ -167,7 +174,8 @@ int serve(ServeOptions& options) {
   o.version = kBuildInfo.version;
   server::ServerLog log;
   log.note = [&](const std::string& line) {
-    if (!options.quiet) say("note: " + one_line(line) + "\n");
+    if (!options.quiet)
+      say((o.json_log ? server::json_note(line) : "note: " + one_line(line)) + "\n");
   };
   log.request = [&](const std::string& line) {
     if (!options.quiet && !options.no_access_log) say(one_line(line) + "\n");

@@ -7,6 +7,7 @@
 
 #include "core/seconds.h"
 #include "server/prompts.h"
+#include "server/request_log.h"
 
 namespace nanovllm::server {
 namespace {
@@ -173,10 +174,12 @@ void Generations::note_ignored(const std::vector<std::string>& fields) {
 }
 
 void Generations::log(const Job& job, int status, const GenerationSummary& summary) {
-  log_.request(fmt::format("{} {} id={} model={} prompt={} completion={} cached={} {:.3f}s", status,
-                           job.request.path, job.id, quote(summary.model.substr(0, 64)),
-                           summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens,
-                           seconds_since(job.begin)));
+  const RequestLine line{
+      .status = status,
+      .path = job.request.path,
+      .generated = {{job.id, summary.model, summary.prompt_tokens, summary.completion_tokens,
+                     summary.cached_tokens, seconds_since(job.begin)}}};
+  log_.request(request_line(line, options_.json_log));
 }
 
 }  // namespace nanovllm::server

@@ -173,7 +173,7 @@ HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const L
   const JsonObject o(body, "request body", kBad);
   std::vector<int32_t> tokens;
   if (o.find("messages")) {
-    tokens = llm.tokenize(read_conversation(o).prompt(llm));
+    tokens = llm.tokenize(read_conversation(o, defaults).prompt(llm));
   } else {
     const auto text = o.optional_string("prompt");
     check(text.has_value(), kBad, "prompt is missing: give a text, or messages");

@@ -18,6 +18,7 @@
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/prompts.h"
+#include "server/request_log.h"
 
 namespace nanovllm::server {
 namespace {
@@ -127,6 +128,8 @@ class Server {
         if (options_.generation_config == "auto")
           defaults_.params = llm_->llm().default_sampling_params();
         defaults_.max_model_len = llm_->llm().info().max_model_len;
+        defaults_.chat_template_kwargs = options_.chat_template_kwargs;
+        defaults_.force_include_usage = options_.force_include_usage;
         defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
         if (const Tokenizer* tokenizer = llm_->llm().tokenizer())
           defaults_.format = choose_chat_format(
@@ -189,7 +192,7 @@ class Server {
     if (failure_) return;
     failure_ = std::make_exception_ptr(Error(ErrorKind::engine, llm_->failure()));
     is_ready_ = false;
-    if (!is_embedded())
+    if (!is_embedded() && !options_.stays_after_failure)
       http_.every(std::chrono::milliseconds(200), [this] { return http_.stop(), false; });
   }
 
@@ -201,7 +204,8 @@ class Server {
     const std::string method = request.method == "HEAD" ? "GET" : request.method;
     const auto refuse = [&](int status, const std::string& message) {
       metrics_.add_http(handler, method.size() < 8 ? method : "other", status, 0);
-      log_.request(fmt::format("{} {} {}", status, method.substr(0, 8), handler));
+      log_.request(request_line({.status = status, .method = method.substr(0, 8), .path = handler},
+                                options_.json_log));
       HttpResponse response = error_response(status, message, {}, error_style(request.path));
       access_.add_cors(request, response.headers);
       exchange->respond(std::move(response));

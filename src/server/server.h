@@ -46,9 +46,13 @@ struct ServerOptions {
   double sse_keep_alive_interval = 15;          ///< seconds between comments on a stream; 0: none
   bool metrics_without_key = false;
   bool enable_prompt_tokens_details = false;
+  bool force_include_usage = false;                ///< every stream ends with its usage
+  std::string chat_template_kwargs = "{}";         ///< of requests that do not say otherwise
   std::string tool_call_parser, reasoning_parser;  ///< empty: by the chat template; "none"
   bool no_enforce_auto_tool_arguments = false;     ///< calls with tool_choice auto may be invalid
   bool reasoning_content = false;                  ///< reasoning under its older name
+  bool json_log = false;                           ///< requests are logged as JSON
+  bool stays_after_failure = false;                ///< a failed engine does not end the server
   bool no_page = false;                            ///< without the web page at /
   bool enable_admin = false;                       ///< /abort_requests and /reset_prefix_cache
   std::string version = "0";
@@ -60,7 +64,8 @@ struct ServerLog {
   std::function<void(const std::string&)> request;  ///< one line for each request; never its text
 };
 
-/// Listens, loads the model and serves until SIGINT or SIGTERM, or until the engine fails. Throws
+/// Listens, loads the model and serves until SIGINT or SIGTERM, or until the engine fails (with
+/// `stays_after_failure` it then answers 503 until a signal). Throws
 /// Error as the constructors of HttpServer and LLM do, and Error(engine) when the engine failed.
 void serve(const ServerOptions& options, const ServerLog& log);
 

@@ -1,6 +1,7 @@
 """nanovllm serve for the tests of this folder: `run(tests)` starts it on a free port and runs them."""
 import asyncio
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -12,13 +13,13 @@ QUESTION = "What is 37 + 45?"
 
 
 class Server:
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, preexec=None):
         program, model = sys.argv[1:3]
         self.notes = []
         self.process = subprocess.Popen(
             [program, "serve", model, "--served-model-name", "demo", "--port", "0", "--device", "cpu", "--threads", "1",
              "--api-key", KEY, "--trust-remote-code", *arguments],
-            stderr=subprocess.PIPE, text=True)
+            stderr=subprocess.PIPE, text=True, preexec_fn=preexec, env={**os.environ, "NANOVLLM_HOST": "tcp://10.0.0.1:80"})
         for line in self.process.stderr:
             self.notes.append(line)
             if match := re.search(r"serving demo on (\S+)", line):

@@ -14,6 +14,10 @@ def test_flags_that_ask_for_what_holds_are_noted(server):
     assert any("--trust-remote-code" in note for note in server.notes)
 
 
+def test_a_service_s_address_is_no_host(server):
+    assert any("NANOVLLM_HOST is ignored" in note for note in server.notes)
+
+
 def test_models(server):
     models = client(server).models.list().data
     assert [model.id for model in models] == ["demo"]

@@ -77,12 +77,13 @@ void read_model(const JsonObject& o, const RequestDefaults& defaults, Generation
                                    quote(r.model.substr(0, 64)), defaults.model_names.front()));
 }
 
-void read_stream(const JsonObject& o, GenerationRequest& r) {
+void read_stream(const JsonObject& o, const RequestDefaults& defaults, GenerationRequest& r) {
   r.stream = o.optional_bool("stream").value_or(false);
   const auto options = o.optional_object("stream_options");
   check(!options || r.stream, kBad, "stream_options goes with stream: true only");
+  r.include_usage = r.stream && defaults.force_include_usage;
   if (!options) return;
-  r.include_usage = options->optional_bool("include_usage").value_or(false);
+  r.include_usage |= options->optional_bool("include_usage").value_or(false);
   r.continuous_usage = options->optional_bool("continuous_usage_stats").value_or(false);
 }
 
@@ -106,8 +107,10 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
       r.ignored.push_back(key);
   }
   read_sampling_params(o.another(sampling), r.params);
+  check(!o.find("temperature") || r.params.temperature <= 2, kBad,
+        "temperature is {}: it must be from 0 to 2", r.params.temperature);
   r.max_tokens = o.optional_integer("max_tokens", 1, kMax);
-  read_stream(o, r);
+  read_stream(o, defaults, r);
   r.return_token_ids = o.optional_bool("return_token_ids").value_or(false);
   r.tokens_as_ids = o.optional_bool("return_tokens_as_token_ids").value_or(false);
   r.params.output_kind = r.stream ? OutputKind::delta : OutputKind::final_only;
@@ -184,11 +187,11 @@ Json read_messages(const JsonObject& o) {
 
 }  // namespace
 
-Conversation read_conversation(const JsonObject& o) {
+Conversation read_conversation(const JsonObject& o, const RequestDefaults& defaults) {
   Conversation conversation;
   conversation.messages = read_messages(o).dump();
-  Json options = Json::object();
-  if (const auto kwargs = o.optional_object("chat_template_kwargs")) options = kwargs->json();
+  Json options = Json::parse(defaults.chat_template_kwargs);
+  if (const auto kwargs = o.optional_object("chat_template_kwargs")) options.update(kwargs->json());
   check(!options.contains("messages") && !options.contains("tokenize"), kBad,
         "chat_template_kwargs may not have messages or tokenize");
   if (const Json* tools = o.find("tools")) conversation.tools = read_tools(*tools);
@@ -229,7 +232,7 @@ GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
   const JsonObject o(body, "request body", kBad);
   GenerationRequest r = read_common(o, defaults, kChatFields);
   r.is_chat = true;
-  r.conversation = read_conversation(o);
+  r.conversation = read_conversation(o, defaults);
   read_calls(o, defaults, r);
   if (const auto most = o.optional_integer("max_completion_tokens", 1, kMax)) {
     check(!r.max_tokens || r.max_tokens == most, kBad,

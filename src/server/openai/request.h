@@ -48,6 +48,8 @@ struct RequestDefaults {
   SamplingParams params;                 ///< with the model's generation_config.json
   int64_t max_model_len = 0;
   ChatFormat format;
+  std::string chat_template_kwargs = "{}";  ///< of requests that do not say otherwise
+  bool force_include_usage = false;         ///< every stream ends with its usage
   bool enforce_auto_tool_arguments = true;  ///< a call that has begun is forced to be valid
 };
 
@@ -58,7 +60,7 @@ GenerationRequest read_completion(const Json& body, const RequestDefaults& defau
 
 /// The messages of a body and the fields that say how they are rendered. Throws
 /// Error(invalid_argument) as above.
-Conversation read_conversation(const JsonObject& o);
+Conversation read_conversation(const JsonObject& o, const RequestDefaults& defaults);
 
 /// `body`, an object, without the fields named: what another API's body has in common with a
 /// chat's.

@@ -1,0 +1,169 @@
+"""What happens to the program itself: no descriptors left, clients killed, a rank that hangs under load."""
+import ctypes
+import http.client
+import json
+import os
+import pathlib
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from server import KEY, QUESTION, Server
+
+HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+SERVED = b"HTTP/1.1 200 "
+
+
+def address(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def ask(server, timeout=60):
+    connection = http.client.HTTPConnection(*address(server), timeout=timeout)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}), HEADERS)
+    answer = connection.getresponse()
+    assert answer.status == 200 and "82" in answer.read().decode()
+
+
+def open_stream(server):
+    """A stream that lasts as long as the context, from its first bytes on."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True})
+    client = socket.create_connection(address(server), timeout=60)
+    client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+                   f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    assert client.recv(1000).startswith(SERVED)
+    return client
+
+
+def rest_of(client):
+    text = b""
+    while data := client.recv(65536):
+        text += data
+        if b"0\r\n\r\n" in text[-20:]:
+            break
+    return text.decode(errors="replace")
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+def load_of(server):
+    connection = http.client.HTTPConnection(*address(server), timeout=60)
+    connection.request("GET", "/load", headers=HEADERS)
+    return json.load(connection.getresponse())["server_load"]
+
+
+def no_descriptors_left():
+    """Clients that find no descriptor wait in the system's queue until others leave; nobody crashes."""
+    server = Server(preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    clients = [socket.create_connection(address(server), timeout=60) for _ in range(120)]
+    for client in clients:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    served = []
+    for client in clients:
+        client.settimeout(0 if len(served) >= 20 and client is not clients[0] else 60)
+        try:
+            served.append(client if client.recv(100).startswith(SERVED) else None)
+        except BlockingIOError:
+            break
+    assert 20 <= len(served) < 64 and None not in served, served
+    for client in clients[:len(served)]:  # who has a connection is served on
+        client.settimeout(60)
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_for(lambda: SERVED in client.recv(1000))
+        client.close()
+    for client in clients[len(served):]:
+        client.settimeout(60)
+        assert client.recv(100).startswith(SERVED)
+        client.close()
+    ask(server)
+    server.stop()
+
+
+def clients_killed():
+    """kill -9 of a process with many streams ends all of them."""
+    server = Server()
+    program = ("import sys; sys.argv = ['', *{args}]; sys.path.insert(0, {folder!r}); import test_faults, types, time\n"
+               "server = types.SimpleNamespace(url={url!r}); streams = [test_faults.open_stream(server) for _ in range(20)]\n"
+               "print('open', flush=True); time.sleep(600)").format(args=sys.argv[1:3], folder=str(pathlib.Path(__file__).parent), url=server.url)
+    client = subprocess.Popen([sys.executable, "-B", "-c", program], stdout=subprocess.PIPE, text=True)
+    assert client.stdout.readline() == "open\n"
+    assert load_of(server) == 20
+    client.kill()
+    wait_for(lambda: load_of(server) == 0)
+    ask(server)
+    server.stop()
+
+
+def freeze_thread(pid):
+    """Stops one of the threads that compute, as a device that hangs would; False where that is forbidden."""
+    def ticks(tid):
+        fields = pathlib.Path(f"/proc/{pid}/task/{tid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+    tids = [int(tid) for tid in os.listdir(f"/proc/{pid}/task") if int(tid) != pid]
+    before = {tid: ticks(tid) for tid in tids}
+    time.sleep(1)
+    tid = max(tids, key=lambda tid: ticks(tid) - before[tid])
+    libc, seize, interrupt = ctypes.CDLL(None, use_errno=True), 0x4206, 0x4207
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    if libc.ptrace(seize, tid, None, None) != 0 or libc.ptrace(interrupt, tid, None, None) != 0:
+        return False
+    threading.Thread(target=reap, args=(tid,), daemon=True).start()
+    return True
+
+
+def reap(tid):
+    """A process is not gone before its threads that are traced have been waited for."""
+    wall = 0x40000000
+    try:
+        while not os.WIFSIGNALED(os.waitpid(tid, wall)[1]):
+            pass
+    except ChildProcessError:
+        pass
+
+
+def status_of(server, path):
+    connection = http.client.HTTPConnection(*address(server), timeout=60)
+    connection.request("GET", path)
+    return connection.getresponse().status
+
+
+def a_rank_that_hangs(stays):
+    """Each stream gets its error, and the program ends with 5. False where no thread may be stopped."""
+    server = Server("--tensor-parallel-size", "2", "--max-model-len", "32768", "--allow-long-max-model-len",
+                    *["--keep-alive-on-engine-death"] * stays)
+    streams = [open_stream(server) for _ in range(8)]
+    assert status_of(server, "/health") == 200
+    if not freeze_thread(server.process.pid):
+        server.process.kill()
+        server.process.communicate()
+        return False
+    for stream in streams:
+        text = rest_of(stream)
+        assert '"error"' in text and '"code":500' in text and "data: [DONE]" in text, text[-500:]
+        assert "rank" in text, text[-500:]
+    if stays:
+        assert (status_of(server, "/health"), status_of(server, "/livez")) == (503, 500)
+        server.process.terminate()
+    _, rest = server.process.communicate(timeout=60)
+    assert server.process.returncode == 5, (server.process.returncode, rest)
+    return True
+
+
+if __name__ == "__main__":
+    for test in no_descriptors_left, clients_killed:
+        test()
+        print("passed:", test.__name__, flush=True)
+    for stays in False, True:
+        if not a_rank_that_hangs(stays):
+            print("skipped: a_rank_that_hangs, threads of other processes cannot be stopped here")
+            sys.exit(77)
+        print("passed: a_rank_that_hangs, the server", "stays" if stays else "ends", flush=True)
