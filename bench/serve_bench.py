@@ -1,14 +1,22 @@
 #!/usr/bin/env python3
-"""The server's cost beside the model: bench/serve_bench.py build/release/bin/nanovllm [seconds]
+"""The server's cost beside the model: bench/serve_bench.py build/release/bin/nanovllm [SECONDS] [NAME...]
 
-The model is one layer of 32 columns with random weights and the demo model's tokenizer, so that the engine costs next to nothing. All
-figures are by the processor time of the server's process (user and system, all threads), whatever the client costs and whoever shares the
-machine; "core" means a second of it."""
+NAME: idle, rates, prompt, streams, start, overload; all of them unless told. SECONDS: of each measurement (5).
+
+But for `start` and `overload`, which run models/demo, the model is one of 32 columns with random weights and the demo model's tokenizer, so
+that the engine costs next to nothing. Rates are by the processor time of the server's process (user and system, all threads), whatever the
+client costs and whoever shares the machine; "core" means a second of it. Times are a client's on the same machine, which is to be quiet."""
+import asyncio
 import http.client
 import json
 import os
 import pathlib
+import random
 import re
+import resource
+import select
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,12 +27,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
 DEMO = pathlib.Path(__file__).resolve().parents[1] / "models/demo"
 
 
-def make_model(directory):
+def make_model(directory, layers=1):
     config = json.loads((DEMO / "config.json").read_text())
-    config.update(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=32)
+    config.update(hidden_size=32, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=1, num_key_value_heads=1, head_dim=32)
     (directory / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (directory / name).symlink_to(DEMO / name)
+        if not (directory / name).exists():
+            (directory / name).symlink_to(DEMO / name)
 
 
 def process_seconds(pid):
@@ -36,14 +45,37 @@ def resident_bytes(pid):
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) * 1024
 
 
-def start(program, model):
-    server = subprocess.Popen([program, "serve", model, "--load-format", "dummy", "--device", "cpu", "--threads", "1", "--port", "0",
-                               "--no-access-log", "--max-num-queued-reqs", "100000"], stderr=subprocess.PIPE, text=True)
-    for line in server.stderr:
-        if match := re.search(r"serving .* on http://(\S+)", line):
-            threading.Thread(target=server.stderr.read, daemon=True).start()
-            return server, match[1]
-    sys.exit("the server did not start")
+class Server:
+    """`nanovllm serve` on a free port."""
+
+    def __init__(self, program, model, *arguments):
+        self.process = subprocess.Popen([program, "serve", model, "--device", "cpu", "--threads", "1", "--port", "0", "--no-access-log", *arguments],
+                                        stderr=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+        for line in self.process.stderr:
+            if match := re.search(r"serving .* on http://(\S+):(\d+)", line):
+                self.host, self.port = match[1], int(match[2])
+                break
+        else:
+            sys.exit("the server did not start")
+        self.address = f"{self.host}:{self.port}"
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def metric(self, name):
+        connection = http.client.HTTPConnection(self.address)
+        connection.request("GET", "/metrics")
+        return float(re.search(rf"^vllm:{name}{{.*}} (\S+)$", connection.getresponse().read().decode(), re.M)[1])
+
+
+def null_server(program, model, *arguments):
+    return Server(program, model, "--load-format", "dummy", "--max-num-queued-reqs", "100000", *arguments)
 
 
 def load(address, body, seconds, clients=32):
@@ -71,41 +103,196 @@ def chat(**fields):
     return json.dumps({"messages": [{"role": "user", "content": "What is 37 + 45?"}], "ignore_eos": True, "temperature": 0, **fields})
 
 
-def rate(server, address, body, seconds, tokens):
-    load(address, body, 0.3)
+def rate(server, body, seconds, tokens):
+    load(server.address, body, 0.3)
     begin = process_seconds(server.pid)
-    answered = load(address, body, seconds)
+    answered = load(server.address, body, seconds)
     used = process_seconds(server.pid) - begin
     return answered / used, answered * tokens / used
 
 
-def idle_memory(server, address, count=1000):
-    host, port = address.split(":")
+def request_bytes(body, path="/v1/chat/completions"):
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def show(what, figure, unit):
+    print(f"{what:40s} {figure:>12s} {unit}", flush=True)
+
+
+def bench_idle(program, model, seconds, count=1000):
+    with null_server(program, model) as server:
+        before = resident_bytes(server.pid)
+        connections = [http.client.HTTPConnection(server.address) for _ in range(count)]
+        for connection in connections:
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+        time.sleep(0.5)
+        show("idle connection", f"{(resident_bytes(server.pid) - before) / count:.0f}", "bytes")
+
+
+def bench_rates(program, model, seconds):
+    with null_server(program, model) as server:
+        for stream in (False, True):
+            requests, _ = rate(server, chat(max_tokens=16, stream=stream), seconds, 16)
+            show(f"chat, 16 tokens, {'streamed' if stream else 'whole'}", f"{requests:.0f}", "requests/s per core")
+        _, tokens = rate(server, chat(max_tokens=512, stream=True), seconds, 512)
+        show("chat, 512 tokens, streamed", f"{tokens:.0f}", "tokens/s per core")
+
+
+def bench_prompt(program, model, seconds):
+    """A client's time to the first token beyond the engine's own, of prompts of 1,000 tokens that no cache knows."""
+    with null_server(program, model) as server:
+        connection, added, sizes = socket.create_connection((server.host, server.port)), [], []
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        words, end = re.findall(r"[a-z]{2,}", (DEMO.parents[1] / "docs/contract.md").read_text()), time.monotonic() + seconds
+        length = 400
+        while time.monotonic() < end or len(added) < 50:
+            text = " ".join(random.choice(words) for _ in range(length))
+            body = json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 2, "stream": True, "temperature": 0, "ignore_eos": True})
+            before, size = server.metric("time_to_first_token_seconds_sum"), server.metric("prompt_tokens_total")
+            begin = time.perf_counter()
+            connection.sendall(request_bytes(body))
+            answer = b""
+            while answer.count(b"data: ") < 2 and b"[DONE]" not in answer:
+                answer += connection.recv(65536)
+            seen = time.perf_counter() - begin
+            while b"0\r\n\r\n" not in answer[-8:]:
+                answer += connection.recv(65536)
+            tokens = server.metric("prompt_tokens_total") - size
+            if abs(tokens - 1000) < 60:
+                added.append(1000 * (seen - (server.metric("time_to_first_token_seconds_sum") - before)))
+                sizes.append(tokens)
+            length = max(50, min(1500, round(length * 1000 / tokens)))
+        show(f"added to the first token, {statistics.mean(sizes):.0f} tokens", f"{statistics.median(added):.2f}", f"ms (p90 {percentile(added, 0.9):.2f})")
+
+
+def stream_gaps(server, count, tokens):
+    """The times between two tokens of `count` streams, while all of them run; and the memory that they take."""
     before = resident_bytes(server.pid)
-    connections = [http.client.HTTPConnection(host, int(port)) for _ in range(count)]
-    for connection in connections:
-        connection.request("GET", "/health")
-        connection.getresponse().read()
-    time.sleep(0.5)
-    used = (resident_bytes(server.pid) - before) / count
-    for connection in connections:
-        connection.close()
-    return used
+    poll, streams = select.epoll(), {}
+    for _ in range(count):
+        client = socket.create_connection((server.host, server.port))
+        client.sendall(request_bytes(chat(max_tokens=tokens, stream=True)))
+        poll.register(client, select.EPOLLIN)
+        streams[client.fileno()] = [client, 0.0]
+    gaps, heard, clock, memory = [], set(), time.perf_counter, 0
+    while True:
+        for fd, _ in poll.poll():
+            stream = streams[fd]
+            data = stream[0].recv(65536)
+            if not data or b"[DONE]" in data:
+                memory = memory or resident_bytes(server.pid) - before
+                poll.close()
+                for client, _ in streams.values():
+                    client.close()
+                return gaps, memory / count
+            now = clock()
+            if len(heard) < count:
+                heard.add(fd)
+            elif stream[1]:
+                gaps.append(now - stream[1])
+            stream[1] = now if len(heard) == count else 0.0
+
+
+def bench_streams(program, model, seconds, count=1000, per_second=50):
+    """The model gets as many layers as a step of all streams needs to take 1/50 s."""
+    arguments = ("--max-num-seqs", str(count), "--max-model-len", "1024")
+    layers = 4
+    for _ in range(4):
+        make_model(pathlib.Path(model), layers)
+        with null_server(program, model, *arguments) as server:
+            period = statistics.median(stream_gaps(server, count, 60)[0])
+        if 0.9 < period * per_second < 1.1:
+            break
+        layers = max(1, round(layers / (period * per_second)))
+    make_model(pathlib.Path(model), layers)
+    with null_server(program, model, *arguments) as server:
+        begin = process_seconds(server.pid)
+        gaps, memory = stream_gaps(server, count, min(900, int(seconds * per_second)))
+        used = process_seconds(server.pid) - begin
+    make_model(pathlib.Path(model))
+    period = statistics.median(gaps)
+    show(f"{count} streams, period", f"{1000 * period:.1f}", f"ms ({layers} layers, {len(gaps)} gaps, {used:.1f} s of processor time)")
+    show(f"{count} streams, p99 gap beyond it", f"{1000 * (percentile(gaps, 0.99) - period):+.1f}", f"ms (p90 {1000 * (percentile(gaps, 0.9) - period):+.1f})")
+    show("stream, with its sequence", f"{memory:.0f}", "bytes")
+
+
+def bench_start(program, model, seconds, times=20):
+    """From exec to the first 200 of /health, models/demo."""
+    taken = []
+    for _ in range(times):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        begin = time.perf_counter()
+        server = subprocess.Popen([program, "serve", DEMO, "--device", "cpu", "--port", str(port), "--quiet"])
+        while True:
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    break
+            except ConnectionError:
+                pass
+            time.sleep(0.002)
+        taken.append(1000 * (time.perf_counter() - begin))
+        server.terminate()
+        server.wait()
+    show("exec to /health, models/demo", f"{statistics.median(taken):.0f}", f"ms (fastest {min(taken):.0f}, slowest {max(taken):.0f})")
+
+
+async def ask(server, body):
+    """Status and seconds of one request over a connection of its own."""
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(request_bytes(body))
+    status = int((await reader.readuntil(b"\r\n\r\n"))[9:12])
+    taken = time.perf_counter() - begin
+    writer.close()
+    return status, taken
+
+
+async def overload(server, body, seconds, arrivals):
+    """Requests that come at random, so many a second, whatever becomes of the others."""
+    tasks, end = [], time.perf_counter() + seconds
+    at = time.perf_counter()
+    while at < end:
+        at += random.expovariate(arrivals)
+        await asyncio.sleep(max(0, at - time.perf_counter()))
+        tasks.append(asyncio.create_task(ask(server, body)))
+    begin, done = end - seconds, await asyncio.gather(*tasks)
+    return done, time.perf_counter() - begin
+
+
+def bench_overload(program, model, seconds):
+    with Server(program, DEMO, "--max-num-seqs", "16", "--max-num-queued-reqs", "16") as server:
+        body = chat(max_tokens=64)
+        load(server.address, body, 1, clients=32)
+        begin = time.perf_counter()
+        capacity = load(server.address, body, seconds, clients=32) / (time.perf_counter() - begin)
+        done, taken = asyncio.run(overload(server, body, seconds, 10 * capacity))
+        refused = [1000 * t for status, t in done if status == 503]
+        assert all(status in (200, 503) for status, _ in done)
+        goodput = (len(done) - len(refused)) / taken
+        show("capacity, models/demo, 64 tokens", f"{capacity:.1f}", "requests/s")
+        show(f"goodput at {len(done) / taken / capacity:.1f} times that", f"{100 * goodput / capacity:.0f}", f"% ({len(done)} requests, {len(refused)} refused)")
+        show("time to a 503", f"{statistics.median(refused):.1f}", f"ms (p99 {percentile(refused, 0.99):.1f})")
 
 
 def main():
-    program, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 5
-    with tempfile.TemporaryDirectory() as name:
-        make_model(pathlib.Path(name))
-        server, address = start(program, name)
-        print(f"bytes per idle connection        {idle_memory(server, address):8.0f}")
-        for stream in (False, True):
-            requests, _ = rate(server, address, chat(max_tokens=16, stream=stream), seconds, 16)
-            print(f"chat, 16 tokens, {'streamed' if stream else 'whole   '}       {requests:8.0f} requests/s per core")
-        _, tokens = rate(server, address, chat(max_tokens=512, stream=True), seconds, 512)
-        print(f"chat, 512 tokens, streamed       {tokens:8.0f} tokens/s per core")
-        server.terminate()
-        server.wait()
+    program, seconds, names = sys.argv[1], 5.0, sys.argv[2:]
+    if names and names[0].replace(".", "").isdigit():
+        seconds = float(names.pop(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with tempfile.TemporaryDirectory() as model:
+        make_model(pathlib.Path(model))
+        for name in names or ("idle", "rates", "prompt", "streams", "start", "overload"):
+            globals()[f"bench_{name}"](program, model, seconds)
+        print("load average", *(f"{load:.2f}" for load in os.getloadavg()))
 
 
 if __name__ == "__main__":
