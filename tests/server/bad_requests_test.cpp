@@ -14,8 +14,7 @@ struct Row {
 };
 
 std::string chat_with(const std::string& member) {
-  const std::string chat = chat_body().dump();
-  return chat.substr(0, chat.size() - 1) + ",\"max_tokens\":1," + member + "}";
+  return R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1,)" + member + "}";
 }
 std::string chat_of(const std::string& content) {
   return R"({"max_tokens":1,"messages":[{"role":"user","content":)" + content + "}]}";
@@ -57,7 +56,7 @@ TEST_F(BadRequests, WhatIsNoJson) {
   std::vector<Row> rows;
   for (const char* body : {"\"x\"", "{}", "5", "{'a': 1}", "// x\n{}", "{\"model\": \"demo\"} x"})
     rows.push_back({body});
-  rows.push_back({chat_with("\"model\":\"demo\"")});  // twice
+  rows.push_back({chat_with(R"("model":"demo","model":"demo")")});
   for (const char* name : {"messages", "foo", "chat_template_kwargs", "response_format", "tools"})
     rows.push_back({std::string("{\"") + name + "\":" + std::string(100000, '[')});
   rows.push_back({"{\"foo\":" + repeated("[", 1000) + repeated("]", 1000) + "}"});
@@ -72,7 +71,6 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
   std::vector<Row> rows;
   for (const char* value : {"NaN", "Infinity", "1e400", "-0.1", "2.1", "\"0.7\"", "null1"})
     rows.push_back({chat_with(std::string("\"temperature\":") + value)});
-  // models/demo is sent one max_tokens already: here it is the only one.
   for (const char* value :
        {"0", "-1", "2147483648", "9223372036854775808", "1e30", "\"10\"", "1.5", "true"})
     rows.push_back({R"({"messages":[{"role":"user","content":"x"}],"max_tokens":)" +
@@ -120,7 +118,6 @@ TEST_F(BadRequests, WhatAnswersWouldNeedAnotherServerFor) {
   rows.push_back({chat_of(R"([{"type":"input_audio","input_audio":{"data":"","format":"wav"}}])")});
   rows.push_back({chat_of(R"([{"type":"file","file":{"file_id":"x"}}])")});
   rows.push_back({chat_of("null")});
-  rows.push_back({chat_with(R"("model":"x")")});  // a second model
   rows.push_back(
       {R"({"messages":[{"role":"user","content":"x"}],"model":")" + repeated("m", 1000000) + "\"}",
        404});

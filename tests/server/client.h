@@ -87,15 +87,17 @@ class Client {
     return ::setsockopt(socket_, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
   }
 
-  /// At most `most` bytes more; false at the end of the connection, or after `seconds`.
-  bool receive(double seconds = 20, size_t most = 16384) {
+  /// More bytes; false at the end of the connection, or after `seconds`.
+  bool receive(double seconds = 20) {
+    std::this_thread::sleep_for(pause);
     pollfd poll{socket_, POLLIN, 0};
     if (::poll(&poll, 1, static_cast<int>(seconds * 1000)) <= 0) return false;
     char bytes[16384];
-    const ssize_t n = ::recv(socket_, bytes, std::min(most, sizeof bytes), 0);
+    const ssize_t n = ::recv(socket_, bytes, sizeof bytes, 0);
     if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
     return n > 0;
   }
+  std::chrono::milliseconds pause{0};  ///< before each receive()
   const std::string& received() const { return buffer_; }
 
   /// The next whole answer, interim ones skipped.

@@ -30,7 +30,7 @@ class Server:
     def __init__(self, program, model):
         self.process = subprocess.Popen(
             [program, "serve", model, "--served-model-name", "demo", "--port", "0", "--device", "cpu", "--threads", "1", "--no-access-log",
-             "--max-num-seqs", "16", "--block-size", "16", "--num-gpu-blocks-override", "160", "--max-model-len", "768",
+             "--max-num-seqs", "16", "--block-size", "16", "--num-gpu-blocks-override", "96", "--max-model-len", "768",
              "--max-num-queued-reqs", "64"], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if match := re.search(r"serving demo on http://(\S+):(\d+)", line):

@@ -53,7 +53,8 @@ constexpr Refused kRefused[] = {{"functions", "[]"},
                                 {"suffix", "\"\""},
                                 {"kv_transfer_params", "null"},
                                 {"vllm_xargs", "{}"},
-                                {"prompt_embeds", "null"}};
+                                {"prompt_embeds", "null"},
+                                {"mcp_servers", "[]"}};
 
 void refuse_what_is_not_there(const JsonObject& o) {
   for (const auto& [name, neutral] : kRefused) {
