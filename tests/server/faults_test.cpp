@@ -97,14 +97,17 @@ TEST(Faults, WhoReadsALongAnswerSlowlyGetsAllOfIt) {
   server::ServerOptions options;
   options.http.write_timeout = 3;
   ServerOnThread server(options);
-  Json body = endless_chat(false);
-  body.update({{"n", 64}, {"max_tokens", 110}, {"logprobs", true}, {"top_logprobs", 20}});
+  const int64_t mark =
+      server.post("/tokenize", Json{{"prompt", "<|im_start|>"}}).json()["tokens"][0];
+  const Json body = {{"tokens", std::vector<int64_t>(1000000, mark)}};
   Client slow(server.port());
   slow.limit_unread(100000);
-  slow.pause = std::chrono::milliseconds(12);  // some 1.3 MB/s
-  slow.send(request_bytes(body));
+  slow.pause = std::chrono::milliseconds(12);  // some 1.3 MB/s of 12 MB
+  slow.send(request_bytes(body, "/detokenize"));
   ASSERT_TRUE(slow.receive(300));
-  EXPECT_EQ(slow.read_answer().json()["choices"].size(), 64u);
+  const Answer answer = slow.read_answer();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.json()["prompt"].get<std::string>().size(), 12000000u);
 }
 
 /// `count` streams that have begun.
