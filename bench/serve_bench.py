@@ -106,14 +106,19 @@ def chat(**fields):
     return json.dumps({"messages": [{"role": "user", "content": "What is 37 + 45?"}], "ignore_eos": True, "temperature": 0, **fields})
 
 
+def used_since(server, begin):
+    """Processor time since thread_seconds() gave `begin`: of all threads, of all but the engine's, of the I/O thread."""
+    used = {thread: now - begin.get(thread, 0) for thread, now in thread_seconds(server.pid).items()}
+    engine = max(time for thread, time in used.items() if thread != server.pid)
+    return sum(used.values()), sum(used.values()) - engine, used[server.pid]
+
+
 def rate(server, body, seconds):
-    """Requests a second of processor time: of all threads, of all but the engine's, of the I/O thread."""
+    """Requests a second of processor time, of the same threads."""
     load(server.address, body, 0.3)
     begin = thread_seconds(server.pid)
     answered = load(server.address, body, seconds)
-    used = {thread: now - begin.get(thread, 0) for thread, now in thread_seconds(server.pid).items()}
-    engine = max(time for thread, time in used.items() if thread != server.pid)
-    return answered / sum(used.values()), answered / (sum(used.values()) - engine), answered / used[server.pid]
+    return [answered / used for used in used_since(server, begin)]
 
 
 def request_bytes(body, path="/v1/chat/completions"):
@@ -151,7 +156,7 @@ def bench_rates(program, model, seconds):
 def bench_prompt(program, model, seconds):
     """A client's time to the first token beyond the engine's own, of prompts of 1,000 tokens that no cache knows."""
     with null_server(program, model) as server:
-        connection, added, sizes = socket.create_connection((server.host, server.port)), [], []
+        connection, added, sizes, bodies = socket.create_connection((server.host, server.port)), [], [], []
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         words, end = re.findall(r"[a-z]{2,}", (DEMO.parents[1] / "docs/contract.md").read_text()), time.monotonic() + seconds
         length = 400
@@ -171,8 +176,14 @@ def bench_prompt(program, model, seconds):
             if abs(tokens - 1000) < 60:
                 added.append(1000 * (seen - (server.metric("time_to_first_token_seconds_sum") - before)))
                 sizes.append(tokens)
+                bodies.append(body[:-1] + ', "cache_salt": "again"}')
             length = max(50, min(1500, round(length * 1000 / tokens)))
         show(f"added to the first token, {statistics.mean(sizes):.0f} tokens", f"{statistics.median(added):.2f}", f"ms (p90 {percentile(added, 0.9):.2f})")
+        client, begin = http.client.HTTPConnection(server.address), thread_seconds(server.pid)
+        for body in bodies:
+            client.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            client.getresponse().read()
+        show("processor time of such a request", f"{1000 * used_since(server, begin)[1] / len(bodies):.2f}", "ms beside the engine's thread")
 
 
 def stream_gaps(server, count, seconds):
