@@ -43,9 +43,7 @@ void Generations::abort_all() {
 }
 
 void Generations::fail_all(const std::string& message) {
-  for (auto& [id, place] : places_) place.generation->fail(503, message);
-  places_.clear();
-  jobs_.clear();
+  while (!jobs_.empty()) end(jobs_.begin()->first, 503, message);
 }
 
 void Generations::add(HttpRequest&& request, std::shared_ptr<Exchange> exchange, Headers headers) {

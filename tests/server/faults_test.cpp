@@ -158,6 +158,9 @@ TEST(Faults, StreamsThatTakeTooLongAfterSigtermGetAnError) {
     EXPECT_EQ(answer.events().back()["error"]["code"], 503);
   }
   server.stop();
+  const auto lines = server.requests();
+  EXPECT_EQ(lines.size(), 8u);
+  for (const std::string& line : lines) EXPECT_TRUE(line.starts_with("503 ")) << line;
 }
 
 }  // namespace
