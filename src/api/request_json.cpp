@@ -86,7 +86,9 @@ void read_structured_outputs(const JsonObject& o, StructuredOutputs& into) {
     if (!neutral && std::ranges::count(kKnown, it.key()) == 0)
       o.refuse(o.path(it.key()) + " is not supported: leave it out");
   }
-  if (into.empty())
+  const int given = !into.json.empty() + !into.regex.empty() + !into.choice.empty() +
+                    !into.grammar.empty() + into.json_object + !into.structural_tag.empty();
+  if (given != 1)
     o.refuse(
         "structured_outputs must have one of json, regex, choice, grammar, json_object and "
         "structural_tag");

@@ -204,4 +204,11 @@ std::vector<int64_t> ChatFormat::visible_tokens(const Tokenizer& tokenizer, bool
   return ids;
 }
 
+bool ChatFormat::has_special_marks(const Tokenizer& tokenizer) const {
+  return std::ranges::any_of(tools->tokens, [&](std::string_view mark) {
+    const auto id = tokenizer.token_to_id(mark);
+    return id && tokenizer.is_special(*id);
+  });
+}
+
 }  // namespace nanovllm

@@ -64,6 +64,8 @@ struct ChatFormat {
   /// Special tokens that the text must have for the parsers to see the marks:
   /// SamplingParams::visible_special_token_ids. `has_tools`: those of calls too.
   std::vector<int64_t> visible_tokens(const Tokenizer& tokenizer, bool has_tools) const;
+  /// Whether a call's marks are special tokens, which no grammar spells. There must be `tools`.
+  bool has_special_marks(const Tokenizer& tokenizer) const;
 };
 
 /// By name, or by the template's marks where a name is empty; "none" is none. Throws

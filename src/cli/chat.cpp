@@ -6,15 +6,18 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "nanovllm/tokenizer.h"
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/load_model.h"
+#include "cli/parser_options.h"
 #include "cli/terminal/chat_input.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/output.h"
+#include "cli/tools/chat_tools.h"
 #include "core/check.h"
 #include "io/json.h"
 #include "io/utf8.h"
@@ -29,6 +32,7 @@ struct ChatOptions {
   std::string system;
   std::string generation_config = "auto";
   std::string template_kwargs = "{}";
+  std::string tools, tool_call_parser;
   bool context_shift = false, quiet = false;
 };
 
@@ -43,8 +47,11 @@ constexpr const char* kHelp =
 /// The conversation: its messages, and the engine that answers.
 class Chat {
  public:
-  Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params, Progress& progress)
-      : llm_(llm), options_(options), params_(params), progress_(progress) {
+  /// `tools` may be null.
+  Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params, Progress& progress,
+       const ChatTools* tools)
+      : llm_(llm), options_(options), params_(params), progress_(progress), tools_(tools) {
+    if (tools_) template_options_["tools"] = tools_->for_template();
     clear();
   }
 
@@ -54,15 +61,23 @@ class Chat {
  private:
   /// How an answer ended, or why there is none.
   struct Answer {
-    std::string text, error;
-    bool fills_context = false;
+    ChatMessage message{};
+    std::string error{};
+    bool fills_context = false, stopped = false;
+    bool failed() const { return !error.empty() && message.delta().empty(); }
   };
 
   void clear();
   void obey(const std::string& command);
   void ask(std::string text);
   void answer();
+  std::vector<ToolCall> answer_once();
+  bool run(const std::vector<ToolCall>& calls);
   Answer generate();
+  Prompt prompt() const { return llm_.chat_prompt(messages_.dump(), template_options_.dump()); }
+  void show(const ChatDelta& news, Answer& answer);
+  void take_interrupt();
+  size_t end_of_question() const;
   bool is_full() const;
   int drop_oldest();
   void drop();
@@ -72,6 +87,9 @@ class Chat {
   const ChatOptions& options_;
   const SamplingParams params_;
   Progress& progress_;
+  const ChatTools* tools_;
+  Json template_options_ =
+      parse_json(options_.template_kwargs, "--chat-template-kwargs", ErrorKind::invalid_argument);
   Interrupt interrupt_;
   ChatInput input_{interrupt_};
   Output output_;
@@ -109,14 +127,22 @@ void Chat::clear() {
     messages_.push_back({{"role", "system"}, {"content", options_.system}});
 }
 
+/// Behind the user's last message; 0 where there is none.
+size_t Chat::end_of_question() const {
+  size_t end = messages_.size();
+  while (end > 0 && messages_[end - 1]["role"] != "user") --end;
+  return end;
+}
+
 void Chat::obey(const std::string& command) {
-  const bool answered = !messages_.empty() && messages_.back()["role"] == "assistant";
+  const size_t question = end_of_question();
+  const bool answered = question > 0 && question < messages_.size();
   if (command == "/exit" || command == "/quit" || command == "/bye") {
     over_ = true;
   } else if (command == "/clear") {
     clear();
   } else if (command == "/again" && answered) {
-    messages_.erase(messages_.size() - 1);
+    while (messages_.size() > question) messages_.erase(messages_.size() - 1);
     answer();
   } else if (command == "/again") {
     complain("there is no answer yet");
@@ -136,12 +162,23 @@ void Chat::ask(std::string text) {
   answer();
 }
 
-// Streams the answer to the last message and adds it to the conversation. A message that cannot be
-// answered is taken back.
+// Answers until an answer calls no tools.
 void Chat::answer() {
+  for (auto calls = answer_once(); !calls.empty() && run(calls);) calls = answer_once();
+}
+
+bool Chat::run(const std::vector<ToolCall>& calls) {
+  const bool goes_on = tools_->run(calls, input_, interrupt_, messages_);
+  take_interrupt();
+  return goes_on;
+}
+
+// Streams the answer to what was said last, adds it to the conversation and returns its calls. A
+// message that cannot be answered is taken back.
+std::vector<ToolCall> Chat::answer_once() {
   refused_ = nullptr;
   Answer answer = generate();
-  bool full = !answer.error.empty() && answer.text.empty() && is_full();
+  bool full = answer.failed() && is_full();
   if (full && options_.context_shift) {
     const int dropped = drop_oldest();
     if (dropped > 0) {
@@ -150,59 +187,86 @@ void Chat::answer() {
       full = false;
     }
   }
-  if (!answer.error.empty() && answer.text.empty()) {
-    const Json message = messages_.back();
-    messages_.erase(messages_.size() - 1);
+  if (answer.failed()) {
+    const size_t question = end_of_question();
+    const Json message = messages_[question - 1];
+    while (messages_.size() >= question) messages_.erase(messages_.size() - 1);
     if (full && messages_.size() > 1) {
       refused_ = message;
       answer.error += "; /drop forgets the oldest turns and answers, /clear forgets all";
     }
-    return complain(answer.error);
+    complain(answer.error);
+    return {};
   }
-  output_.write("\n");
+  const bool calls_alone = !answer.message.tool_calls.empty() && answer.message.content.empty();
+  if (!calls_alone) output_.write("\n");
   output_.flush();
-  messages_.push_back({{"role", "assistant"}, {"content", answer.text}});
+  if (answer.stopped) answer.message.tool_calls.clear();
+  messages_.push_back(assistant_message(answer.message));
   if (answer.fills_context && !options_.quiet)
     say(fmt::format(
         "note: the context of {} tokens is full: /drop forgets the oldest turns, /clear "
         "forgets all\n",
         llm_.info().max_model_len));
+  return answer.message.tool_calls;
+}
+
+/// Adds a piece to an answer and to what the user sees of it.
+void Chat::show(const ChatDelta& news, Answer& answer) {
+  const bool begins_content = !news.content.empty() && answer.message.content.empty();
+  if (begins_content && !(answer.message.reasoning + news.reasoning).empty())
+    output_.write(news.reasoning.empty() ? "\n\n" : without_controls(news.reasoning) + "\n\n");
+  else if (!news.reasoning.empty())
+    output_.write(without_controls(news.reasoning));
+  // Without tools nothing is asked that a model could paint over.
+  output_.write(tools_ ? without_controls(news.content) : news.content);
+  answer.message.add(news);
+  output_.flush();
+}
+
+/// Ctrl-C has stopped what was under way; one that comes behind it is for the next prompt.
+void Chat::take_interrupt() {
+  if (interrupt_.signal() == SIGTERM)
+    over_ = true;
+  else
+    interrupt_.take();
 }
 
 Chat::Answer Chat::generate() {
   Answer answer;
   try {
-    const Prompt prompt = llm_.chat_prompt(messages_.dump(), options_.template_kwargs);
+    const Prompt asked = prompt();
+    const auto& text = std::get<std::string>(asked.value);
+    SamplingParams params = params_;
+    if (tools_) tools_->prepare(text, params);
     if (interrupt_.take(kStopping) == SIGTERM) over_ = true;
-    const int64_t id = llm_.add_request(prompt, params_);
+    const int64_t id = llm_.add_request(asked, params);
+    std::optional<ChatParser> parser;
+    if (tools_) parser = tools_->new_parser(text, static_cast<uint64_t>(id));
     int64_t tokens = 0;
-    for (bool stopped = false; !llm_.is_finished();) {
-      if (interrupt_.requested() && !stopped) {
+    while (!llm_.is_finished()) {
+      if (interrupt_.requested() && !answer.stopped) {
         llm_.abort_request(id);
-        stopped = true;
+        answer.stopped = true;
       }
-      if (answer.text.empty()) progress_.reading(llm_.stats());
+      if (tokens == 0) progress_.reading(llm_.stats());
       for (const RequestOutput& output : llm_.step()) {
         const CompletionOutput& piece = output.outputs[0];
         if (!piece.text.empty()) progress_.clear();
-        answer.text += piece.text;
         answer.error = output.error;
         tokens += std::ssize(output.prompt_token_ids) + std::ssize(piece.token_ids);
         answer.fills_context =
             piece.finish_reason == FinishReason::length && tokens >= llm_.info().max_model_len;
-        output_.write(piece.text);
+        show(parser ? parser->add(piece.text) : ChatDelta{.content = piece.text}, answer);
       }
-      output_.flush();
     }
+    if (parser) show(parser->finish(), answer);
   } catch (const Error& failure) {
     if (failure.kind() != ErrorKind::invalid_argument) throw;
     answer.error = failure.what();
   }
   progress_.clear();
-  if (interrupt_.signal() == SIGTERM)
-    over_ = true;
-  else
-    interrupt_.take();  // one that comes after the answer is for the next prompt
+  take_interrupt();
   return answer;
 }
 
@@ -211,8 +275,7 @@ Chat::Answer Chat::generate() {
 bool Chat::is_full() const {
   std::string text;
   try {
-    text =
-        std::get<std::string>(llm_.chat_prompt(messages_.dump(), options_.template_kwargs).value);
+    text = std::get<std::string>(prompt().value);
   } catch (const Error&) {  // the template's refusal, which was reported
     return false;
   }
@@ -256,6 +319,12 @@ void Chat::complain(const std::string& what) {
 
 int chat(const ChatOptions& options) {
   require_model(options.model);
+  check(options.tools.empty() || (::isatty(STDIN_FILENO) && ::isatty(STDERR_FILENO)),
+        ErrorKind::invalid_argument,
+        "--tools asks before each call, which needs a terminal: run it in one, or give the tools "
+        "to nanovllm serve in each request");
+  CommandTools file;
+  if (!options.tools.empty()) file = read_tool_file(options.tools);
   if (const auto code = serve_as_other_rank(options.model, options.engine)) return *code;
   Progress progress(options.quiet);
   LLM llm = load_model(options.model, options.engine, progress, options.quiet);
@@ -273,7 +342,9 @@ int chat(const ChatOptions& options) {
   if (params.max_tokens == usual) params.max_tokens = llm.info().max_model_len;
   options.sampling.apply(params);
   params.output_kind = OutputKind::delta;
-  return Chat(llm, options, params, progress).run();
+  std::optional<ChatTools> tools;
+  if (!options.tools.empty()) tools.emplace(llm, std::move(file), options.tool_call_parser);
+  return Chat(llm, options, params, progress, tools ? &*tools : nullptr).run();
 }
 
 }  // namespace
@@ -285,6 +356,10 @@ void add_chat(CLI::App& program, Action& action) {
   add_model(command, o.model);
   add_system(command, o.system, "the system message");
   add_template_kwargs(command, o.template_kwargs);
+  add_value(command, "--tools", "FILE",
+            "tools that the model may call, and the command that each of them runs if you allow it",
+            [&o](const std::string& s) { o.tools = s; });
+  add_tool_call_parser(command, o.tool_call_parser);
   add_flag(command, "--context-shift", o.context_shift,
            "a conversation that fills the context forgets its oldest turns by itself");
   add_flag(command, "--quiet,-q", o.quiet, "no notes and no progress on standard error");

@@ -178,7 +178,7 @@ CLI::Option* add_argument(CLI::App& command, const std::string& names, const std
 
 void name_environment_twins(CLI::App& command) {
   static const std::set<std::string> kNoTwin = {"help", "version", "prompt", "input", "output",
-                                                "json", "file",    "ids",    "show"};
+                                                "json", "file",    "ids",    "show",  "tools"};
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
     std::string name = option->get_lnames().front();

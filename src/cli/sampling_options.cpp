@@ -98,9 +98,12 @@ void SamplingOptions::add_to(CLI::App& command, Use use) {
 // The structure of the answers, named as in vLLM's structured_outputs and, for files, in llama.cpp.
 void SamplingOptions::add_structure(CLI::App& command) {
   using P = SamplingParams;
+  // An empty structure would be none.
   const auto file = [](const std::string& path) {
     try {
-      return read_file(path, kMaxStructureBytes);
+      const std::string text = read_file(path, kMaxStructureBytes);
+      check(!text.empty(), ErrorKind::model, "{} is empty", path);
+      return text;
     } catch (const Error& error) {
       fail(kBad, "cannot be read: {}", error.what());
     }
@@ -109,8 +112,10 @@ void SamplingOptions::add_structure(CLI::App& command) {
       [file](const std::string& s) {
         return [v = file(s)](P& p) { p.structured_outputs.json = v; };
       });
-  add(command, "--regex", "PATTERN", "the text matches this as a whole",
-      [](const std::string& s) { return [s](P& p) { p.structured_outputs.regex = s; }; });
+  add(command, "--regex", "PATTERN", "the text matches this as a whole", [](const std::string& s) {
+    check(!s.empty(), kBad, "must not be empty");
+    return [s](P& p) { p.structured_outputs.regex = s; };
+  });
   add(command, "--choice", "TEXT", "the text is this one, or that of another --choice",
       [](const std::string& s) { return [s](P& p) { p.structured_outputs.choice.push_back(s); }; });
   add(command, "--grammar", "FILE", "the text follows this EBNF, from its rule root on",

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "api/kv_events_config.h"
 #include "chat/chat_format.h"
@@ -13,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/load_model.h"
+#include "cli/parser_options.h"
 #include "cli/terminal/output.h"
 #include "core/check.h"
 #include "io/json.h"
@@ -128,19 +128,8 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--enable-force-include-usage", o.force_include_usage,
            "every stream ends with its usage");
   add_template_kwargs(command, o.chat_template_kwargs, "--default-chat-template-kwargs");
-  const auto parser = [&](const char* name, const char* help, std::string& field,
-                          std::vector<std::string> (*known)()) {
-    add_value(command, name, "NAME", help, [&field, known](const std::string& s) {
-      const auto names = known();
-      check(s.empty() || std::ranges::find(names, s) != names.end(), ErrorKind::invalid_argument,
-            "must be one of {}, got {}", fmt::join(names, ", "), quote(s));
-      field = s;
-    });
-  };
-  parser("--tool-call-parser", "how the model writes tool calls (by its chat template); or none",
-         o.tool_call_parser, tool_call_parser_names);
-  parser("--reasoning-parser", "how it writes reasoning (by its chat template); or none",
-         o.reasoning_parser, reasoning_parser_names);
+  add_tool_call_parser(command, o.tool_call_parser);
+  add_reasoning_parser(command, o.reasoning_parser);
   add_flag(command, "--no-enforce-auto-tool-arguments", o.no_enforce_auto_tool_arguments,
            "calls that were not asked for may have invalid arguments");
   add_flag(command, "--reasoning-content", o.reasoning_content,

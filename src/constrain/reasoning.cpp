@@ -11,27 +11,29 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 class ReasoningMatcher final : public TokenMatcher {
  public:
-  // The Grammar, which `reasoning` is a part of, outlives its matchers.
-  ReasoningMatcher(std::unique_ptr<TokenMatcher> answer, const Reasoning& reasoning)
-      : answer_(std::move(answer)), reasoning_(reasoning) {}
+  // The Grammar, which `grammar` (it may be null) and `reasoning` are parts of, outlives its
+  // matchers.
+  ReasoningMatcher(const Grammar* grammar, const Reasoning& reasoning)
+      : grammar_(grammar), reasoning_(reasoning), is_opening_(!reasoning.begin.empty()) {
+    begin_answer();
+  }
 
   void fill_mask(std::span<uint32_t> mask) override {
-    if (ended_ && answer_) return answer_->fill_mask(mask);
     std::ranges::fill(mask, 0U);
-    const auto set = [&](int64_t id, bool value) {
-      const uint32_t bit = 1U << (id % 32);
-      uint32_t& word = mask[static_cast<size_t>(id / 32)];
-      word = value ? word | bit : word & ~bit;
-    };
-    if (is_forced()) return set(reasoning_.end[matched_], true);
-    for (int64_t id = 0; id < reasoning_.vocab_size; ++id) set(id, true);
-    for (const int32_t id : reasoning_.eos) set(id, !answer_);
+    if ((ended_ || is_opening_) && answer_)
+      answer_->fill_mask(mask);
+    else if (is_forced())
+      set(mask, reasoning_.end[matched_], true);
+    else if (!is_opening_ || !grammar_)
+      leave_free(mask);
+    if (is_opening_) set(mask, reasoning_.begin[opened_], true);
   }
 
   bool accept(int32_t token) override {
+    if (is_opening_) return open(token);
     if (ended_) return !answer_ || answer_->accept(token);
     if (is_forced() ? token != reasoning_.end[matched_]
-                    : answer_ && contains(reasoning_.eos, token))
+                    : grammar_ && contains(reasoning_.eos, token))
       return false;
     ++generated_;
     advance(token);
@@ -39,8 +41,40 @@ class ReasoningMatcher final : public TokenMatcher {
   }
 
  private:
+  static void set(std::span<uint32_t> mask, int64_t id, bool value) {
+    const uint32_t bit = 1U << (id % 32);
+    uint32_t& word = mask[static_cast<size_t>(id / 32)];
+    word = value ? word | bit : word & ~bit;
+  }
+
+  void leave_free(std::span<uint32_t> mask) const {
+    for (int64_t id = 0; id < reasoning_.vocab_size; ++id) set(mask, id, true);
+    for (const int32_t id : reasoning_.eos) set(mask, id, !grammar_);
+  }
+
+  void begin_answer() {
+    if (grammar_) answer_ = grammar_->new_matcher();
+  }
+
+  // While the tokens may still be those of `begin`, they may be those of an answer without
+  // reasoning, too, as long as the grammar takes them.
+  bool open(int32_t token) {
+    const bool may_be_answer = !grammar_ || (answer_ && answer_->accept(token));
+    if (token == reasoning_.begin[opened_]) {
+      if (!may_be_answer) answer_.reset();
+      if (++opened_ < reasoning_.begin.size()) return true;
+      is_opening_ = false;
+      begin_answer();
+      return true;
+    }
+    is_opening_ = false;
+    ended_ = true;
+    return may_be_answer;
+  }
+
   bool is_forced() const {
-    return !ended_ && reasoning_.token_budget >= 0 && generated_ >= reasoning_.token_budget;
+    return !ended_ && !is_opening_ && reasoning_.token_budget >= 0 &&
+           generated_ >= reasoning_.token_budget;
   }
 
   // How much of `end` the last tokens are; a shorter beginning of it where the longer one breaks.
@@ -55,8 +89,11 @@ class ReasoningMatcher final : public TokenMatcher {
     ended_ = matched_ == end.size();
   }
 
-  std::unique_ptr<TokenMatcher> answer_;
+  const Grammar* const grammar_;
   const Reasoning& reasoning_;
+  std::unique_ptr<TokenMatcher> answer_;  // null without a grammar, and where it takes no more
+  bool is_opening_;                       // the tokens so far are a beginning of `begin`
+  size_t opened_ = 0;                     // how many
   std::vector<int32_t> recent_;
   size_t matched_ = 0;  // tokens of `end` that the last ones are
   int64_t generated_ = 0;
@@ -66,8 +103,7 @@ class ReasoningMatcher final : public TokenMatcher {
 }  // namespace
 
 std::unique_ptr<TokenMatcher> ReasoningGrammar::new_matcher() const {
-  return std::make_unique<ReasoningMatcher>(grammar_ ? grammar_->new_matcher() : nullptr,
-                                            reasoning_);
+  return std::make_unique<ReasoningMatcher>(grammar_.get(), reasoning_);
 }
 
 }  // namespace nanovllm

@@ -10,6 +10,8 @@
 namespace nanovllm {
 
 struct Reasoning {
+  /// The tokens of "<think>", without which an answer has no reasoning; empty: it is open already.
+  std::vector<int32_t> begin{};
   std::vector<int32_t> end{};  ///< the tokens of "</think>"
   /// Tokens before `end` is forced; -1: none.
   int64_t token_budget = -1;

@@ -47,11 +47,7 @@ Json generate_request(const GenerationRequest& request, const std::vector<int32_
 /// Why calls cannot be forced here; empty where they can.
 std::string no_grammar(const GenerationRequest& r, const Tokenizer* tokenizer) {
   if (std::string why; grammar_library(why).empty()) return why;
-  const auto is_special = [&](std::string_view mark) {
-    const auto id = tokenizer->token_to_id(mark);
-    return id && tokenizer->is_special(*id);
-  };
-  if (!tokenizer || std::ranges::any_of(r.format.tools->tokens, is_special))
+  if (!tokenizer || r.format.has_special_marks(*tokenizer))
     return "this model's marks of a call are special tokens, which no grammar spells";
   return {};
 }
@@ -77,6 +73,8 @@ void constrain_calls(GenerationRequest& r, std::string_view prompt, const Reques
   if (may_be_free && !defaults.enforce_auto_tool_arguments) return;
   StructuredOutputs& asked = r.params.structured_outputs;
   const bool has_structure = asked.has_structure();  // which leaves no room for calls
+  const bool may_open = !r.parser.is_reasoning && !r.format.closes_reasoning(prompt);
+  const bool has_budget = may_open && asked.thinking_token_budget >= 0;
   const std::string why_not = no_grammar(r, llm.tokenizer());
   if (may_be_free && (has_structure || !why_not.empty())) return;
   const char* field =
@@ -89,14 +87,14 @@ void constrain_calls(GenerationRequest& r, std::string_view prompt, const Reques
       r.format, {.tools = r.parser.tools,
                  .choice = r.tool_choice,
                  .parallel = r.parallel_tool_calls,
-                 .may_reason = !r.parser.is_reasoning && !r.format.closes_reasoning(prompt),
-                 .after_reasoning = r.parser.is_reasoning});
+                 .may_reason = may_open && !has_budget,  // else constrain_reasoning() sees to it
+                 .after_reasoning = r.parser.is_reasoning || has_budget});
   if (may_be_free && !compiles(asked, llm)) asked.structural_tag.clear();
 }
 
 /// The reasoning that may come before a structure, or has a budget. Where the prompt has not opened
 /// its block, the answer may do so.
-void constrain_reasoning(GenerationRequest& r, std::string_view prompt) {
+void constrain_reasoning(GenerationRequest& r, std::string_view prompt, const LLM& llm) {
   StructuredOutputs& asked = r.params.structured_outputs;
   const ReasoningFormat* reasoning = r.format.reasoning;
   if (!reasoning || r.format.closes_reasoning(prompt)) {
@@ -104,7 +102,10 @@ void constrain_reasoning(GenerationRequest& r, std::string_view prompt) {
   } else if (r.parser.is_reasoning || asked.thinking_token_budget >= 0) {
     asked.reasoning_end = reasoning->end.front();
   } else if (asked.has_structure() && asked.structural_tag.empty()) {
-    asked = {.structural_tag = structure_after_reasoning(asked, *reasoning)};
+    StructuredOutputs wrapped = {.structural_tag = structure_after_reasoning(asked, *reasoning)};
+    // What is wrong with the structure is said as of the client's, not as of a part of ours.
+    if (!compiles(wrapped, llm)) (void)grammar_source(asked);
+    asked = std::move(wrapped);
   }
 }
 
@@ -117,7 +118,7 @@ void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDef
     r.params.visible_special_token_ids =
         r.format.visible_tokens(*llm.tokenizer(), !r.parser.tools.empty());
   constrain_calls(r, text, defaults, llm);
-  constrain_reasoning(r, text);
+  constrain_reasoning(r, text, llm);
 }
 
 }  // namespace

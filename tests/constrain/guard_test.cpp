@@ -188,6 +188,37 @@ TEST(Reasoning, TheGrammarBeginsBehindItsEnd) {
   EXPECT_EQ(mask_of(*matcher), 1U << 9);
 }
 
+TEST(Reasoning, ABlockThatThePromptHasNotOpenedMayBeLeftOut) {
+  const ReasoningGrammar grammar(
+      std::make_shared<OneThenNine>(),
+      {.begin = {1, 3}, .end = {5}, .token_budget = 1, .eos = {9}, .vocab_size = 12});
+  const auto without = grammar.new_matcher();
+  EXPECT_EQ(mask_of(*without), 1U << 1);  // of the answer and of the block
+  EXPECT_TRUE(without->accept(1));
+  EXPECT_EQ(mask_of(*without), 1U << 9 | 1U << 3);
+  EXPECT_TRUE(without->accept(9));
+  const auto with = grammar.new_matcher();
+  for (const int32_t token : {1, 3, 7}) EXPECT_TRUE(with->accept(token));
+  EXPECT_EQ(mask_of(*with), 1U << 5);  // the budget
+  EXPECT_TRUE(with->accept(5));
+  EXPECT_EQ(mask_of(*with), 1U << 1);
+  const auto neither = grammar.new_matcher();
+  EXPECT_FALSE(neither->accept(2));
+}
+
+TEST(Reasoning, ABudgetBoundsOnlyABlockThatIsOpen) {
+  const ReasoningGrammar grammar(
+      nullptr, {.begin = {1}, .end = {5}, .token_budget = 0, .eos = {9}, .vocab_size = 12});
+  const auto plain = grammar.new_matcher();
+  for (const int32_t token : {2, 1, 3}) {
+    EXPECT_EQ(mask_of(*plain), 0xFFFU);
+    EXPECT_TRUE(plain->accept(token));
+  }
+  const auto open = grammar.new_matcher();
+  EXPECT_TRUE(open->accept(1));
+  EXPECT_EQ(mask_of(*open), 1U << 5);
+}
+
 TEST(Reasoning, ABudgetForcesItsEnd) {
   const ReasoningGrammar grammar(nullptr,
                                  {.end = {4, 5}, .token_budget = 2, .eos = {9}, .vocab_size = 12});

@@ -51,6 +51,8 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
       if (pick(0, 3) == 0) r.params.stop_token_ids = {pick(0, static_cast<int>(vocab_) - 1)};
       if (pick(0, 3) == 0) r.params.min_tokens = pick(0, static_cast<int>(r.params.max_tokens));
       if (grammars_() % 3 == 0) r.params.structured_outputs.grammar = std::to_string(grammars_());
+      if (!r.params.structured_outputs.empty() && grammars_() % 3 == 0)
+        r.params.structured_outputs.thinking_token_budget = static_cast<int64_t>(grammars_() % 20);
       if (pick(0, 3) == 0) r.params.repetition_penalty = 0.1 * pick(5, 30);
       if (pick(0, 3) == 0) r.params.frequency_penalty = 0.1 * pick(-20, 20);
       if (pick(0, 3) == 0) r.params.presence_penalty = 0.1 * pick(-20, 20);

@@ -1,11 +1,14 @@
 // GrammarLLM: an engine with the methods of LLM whose requests may have a grammar that needs no
-// module: structured_outputs.grammar is the seed of a HashMatcher.
+// module: structured_outputs.grammar is the seed of a HashMatcher, which a reasoning of
+// thinking_token_budget tokens comes before. A structural_tag is what it always is.
 #pragma once
 
 #include <map>
 
 #include <gtest/gtest.h>
 
+#include "constrain/grammar_compiler.h"
+#include "constrain/reasoning.h"
 #include "engine/load_engine.h"
 #include "engine/test_grammars.h"
 
@@ -14,13 +17,25 @@ namespace nanovllm {
 class GrammarLLM {
  public:
   GrammarLLM(const std::string& model, const EngineConfig& config)
-      : loaded_(load_engine(model, config)) {}
+      : loaded_(load_engine(model, config)),
+        compiler_(std::make_unique<GrammarCompiler>(loaded_.tokenizer, loaded_.info.vocab_size,
+                                                    loaded_.eos)) {}
 
   std::shared_ptr<const Grammar> grammar_of(const SamplingParams& params) const {
-    if (params.structured_outputs.empty()) return nullptr;
+    const StructuredOutputs& asked = params.structured_outputs;
+    if (asked.empty()) return nullptr;
+    if (!asked.structural_tag.empty()) return compiler_->compile(asked);
     const auto& eos = loaded_.model.eos_token_ids;
-    return hash_grammar(std::stoull(params.structured_outputs.grammar), loaded_.info.vocab_size,
-                        eos.empty() ? -1 : static_cast<int32_t>(eos[0]));
+    const uint64_t seed = std::stoull(asked.grammar);
+    const int64_t vocab_size = loaded_.info.vocab_size;
+    auto grammar = hash_grammar(seed, vocab_size, eos.empty() ? -1 : static_cast<int32_t>(eos[0]));
+    if (asked.thinking_token_budget < 0) return grammar;
+    const auto end = static_cast<int32_t>(2 + seed % static_cast<uint64_t>(vocab_size - 3));
+    return std::make_shared<ReasoningGrammar>(std::move(grammar),
+                                              Reasoning{.end = {end, end, end + 1},
+                                                        .token_budget = asked.thinking_token_budget,
+                                                        .eos = loaded_.eos,
+                                                        .vocab_size = vocab_size});
   }
   int64_t add_request(const Prompt& prompt, const SamplingParams& params) {
     return engine().add_request(std::get<std::vector<int32_t>>(prompt.value), params,
@@ -56,6 +71,7 @@ class GrammarLLM {
   LLMEngine& engine() { return *loaded_.engine; }
 
   LoadedEngine loaded_;
+  std::unique_ptr<GrammarCompiler> compiler_;
 };
 
 }  // namespace nanovllm

@@ -20,6 +20,7 @@
 #include "grammar_llm.h"
 #include "llm_rig.h"
 #include "load_tally.h"
+#include "random_structure.h"
 #include "same_output.h"
 
 namespace nanovllm {
@@ -162,7 +163,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     if (pick(0, 2) == 0) p.top_k = pick(1, 50);
     if (pick(0, 2) == 0) p.top_p = 0.05 * pick(2, 20);
     if (pick(0, 4) == 0) p.min_p = 0.02 * pick(0, 10);
-    if (pick(0, 2) == 0) p.structured_outputs.grammar = std::to_string(pick(0, 1 << 20));
+    if (pick(0, 2) == 0)
+      p.structured_outputs = random_structure([&](int low, int high) { return pick(low, high); });
     if (r.sampling == Sampling::filtered) return;
     if (pick(0, 3) != 0) p.logprobs = pick(0, 5);
     if (pick(0, 5) == 0) p.prompt_logprobs = pick(0, 3);
@@ -172,7 +174,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     if (pick(0, 3) == 0) p.repetition_penalty = 0.1 * pick(5, 30);
     if (pick(0, 3) == 0) p.frequency_penalty = 0.1 * pick(-20, 20);
     if (pick(0, 3) == 0) p.presence_penalty = 0.1 * pick(-20, 20);
-    if (p.structured_outputs.grammar.empty() && pick(0, 5) == 0)
+    if (p.structured_outputs.empty() && pick(0, 5) == 0)
       for (int i = pick_length(1, 5000); i > 0; --i) p.allowed_token_ids.push_back(pick_token());
     if (pick(0, 4) == 0) p.bad_words = {"e", "in", "ing the", "xyzzy"};
     if (pick(0, 3) == 0)
@@ -302,10 +304,11 @@ std::string describe(const Request& r) {
   const SamplingParams& p = r.params;
   return fmt::format(
       "prompt of {} tokens, answer of {} alone; temperature {} top_k {} top_p {} min_p {} "
-      "logprobs {} prompt_logprobs {} min_tokens {} n {} grammar {}",
+      "logprobs {} prompt_logprobs {} min_tokens {} n {} grammar {}{} behind {}",
       r.prompt.size(), r.alone.outputs[0].token_ids.size(), p.temperature, p.top_k, p.top_p,
       p.min_p, p.logprobs.value_or(-1), p.prompt_logprobs.value_or(-1), p.min_tokens, p.n,
-      p.structured_outputs.grammar);
+      p.structured_outputs.grammar, p.structured_outputs.structural_tag,
+      p.structured_outputs.thinking_token_budget);
 }
 
 std::string describe(const Round& round) {
@@ -372,7 +375,10 @@ constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
                          "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})",
                      *kSmall = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
                          "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-                         "num_key_value_heads": 2})";
+                         "num_key_value_heads": 2})",
+                     *kSmallFourHeads = R"({"num_hidden_layers": 2, "vocab_size": 2000,
+                         "head_dim": 32, "hidden_size": 64, "intermediate_size": 96,
+                         "num_attention_heads": 4, "num_key_value_heads": 4})";
 
 INSTANTIATE_TEST_SUITE_P(
     Cuda, LoadFuzz,
@@ -387,11 +393,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b_2_ranks", 2},
                     Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_4_ranks", 4}),
     [](const auto& parameter) { return std::string(parameter.param.name); });
-INSTANTIATE_TEST_SUITE_P(Cpu, LoadFuzz,
-                         testing::Values(Shape{"qwen3-0.6b", kSmall, "f32", 1, kTargets[0]},
-                                         Shape{"qwen3-0.6b", kSmall, "bf16_2_ranks", 2,
-                                               kTargets[1]}),
-                         [](const auto& parameter) { return std::string(parameter.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Cpu, LoadFuzz,
+    testing::Values(Shape{"qwen3-0.6b", kSmall, "f32", 1, kTargets[0]},
+                    Shape{"qwen3-0.6b", kSmall, "bf16_2_ranks", 2, kTargets[1]},
+                    Shape{"qwen3-0.6b", kSmallFourHeads, "bf16_4_ranks", 4, kTargets[1]}),
+    [](const auto& parameter) { return std::string(parameter.param.name); });
 
 }  // namespace
 }  // namespace nanovllm

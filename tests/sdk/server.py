@@ -2,6 +2,7 @@
 import asyncio
 import inspect
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -52,6 +53,11 @@ def run(tests, *arguments):
         print(f"{verdict} {name} {time.monotonic() - begin:.2f} s", flush=True)
     server.stop()
     sys.exit(1 if failed else 0)
+
+
+def has_grammars():
+    """Whether the program can force structures and calls: its module is built where XGrammar's source could be had."""
+    return (pathlib.Path(sys.argv[1]).parent / "libnanovllm-grammar.so").exists()
 
 
 def raises(kind, call):

@@ -1,7 +1,9 @@
 """The anthropic SDK: messages, whole and streamed, sync and async, count_tokens, errors."""
+from typing import Literal
+
 import anthropic
 
-from server import KEY, QUESTION, raises, run
+from server import KEY, QUESTION, has_grammars, raises, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ASK = {"model": "demo", "max_tokens": 100, "messages": MESSAGES}  # models/demo is greedy unless told otherwise
@@ -45,6 +47,26 @@ def test_count_tokens(server):
     assert count.input_tokens == client(server).messages.create(**ASK).usage.input_tokens
 
 
+def test_tool_runner(server):
+    if not has_grammars():
+        return
+
+    cities = []
+
+    @anthropic.beta_tool
+    def get_weather(city: Literal["Berlin", "Tokyo"]) -> str:
+        """The weather of a city."""
+        cities.append(city)
+        return f"sunny in {city}"
+
+    # models/demo has to be made to call, and so it does again when it has the result.
+    runner = client(server).beta.messages.tool_runner(
+        **{**ASK, "max_tokens": 300}, tools=[get_weather], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_iterations=2)
+    messages = list(runner)
+    assert len(messages) == 2 and len(cities) >= 1 and set(cities) <= {"Berlin", "Tokyo"}, (messages, cities)
+    assert all(message.stop_reason == "tool_use" for message in messages)
+
+
 def test_errors(server):
     error = raises(anthropic.BadRequestError, lambda: client(server).messages.create(**ASK, extra_body={"temperature": -1}))
     assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"]
@@ -62,4 +84,4 @@ async def test_async(server):
 
 
 if __name__ == "__main__":
-    run(dict(globals()))
+    run(dict(globals()), "--tool-call-parser", "hermes")

@@ -1,7 +1,10 @@
 """The openai SDK: chat, completions and responses, whole and streamed, sync and async, errors and retries."""
-import openai
+from typing import Literal
 
-from server import KEY, QUESTION, raises, run
+import openai
+import pydantic
+
+from server import KEY, QUESTION, has_grammars, raises, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
@@ -49,6 +52,49 @@ def test_chat_stream_helper(server):
             pass
         final = stream.get_final_completion()
     assert "82" in final.choices[0].message.content
+
+
+def test_parse_with_pydantic(server):
+    if not has_grammars():
+        return
+
+    class Sum(pydantic.BaseModel):
+        model_config = {"extra": "forbid"}
+        left: int = pydantic.Field(ge=0, le=99)
+        operator: Literal["+", "-"]
+        remark: str = pydantic.Field(max_length=10)
+
+    # models/demo knows no JSON: the grammar makes it say some.
+    ask = dict(model="demo", messages=MESSAGES, temperature=1, seed=3, max_tokens=200, response_format=Sum)
+    answer = client(server).chat.completions.parse(**ask)
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Sum) and answer.choices[0].finish_reason == "stop"
+    with client(server).chat.completions.stream(**ask) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    response = client(server).responses.parse(model="demo", input=QUESTION, temperature=1, max_output_tokens=200, text_format=Sum)
+    assert isinstance(response.output_parsed, Sum)
+
+
+def test_calls_parse_and_their_stream_adds_up(server):
+    if not has_grammars():
+        return
+
+    class Weather(pydantic.BaseModel):
+        city: Literal["Berlin", "東京"]
+        days: int = pydantic.Field(ge=1, le=14)
+
+    tool = openai.pydantic_function_tool(Weather)  # strict
+    ask = dict(model="demo", messages=MESSAGES, temperature=1, seed=5, max_tokens=300, tools=[tool],
+               tool_choice="required", parallel_tool_calls=False)
+    calls = client(server).chat.completions.parse(**ask).choices[0].message.tool_calls
+    assert len(calls) == 1 and isinstance(calls[0].function.parsed_arguments, Weather)
+    with client(server).chat.completions.stream(**ask) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed[0].function.parsed_arguments == calls[0].function.parsed_arguments
 
 
 def test_completions(server):
@@ -103,4 +149,4 @@ async def test_async(server):
 
 
 if __name__ == "__main__":
-    run(dict(globals()))
+    run(dict(globals()), "--tool-call-parser", "hermes")

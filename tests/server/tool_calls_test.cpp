@@ -260,8 +260,13 @@ class Forced : public testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(NANOVLLM_BINARY_DIR "/bin/libnanovllm-grammar.so"))
       GTEST_SKIP() << "built without the grammar module";
+    start("none");
+  }
+  void start(const char* reasoning_parser) {
+    server_.reset();
     server::ServerOptions options;
     options.tool_call_parser = "hermes";
+    options.reasoning_parser = reasoning_parser;
     server_ = std::make_unique<ServerOnThread>(options);
   }
   static Json body() {
@@ -306,6 +311,39 @@ TEST_F(Forced, AStrictToolWhoseSchemaCannotBeKeptIsA400AndAFreeOneIsNot) {
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 200);
   request["tools"][0]["function"]["strict"] = true;
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
+}
+
+TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
+  start("qwen3");
+  Json request = body();
+  request["temperature"] = 0;
+  const auto message_of = [&] {
+    const Answer answer = server_->post("/v1/chat/completions", request);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return answer.json()["choices"][0]["message"];
+  };
+  request.erase("tools");
+  const Json plain = message_of();
+  request["thinking_token_budget"] = 3;
+  EXPECT_EQ(message_of(), plain);  // models/demo does not reason
+  request["tools"] = body()["tools"];
+  request["tool_choice"] = "required";
+  request["parallel_tool_calls"] = false;
+  Json message = message_of();
+  EXPECT_TRUE(message["content"].is_null()) << message;
+  EXPECT_EQ(message["tool_calls"].size(), 1u) << message;
+}
+
+TEST_F(Forced, WhatIsWrongWithAStructureIsSaidAsOfTheClientsWhereReasoningComesFirst) {
+  start("qwen3");
+  Json request = body();
+  request.erase("tools");
+  request["structured_outputs"] = {{"json", {{"type", "object"}, {"not", Json::object()}}}};
+  std::string answer = server_->post("/v1/chat/completions", request).body;
+  EXPECT_NE(answer.find("\"json: #/not is not supported"), std::string::npos) << answer;
+  request["structured_outputs"] = {{"regex", "a"}, {"json_object", true}};
+  answer = server_->post("/v1/chat/completions", request).body;
+  EXPECT_NE(answer.find("must have one of json"), std::string::npos) << answer;
 }
 
 TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {

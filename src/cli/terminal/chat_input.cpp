@@ -2,6 +2,7 @@
 
 #include <csignal>
 
+#include <termios.h>
 #include <unistd.h>
 
 #include "cli/terminal/output.h"
@@ -55,6 +56,15 @@ ChatInput::Result ChatInput::next_line(bool first, std::string& line) {
 
 void ChatInput::remember(const std::string& message) {
   if (editor_) editor_->remember(message);
+}
+
+bool ChatInput::confirm(const char* question) {
+  if (!editor_) return false;
+  ::tcflush(STDIN_FILENO, TCIFLUSH);
+  std::string answer;
+  const LineEditor::Result result = editor_->read(question, answer);
+  if (result != LineEditor::Result::text) say("\n");
+  return result == LineEditor::Result::text && (answer == "y" || answer == "yes");
 }
 
 }  // namespace nanovllm::cli

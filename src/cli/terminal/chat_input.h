@@ -25,8 +25,13 @@ class ChatInput {
   Result next(std::string& message);
   /// A message that the arrow keys of a terminal will find.
   void remember(const std::string& message);
+  /// Asks in the terminal. True for "y" or "yes"; what was typed before the question does not
+  /// count.
+  bool confirm(const char* question);
 
   bool is_terminal() const { return is_terminal_; }
+  /// Whether confirm() can ask: standard error is a terminal, too.
+  bool can_ask() const { return editor_ != nullptr; }
   int signal() const { return signal_; }
   int64_t line_number() const { return reader_.line_number(); }
 

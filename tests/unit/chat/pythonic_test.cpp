@@ -1,0 +1,68 @@
+// Calls written in Python, from random arguments.
+#include "parse_rig.h"
+
+namespace nanovllm {
+namespace {
+
+/// `value` as Python's repr() writes it, but for strings, which have either quote.
+std::string python_repr(const Json& value, RandomJson& random) {
+  if (value.is_null()) return "None";
+  if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
+  if (value.is_string()) {
+    const char quote = random.below(2) == 0 ? '\'' : '"';
+    std::string text(1, quote);
+    for (const char c : value.get<std::string>()) {
+      if (c == quote || c == '\\') text += '\\';
+      if (c == '\n')
+        text += "\\n";
+      else if (c == '\x01')
+        text += "\\x01";
+      else
+        text += c;
+    }
+    return text + quote;
+  }
+  if (!value.is_structured()) return value.dump();
+  std::string text;
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    if (!text.empty()) text += ", ";
+    if (value.is_object()) text += python_repr(it.key(), random) + ": ";
+    text += python_repr(*it, random);
+  }
+  return value.is_object() ? "{" + text + "}" : "[" + text + "]";
+}
+
+// No published template writes them: here a model that writes Python does.
+TEST(PythonicCalls, ThatPythonWritesParseBackHoweverTheyAreCut) {
+  RandomJson random(5);
+  for (int round = 0; round < 60 && !HasFailure(); ++round) {
+    std::vector<Json> expected;
+    std::string text;
+    for (size_t n = 1 + random.below(3); n > 0; --n) {
+      Json arguments = Json::object();
+      text += text.empty() ? "[f(" : ", f(";
+      for (size_t k = random.below(4); k > 0; --k) {
+        const std::string name = "p" + std::to_string(k);
+        arguments[name] = random.value(random.any_type());
+        text +=
+            (arguments.size() > 1 ? ", " : "") + name + "=" + python_repr(arguments[name], random);
+      }
+      text += ")";
+      expected.push_back(std::move(arguments));
+    }
+    text += "]";
+    const bool has_marks = random.below(2) == 0;
+    if (has_marks) text = "<|python_start|>" + text + "<|python_end|>";
+    const ChatMessage message = parse_everywhere(format_named("pythonic"),
+                                                 {.tools = tools_named({"f"}), .id_seed = 1}, text);
+    EXPECT_EQ(message.content, "") << text;
+    ASSERT_EQ(message.tool_calls.size(), expected.size()) << text;
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_EQ(nlohmann::json(Json::parse(message.tool_calls[i].arguments, nullptr, false)),
+                nlohmann::json(expected[i]))
+          << text;
+  }
+}
+
+}  // namespace
+}  // namespace nanovllm
