@@ -33,6 +33,9 @@ struct StructuredOutputs {
   /// The text that ends the model's reasoning ("</think>"): the structure begins behind it. Empty:
   /// at once.
   std::string reasoning_end{};
+  /// The text that opens the reasoning ("<think>"): an answer that begins otherwise has none.
+  /// Empty: the prompt has opened it.
+  std::string reasoning_begin{};
   /// Tokens of reasoning, after which reasoning_end is forced; -1: none. It may be asked for
   /// without a structure.
   int64_t thinking_token_budget = -1;

@@ -110,10 +110,12 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(const StructuredOutputs&
 
 std::shared_ptr<const Grammar> GrammarCompiler::after_reasoning(
     std::shared_ptr<const Grammar> grammar, const StructuredOutputs& asked) const {
-  const std::vector<int32_t> end = tokenizer_->encode(asked.reasoning_end, false);
+  const std::vector<int32_t> begin = tokenizer_->encode(asked.reasoning_begin, false),
+                             end = tokenizer_->encode(asked.reasoning_end, false);
   check(!end.empty(), ErrorKind::invalid_argument, "structured_outputs: reasoning_end is empty");
   return std::make_shared<ReasoningGrammar>(
-      std::move(grammar), Reasoning{.end = end,
+      std::move(grammar), Reasoning{.begin = begin,
+                                    .end = end,
                                     .token_budget = asked.thinking_token_budget,
                                     .eos = eos_,
                                     .vocab_size = std::min(tokenizer_->vocab_size(), vocab_size_)});

@@ -101,6 +101,7 @@ void constrain_reasoning(GenerationRequest& r, std::string_view prompt, const LL
     asked.thinking_token_budget = -1;  // there is no reasoning to bound
   } else if (r.parser.is_reasoning || asked.thinking_token_budget >= 0) {
     asked.reasoning_end = reasoning->end.front();
+    if (!r.parser.is_reasoning) asked.reasoning_begin = reasoning->begin.front();
   } else if (asked.has_structure() && asked.structural_tag.empty()) {
     StructuredOutputs wrapped = {.structural_tag = structure_after_reasoning(asked, *reasoning)};
     // What is wrong with the structure is said as of the client's, not as of a part of ours.

@@ -198,6 +198,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
       draw_sampling(r);
       r.alone = run_alone(llm, r.prompt, r.params);
       llm.expect_allowed(r.params, r.alone);
+      tally_.tools += !r.params.structured_outputs.structural_tag.empty();
+      tally_.failed += r.alone.outputs[0].finish_reason == FinishReason::error;
       requests.push_back(std::move(r));
     }
     return requests;

@@ -40,6 +40,7 @@ struct Tally {
   static constexpr std::array<int64_t, 9> kRows{1, 2, 4, 8, 64, 96, 128, 256, 512};
 
   int64_t rounds = 0, requests = 0, tokens = 0, aborted = 0, preemptions = 0, hits = 0;
+  int64_t tools = 0, failed = 0;               // of the requests that were drawn
   int64_t silent = 0, prompts = 0, mixed = 0;  // steps without tokens, of first ones alone, of both
   std::array<int64_t, kRows.size()> decodes{};
   int64_t lanes = 0, logprobs = 0, filters = 0, masks = 0, grammars = 0,
@@ -76,12 +77,13 @@ struct Tally {
 
   std::string text() const {
     return fmt::format(
-        "{} rounds, {} requests, {} tokens, {} aborted, {} preemptions, {} tokens from the cache; "
+        "{} rounds, {} with tools and {} that fail drawn, {} requests, {} tokens, {} aborted, {} "
+        "preemptions, {} tokens from the cache; "
         "steps: {} without tokens, {} of prompts, {} mixed, {} of decodes of up to {} rows, among "
         "them {} in two lanes, {} with logprobs, {} with filters, {} with masks, {} with grammars, "
         "{} plain; "
         "seconds: {:.1f} alone, {:.1f} opening, {:.1f} together",
-        rounds, requests, tokens, aborted, preemptions, hits, silent, prompts, mixed,
+        rounds, tools, failed, requests, tokens, aborted, preemptions, hits, silent, prompts, mixed,
         fmt::join(decodes, "+"), fmt::join(kRows, "/"), lanes, logprobs, filters, masks, grammars,
         plain, alone, opening, together);
   }
