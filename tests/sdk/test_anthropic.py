@@ -61,7 +61,7 @@ def test_tool_runner(server):
 
     # models/demo has to be made to call, and so it does again when it has the result.
     runner = client(server).beta.messages.tool_runner(
-        **{**ASK, "max_tokens": 300}, tools=[get_weather], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_iterations=2)
+        **{**ASK, "max_tokens": 300}, tools=[get_weather], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_iterations=2, thread=False)
     messages = list(runner)
     assert len(messages) == 2 and len(cities) >= 1 and set(cities) <= {"Berlin", "Tokyo"}, (messages, cities)
     assert all(message.stop_reason == "tool_use" for message in messages)
@@ -70,6 +70,8 @@ def test_tool_runner(server):
 def test_errors(server):
     error = raises(anthropic.BadRequestError, lambda: client(server).messages.create(**ASK, extra_body={"temperature": -1}))
     assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"]
+    error = raises(anthropic.BadRequestError, lambda: client(server).messages.create(**ASK, extra_body={"thread": {"type": "create"}}))
+    assert "thread is not supported" in error.body["error"]["message"]
     raises(anthropic.NotFoundError, lambda: client(server).messages.create(**{**ASK, "model": "other"}))
     raises(anthropic.AuthenticationError, lambda: client(server, api_key="wrong").messages.create(**ASK))
     raises(anthropic.BadRequestError, lambda: client(server).messages.create(

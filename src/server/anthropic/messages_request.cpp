@@ -181,6 +181,10 @@ void read_output_config(const JsonObject& o, Json& chat) {
 /// The body as that of a chat; every field that the two have in common, and vLLM's, is left as it
 /// is.
 Json chat_of(const JsonObject& o) {
+  // Left out, it would leave out the messages and tools of the requests before.
+  check(!o.find("thread"), kBad,
+        "thread is not supported: this server keeps no conversations, send all of it (in the SDK "
+        "tool_runner(..., thread=False))");
   Json chat = without_fields(o.json(), kMessageFields);
   chat["messages"] = read_messages(o);
   if (const auto stop = o.optional_strings("stop_sequences")) chat["stop"] = *stop;
