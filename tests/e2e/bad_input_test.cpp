@@ -347,7 +347,7 @@ TEST(BadOption, WhatOneRunReadsAndWritesIsNotInTheEnvironment) {
 
 TEST(BadOption, ValuesOfTextsMayLookLikeOptions) {
   const auto result = nanovllm_program(
-      {"generate", demo_model(), "-q", "--prompt", "--x", "--stop", "--y", "-n", "2"});
+      {"generate", demo_model(), "-q", "--prompt", "--x", "--stop", "-ngl", "-n", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.errors;
 }
 

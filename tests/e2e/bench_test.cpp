@@ -72,6 +72,18 @@ TEST(Bench, TheFileIsWhatItIsAlsoWhereTheTableCannotBeWritten) {
   EXPECT_EQ(Json::parse(file_text(file))["benchmark"], "gemm");
 }
 
+// oneDNN has products of bf16 from AVX-512 on: below it, this ended every benchmark.
+TEST(Bench, ProcessorsWithoutBf16ProductsHaveARateToo) {
+  ProcessOptions options;
+  options.environment = {{"ONEDNN_MAX_CPU_ISA", "AVX2"}};
+  const auto result =
+      nanovllm_program({"bench", "latency", demo_model(), "--bandwidth", "10", "--input-len", "8",
+                        "--output-len", "2", "-r", "1", "--json", "-"},
+                       options);
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  expect_figures(Json::parse(result.output)["rows"].at(0));
+}
+
 // The first request, which does not count, must not be longer than those that do.
 TEST(Bench, TheShortestRequestsAreMeasured) {
   EXPECT_EQ(

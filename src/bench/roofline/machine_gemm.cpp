@@ -21,15 +21,12 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
 #endif
 }
 
-}  // namespace
-
-double measure_gemm_rate(int threads, const std::string& dtype) {
+double rate_of(int threads, dnnl::memory::data_type type) {
   using dnnl::memory;
   constexpr int64_t kRows = 512, kInner = 2048, kColumns = 4096;
   const cpu::ThreadCount scope(threads);
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   dnnl::stream stream(engine);
-  const auto type = dtype == "f32" ? memory::data_type::f32 : memory::data_type::bf16;
   const memory::desc x({kRows, kInner}, type, memory::format_tag::ab);
   const memory::desc y({kRows, kColumns}, type, memory::format_tag::ab);
   const memory::desc any({kInner, kColumns}, type, memory::format_tag::any);
@@ -52,6 +49,20 @@ double measure_gemm_rate(int threads, const std::string& dtype) {
     best = std::max(best, 2.0 * kRows * kInner * kColumns / seconds);
   }
   return best;
+}
+
+}  // namespace
+
+double measure_gemm_rate(int threads, const std::string& dtype) {
+  using dnnl::memory;
+  if (dtype == "f32") return rate_of(threads, memory::data_type::f32);
+  try {
+    return rate_of(threads, memory::data_type::bf16);
+  } catch (const dnnl::error& error) {
+    // Below AVX-512 oneDNN has no product of bf16, and the engine's own is one of f32.
+    if (error.status != dnnl_unimplemented) throw;
+    return rate_of(threads, memory::data_type::f32);
+  }
 }
 
 }  // namespace nanovllm::cli
