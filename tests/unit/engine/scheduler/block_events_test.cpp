@@ -129,7 +129,7 @@ class Follower {
 };
 
 TEST(BlockEvents, WhoFollowsThemKnowsWhatAPromptWouldFind) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
     CacheRun run(seed);
     Follower follower;
     for (int step = 0; step < 2000; ++step) {
