@@ -42,7 +42,8 @@ KvEventsConfig read_kv_events_config(std::string_view json, std::string_view wha
   for (const CountField& field : kCounts)
     if (const auto count = object.optional_integer(field.name, 0, kMaxKvEvents))
       config.*field.value = *count;
-  for (const auto& [name, value] : parsed.items()) {
+  for (const auto& item : parsed.items()) {
+    const std::string& name = item.key();
     const auto is_it = [&](const auto& field) { return field.name == name; };
     check(name == kSwitch || std::ranges::any_of(kTexts, is_it) ||
               std::ranges::any_of(kCounts, is_it),
