@@ -12,6 +12,7 @@
 
 #include "comm/process_group.h"
 #include "constrain/grammar_compiler.h"
+#include "engine/kv_events/publisher.h"
 #include "ops/backend.h"
 #include "ops/cpu/memory.h"
 #include "ops/cpu/num_threads.h"
@@ -78,6 +79,7 @@ SystemFacts ask_system(bool open_gpus) {
                     .onednn = cpu::onednn_version()};
   facts.mpi = mpi_library(facts.mpi_problem);
   facts.grammar = grammar_library(facts.grammar_problem);
+  facts.kv_events_problem = kv_events_problem();
   if (open_gpus && facts.module.problem.empty())
     for (size_t i = 0; i < facts.driver.gpus.size(); ++i) facts.opened.push_back(open_gpu(i));
   return facts;

@@ -36,6 +36,7 @@ struct SystemFacts {
   std::string onednn{};             ///< "2.6.3"
   std::string mpi{}, mpi_problem{};
   std::string grammar{}, grammar_problem{};  ///< of the module for structured output
+  std::string kv_events_problem{};           ///< of the module for KV events; empty: it is there
 };
 
 /// `open_gpus`: each for a moment, which takes some tenths of a second.

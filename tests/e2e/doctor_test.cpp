@@ -30,7 +30,7 @@ TEST(Doctor, ShowsMachineAndModelOnOneScreen) {
   const bool has_gpus = result.output.find("\nok    cuda:0") != std::string::npos;
   EXPECT_LE(lines, has_gpus ? 36u : 24u) << result.output;
   for (const char* name : {"CPU", "memory", "oneDNN", "GPU driver", "CUDA module", "NCCL", "MPI",
-                           "would use   cpu, 2 threads"})
+                           "grammar", "KV events", "would use   cpu, 2 threads"})
     EXPECT_NE(result.output.find(name), std::string::npos) << name << "\n" << result.output;
 }
 

@@ -145,6 +145,17 @@ Finding grammar_finding(const SystemFacts& facts) {
                             : "install the program and the module from one build"};
 }
 
+Finding kv_events_finding(const SystemFacts& facts) {
+  const std::string& problem = facts.kv_events_problem;
+  if (problem.empty()) return {.name = "KV events", .text = "over ZeroMQ"};
+  const bool missing = problem.starts_with("no ");
+  return {.status = missing ? Status::absent : Status::fault,
+          .name = "KV events",
+          .text = problem,
+          .remedy = missing ? "for serve --kv-events-config, build where libzmq3-dev is"
+                            : "install the ZeroMQ that the module was built with"};
+}
+
 }  // namespace
 
 const char* to_string(Status status) {
@@ -176,6 +187,7 @@ std::vector<Finding> findings(const SystemFacts& facts) {
   list.push_back(nccl_finding(facts));
   list.push_back(mpi_finding(facts));
   list.push_back(grammar_finding(facts));
+  list.push_back(kv_events_finding(facts));
   return list;
 }
 

@@ -28,6 +28,12 @@ std::unique_ptr<KvEventPublisher> open_kv_events(const KvEventsConfig& config, i
   return publisher;
 }
 
+std::string kv_events_problem() {
+  std::string missing;
+  (void)load_module(kKvEventsModuleFile, RTLD_NOW, missing);
+  return missing;
+}
+
 bool is_open_to_others(const KvEventsConfig& config) {
   const auto is_local = [](std::string_view endpoint) {
     for (const char* prefix : {"tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:", "ipc://"})

@@ -37,6 +37,9 @@ using OpenKvEventsFunction = KvEventPublisher*(const char* version, const KvEven
 /// cannot be had.
 std::unique_ptr<KvEventPublisher> open_kv_events(const KvEventsConfig& config, int block_size);
 
+/// Why the module cannot be used; empty where it can.
+std::string kv_events_problem();
+
 /// Whether machines other than this one can reach what `config` publishes.
 bool is_open_to_others(const KvEventsConfig& config);
 
