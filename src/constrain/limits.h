@@ -17,6 +17,7 @@ constexpr size_t kMaxAlternatives = 256;        ///< that anyOf and types make o
 constexpr size_t kMaxRules = 20000;             ///< of the grammar made of a schema
 constexpr size_t kMaxGrammarBytes = 4 << 20;    ///< of that grammar's text
 
+/// Processor time of all its threads: the same structures are accepted on a busy machine.
 constexpr double kMaxCompileSeconds = 5;
 constexpr size_t kMaxCompileBytes = size_t{2} << 30;  ///< of the helper process, all together
 

@@ -1,11 +1,15 @@
 // From what a request asks for to masks, through the module and its helper process.
 #include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
 #include "nanovllm/error.h"
 
+#include "constrain/limits.h"
 #include "constrain/rig.h"
 
 namespace nanovllm {
@@ -158,6 +162,30 @@ TEST_F(Compiled, SeveralThreadsMayCompileAtOnce) {
         [&, i] { done[i] = rig_.compile({.regex = "t" + std::to_string(i)}) != nullptr; });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(done, std::vector<int>(6, 1));
+}
+
+/// The processes that this one has started.
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "children");
+    for (pid_t pid = 0; file >> pid;) found.push_back(pid);
+  }
+  return found;
+}
+
+// A busy machine gives a helper little of a processor, and refuses nothing for it.
+TEST_F(Compiled, AHelperThatHasToWaitForAProcessorIsWaitedFor) {
+  ASSERT_NE(rig_.compile({.regex = "a"}), nullptr);
+  const std::vector<pid_t> helpers = children();
+  ASSERT_FALSE(helpers.empty());
+  for (const pid_t helper : helpers) ASSERT_EQ(::kill(helper, SIGSTOP), 0);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(kMaxCompileSeconds + 0.5));
+    for (const pid_t helper : helpers) ::kill(helper, SIGCONT);
+  });
+  EXPECT_TRUE(takes({.regex = "b"}, "b"));
+  later.join();
 }
 
 // Ambiguity makes the parser's work grow with the square of the text.

@@ -28,7 +28,7 @@ class GrammarRig {
     return compiler_.compile(asked);
   }
 
-  /// The same, null where compilation took longer than its limit: on a busy machine it may.
+  /// The same, null where compilation took longer than its limit.
   std::shared_ptr<const Grammar> compile_in_time(const StructuredOutputs& asked) {
     try {
       return compile(asked);

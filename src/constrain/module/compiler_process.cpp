@@ -1,5 +1,6 @@
 #include "constrain/module/compiler_process.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <ctime>
@@ -20,15 +21,20 @@ namespace {
 
 constexpr int kMaxProcesses = 2;
 constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;
-// A start reads the vocabulary, which does not count as compilation.
-constexpr int64_t kStartNs = 20'000'000'000;
+// A start reads the vocabulary, which does not count as compilation. One that is slower than this
+// does not run at all.
+constexpr int64_t kWaitNs = 30'000'000'000;
 constexpr auto kCompileNs = static_cast<int64_t>(kMaxCompileSeconds * 1e9);
+constexpr int64_t kLookNs = 50'000'000;  ///< between looks at the processor time
 
-int64_t now_ns() {
+/// 0 where the clock cannot be read.
+int64_t time_ns(clockid_t clock) {
   timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  if (::clock_gettime(clock, &now) != 0) return 0;
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
+
+int64_t now_ns() { return time_ns(CLOCK_MONOTONIC); }
 
 /// The helper has nothing of this process but its end of the socket, as standard input and output:
 /// no files, no environment, no terminal's signals.
@@ -75,7 +81,7 @@ CompilerProcess::CompilerProcess(const std::string& program,
   }
   ::close(ends[1]);
   alive_ = true;
-  deadline_ns_ = now_ns() + kStartNs;
+  deadline_ns_ = now_ns() + kWaitNs;
   std::string ready;
   if (!send(vocabulary_message) || !receive(ready)) end();
   check(alive_, "{} does not start", program);
@@ -95,15 +101,24 @@ void CompilerProcess::end() {
   alive_ = false;
 }
 
+int64_t CompilerProcess::processor_ns() const {
+  clockid_t clock{};
+  return ::clock_getcpuclockid(pid_, &clock) == 0 ? time_ns(clock) : 0;
+}
+
+bool CompilerProcess::is_late() const {
+  return now_ns() >= deadline_ns_ || processor_ns() >= processor_limit_ns_;
+}
+
 bool CompilerProcess::wait_for(short events) const {
-  while (true) {
-    const int64_t left = deadline_ns_ - now_ns();
-    if (left <= 0) return false;
+  while (!is_late()) {
+    const int64_t left = std::clamp<int64_t>(deadline_ns_ - now_ns(), 0, kLookNs);
     pollfd entry{.fd = socket_, .events = events, .revents = 0};
     const int found = ::poll(&entry, 1, static_cast<int>(left / 1'000'000 + 1));
     if (found > 0) return true;
     if (found < 0 && errno != EINTR) return false;
   }
+  return false;
 }
 
 bool CompilerProcess::send(const std::string& message) {
@@ -138,17 +153,19 @@ bool CompilerProcess::receive(std::string& message) {
 }
 
 std::string CompilerProcess::compile(const GrammarSource& source) {
-  deadline_ns_ = now_ns() + kCompileNs;
+  deadline_ns_ = now_ns() + kWaitNs;
+  processor_limit_ns_ = processor_ns() + kCompileNs;
   MessageWriter out;
   out.add(static_cast<uint64_t>(source.kind));
   out.add(static_cast<uint64_t>(source.after_reasoning));
   out.add(source.text);
   std::string reply;
   if (!send(out.bytes()) || !receive(reply)) {
-    const bool late = now_ns() >= deadline_ns_;
+    const bool late = is_late();
     end();
     check(!late, ErrorKind::invalid_argument,
-          "structured_outputs: compilation takes longer than kMaxCompileSeconds, {}",
+          "structured_outputs: compilation takes longer than kMaxCompileSeconds, {} s of a "
+          "processor",
           kMaxCompileSeconds);
     fail(ErrorKind::invalid_argument,
          "structured_outputs: compilation ended its process (kMaxCompileBytes is {} MiB)",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,12 +33,15 @@ class CompilerProcess {
   bool send(const std::string& message);
   bool receive(std::string& message);
   bool wait_for(short events) const;
+  /// Processor time of the process so far, of all its threads together.
+  int64_t processor_ns() const;
+  bool is_late() const;
   void end();
 
   pid_t pid_ = -1;
   int socket_ = -1;
   bool alive_ = false;
-  int64_t deadline_ns_ = 0;
+  int64_t deadline_ns_ = 0, processor_limit_ns_ = INT64_MAX;
 };
 
 /// Lends processes that are idle, and starts others up to a number.
