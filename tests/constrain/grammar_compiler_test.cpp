@@ -180,12 +180,11 @@ TEST_F(Compiled, AHelperThatHasToWaitForAProcessorIsWaitedFor) {
   const std::vector<pid_t> helpers = children();
   ASSERT_FALSE(helpers.empty());
   for (const pid_t helper : helpers) ASSERT_EQ(::kill(helper, SIGSTOP), 0);
-  std::thread later([&] {
+  const std::jthread later([&] {
     std::this_thread::sleep_for(std::chrono::duration<double>(kMaxCompileSeconds + 0.5));
     for (const pid_t helper : helpers) ::kill(helper, SIGCONT);
   });
   EXPECT_TRUE(takes({.regex = "b"}, "b"));
-  later.join();
 }
 
 // Ambiguity makes the parser's work grow with the square of the text.
