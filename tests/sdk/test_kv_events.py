@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 
 import msgpack
@@ -21,6 +22,7 @@ class Subscriber:
     def __init__(self, line, loss=0.0):
         events, replay = re.search(r"KV events on (\S+), replay (\S+)", line).groups()
         self.context = zmq.Context()
+        self.context.linger = 0  # a test that fails ends
         self.events = self.context.socket(zmq.SUB)
         self.events.connect(events)
         self.events.subscribe(b"")
@@ -108,7 +110,13 @@ def test_it_knows_what_the_next_prompt_finds_in_a_servers_cache():
     config = {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"}
     server = Server("--kv-events-config", json.dumps(config), "--block-size", "8", "--num-gpu-blocks-override", "40", "--max-model-len", "256",
                     "--enable-prompt-tokens-details", "--enable-admin-endpoints")
+    try:
+        follow(server)
+    finally:
+        server.stop()
 
+
+def follow(server):
     def ask(path, **body):
         request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
                                          {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
@@ -130,10 +138,11 @@ def test_it_knows_what_the_next_prompt_finds_in_a_servers_cache():
         assert usage["prompt_tokens_details"]["cached_tokens"] == expected, (turn, usage, expected)
         found, total = found + expected, total + len(tokens)
         if turn == 30:
-            ask("/reset_prefix_cache")
-            subscriber.catch_up()
+            ask("/reset_prefix_cache")  # which is done before the next step, and may be answered earlier
+            deadline = time.monotonic() + 30
+            while subscriber.prefixes and time.monotonic() < deadline:
+                subscriber.catch_up()
             assert not subscriber.prefixes
-    server.stop()
     assert 0.1 < found / total < 0.95
 
 
