@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is too long for every commit: scripts/nightly.sh [SECONDS, default 1200]
+# The checks that are too long for every commit: scripts/nightly.sh [SECONDS, default 1200]
 # The server under mixed random traffic for so long (tests/soak), with 10,000 idle connections in the middle; the server's tests under TSan;
 # the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time. Builds what it needs
 # in build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's lines of progress; logs are in
