@@ -50,7 +50,7 @@ int num_set(const StructuredOutputs& asked) {
          !asked.grammar.empty() + !asked.structural_tag.empty();
 }
 
-/// What is asked for as it was given: a second request is not read again.
+/// The key of a structure, as it was given: a second request is not read again.
 std::string key_of(const StructuredOutputs& asked) {
   std::string key = asked.reasoning_end.empty() ? "0" : "1";
   if (asked.json_object) key += '{';

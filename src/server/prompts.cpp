@@ -104,7 +104,7 @@ void constrain_reasoning(GenerationRequest& r, std::string_view prompt, const LL
     if (!r.parser.is_reasoning) asked.reasoning_begin = reasoning->begin.front();
   } else if (asked.has_structure() && asked.structural_tag.empty()) {
     StructuredOutputs wrapped = {.structural_tag = structure_after_reasoning(asked, *reasoning)};
-    // What is wrong with the structure is said as of the client's, not as of a part of ours.
+    // An error names the client's structure, not a part of ours.
     if (!compiles(wrapped, llm)) (void)grammar_source(asked);
     asked = std::move(wrapped);
   }

@@ -124,36 +124,21 @@ Finding nccl_finding(const SystemFacts& facts) {
   return f;
 }
 
-Finding mpi_finding(const SystemFacts& facts) {
-  if (!facts.mpi.empty()) return {.name = "MPI", .text = facts.mpi};
-  const bool missing = facts.mpi_problem.starts_with("no ");
-  return {.status = missing ? Status::absent : Status::fault,
-          .name = "MPI",
-          .text = facts.mpi_problem,
-          .remedy = missing ? "for ranks under mpirun, build where libopenmpi-dev is"
-                            : "install the MPI that the module was built with"};
-}
+/// A module that is looked for at run time, and that not every build has.
+struct OptionalModule {
+  const char* name;
+  bool is_there;
+  std::string library, problem;
+  const char *if_missing, *if_broken;  ///< remedies
+};
 
-Finding grammar_finding(const SystemFacts& facts) {
-  const std::string& problem = facts.grammar_problem;
-  if (problem.empty()) return {.name = "grammar", .text = facts.grammar};
-  const bool missing = problem.starts_with("no ");
+Finding optional_module(const OptionalModule& module) {
+  if (module.is_there) return {.name = module.name, .text = module.library};
+  const bool missing = module.problem.starts_with("no ");
   return {.status = missing ? Status::absent : Status::fault,
-          .name = "grammar",
-          .text = problem,
-          .remedy = missing ? "for structured output, run scripts/build-grammar.sh and build again"
-                            : "install the program and the module from one build"};
-}
-
-Finding kv_events_finding(const SystemFacts& facts) {
-  const std::string& problem = facts.kv_events_problem;
-  if (problem.empty()) return {.name = "KV events", .text = "over ZeroMQ"};
-  const bool missing = problem.starts_with("no ");
-  return {.status = missing ? Status::absent : Status::fault,
-          .name = "KV events",
-          .text = problem,
-          .remedy = missing ? "for serve --kv-events-config, build where libzmq3-dev is"
-                            : "install the ZeroMQ that the module was built with"};
+          .name = module.name,
+          .text = module.problem,
+          .remedy = missing ? module.if_missing : module.if_broken};
 }
 
 }  // namespace
@@ -185,9 +170,17 @@ std::vector<Finding> findings(const SystemFacts& facts) {
   if (facts.module.facts.cublaslt > 0)
     list.push_back({.name = "cuBLASLt", .text = library_version(facts.module.facts.cublaslt)});
   list.push_back(nccl_finding(facts));
-  list.push_back(mpi_finding(facts));
-  list.push_back(grammar_finding(facts));
-  list.push_back(kv_events_finding(facts));
+  list.push_back(optional_module({"MPI", !facts.mpi.empty(), facts.mpi, facts.mpi_problem,
+                                  "for ranks under mpirun, build where libopenmpi-dev is",
+                                  "install the MPI that the module was built with"}));
+  list.push_back(optional_module(
+      {"grammar", facts.grammar_problem.empty(), facts.grammar, facts.grammar_problem,
+       "for structured output, run scripts/build-grammar.sh and build again",
+       "install the program and the module from one build"}));
+  list.push_back(optional_module({"KV events", facts.kv_events_problem.empty(), "over ZeroMQ",
+                                  facts.kv_events_problem,
+                                  "for serve --kv-events-config, build where libzmq3-dev is",
+                                  "install the ZeroMQ that the module was built with"}));
   return list;
 }
 

@@ -24,7 +24,7 @@ class ChatTools {
   /// `parser` names none. `llm` must outlive this.
   ChatTools(const LLM& llm, CommandTools file, const std::string& parser);
 
-  /// What the template is told.
+  /// The tools as the template is told of them.
   const Json& for_template() const { return for_template_; }
   /// Asks of an answer to `prompt` what makes its calls readable and, where a grammar can, valid.
   void prepare(std::string_view prompt, SamplingParams& params) const;
@@ -45,7 +45,7 @@ class ChatTools {
   const Json for_template_;
 };
 
-/// What a model wrote, for a terminal: its control characters are spelled out, but for line ends
+/// A model's text, for a terminal: its control characters are spelled out, but for line ends
 /// and tabs, so that it can paint over no question.
 std::string without_controls(std::string_view text);
 

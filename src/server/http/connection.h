@@ -365,7 +365,7 @@ class Connection final : public ConnectionBase,
     sending_.swap(pending_);
     if (waiting_ == Waiting::nothing || waiting_ == Waiting::writing)
       wait_for(Waiting::writing, context_->options.write_timeout);
-    // Whoever takes some of a long answer has time for the rest.
+    // A reader that takes some of a long answer has time for the rest.
     const auto go_on = [this](error_code error, size_t) -> size_t {
       if (waiting_ == Waiting::writing) wait_for(Waiting::writing, context_->options.write_timeout);
       return error ? 0 : 65536;
