@@ -4,12 +4,11 @@
 #include <iterator>
 #include <optional>
 
+#include "api/chat_prompts.h"
 #include "constrain/grammar_compiler.h"
 #include "core/limits.h"
 #include "engine/load_engine.h"
-#include "io/jinja/chat_renderer.h"
 #include "io/json.h"
-#include "io/tokenizer/control_tokens.h"
 
 namespace nanovllm {
 
@@ -19,8 +18,7 @@ struct LLM::State {
 
   LoadedEngine loaded;
   GrammarCompiler grammars;
-  std::optional<ChatRenderer> chat{};
-  std::string no_chat{};  // why there is none: completions work all the same
+  std::optional<ChatPrompts> chat{};
   // Outputs that came up in generate() of requests that it did not add: for the next step().
   std::vector<RequestOutput> set_aside{};
 
@@ -50,30 +48,11 @@ struct LLM::State {
     if (std::ssize(tokens) > kept) tokens.erase(tokens.begin(), tokens.end() - kept);
     return tokens;
   }
-
-  void read_chat_template(bool parse_special) {
-    const Tokenizer* tokenizer = loaded.tokenizer.get();
-    if (!tokenizer || tokenizer->chat_template().empty()) {
-      no_chat = tokenizer ? fmt::format("{} is missing or empty", tokenizer->chat_template_place())
-                          : "the tokenizer, which has it, was not loaded";
-      return;
-    }
-    try {
-      FindControlText find;
-      if (!parse_special)
-        find = [tokens = std::make_shared<const ControlTokens>(*tokenizer)](std::string_view text) {
-          return tokens->find(text);
-        };
-      chat.emplace(tokenizer->chat_template(), tokenizer->chat_template_place(), std::move(find));
-    } catch (const Error& error) {
-      no_chat = error.what();
-    }
-  }
 };
 
 LLM::LLM(const std::string& model, const EngineConfig& config)
     : state_(new State(load_engine(model, config))) {
-  state_->read_chat_template(config.parse_special_in_messages);
+  state_->chat.emplace(tokenizer(), config.parse_special_in_messages);
 }
 LLM::~LLM() = default;
 LLM::LLM(LLM&&) noexcept = default;
@@ -189,45 +168,9 @@ SamplingParams LLM::default_sampling_params() const {
 }
 
 Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& options_json) const {
-  check(state_->chat.has_value(), ErrorKind::invalid_argument,
-        "messages need a chat template: {}; give a prompt instead", state_->no_chat);
-  const Tokenizer* tokenizer = state_->loaded.tokenizer.get();
-  ChatRequest request;
-  request.messages = parse_json(messages_json, "messages", ErrorKind::invalid_argument);
-  request.kwargs = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
-  check(request.kwargs.is_object(), ErrorKind::invalid_argument,
-        "chat template options must be a JSON object");
-  check(!request.kwargs.contains("messages"), ErrorKind::invalid_argument,
-        "chat template options must not have messages: they are given apart");
-  const auto take = [&](const char* name, Json& into) {
-    if (!request.kwargs.contains(name)) return;
-    into = request.kwargs[name];
-    request.kwargs.erase(name);
-  };
-  const auto take_flag = [&](const char* name, bool otherwise) {
-    Json flag = otherwise;
-    take(name, flag);
-    check(flag.is_boolean(), ErrorKind::invalid_argument, "{} must be true or false", name);
-    return flag.get<bool>();
-  };
-  take("tools", request.tools);
-  take("documents", request.documents);
-  const bool continues = take_flag("continue_final_message", false);
-  request.add_generation_prompt = take_flag("add_generation_prompt", !continues);
-  check(!continues || !request.add_generation_prompt, ErrorKind::invalid_argument,
-        "continue_final_message and add_generation_prompt exclude each other");
-  const auto name_token = [&](const char* name, std::optional<int32_t> id) {
-    if (id) request.special_tokens[name] = std::string(tokenizer->id_to_token(*id));
-  };
-  name_token("bos_token", tokenizer->bos_token_id());
-  name_token("eos_token", tokenizer->eos_token_id());
-  take_text_parts(state_->chat->chat_template(), request);
-  RenderedChat rendered = state_->chat->render(chat_context(request));
-  if (continues) end_in_final_message(rendered, request.messages);
-  Prompt prompt(std::move(rendered.text));
-  prompt.literal = std::move(rendered.literal);
-  prompt.add_special_tokens = false;  // the template spells them out
-  return prompt;
+  return state_->chat->prompt(
+      parse_json(messages_json, "messages", ErrorKind::invalid_argument),
+      parse_json(options_json, "chat template options", ErrorKind::invalid_argument));
 }
 
 EngineInfo inspect(const std::string& model, const EngineConfig& config) {

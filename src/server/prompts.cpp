@@ -1,10 +1,11 @@
 #include "server/prompts.h"
 
 #include <algorithm>
-#include <random>
+#include <array>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "nanovllm/tokenizer.h"
 
@@ -124,8 +125,8 @@ void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDef
 
 }  // namespace
 
-Prompt Conversation::prompt(const LLM& llm) const {
-  Prompt prompt = llm.chat_prompt(messages, template_options);
+Prompt Conversation::take_prompt(const ChatPrompts& chat) {
+  Prompt prompt = chat.prompt(std::move(messages), std::move(template_options));
   prompt.add_special_tokens = add_special_tokens;
   return prompt;
 }
@@ -143,7 +144,7 @@ std::vector<std::vector<int32_t>> tokenize_prompts(GenerationRequest& request,
     llm.check_request(tokens, request.params);
   };
   if (request.is_chat) {
-    const Prompt prompt = request.conversation.prompt(llm);
+    const Prompt prompt = request.conversation.take_prompt(*defaults.chat);
     prepare_answer(request, prompt, defaults, llm);
     add(prompt);
   }
@@ -164,9 +165,12 @@ HttpResponse refusal(std::exception_ptr thrown, const Json& body, ErrorStyle sty
   }
 }
 
+// Not std::random_device: it asks for the processor's kind first, which a virtual machine traps.
 std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  std::array<uint64_t, 2> bits{};
+  check(::getentropy(bits.data(), sizeof bits) == 0, ErrorKind::engine,
+        "the system gives no random numbers");
+  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
 }
 
 HttpResponse json_response(const Json& json) { return {.body = dump_json(json)}; }
@@ -175,7 +179,7 @@ HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const L
   const JsonObject o(body, "request body", kBad);
   std::vector<int32_t> tokens;
   if (o.find("messages")) {
-    tokens = llm.tokenize(read_conversation(o, defaults).prompt(llm));
+    tokens = llm.tokenize(read_conversation(o, defaults).take_prompt(*defaults.chat));
   } else {
     const auto text = o.optional_string("prompt");
     check(text.has_value(), kBad, "prompt is missing: give a text, or messages");
@@ -227,8 +231,9 @@ HttpResponse render_message(const Json& body, const RequestDefaults& defaults, c
 }
 
 HttpResponse count_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
-  const GenerationRequest request = read_message_prompt(body, defaults);
-  return json_response({{"input_tokens", llm.tokenize(request.conversation.prompt(llm)).size()}});
+  GenerationRequest request = read_message_prompt(body, defaults);
+  const Prompt prompt = request.conversation.take_prompt(*defaults.chat);
+  return json_response({{"input_tokens", llm.tokenize(prompt).size()}});
 }
 
 }  // namespace nanovllm::server

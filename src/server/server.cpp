@@ -131,9 +131,11 @@ class Server {
         defaults_.chat_template_kwargs = options_.chat_template_kwargs;
         defaults_.force_include_usage = options_.force_include_usage;
         defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
-        if (const Tokenizer* tokenizer = llm_->llm().tokenizer())
+        defaults_.chat = std::make_shared<ChatPrompts>(llm_->llm().tokenizer(),
+                                                       options_.engine.parse_special_in_messages);
+        if (llm_->llm().tokenizer())
           defaults_.format = choose_chat_format(
-              tokenizer->chat_template(), options_.tool_call_parser, options_.reasoning_parser);
+              defaults_.chat->source(), options_.tool_call_parser, options_.reasoning_parser);
         for (const std::string& note : llm_->llm().info().notes) log_.note(note);
         pool_ = std::make_unique<Pool>(2);
         generations_.emplace(

@@ -112,11 +112,17 @@ class Placeholders {
   }
 
  private:
+  /// Where the next spelling may begin. (find_first_of() calls a function for each character.)
+  static size_t next_candidate(std::string_view text, size_t at) {
+    while (at < text.size() && text[at] != '\xF4' && text[at] != '\\') ++at;
+    return at;
+  }
+
   /// Walks through `text`, by the characters of plane 16 and what is between them.
   template <class Other, class Private>
   static void for_each(std::string_view text, Other other, Private take) {
     size_t done = 0;
-    for (size_t at = 0; (at = text.find_first_of("\xF4\\", at)) != text.npos;) {
+    for (size_t at = 0; (at = next_candidate(text, at)) < text.size();) {
       const auto spelled = plane_16(text.substr(at));
       if (!spelled) {
         ++at;

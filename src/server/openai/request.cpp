@@ -190,7 +190,7 @@ Json read_messages(const JsonObject& o) {
 
 Conversation read_conversation(const JsonObject& o, const RequestDefaults& defaults) {
   Conversation conversation;
-  conversation.messages = read_messages(o).dump();
+  conversation.messages = read_messages(o);
   Json options = Json::parse(defaults.chat_template_kwargs);
   if (const auto kwargs = o.optional_object("chat_template_kwargs")) options.update(kwargs->json());
   check(!options.contains("messages") && !options.contains("tokenize"), kBad,
@@ -203,7 +203,7 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
     options["add_generation_prompt"] = *add;
   if (const auto go_on = o.optional_bool("continue_final_message"))
     options["continue_final_message"] = *go_on;
-  conversation.template_options = options.dump();
+  conversation.template_options = std::move(options);
   conversation.add_special_tokens = o.optional_bool("add_special_tokens").value_or(false);
   return conversation;
 }

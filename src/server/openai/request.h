@@ -1,26 +1,29 @@
 // The bodies of /v1/chat/completions and /v1/completions, read and checked.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "nanovllm/llm.h"
 
+#include "api/chat_prompts.h"
 #include "chat/chat_parser.h"
 #include "io/json_object.h"
 #include "server/openai/fields.h"
 
 namespace nanovllm::server {
 
-/// Messages and what the chat template is told beside them, as JSON.
+/// Messages and what the chat template is told beside them.
 struct Conversation {
-  std::string messages, template_options;
+  Json messages{}, template_options{};
   std::vector<Tool> tools{};
   bool add_special_tokens = false;  ///< beside those that the template spells out
 
-  /// Throws Error(invalid_argument) as LLM::chat_prompt() does.
-  Prompt prompt(const LLM& llm) const;
+  /// To be called once: messages may be long. Throws Error(invalid_argument) as
+  /// LLM::chat_prompt() does.
+  Prompt take_prompt(const ChatPrompts& chat);
 };
 
 struct GenerationRequest {
@@ -47,6 +50,7 @@ struct RequestDefaults {
   std::vector<std::string> model_names;  ///< the first is ours; an empty `model` is that one
   SamplingParams params;                 ///< with the model's generation_config.json
   int64_t max_model_len = 0;
+  std::shared_ptr<const ChatPrompts> chat;  ///< the chat template
   ChatFormat format;
   std::string chat_template_kwargs = "{}";  ///< of requests that do not say otherwise
   bool force_include_usage = false;         ///< every stream ends with its usage

@@ -71,10 +71,17 @@ uint32_t StringMatcher::next(uint32_t node, uint8_t byte) const {
   return found == kNone ? kRoot : found;
 }
 
+size_t StringMatcher::next_start(std::string_view text, size_t at) const {
+  while (at < text.size() && first_[static_cast<uint8_t>(text[at])] == kNone) ++at;
+  return at;
+}
+
 StringMatcher::Beginnings StringMatcher::find_beginnings(std::string_view text) const {
   Beginnings found;
   uint32_t node = kRoot;
   for (size_t end = 1; end <= text.size(); ++end) {
+    if (node == kRoot) end = next_start(text, end - 1) + 1;
+    if (end > text.size()) break;
     node = next(node, static_cast<uint8_t>(text[end - 1]));
     // A string, then the longest one that is a suffix of it, and so on.
     for (uint32_t at = node; nodes_[at].string != kNone;
@@ -90,6 +97,8 @@ std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, s
   std::optional<Match> best;
   uint32_t node = kRoot;
   for (size_t at = from; at < text.size(); ++at) {
+    if (node == kRoot && !best) at = next_start(text, at);
+    if (at == text.size()) break;
     node = next(node, static_cast<uint8_t>(text[at]));
     const size_t end = at + 1;
     // Matches that the automaton still follows begin after the best one: nothing better can come.

@@ -47,6 +47,8 @@ class StringMatcher {
   uint32_t child(uint32_t node, uint8_t byte) const;
   /// The longest suffix of `node` and `byte` that is a node.
   uint32_t next(uint32_t node, uint8_t byte) const;
+  /// The first byte from `at` on that a string begins with; the text's size where there is none.
+  size_t next_start(std::string_view text, size_t at) const;
   uint32_t add_child(uint32_t node, uint8_t byte);
   void link_failures();
 

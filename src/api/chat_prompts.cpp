@@ -1,0 +1,83 @@
+#include "api/chat_prompts.h"
+
+#include "nanovllm/tokenizer.h"
+
+#include "core/check.h"
+#include "io/tokenizer/control_tokens.h"
+
+namespace nanovllm {
+
+ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special) : tokenizer_(tokenizer) {
+  if (!tokenizer || tokenizer->chat_template().empty()) {
+    no_chat_ = tokenizer ? fmt::format("{} is missing or empty", tokenizer->chat_template_place())
+                         : "the tokenizer, which has it, was not loaded";
+    return;
+  }
+  source_ = tokenizer->chat_template();
+  try {
+    parse(parse_special, tokenizer->chat_template_place());
+  } catch (const Error& error) {
+    no_chat_ = error.what();
+  }
+}
+
+ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special, const std::string& source,
+                         const std::string& place)
+    : tokenizer_(tokenizer), source_(source) {
+  check(tokenizer != nullptr, ErrorKind::invalid_argument,
+        "{} needs the tokenizer: drop skip_tokenizer_init", place);
+  check(!source.empty(), ErrorKind::invalid_argument, "{} is empty", place);
+  parse(parse_special, place);
+}
+
+void ChatPrompts::parse(bool parse_special, const std::string& place) {
+  FindControlText find;
+  if (!parse_special)
+    find = [tokens = std::make_shared<const ControlTokens>(*tokenizer_)](std::string_view text) {
+      return tokens->find(text);
+    };
+  renderer_.emplace(source_, place, std::move(find));
+}
+
+Prompt ChatPrompts::prompt(Json messages, Json options) const {
+  check(renderer_.has_value(), ErrorKind::invalid_argument,
+        "messages need a chat template: {}; give a prompt instead", no_chat_);
+  ChatRequest request;
+  request.messages = std::move(messages);
+  request.kwargs = std::move(options);
+  check(request.kwargs.is_object(), ErrorKind::invalid_argument,
+        "chat template options must be a JSON object");
+  check(!request.kwargs.contains("messages"), ErrorKind::invalid_argument,
+        "chat template options must not have messages: they are given apart");
+  const auto take = [&](const char* name, Json& into) {
+    if (!request.kwargs.contains(name)) return;
+    into = request.kwargs[name];
+    request.kwargs.erase(name);
+  };
+  const auto take_flag = [&](const char* name, bool otherwise) {
+    Json flag = otherwise;
+    take(name, flag);
+    check(flag.is_boolean(), ErrorKind::invalid_argument, "{} must be true or false", name);
+    return flag.get<bool>();
+  };
+  take("tools", request.tools);
+  take("documents", request.documents);
+  const bool continues = take_flag("continue_final_message", false);
+  request.add_generation_prompt = take_flag("add_generation_prompt", !continues);
+  check(!continues || !request.add_generation_prompt, ErrorKind::invalid_argument,
+        "continue_final_message and add_generation_prompt exclude each other");
+  const auto name_token = [&](const char* name, std::optional<int32_t> id) {
+    if (id) request.special_tokens[name] = std::string(tokenizer_->id_to_token(*id));
+  };
+  name_token("bos_token", tokenizer_->bos_token_id());
+  name_token("eos_token", tokenizer_->eos_token_id());
+  take_text_parts(renderer_->chat_template(), request);
+  RenderedChat rendered = renderer_->render(chat_context(request));
+  if (continues) end_in_final_message(rendered, request.messages);
+  Prompt prompt(std::move(rendered.text));
+  prompt.literal = std::move(rendered.literal);
+  prompt.add_special_tokens = false;  // the template spells them out
+  return prompt;
+}
+
+}  // namespace nanovllm
