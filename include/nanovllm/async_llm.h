@@ -63,14 +63,16 @@ class AsyncLLM {
   AsyncLLM(const AsyncLLM&) = delete;
   AsyncLLM& operator=(const AsyncLLM&) = delete;
 
-  /// An id that no other call has given.
+  /// An id that no other call has given. An abort of it holds also before it is added; of ids that
+  /// are not added, the last 65,536 are remembered.
   int64_t new_request_id();
   /// Checks the request in full, on the calling thread, and hands it to the engine. `request_id`
   /// must not be that of a live request. Throws Error: invalid_argument (the request is not
   /// acceptable), unavailable (QueueFull, or the engine is draining), engine (it has failed).
   void add_request(int64_t request_id, const Prompt& prompt, const SamplingParams& params = {},
                    const RequestOptions& options = {});
-  /// Ends a request before the next step; an unknown or finished id is ignored.
+  /// Ends a request before the next step, also one that is still to be added under an id of
+  /// new_request_id(); an unknown or finished id is ignored.
   void abort_request(int64_t request_id);
   /// Forgets, before the next step, all cached prefixes that no running request uses.
   void reset_prefix_cache();

@@ -197,13 +197,9 @@ class AsyncLLM:
         if (text is None or len(text) < _LONG_PROMPT) and params.structured_outputs is None:
             self._engine.add_request(*given)
             return
-        # Long texts take their time to tokenize, and grammars to compile: not on the loop.
-        added = port.loop.run_in_executor(None, lambda: self._engine.add_request(*given))
-        try:
-            await asyncio.shield(added)
-        except asyncio.CancelledError:
-            added.add_done_callback(lambda _: self._engine.abort_request(number))
-            raise
+        # Long texts take their time to tokenize, and grammars to compile: not on the loop. Where the
+        # task is cancelled, the thread goes on, and generate()'s abort holds for what it adds.
+        await port.loop.run_in_executor(None, lambda: self._engine.add_request(*given))
 
     def _port(self) -> _LoopPort:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,5 @@
 #include "nanovllm/async_llm.h"
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -57,13 +56,20 @@ class AsyncLLM::State {
       offered_reqs_ += params.n;
       offered_tokens_ += tokens;
       mailbox_.push_back(std::move(item));
+      const auto given = given_.extract(request_id);
+      if (given && given.mapped())
+        mailbox_.push_back({.kind = Item::Kind::abort, .id = request_id});
     }
     wake_.notify_one();
   }
   void post(int64_t request_id, bool reset) {
     {
       const std::lock_guard lock(mutex_);
-      if (!reset && live_.count(request_id) == 0) return;
+      if (!reset && live_.count(request_id) == 0) {
+        const auto given = given_.find(request_id);
+        if (given != given_.end()) given->second = true;
+        return;
+      }
       mailbox_.push_back({.kind = reset ? Item::Kind::reset : Item::Kind::abort, .id = request_id});
     }
     wake_.notify_one();
@@ -104,11 +110,17 @@ class AsyncLLM::State {
     return std::ssize(live_);
   }
   const LLM& llm() const { return llm_; }
-  int64_t new_request_id() { return next_id_++; }
+  int64_t new_request_id() {
+    const std::lock_guard lock(mutex_);
+    if (given_.size() == kMaxGiven) given_.erase(given_.begin());
+    given_[next_id_] = false;
+    return next_id_++;
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr double kLongestTimeout = 30 * 86400;
+  static constexpr size_t kMaxGiven = 65536;
 
   struct Item {
     enum class Kind { add, abort, reset, look } kind;
@@ -252,7 +264,6 @@ class AsyncLLM::State {
   LLM llm_;
   const QueueLimits limits_;
   const Sink sink_;
-  std::atomic<int64_t> next_id_ = 0;
 
   // The engine thread's own.
   std::unordered_map<int64_t, int64_t> engine_ids_, ids_;  // the engine's by the caller's, and back
@@ -264,6 +275,8 @@ class AsyncLLM::State {
   std::condition_variable wake_, idle_;
   std::vector<Item> mailbox_;
   std::unordered_set<int64_t> live_;               // accepted, and no finished output delivered
+  int64_t next_id_ = 0;
+  std::map<int64_t, bool> given_;                  // not added yet: whether it has been aborted
   int64_t offered_reqs_ = 0, offered_tokens_ = 0;  // in the mailbox, or taken since stats_
   EngineStats stats_;
   std::string failure_;

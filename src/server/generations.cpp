@@ -99,18 +99,14 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
       std::move(job->headers), llm_.llm().tokenizer(),
       AnswerOptions{options_.enable_prompt_tokens_details, options_.reasoning_content});
   generation->engine_ids = ids;
-  const auto is_given_up = std::make_shared<std::atomic<bool>>(false);
-  http_.post([this, job = std::move(job), generation = std::move(generation), params,
-              is_given_up]() mutable {
-    enlist(std::move(job), std::move(generation), params, is_given_up);
-  });
+  http_.post(
+      [this, job = std::move(job), generation = std::move(generation), params]() mutable {
+        enlist(std::move(job), std::move(generation), params);
+      });
   try {
     for (size_t p = 0; p < ids.size(); ++p)
       llm_.add_request(ids[p], Prompt(std::move(tokens[p])), params,
                        {.timeout = options_.request_timeout});
-    // A client that left meanwhile could not abort what the engine did not know.
-    for (const int64_t id : ids)
-      if (*is_given_up) llm_.abort_request(id);
   } catch (const Error& error) {
     const auto* full = dynamic_cast<const QueueFull*>(&error);
     const std::optional limit = full ? std::optional(full->limit()) : std::nullopt;
@@ -123,9 +119,9 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
 }
 
 void Generations::enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
-                         const SamplingParams& params, const Flag& is_given_up) {
+                         const SamplingParams& params) {
   for (size_t p = 0; p < generation->engine_ids.size(); ++p)
-    places_[generation->engine_ids[p]] = {generation, p, is_given_up};
+    places_[generation->engine_ids[p]] = {generation, p};
   metrics_.add_request(generation->summary().prompt_tokens, params);
   note_ignored(generation->ignored_fields());
   jobs_[generation->engine_ids.front()] = std::move(job);
@@ -151,7 +147,6 @@ void Generations::end(int64_t id, int status, const std::string& message) {
   const auto found = places_.find(id);
   if (found == places_.end()) return;
   const std::shared_ptr<Generation> generation = found->second.generation;
-  *found->second.is_given_up = true;
   for (const int64_t engine_id : generation->engine_ids) llm_.abort_request(engine_id);
   generation->fail(status, message);
   forget(*generation);

@@ -1,7 +1,6 @@
 // The requests that generate: from a body to the engine, and from its outputs to the clients.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,11 +51,9 @@ class Generations {
     std::string id;
   };
 
-  using Flag = std::shared_ptr<std::atomic<bool>>;
   struct Place {
     std::shared_ptr<Generation> generation;
     size_t prompt = 0;
-    Flag is_given_up;  ///< ended, perhaps before the engine has heard of it
   };
 
   void read(std::shared_ptr<Job> job);
@@ -64,7 +61,7 @@ class Generations {
   void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
              std::vector<std::vector<int32_t>>&& prompts);
   void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
-              const SamplingParams& params, const Flag& is_given_up);
+              const SamplingParams& params);
   void end(int64_t id, int status, const std::string& message);
   void forget(const Generation& generation);
   void note_ignored(const std::vector<std::string>& fields);

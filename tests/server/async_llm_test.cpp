@@ -133,6 +133,27 @@ TEST(AsyncLLM, ADeadlineEndsItsRequestWithTheReason) {
   EXPECT_EQ(output.error, "the request's deadline has passed");
 }
 
+TEST(AsyncLLM, AnAbortHoldsBeforeItsRequestIsAdded) {
+  Collector collector;
+  AsyncLLM llm(kDemo, demo_config(), {},
+               [&](std::span<RequestOutput> step) { collector.take(step); });
+  SamplingParams endless;
+  endless.max_tokens = 2000;
+  endless.ignore_eos = true;
+  const int64_t aborted = llm.new_request_id(), whole = llm.new_request_id();
+  llm.abort_request(aborted);
+  llm.abort_request(whole + 1);  // which nobody has yet
+  llm.add_request(aborted, "Once upon a time", endless);
+  llm.add_request(whole, "Once upon a time", {.max_tokens = 3});
+  llm.add_request(llm.new_request_id(), "Once upon a time", {.max_tokens = 3});
+  ASSERT_TRUE(llm.wait_until_idle(60));
+  const auto finished = collector.finished();
+  EXPECT_EQ(finished.at(aborted).outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_TRUE(finished.at(aborted).outputs[0].token_ids.empty());
+  EXPECT_NE(finished.at(whole).outputs[0].finish_reason, FinishReason::abort);
+  EXPECT_NE(finished.at(whole + 1).outputs[0].finish_reason, FinishReason::abort);
+}
+
 TEST(AsyncLLM, EndingItEndsWhatRuns) {
   Collector collector;
   {
