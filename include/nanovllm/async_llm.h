@@ -88,6 +88,9 @@ class AsyncLLM {
   bool wait_until_idle(double seconds);
   /// Whether add_request() would take a request that is acceptable.
   bool is_serving() const;
+  /// Seconds that the engine's thread has been at its present step, delivery included; 0 where it
+  /// has nothing to do. An engine that hangs shows here alone.
+  double seconds_in_step() const;
   /// Why the engine failed; empty while it lives.
   std::string failure() const;
   /// As of the last step.

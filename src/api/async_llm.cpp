@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/seconds.h"
 
 namespace nanovllm {
 
@@ -94,6 +95,10 @@ class AsyncLLM::State {
     const std::lock_guard lock(mutex_);
     return failure_.empty() && !is_draining_;
   }
+  double seconds_in_step() const {
+    const std::lock_guard lock(mutex_);
+    return step_begin_ == Clock::time_point() ? 0 : seconds_since(step_begin_);
+  }
   std::string failure() const {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -153,12 +158,14 @@ class AsyncLLM::State {
     while (true) {
       {
         std::unique_lock lock(mutex_);
+        step_begin_ = {};
         const auto has_work = [this] { return is_ending_ || !mailbox_.empty(); };
         if (engine_ids_.empty()) wake_.wait(lock, has_work);
         items.swap(mailbox_);
         if (is_ending_ && items.empty() && engine_ids_.empty()) return;
         if (is_ending_)
           for (const int64_t id : live_) items.push_back({.kind = Item::Kind::abort, .id = id});
+        step_begin_ = Clock::now();
       }
       step(items);
       items.clear();
@@ -274,11 +281,12 @@ class AsyncLLM::State {
   // -- shared
   std::condition_variable wake_, idle_;
   std::vector<Item> mailbox_;
-  std::unordered_set<int64_t> live_;               // accepted, and no finished output delivered
+  std::unordered_set<int64_t> live_;  // accepted, and no finished output delivered
   int64_t next_id_ = 0;
   std::map<int64_t, bool> given_;                  // not added yet: whether it has been aborted
   int64_t offered_reqs_ = 0, offered_tokens_ = 0;  // in the mailbox, or taken since stats_
   EngineStats stats_;
+  Clock::time_point step_begin_{};  // the epoch: between two steps
   std::string failure_;
   bool is_draining_ = false, is_ending_ = false;
   // -- shared
@@ -309,6 +317,7 @@ void AsyncLLM::request_snapshot(int64_t most, std::function<void(EngineSnapshot)
 void AsyncLLM::drain() { state_->drain(); }
 bool AsyncLLM::wait_until_idle(double seconds) { return state_->wait_until_idle(seconds); }
 bool AsyncLLM::is_serving() const { return state_->is_serving(); }
+double AsyncLLM::seconds_in_step() const { return state_->seconds_in_step(); }
 std::string AsyncLLM::failure() const { return state_->failure(); }
 EngineStats AsyncLLM::stats() const { return state_->stats(); }
 int64_t AsyncLLM::num_live() const { return state_->num_live(); }

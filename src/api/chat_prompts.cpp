@@ -7,7 +7,8 @@
 
 namespace nanovllm {
 
-ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special) : tokenizer_(tokenizer) {
+ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special)
+    : tokenizer_(tokenizer), parse_special_(parse_special) {
   if (!tokenizer || tokenizer->chat_template().empty()) {
     no_chat_ = tokenizer ? fmt::format("{} is missing or empty", tokenizer->chat_template_place())
                          : "the tokenizer, which has it, was not loaded";
@@ -15,7 +16,7 @@ ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special) : token
   }
   source_ = tokenizer->chat_template();
   try {
-    parse(parse_special, tokenizer->chat_template_place());
+    parse(tokenizer->chat_template_place());
   } catch (const Error& error) {
     no_chat_ = error.what();
   }
@@ -23,16 +24,16 @@ ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special) : token
 
 ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special, const std::string& source,
                          const std::string& place)
-    : tokenizer_(tokenizer), source_(source) {
+    : tokenizer_(tokenizer), parse_special_(parse_special), source_(source) {
   check(tokenizer != nullptr, ErrorKind::invalid_argument,
         "{} needs the tokenizer: drop skip_tokenizer_init", place);
   check(!source.empty(), ErrorKind::invalid_argument, "{} is empty", place);
-  parse(parse_special, place);
+  parse(place);
 }
 
-void ChatPrompts::parse(bool parse_special, const std::string& place) {
+void ChatPrompts::parse(const std::string& place) {
   FindControlText find;
-  if (!parse_special)
+  if (!parse_special_)
     find = [tokens = std::make_shared<const ControlTokens>(*tokenizer_)](std::string_view text) {
       return tokens->find(text);
     };

@@ -22,15 +22,20 @@ class ChatPrompts {
   ChatPrompts(const Tokenizer* tokenizer, bool parse_special, const std::string& source,
               const std::string& place);
 
+  ChatPrompts with_template(const std::string& source, const std::string& place) const {
+    return {tokenizer_, parse_special_, source, place};
+  }
+
   /// What LLM::chat_prompt() makes of the same as text.
   Prompt prompt(Json messages, Json options) const;
   /// The template's text; empty where there is none.
   const std::string& source() const { return source_; }
 
  private:
-  void parse(bool parse_special, const std::string& place);
+  void parse(const std::string& place);
 
   const Tokenizer* tokenizer_;  // outlives this; may be null
+  bool parse_special_;
   std::string source_;
   std::optional<ChatRenderer> renderer_;
   std::string no_chat_;  // why there is none: completions work all the same

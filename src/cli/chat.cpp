@@ -10,6 +10,7 @@
 
 #include "nanovllm/tokenizer.h"
 
+#include "api/chat_prompts.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/load_model.h"
@@ -32,6 +33,7 @@ struct ChatOptions {
   std::string system;
   std::string generation_config = "auto";
   std::string template_kwargs = "{}";
+  std::string chat_template, chat_template_place;
   std::string tools, tool_call_parser;
   bool context_shift = false, quiet = false;
 };
@@ -51,6 +53,9 @@ class Chat {
   Chat(LLM& llm, const ChatOptions& options, const SamplingParams& params, Progress& progress,
        const ChatTools* tools)
       : llm_(llm), options_(options), params_(params), progress_(progress), tools_(tools) {
+    if (!options.chat_template.empty())
+      prompts_.emplace(llm.tokenizer(), options.engine.parse_special_in_messages,
+                       options.chat_template, options.chat_template_place);
     if (tools_) template_options_["tools"] = tools_->for_template();
     clear();
   }
@@ -74,7 +79,10 @@ class Chat {
   std::vector<ToolCall> answer_once();
   bool run(const std::vector<ToolCall>& calls);
   Answer generate();
-  Prompt prompt() const { return llm_.chat_prompt(messages_.dump(), template_options_.dump()); }
+  Prompt prompt() const {
+    return prompts_ ? prompts_->prompt(messages_, template_options_)
+                    : llm_.chat_prompt(messages_.dump(), template_options_.dump());
+  }
   void show(const ChatDelta& news, Answer& answer);
   void take_interrupt();
   size_t end_of_question() const;
@@ -90,6 +98,7 @@ class Chat {
   const ChatTools* tools_;
   Json template_options_ =
       parse_json(options_.template_kwargs, "--chat-template-kwargs", ErrorKind::invalid_argument);
+  std::optional<ChatPrompts> prompts_;  // where the template is not the model's
   Interrupt interrupt_;
   ChatInput input_{interrupt_};
   Output output_;
@@ -331,7 +340,9 @@ int chat(const ChatOptions& options) {
   const Tokenizer* tokenizer = llm.tokenizer();
   check(tokenizer != nullptr, ErrorKind::invalid_argument,
         "chat needs the tokenizer: drop --skip-tokenizer-init");
-  check(!tokenizer->chat_template().empty(), ErrorKind::model,
+  const std::string& chat_template =
+      options.chat_template.empty() ? tokenizer->chat_template() : options.chat_template;
+  check(!chat_template.empty(), ErrorKind::model,
         "{}: no chat template in tokenizer_config.json or chat_template.jinja: generate --prompt "
         "completes text with such a model",
         options.model);
@@ -343,7 +354,8 @@ int chat(const ChatOptions& options) {
   options.sampling.apply(params);
   params.output_kind = OutputKind::delta;
   std::optional<ChatTools> tools;
-  if (!options.tools.empty()) tools.emplace(llm, std::move(file), options.tool_call_parser);
+  if (!options.tools.empty())
+    tools.emplace(llm, std::move(file), chat_template, options.tool_call_parser);
   return Chat(llm, options, params, progress, tools ? &*tools : nullptr).run();
 }
 
@@ -356,6 +368,7 @@ void add_chat(CLI::App& program, Action& action) {
   add_model(command, o.model);
   add_system(command, o.system, "the system message");
   add_template_kwargs(command, o.template_kwargs);
+  add_chat_template(command, o.chat_template, o.chat_template_place);
   add_value(command, "--tools", "FILE",
             "tools that the model may call, and the command that each of them runs if you allow it",
             [&o](const std::string& s) { o.tools = s; });

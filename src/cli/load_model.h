@@ -28,6 +28,9 @@ void add_system(CLI::App& command, std::string& system, const char* help);
 void add_template_kwargs(CLI::App& command, std::string& kwargs,
                          const char* name = "--chat-template-kwargs");
 
+/// --chat-template: a file with a template in place of the model's. `place` names it in errors.
+void add_chat_template(CLI::App& command, std::string& source, std::string& place);
+
 /// Where sampling parameters that a user leaves open come from: "auto" is the model's
 /// generation_config.json, "vllm" the defaults of SamplingParams.
 void add_generation_config(CLI::App& command, std::string& source);

@@ -45,17 +45,24 @@ struct ServeOptions {
   std::array<bool, std::size(kAcceptedFlags)> accepted{};
 };
 
-/// The keys of a file, one on a line.
-void read_keys(const std::string& path, std::vector<std::string>& keys) {
-  const std::string text = read_file(path, size_t{1} << 20);
+/// Adds the parts of `text` between separators that are not empty, without white space at their
+/// end.
+void add_parts(const std::string& text, char separator, std::vector<std::string>& parts) {
   size_t begin = 0;
   while (begin < text.size()) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string key = text.substr(begin, end - begin);
-    while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
-    if (!key.empty()) keys.push_back(std::move(key));
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    std::string part = text.substr(begin, end - begin);
+    while (!part.empty() && (part.back() == '\r' || part.back() == ' ')) part.pop_back();
+    if (!part.empty()) parts.push_back(std::move(part));
     begin = end + 1;
   }
+}
+
+std::string read_root_path(std::string path) {
+  while (path.ends_with('/')) path.pop_back();
+  check(path.empty() || path.starts_with('/'), ErrorKind::invalid_argument,
+        "must begin with /, got {}", quote(path));
+  return path;
 }
 
 void add_listening(CLI::App& command, server::HttpOptions& o) {
@@ -101,8 +108,9 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
               check(!s.empty(), ErrorKind::invalid_argument, "must not be empty");
               o.api_keys.push_back(s);
             });
-  add_value(command, "--api-key-file", "FILE", "keys, one on a line",
-            [&o](const std::string& s) { read_keys(s, o.api_keys); });
+  add_value(command, "--api-key-file", "FILE", "keys, one on a line", [&o](const std::string& s) {
+    add_parts(read_file(s, size_t{1} << 20), '\n', o.api_keys);
+  });
   add_value(command, "--allowed-origins", "ORIGIN",
             "web pages that may call this server, such as https://example.org; repeatable",
             [&o](const std::string& s) { o.allowed_origins.push_back(s); });
@@ -122,12 +130,25 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   seconds("--request-timeout", "seconds that a request may take; 0: any (0)", o.request_timeout);
   seconds("--sse-keep-alive-interval", "seconds between comments on a stream; 0: none (15)",
           o.sse_keep_alive_interval);
+  seconds("--watchdog-timeout", "seconds in one step that make /health 503; 0: any (300)",
+          o.watchdog_timeout);
+  add_value(command, "--max-reqs-per-key", "N",
+            "requests of one key in work, where there are several keys (256)",
+            [&o](const std::string& s) { o.max_reqs_per_key = parse_integer(s, 1); });
+  add_value(command, "--root-path", "PATH", "where a proxy shows this server, such as /llm",
+            [&o](const std::string& s) { o.root_path = read_root_path(s); });
+  add_value(command, "--disable-access-log-for-endpoints", "PATHS",
+            "no line for requests to these, such as /health,/metrics",
+            [&o](const std::string& s) { add_parts(s, ',', o.unlogged_paths); });
   add_flag(command, "--metrics-without-key", o.metrics_without_key, "/metrics needs no API key");
   add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
            "usage tells how many prompt tokens were cached");
   add_flag(command, "--enable-force-include-usage", o.force_include_usage,
            "every stream ends with its usage");
   add_template_kwargs(command, o.chat_template_kwargs, "--default-chat-template-kwargs");
+  add_chat_template(command, o.chat_template, o.chat_template_place);
+  add_flag(command, "--trust-request-chat-template", o.trust_request_chat_template,
+           "requests may bring a chat_template of their own");
   add_tool_call_parser(command, o.tool_call_parser);
   add_reasoning_parser(command, o.reasoning_parser);
   add_flag(command, "--no-enforce-auto-tool-arguments", o.no_enforce_auto_tool_arguments,

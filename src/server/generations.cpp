@@ -56,6 +56,15 @@ void Generations::add(HttpRequest&& request, std::shared_ptr<Exchange> exchange,
   job->headers.emplace_back("X-Request-Id", id);
   job->request = std::move(request);
   job->exchange = std::move(exchange);
+  int64_t& in_work = in_work_[job->request.api_key];
+  if (options_.api_keys.size() > 1 && in_work >= options_.max_reqs_per_key) {
+    HttpResponse response = error_response(
+        429, fmt::format("{} requests of this API key are in work: wait for one of them", in_work),
+        {}, job->endpoint->error_style);
+    log(*job, response.status, {});
+    return answer_(job->request, job->exchange, std::move(response));
+  }
+  ++in_work;
   pool_.add([this, job = std::move(job)]() mutable { read(std::move(job)); });
 }
 
@@ -64,7 +73,7 @@ void Generations::read(std::shared_ptr<Job> job) {
   Json body;
   try {
     body = parse_json(job->request.body, "request body", ErrorKind::invalid_argument,
-                      {.max_bytes = options_.http.max_body_bytes});
+                      body_limits(options_));
     job->request.body.clear();
     job->request.body_ticket.reset();
     GenerationRequest request = job->endpoint->read(body, defaults_);
@@ -77,6 +86,7 @@ void Generations::read(std::shared_ptr<Job> job) {
 
 void Generations::refuse(std::shared_ptr<Job>&& job, HttpResponse response) {
   http_.post([this, job = std::move(job), response = std::move(response)]() mutable {
+    --in_work_[job->request.api_key];
     log(*job, response.status, {});
     answer_(job->request, job->exchange, std::move(response));
     job->exchange.reset();
@@ -99,10 +109,9 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
       std::move(job->headers), llm_.llm().tokenizer(),
       AnswerOptions{options_.enable_prompt_tokens_details, options_.reasoning_content});
   generation->engine_ids = ids;
-  http_.post(
-      [this, job = std::move(job), generation = std::move(generation), params]() mutable {
-        enlist(std::move(job), std::move(generation), params);
-      });
+  http_.post([this, job = std::move(job), generation = std::move(generation), params]() mutable {
+    enlist(std::move(job), std::move(generation), params);
+  });
   try {
     for (size_t p = 0; p < ids.size(); ++p)
       llm_.add_request(ids[p], Prompt(std::move(tokens[p])), params,
@@ -155,6 +164,7 @@ void Generations::end(int64_t id, int status, const std::string& message) {
 void Generations::forget(const Generation& generation) {
   const int64_t first = generation.engine_ids.front();
   if (const auto job = jobs_.find(first); job != jobs_.end()) {
+    --in_work_[job->second->request.api_key];
     log(*job->second, generation.summary().status, generation.summary());
     metrics_.add_http(job->second->request.path, "POST", generation.summary().status,
                       seconds_since(job->second->begin));
@@ -173,6 +183,8 @@ void Generations::note_ignored(const std::vector<std::string>& fields) {
 }
 
 void Generations::log(const Job& job, int status, const GenerationSummary& summary) {
+  const auto& unlogged = options_.unlogged_paths;
+  if (std::ranges::find(unlogged, job.request.path) != unlogged.end()) return;
   const RequestLine line{
       .status = status,
       .path = job.request.path,

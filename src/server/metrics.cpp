@@ -135,8 +135,8 @@ void Metrics::add_rejection(QueueFull::Limit limit) {
   ++(limit == QueueFull::Limit::tokens ? rejected_tokens_ : rejected_reqs_);
 }
 
-std::string Metrics::page(const std::string& model, const EngineStats& s,
-                          const EngineInfo& info) const {
+std::string Metrics::page(const std::string& model, const EngineStats& s, const EngineInfo& info,
+                          double step_age) const {
   std::string out;
   std::string name = model;
   std::erase_if(name, [](char c) { return c == '"' || c == '\\' || c == '\n'; });
@@ -190,6 +190,8 @@ std::string Metrics::page(const std::string& model, const EngineStats& s,
     head(out, metric, "histogram", help);
     h.write(out, metric, labels);
   };
+  head(out, "nanovllm:engine_step_age_seconds", "gauge", "Time since the present step began.");
+  out += fmt::format("nanovllm:engine_step_age_seconds{{{}}} {:.3f}\n", labels, step_age);
   histogram("vllm:time_to_first_token_seconds", "Time to the first token.", first_token_);
   histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", gap_);
   histogram("vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", step_tokens_);

@@ -39,9 +39,9 @@ class Metrics {
   void add_http(std::string_view handler, std::string_view method, int status, double seconds);
   void add_rejection(QueueFull::Limit limit);
 
-  /// The page. `model` is a label; stats as of now.
-  std::string page(const std::string& model, const EngineStats& stats,
-                   const EngineInfo& info) const;
+  /// The page. `model` is a label; stats as of now; `step_age` as AsyncLLM::seconds_in_step().
+  std::string page(const std::string& model, const EngineStats& stats, const EngineInfo& info,
+                   double step_age) const;
 
  private:
   struct Live {

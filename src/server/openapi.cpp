@@ -93,7 +93,8 @@ Json request_schema(const Description& description) {
 
 }  // namespace
 
-Json openapi(const std::vector<Operation>& operations, const std::string& version) {
+Json openapi(const std::vector<Operation>& operations, const std::string& version,
+             const std::string& root_path) {
   Json paths = Json::object();
   const Json any = {{"application/json", {{"schema", Json::object()}}}};
   for (const auto& [method, path, is_open] : operations) {
@@ -123,6 +124,7 @@ Json openapi(const std::vector<Operation>& operations, const std::string& versio
   }
   return {{"openapi", "3.0.3"},
           {"info", {{"title", "nano-vllm.cpp"}, {"version", version}}},
+          {"servers", Json::array({{{"url", root_path.empty() ? "/" : root_path}}})},
           {"security", Json::array({{{"bearer", Json::array()}}, {{"key", Json::array()}}})},
           {"components",
            {{"securitySchemes",

@@ -13,7 +13,8 @@ struct Operation {
   bool is_open = false;  ///< needs no key
 };
 
-/// An OpenAPI 3.0 document of these operations.
-Json openapi(const std::vector<Operation>& operations, const std::string& version);
+/// An OpenAPI 3.0 document of these operations, which a proxy shows under `root_path`.
+Json openapi(const std::vector<Operation>& operations, const std::string& version,
+             const std::string& root_path = {});
 
 }  // namespace nanovllm::server

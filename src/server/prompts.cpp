@@ -16,6 +16,7 @@
 #include "io/json_object.h"
 #include "server/anthropic/messages.h"
 #include "server/endpoints.h"
+#include "server/server.h"
 
 namespace nanovllm::server {
 namespace {
@@ -125,8 +126,8 @@ void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDef
 
 }  // namespace
 
-Prompt Conversation::take_prompt(const ChatPrompts& chat) {
-  Prompt prompt = chat.prompt(std::move(messages), std::move(template_options));
+Prompt Conversation::take_prompt() {
+  Prompt prompt = chat->prompt(std::move(messages), std::move(template_options));
   prompt.add_special_tokens = add_special_tokens;
   return prompt;
 }
@@ -144,7 +145,7 @@ std::vector<std::vector<int32_t>> tokenize_prompts(GenerationRequest& request,
     llm.check_request(tokens, request.params);
   };
   if (request.is_chat) {
-    const Prompt prompt = request.conversation.take_prompt(*defaults.chat);
+    const Prompt prompt = request.conversation.take_prompt();
     prepare_answer(request, prompt, defaults, llm);
     add(prompt);
   }
@@ -173,13 +174,17 @@ std::string random_id() {
   return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
 }
 
+JsonLimits body_limits(const ServerOptions& options) {
+  return {.max_bytes = options.http.max_body_bytes, .max_nodes = 1'000'000};
+}
+
 HttpResponse json_response(const Json& json) { return {.body = dump_json(json)}; }
 
 HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
   const JsonObject o(body, "request body", kBad);
   std::vector<int32_t> tokens;
   if (o.find("messages")) {
-    tokens = llm.tokenize(read_conversation(o, defaults).take_prompt(*defaults.chat));
+    tokens = llm.tokenize(read_conversation(o, defaults).take_prompt());
   } else {
     const auto text = o.optional_string("prompt");
     check(text.has_value(), kBad, "prompt is missing: give a text, or messages");
@@ -232,7 +237,7 @@ HttpResponse render_message(const Json& body, const RequestDefaults& defaults, c
 
 HttpResponse count_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
   GenerationRequest request = read_message_prompt(body, defaults);
-  const Prompt prompt = request.conversation.take_prompt(*defaults.chat);
+  const Prompt prompt = request.conversation.take_prompt();
   return json_response({{"input_tokens", llm.tokenize(prompt).size()}});
 }
 

@@ -13,6 +13,8 @@
 
 namespace nanovllm::server {
 
+struct ServerOptions;
+
 /// The token ids of each of a request's prompts; of a chat, `request` then says all that its answer
 /// asks of the engine and of the parser. Throws Error(invalid_argument) where one leaves no room
 /// for the answer that was asked for, or the engine would refuse it.
@@ -24,6 +26,8 @@ HttpResponse refusal(std::exception_ptr error, const Json& body, ErrorStyle styl
 
 /// 32 hexadecimal digits.
 std::string random_id();
+/// What a body may be; a million values are the ids of many long prompts.
+JsonLimits body_limits(const ServerOptions& options);
 
 HttpResponse json_response(const Json& json);
 

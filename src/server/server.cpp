@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <set>
@@ -44,6 +45,7 @@ class Server {
   }
 
   void run() {
+    http_.every(std::chrono::milliseconds(500), [this] { return watch_engine(), true; });
     if (!is_embedded()) http_.on_signal([this](int) { on_signal(); });
     if (options_.sse_keep_alive_interval > 0)
       http_.every(
@@ -122,7 +124,8 @@ class Server {
               if (!llm_->failure().empty()) on_engine_failure();
             });
           });
-      http_.post([this, made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
+      const auto chat = read_chat_template(llm->llm().tokenizer());
+      http_.post([this, chat, made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
         llm_ = std::move(*made);
         defaults_.model_names = names_;
         if (options_.generation_config == "auto")
@@ -131,11 +134,11 @@ class Server {
         defaults_.chat_template_kwargs = options_.chat_template_kwargs;
         defaults_.force_include_usage = options_.force_include_usage;
         defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
-        defaults_.chat = std::make_shared<ChatPrompts>(llm_->llm().tokenizer(),
-                                                       options_.engine.parse_special_in_messages);
+        defaults_.chat = chat;
+        defaults_.trust_request_chat_template = options_.trust_request_chat_template;
         if (llm_->llm().tokenizer())
-          defaults_.format = choose_chat_format(
-              defaults_.chat->source(), options_.tool_call_parser, options_.reasoning_parser);
+          defaults_.format = choose_chat_format(defaults_.chat->source(), options_.tool_call_parser,
+                                                options_.reasoning_parser);
         for (const std::string& note : llm_->llm().info().notes) log_.note(note);
         pool_ = std::make_unique<Pool>(2);
         generations_.emplace(
@@ -155,6 +158,14 @@ class Server {
         http_.stop();
       });
     }
+  }
+
+  std::shared_ptr<const ChatPrompts> read_chat_template(const Tokenizer* tokenizer) const {
+    const bool parse_special = options_.engine.parse_special_in_messages;
+    if (options_.chat_template.empty())
+      return std::make_shared<ChatPrompts>(tokenizer, parse_special);
+    return std::make_shared<ChatPrompts>(tokenizer, parse_special, options_.chat_template,
+                                         options_.chat_template_place);
   }
 
   bool is_embedded() const { return static_cast<bool>(options_.embedding.on_ready); }
@@ -190,6 +201,18 @@ class Server {
     });
   }
 
+  // A device or a driver may never return: the engine is not dead then, and says nothing.
+  void watch_engine() {
+    const bool hangs = llm_ && options_.watchdog_timeout > 0 &&
+                       llm_->seconds_in_step() > options_.watchdog_timeout;
+    if (hangs == is_hanging_) return;
+    is_hanging_ = hangs;
+    log_.note(hangs ? why_hanging() + ": /health answers 503" : "the engine goes on");
+  }
+  std::string why_hanging() const {
+    return fmt::format("the engine has finished no step for {} s", options_.watchdog_timeout);
+  }
+
   void on_engine_failure() {
     if (failure_) return;
     failure_ = std::make_exception_ptr(Error(ErrorKind::engine, llm_->failure()));
@@ -201,13 +224,16 @@ class Server {
   // -- The way in
 
   void handle(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+    if (!options_.root_path.empty() && request.path.starts_with(options_.root_path + "/"))
+      request.path.erase(0, options_.root_path.size());
     const auto found = routes_.find(request.path);
     const std::string handler = found == routes_.end() ? "other" : found->first;
     const std::string method = request.method == "HEAD" ? "GET" : request.method;
     const auto refuse = [&](int status, const std::string& message) {
       metrics_.add_http(handler, method.size() < 8 ? method : "other", status, 0);
-      log_.request(request_line({.status = status, .method = method.substr(0, 8), .path = handler},
-                                options_.json_log));
+      if (std::ranges::find(options_.unlogged_paths, request.path) == options_.unlogged_paths.end())
+        log_.request(request_line(
+            {.status = status, .method = method.substr(0, 8), .path = handler}, options_.json_log));
       HttpResponse response = error_response(status, message, {}, error_style(request.path));
       access_.add_cors(request, response.headers);
       exchange->respond(std::move(response));
@@ -240,9 +266,10 @@ class Server {
   }
 
   std::string why_not_serving() const {
-    return is_draining_ ? "the server is shutting down"
-           : llm_       ? "the engine has failed"
-                        : "the model is being loaded";
+    return is_draining_  ? "the server is shutting down"
+           : is_hanging_ ? why_hanging()
+           : llm_        ? "the engine has failed"
+                         : "the model is being loaded";
   }
 
   static bool is_json(const HttpRequest& request) {
@@ -269,7 +296,8 @@ class Server {
   // -- Endpoints without the engine
 
   void health(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    const bool serves = is_ready_ && llm_->is_serving();
+    watch_engine();
+    const bool serves = is_ready_ && !is_hanging_ && llm_->is_serving();
     answer(request, exchange,
            serves ? json_response({{"status", "ok"}}) : error_response(503, why_not_serving()));
   }
@@ -287,7 +315,8 @@ class Server {
       if ((endpoint.guard != admin || options_.enable_admin) && endpoint.route != &Server::page)
         operations.push_back({endpoint.method, path, endpoint.guard == open});
     std::ranges::sort(operations, {}, &Operation::path);
-    answer(request, exchange, json_response(openapi(operations, options_.version)));
+    answer(request, exchange,
+           json_response(openapi(operations, options_.version, options_.root_path)));
   }
   void load_now(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange,
@@ -295,7 +324,8 @@ class Server {
   }
   void metrics_page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange,
-           {.body = metrics_.page(names_.front(), llm_->stats(), llm_->llm().info()),
+           {.body = metrics_.page(names_.front(), llm_->stats(), llm_->llm().info(),
+                                  llm_->seconds_in_step()),
             .content_type = "text/plain; version=0.0.4; charset=utf-8"});
   }
   void live(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
@@ -356,7 +386,7 @@ class Server {
       HttpResponse response;
       try {
         body = parse_json(shared->body, "request body", ErrorKind::invalid_argument,
-                          {.max_bytes = options_.http.max_body_bytes});
+                          body_limits(options_));
         response = make(body, defaults_, llm_->llm());
       } catch (...) {
         response = refusal(std::current_exception(), body, error_style(shared->path));
@@ -381,7 +411,7 @@ class Server {
   std::unique_ptr<Pool> pool_;
   std::optional<Generations> generations_;  // from the moment the model is loaded
   std::optional<Live> live_;                // likewise
-  bool is_ready_ = false, is_draining_ = false;
+  bool is_ready_ = false, is_draining_ = false, is_hanging_ = false;
   std::exception_ptr failure_;
 };
 

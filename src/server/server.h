@@ -44,6 +44,12 @@ struct ServerOptions {
   double shutdown_timeout = 30;                 ///< seconds that streams have after SIGTERM
   double request_timeout = 0;                   ///< seconds that a request may take; 0: any
   double sse_keep_alive_interval = 15;          ///< seconds between comments on a stream; 0: none
+  double watchdog_timeout = 300;   ///< seconds in one step that make /health 503; 0: any
+  int64_t max_reqs_per_key = 256;  ///< in work at once, where there are several keys
+  std::string chat_template, chat_template_place;  ///< in place of the model's; empty: none
+  bool trust_request_chat_template = false;        ///< requests may bring their own
+  std::string root_path;                           ///< where a proxy shows the server: "/llm"
+  std::vector<std::string> unlogged_paths;         ///< without a line in the log
   bool metrics_without_key = false;
   bool enable_prompt_tokens_details = false;
   bool force_include_usage = false;                ///< every stream ends with its usage

@@ -102,6 +102,20 @@ TEST_F(Http, ABodyMayComeInChunksOrAfterAContinueOrByteByByte) {
   EXPECT_EQ(slow.read_answer().json(), expected);
 }
 
+TEST_F(Http, ABodyMayNotComeInTooManyChunks) {
+  const auto answer = [&](int chunks) {
+    std::string bytes =
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n";
+    for (int i = 0; i < chunks; ++i) bytes += "1\r\n \r\n";
+    return ask(bytes + "e\r\n{\"prompt\":\"x\"}\r\n0\r\n\r\n");
+  };
+  EXPECT_EQ(answer(65535).status, 200);
+  const Answer refused = answer(65536);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_NE(refused.body.find("more than 65536 chunks"), std::string::npos) << refused.body;
+}
+
 TEST_F(Http, HeadIsGetWithoutABody) {
   Client client(server_.port());
   client.send(
@@ -140,6 +154,34 @@ TEST_F(Http, ManyIdleConnectionsHurtNobody) {
   std::vector<std::unique_ptr<Client>> idle;
   for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Client>(server_.port()));
   EXPECT_EQ(server_.post("/v1/chat/completions", chat_body()).status, 200);
+}
+
+TEST(HttpLimits, AConnectionThatIsOneTooManyIsToldSo) {
+  server::ServerOptions options;
+  options.http.max_connections = 2;
+  ServerOnThread server(options);
+  const std::string ask = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  Client first(server.port()), second(server.port());
+  for (Client* client : {&first, &second}) {
+    client->send(ask);
+    EXPECT_EQ(client->read_answer().status, 200);
+  }
+  Client third(server.port());
+  third.send(ask);
+  const Answer answer = third.read_answer();
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.headers.count("retry-after"), 1u);
+  EXPECT_NE(answer.body.find("too many connections"), std::string::npos) << answer.body;
+  EXPECT_FALSE(third.receive(5));  // the connection has ended
+  first.send(ask);
+  EXPECT_EQ(first.read_answer().status, 200);
+  first.close();
+  int status = 0;
+  for (int tries = 0; tries < 500 && status != 200; ++tries) {
+    status = server.get("/version").status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(status, 200);
 }
 
 TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {

@@ -1,4 +1,6 @@
 // What the operator sets for all requests.
+#include <future>
+
 #include <gtest/gtest.h>
 
 #include "server/client.h"
@@ -52,6 +54,167 @@ TEST(ServerOptions, MetricsMayBeReadWithoutAKeyAndPreflightsNeedNone) {
   EXPECT_EQ(allowed.headers.at("access-control-allow-origin"), "https://example.org");
   EXPECT_EQ(preflight("https://example.net").headers.count("access-control-allow-origin"), 0u);
   EXPECT_EQ(server.get("/version", "Origin: https://example.org\r\n").status, 401);
+}
+
+int count_tokens(ServerOnThread& server, const Json& body) {
+  const Answer answer = server.post("/tokenize", body);
+  return answer.status == 200 ? answer.json()["count"].get<int>() : -1;
+}
+
+TEST(ServerOptions, AChatTemplateOfTheOperatorsReplacesTheModels) {
+  server::ServerOptions options;
+  options.chat_template = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+  options.chat_template_place = "mine.jinja";
+  ServerOnThread server(options);
+  EXPECT_EQ(server.post("/tokenize", chat_body()).json()["tokens"],
+            server.post("/tokenize", Json{{"prompt", "[What is 37 + 45?]"}}).json()["tokens"]);
+  Json body = chat_body();
+  body["chat_template"] = "{{ messages[0].content }}";
+  const Answer refused = server.post("/v1/chat/completions", body);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "chat_template");
+}
+
+TEST(ServerOptions, RequestsMayBringAChatTemplateWhereTheOperatorTrustsThem) {
+  server::ServerOptions options;
+  options.trust_request_chat_template = true;
+  ServerOnThread server(options);
+  Json body = chat_body();
+  body["chat_template"] = "<{{ messages[0].content }}>";
+  EXPECT_EQ(server.post("/tokenize", body).json()["tokens"],
+            server.post("/tokenize", Json{{"prompt", "<What is 37 + 45?>"}}).json()["tokens"]);
+  // Text of control tokens stays text under any template.
+  body["messages"][0]["content"] = "<|im_end|>";
+  EXPECT_GT(count_tokens(server, body), 5);
+  for (const char* bad : {"{% for", "", "{{ 1 // 0 }}"}) {
+    body["chat_template"] = bad;
+    const Answer refused = server.post("/v1/chat/completions", body);
+    EXPECT_EQ(refused.status, 400) << bad;
+    EXPECT_EQ(refused.json()["error"]["param"], "chat_template") << refused.body;
+  }
+}
+
+TEST(ServerOptions, AProxyMayShowTheServerUnderAPath) {
+  server::ServerOptions options;
+  options.root_path = "/llm";
+  ServerOnThread server(options);
+  EXPECT_EQ(server.get("/llm/version").status, 200);
+  EXPECT_EQ(server.get("/version").status, 200);
+  EXPECT_EQ(server.get("/llmversion").status, 404);
+  EXPECT_EQ(server.get("/llm/openapi.json").json()["servers"][0]["url"], "/llm");
+}
+
+TEST(ServerOptions, PathsMayBeLeftOutOfTheLog) {
+  server::ServerOptions options;
+  options.unlogged_paths = {"/nowhere", "/v1/completions"};
+  ServerOnThread server(options);
+  const Json completion = {{"prompt", "x"}, {"max_tokens", 1}};
+  EXPECT_EQ(server.get("/nowhere").status, 404);
+  EXPECT_EQ(server.post("/v1/completions", completion).status, 200);
+  EXPECT_TRUE(server.requests().empty()) << server.requests().front();
+  EXPECT_EQ(server.get("/elsewhere").status, 404);
+  EXPECT_EQ(server.requests().size(), 1u);
+}
+
+TEST(ServerOptions, AKeyHasOnlySoManyRequestsInWork) {
+  server::ServerOptions options;
+  options.api_keys = {"a", "b"};
+  options.max_reqs_per_key = 1;
+  ServerOnThread server(options);
+  Json endless = chat_body();
+  endless["ignore_eos"] = endless["stream"] = true;
+  const auto ask = [&](const std::string& key) {
+    return server.post("/v1/chat/completions", chat_body().dump(),
+                       "Authorization: Bearer " + key + "\r\n");
+  };
+  Client busy(server.port());
+  busy.send(ServerOnThread::request_text(
+      "POST", "/v1/chat/completions", endless.dump(),
+      "Content-Type: application/json\r\nAuthorization: Bearer a\r\n"));
+  ASSERT_TRUE(busy.receive());
+  const Answer refused = ask("a");
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+  EXPECT_EQ(ask("b").status, 200);
+  busy.close();
+  int status = 0;
+  for (int tries = 0; tries < 500 && status != 200; ++tries) {
+    status = ask("a").status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(status, 200);
+}
+
+TEST(ServerOptions, ABodyHasOnlySoManyValues) {
+  ServerOnThread server;
+  std::string body = "{\"prompt\": [0";
+  for (int i = 0; i < 1'000'000; ++i) body += ",0";
+  const Answer refused = server.post("/v1/completions", body + "]}");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_NE(refused.body.find("more than 1000000 JSON values"), std::string::npos) << refused.body;
+}
+
+/// Asks a server within this process.
+class Asked final : public server::Exchange {
+ public:
+  void respond(server::HttpResponse response) override { answer_.set_value(std::move(response)); }
+  void begin_stream(const server::Headers&) override {}
+  void write(std::string_view) override {}
+  void end_stream() override {}
+  void on_abandoned(std::function<void()>) override {}
+  std::promise<server::HttpResponse> answer_;
+};
+
+TEST(ServerOptions, HealthTellsOfAnEngineThatHangs) {
+  server::ServerOptions options;
+  options.model = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
+  options.engine.device = "cpu";
+  options.engine.num_threads = 1;
+  options.http.listens = false;
+  options.watchdog_timeout = 0.3;
+  std::promise<server::EmbeddedServer> ready;
+  std::promise<void> gate;
+  const auto opened = gate.get_future().share();
+  options.embedding.on_ready = [&](const server::EmbeddedServer& s) { ready.set_value(s); };
+  options.embedding.take = [opened](std::vector<RequestOutput>&) { opened.wait(); };
+  std::mutex mutex;
+  std::string notes;
+  server::ServerLog log;
+  log.request = [](const std::string&) {};
+  log.note = [&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    notes += line + "\n";
+  };
+  std::thread thread([&] { server::serve(options, log); });
+  const server::EmbeddedServer server = ready.get_future().get();
+  const auto get = [&](const std::string& path) {
+    const auto asked = std::make_shared<Asked>();
+    auto answer = asked->answer_.get_future();
+    server::HttpRequest request;
+    request.method = "GET";
+    request.path = path;
+    server.handle(std::move(request), asked);
+    return answer.get();
+  };
+  const auto turns = [&](int status) {
+    for (int tries = 0; tries < 1000 && get("/health").status != status; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return get("/health").status == status;
+  };
+  EXPECT_EQ(get("/health").status, 200);
+  server.llm->add_request(server.llm->new_request_id(), "Once", {.max_tokens = 1});
+  EXPECT_TRUE(turns(503));
+  EXPECT_NE(get("/health").body.find("no step for 0.3 s"), std::string::npos);
+  EXPECT_EQ(get("/livez").status, 200);
+  EXPECT_EQ(get("/metrics")
+                .body.find("nanovllm:engine_step_age_seconds{model_name=\"" + options.model +
+                           "\",engine=\"0\"} 0.0"),
+            std::string::npos);
+  gate.set_value();
+  EXPECT_TRUE(turns(200));
+  server.stop();
+  thread.join();
+  EXPECT_NE(notes.find("no step for 0.3 s: /health answers 503"), std::string::npos) << notes;
 }
 
 }  // namespace

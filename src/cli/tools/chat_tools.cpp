@@ -21,8 +21,8 @@ std::string shown(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
 }
 
-ChatFormat format_of(const LLM& llm, const std::string& parser) {
-  const ChatFormat format = choose_chat_format(llm.tokenizer()->chat_template(), parser, "");
+ChatFormat format_of(const std::string& chat_template, const std::string& parser) {
+  const ChatFormat format = choose_chat_format(chat_template, parser, "");
   check(format.tools != nullptr, ErrorKind::invalid_argument,
         "--tools: the model's chat template does not show how it writes calls: take a model that "
         "was trained for tools, or name the way by --tool-call-parser");
@@ -31,10 +31,11 @@ ChatFormat format_of(const LLM& llm, const std::string& parser) {
 
 }  // namespace
 
-ChatTools::ChatTools(const LLM& llm, CommandTools file, const std::string& parser)
+ChatTools::ChatTools(const LLM& llm, CommandTools file, const std::string& chat_template,
+                     const std::string& parser)
     : llm_(llm),
       file_(std::move(file)),
-      format_(format_of(llm, parser)),
+      format_(format_of(chat_template, parser)),
       for_template_(tools_for_template(file_.tools)) {}
 
 void ChatTools::prepare(std::string_view prompt, SamplingParams& params) const {

@@ -22,7 +22,8 @@ class ChatTools {
  public:
   /// Throws Error(invalid_argument) where the model's template shows no way of writing calls and
   /// `parser` names none. `llm` must outlive this.
-  ChatTools(const LLM& llm, CommandTools file, const std::string& parser);
+  ChatTools(const LLM& llm, CommandTools file, const std::string& chat_template,
+            const std::string& parser);
 
   /// The tools as the template is told of them.
   const Json& for_template() const { return for_template_; }

@@ -29,10 +29,14 @@ class Connection final : public ConnectionBase,
                          public std::enable_shared_from_this<Connection<Stream>> {
  public:
   Connection(Stream stream, std::shared_ptr<ConnectionContext> context)
-      : stream_(std::move(stream)), context_(std::move(context)) {
+      : stream_(std::move(stream)), context_(std::move(context)), is_refused_(context_->is_full) {
     context_->connections.insert(this);
+    context_->num_refused += is_refused_;
   }
-  ~Connection() override { context_->connections.erase(this); }
+  ~Connection() override {
+    context_->connections.erase(this);
+    context_->num_refused -= is_refused_;
+  }
 
   void start() {
     wait_for(Waiting::header, context_->options.header_timeout);
@@ -64,6 +68,11 @@ class Connection final : public ConnectionBase,
   }
 
  private:
+  static constexpr size_t kMaxChunks = 65536;  // each costs work, however little it brings
+  struct ChunkCounter {
+    size_t count = 0;
+    void operator()(uint64_t size, boost::beast::string_view, error_code&) { count += size > 0; }
+  };
   static constexpr bool kIsTls = !requires(Stream & s) { s.is_open(); };
   enum class Waiting { nothing, idle, header, body, writing, ending };
 
@@ -173,6 +182,8 @@ class Connection final : public ConnectionBase,
     parser_->header_limit(static_cast<uint32_t>(context_->options.max_header_bytes));
     parser_->body_limit(context_->options.max_body_bytes);
     parser_->eager(false);
+    chunks_.count = 0;
+    parser_->on_chunk_header(chunks_);
     parsed_ = 0;
     ticket_.reset();
     wait_for(
@@ -237,6 +248,8 @@ class Connection final : public ConnectionBase,
           return refuse(431, "the request's head is too large");
         break;
       }
+      if (chunks_.count > kMaxChunks)
+        return refuse(400, fmt::format("the body has more than {} chunks", kMaxChunks));
       if (error) return refuse(error);
       if (parser_->is_header_done() && waiting_ != Waiting::body) {
         if (!accept_header()) return;
@@ -255,6 +268,7 @@ class Connection final : public ConnectionBase,
   /// Whether the head is one that we answer.
   bool accept_header() {
     const auto& head = parser_->get();
+    if (is_refused_) return refuse(503, "too many connections are open; try again later"), false;
     if (head.target().size() > context_->options.max_target_bytes)
       return refuse(414, "the request's target is too long"), false;
     if (head.version() != 11 && head.version() != 10)
@@ -406,6 +420,8 @@ class Connection final : public ConnectionBase,
 
   Stream stream_;
   const std::shared_ptr<ConnectionContext> context_;
+  const bool is_refused_;  // one too many: its request gets a 503
+  ChunkCounter chunks_;
   boost::beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
   std::weak_ptr<Reply> reply_;

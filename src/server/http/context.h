@@ -27,6 +27,8 @@ struct ConnectionContext {
   HttpServer::Handler handler;
   std::shared_ptr<size_t> body_bytes = std::make_shared<size_t>(0);  // of all requests in flight
   std::unordered_set<ConnectionBase*> connections;
+  int64_t num_refused = 0;  // of them, those that are one too many
+  bool is_full = false;     // the next one is
 };
 
 }  // namespace nanovllm::server

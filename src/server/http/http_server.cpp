@@ -120,6 +120,8 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   int port_ = 0;
 
  private:
+  static constexpr int64_t kMaxRefused = 64;
+
   /// `visit` may end the connection that it is given, and others.
   template <class Visit>
   void for_each_connection(const Visit& visit) {
@@ -163,8 +165,11 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
           return false;
         });
       }
-      if (static_cast<int64_t>(context_->connections.size()) < context_->options.max_connections)
-        begin(std::move(socket));
+      const int64_t refused = context_->num_refused;
+      const auto served = static_cast<int64_t>(context_->connections.size()) - refused;
+      context_->is_full = served >= context_->options.max_connections;
+      // Some more are told why they are not served.
+      if (!context_->is_full || refused < kMaxRefused) begin(std::move(socket));
       accept(acceptor);
     });
   }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096;
+constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096, kMaxTemplateBytes = size_t{1} << 20;
 
 // Fields that clients send and that change nothing here: accounting, storage, caching hints.
 constexpr std::array<std::string_view, 14> kHarmless{"user",
@@ -44,7 +44,6 @@ constexpr Refused kRefused[] = {{"functions", "[]"},
                                 {"function_call", "\"none\""},
                                 {"audio", "null"},
                                 {"web_search_options", "null"},
-                                {"chat_template", "null"},
                                 {"documents", "[]"},
                                 {"mm_processor_kwargs", "{}"},
                                 {"use_beam_search", "false"},
@@ -188,8 +187,29 @@ Json read_messages(const JsonObject& o) {
 
 }  // namespace
 
+namespace {
+
+std::shared_ptr<const ChatPrompts> read_chat_template(const JsonObject& o,
+                                                      const RequestDefaults& defaults) {
+  const auto source = o.optional_string("chat_template");
+  if (!source) return defaults.chat;
+  check(defaults.trust_request_chat_template, kBad,
+        "chat_template: this server takes none from requests (--trust-request-chat-template): "
+        "leave it out");
+  check(source->size() <= kMaxTemplateBytes, kBad, "chat_template has {} bytes: at most {}",
+        source->size(), kMaxTemplateBytes);
+  try {
+    return std::make_shared<ChatPrompts>(defaults.chat->with_template(*source, "chat_template"));
+  } catch (const Error& error) {
+    throw Error(kBad, error.what());
+  }
+}
+
+}  // namespace
+
 Conversation read_conversation(const JsonObject& o, const RequestDefaults& defaults) {
   Conversation conversation;
+  conversation.chat = read_chat_template(o, defaults);
   conversation.messages = read_messages(o);
   Json options = Json::parse(defaults.chat_template_kwargs);
   if (const auto kwargs = o.optional_object("chat_template_kwargs")) options.update(kwargs->json());

@@ -19,11 +19,12 @@ namespace nanovllm::server {
 struct Conversation {
   Json messages{}, template_options{};
   std::vector<Tool> tools{};
-  bool add_special_tokens = false;  ///< beside those that the template spells out
+  std::shared_ptr<const ChatPrompts> chat{};  ///< the template
+  bool add_special_tokens = false;            ///< beside those that the template spells out
 
   /// To be called once: messages may be long. Throws Error(invalid_argument) as
   /// LLM::chat_prompt() does.
-  Prompt take_prompt(const ChatPrompts& chat);
+  Prompt take_prompt();
 };
 
 struct GenerationRequest {
@@ -51,6 +52,7 @@ struct RequestDefaults {
   SamplingParams params;                 ///< with the model's generation_config.json
   int64_t max_model_len = 0;
   std::shared_ptr<const ChatPrompts> chat;  ///< the chat template
+  bool trust_request_chat_template = false;
   ChatFormat format;
   std::string chat_template_kwargs = "{}";  ///< of requests that do not say otherwise
   bool force_include_usage = false;         ///< every stream ends with its usage
