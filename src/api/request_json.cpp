@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
-// vLLM's parameters that this engine does not have: null and the values that ask for nothing may be
-// given, as programs do that write all fields. The value is JSON.
+// vLLM's and llama.cpp's parameters that this engine does not have: null and the values that ask
+// for nothing may be given, as programs do that write all fields. The value is JSON.
 struct Neutral {
   std::string_view name, value = "null";
 };
@@ -35,7 +35,16 @@ constexpr Neutral kNeutral[] = {{"best_of", "1"},
                                 {"thinking_token_budget"},
                                 {"repetition_detection"},
                                 {"routed_experts_prompt_start", "0"},
-                                {"trace_decode_token_ids"}};
+                                {"trace_decode_token_ids"},
+                                // llama.cpp's
+                                {"n_predict", "-1"},
+                                {"samplers"},
+                                {"typical_p", "1"},
+                                {"top_n_sigma", "-1"},
+                                {"mirostat", "0"},
+                                {"dynatemp_range", "0"},
+                                {"dry_multiplier", "0"},
+                                {"xtc_probability", "0"}};
 
 struct Renamed {
   std::string_view name, today;
@@ -48,7 +57,9 @@ constexpr Renamed kRenamed[] = {{"guided_json", "json"},
                                 {"guided_decoding", "..."},
                                 {"guided_decoding_backend", ""},
                                 {"guided_whitespace_pattern", ""},
-                                {"structural_tag", "structural_tag"}};
+                                {"structural_tag", "structural_tag"},
+                                {"json_schema", "json"},  // llama.cpp's, as is the next
+                                {"grammar", "grammar"}};
 
 void check_renamed(const JsonObject& object, const Renamed& renamed) {
   if (!object.find(renamed.name)) return;
@@ -99,7 +110,8 @@ void read_response_format(const JsonObject& o, StructuredOutputs& into) {
   const std::string type = o.optional_string("type").value_or("");
   if (type == "text") return;
   if (type == "json_object") {
-    into.json_object = true;
+    into.json = json_text(o, "schema");  // llama.cpp's short form of json_schema
+    into.json_object = into.json.empty();
   } else if (type == "json_schema") {
     const auto holder = o.optional_object("json_schema");
     if (!holder) o.refuse("response_format needs json_schema: {\"name\": ..., \"schema\": {...}}");

@@ -350,14 +350,17 @@ TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {
   Json request = body();
   Json schema = request["tools"][0]["function"]["parameters"];
   request.erase("tools");
-  request["response_format"] = {{"type", "json_schema"},
-                                {"json_schema", {{"name", "city"}, {"schema", schema}}}};
-  const Answer answer = server_->post("/v1/chat/completions", request);
-  ASSERT_EQ(answer.status, 200) << answer.body;
-  EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "stop");
-  const Json text =
-      Json::parse(answer.json()["choices"][0]["message"]["content"].get<std::string>());
-  EXPECT_TRUE(text["city"] == "Berlin" || text["city"] == "東京") << text;
+  for (const Json& format :
+       {Json{{"type", "json_schema"}, {"json_schema", {{"name", "city"}, {"schema", schema}}}},
+        Json{{"type", "json_object"}, {"schema", schema}}}) {
+    request["response_format"] = format;
+    const Answer answer = server_->post("/v1/chat/completions", request);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "stop");
+    const Json text =
+        Json::parse(answer.json()["choices"][0]["message"]["content"].get<std::string>());
+    EXPECT_TRUE(text["city"] == "Berlin" || text["city"] == "東京") << text;
+  }
   request["tools"] = body()["tools"];
   request["tool_choice"] = "required";
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
