@@ -14,7 +14,6 @@ import pathlib
 import random
 import re
 import resource
-import select
 import socket
 import statistics
 import subprocess
@@ -27,9 +26,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 DEMO = pathlib.Path(__file__).resolve().parents[1] / "models/demo"
 
 
-def make_model(directory, layers=1):
+def make_model(directory):
     config = json.loads((DEMO / "config.json").read_text())
-    config.update(hidden_size=32, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=1, num_key_value_heads=1, head_dim=32)
+    config.update(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=32)
     (directory / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if not (directory / name).exists():
@@ -186,56 +185,21 @@ def bench_prompt(program, model, seconds):
         show("processor time of such a request", f"{1000 * used_since(server, begin)[1] / len(bodies):.2f}", "ms beside the engine's thread")
 
 
-def stream_gaps(server, count, seconds):
-    """The times between two tokens of `count` streams for so long after all of them have begun; and the memory that they take."""
-    before = resident_bytes(server.pid)
-    poll, streams = select.epoll(), {}
-    for _ in range(count):
-        client = socket.create_connection((server.host, server.port))
-        client.sendall(request_bytes(chat(max_tokens=1000, stream=True)))
-        poll.register(client, select.EPOLLIN)
-        streams[client.fileno()] = [client, 0.0]
-    gaps, waiting, clock, end = [], set(streams), time.perf_counter, 0.0
-    while not end or clock() < end:
-        for fd, _ in poll.poll():
-            stream = streams[fd]
-            data = stream[0].recv(65536)
-            assert data and b"[DONE]" not in data, "a stream has ended: the others began too late"
-            if waiting:
-                waiting.discard(fd)
-                end = 0.0 if waiting else clock() + seconds
-                continue
-            now = clock()
-            if stream[1]:
-                gaps.append(now - stream[1])
-            stream[1] = now
-    memory = resident_bytes(server.pid) - before
-    for client, _ in streams.values():
-        client.close()
-    return gaps, memory / count
-
-
-def bench_streams(program, model, seconds, count=1000, per_second=50):
-    """The model gets as many layers as a step of all streams needs to take 1/50 s."""
-    arguments = ("--max-num-seqs", str(count), "--max-model-len", "1088")
-    layers = 4
-    for _ in range(4):
-        make_model(pathlib.Path(model), layers)
-        with null_server(program, model, *arguments) as server:
-            period = statistics.median(stream_gaps(server, count, 1)[0])
-        if 0.9 < period * per_second < 1.1:
-            break
-        layers = max(1, round(layers / (period * per_second)))
-    make_model(pathlib.Path(model), layers)
-    with null_server(program, model, *arguments) as server:
-        begin = sum(thread_seconds(server.pid).values())
-        gaps, memory = stream_gaps(server, count, seconds)
-        used = sum(thread_seconds(server.pid).values()) - begin
-    make_model(pathlib.Path(model))
-    period = statistics.median(gaps)
-    show(f"{count} streams, period", f"{1000 * period:.1f}", f"ms ({layers} layers, {len(gaps)} gaps, {used:.1f} s of processor time)")
-    show(f"{count} streams, p99 gap beyond it", f"{1000 * (percentile(gaps, 0.99) - period):+.1f}", f"ms (p90 {1000 * (percentile(gaps, 0.9) - period):+.1f})")
-    show("stream, with its sequence", f"{memory:.0f}", "bytes")
+def bench_streams(program, model, seconds, count=1000):
+    """A program of its own, beside this one's: Python would be the bottleneck, and the engine's thread has to wait for a clock. Tokens are
+    bytes, so that a step of all streams costs little."""
+    model = pathlib.Path(model) / "bytes"
+    model.mkdir()
+    make_model(model)
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    tokens = sorted((token for token in tokenizer["model"]["vocab"] if len(token) == 1), key=tokenizer["model"]["vocab"].get)
+    tokenizer["model"].update(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    config = json.loads((model / "config.json").read_text())
+    config.update(vocab_size=len(tokens), eos_token_id=0, bos_token_id=0)
+    for name, value in (("tokenizer", {**tokenizer, "added_tokens": []}), ("config", config), ("tokenizer_config", {}), ("generation_config", {})):
+        (model / f"{name}.json").unlink()
+        (model / f"{name}.json").write_text(json.dumps(value))
+    subprocess.run([pathlib.Path(program).parent / "stream_timing", model, str(count), str(seconds)], check=True)
 
 
 def bench_start(program, model, seconds, times=20):
