@@ -41,7 +41,7 @@ constexpr Advice kAdvice[] = {
     {"--best-of", "every answer is given here: --num-answers"},
     {"--tokenizer", "the tokenizer is that of the model's directory"},
     {"--trust-remote-code", "code of a model directory is never run"},
-    {"--quantization", "checkpoints are in bfloat16, float16 or float32"},
+    {"--quantization", "a checkpoint is loaded as its config.json says it is quantised"},
     {"--kv-cache-dtype", "the KV cache has the type of --dtype"},
     {"--kv-cache-memory-bytes", "it is --num-gpu-blocks-override, or --cpu-kvcache-bytes, here"},
     {"--pipeline-parallel-size", kParallel},

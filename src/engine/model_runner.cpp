@@ -76,7 +76,7 @@ ModelRunner::~ModelRunner() {
 
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
   if (checkpoint)
-    loader_.load(*checkpoint, progress);
+    loader_.load(*checkpoint, progress, model_config_.quantization.get());
   else
     loader_.load_dummy(seed, progress);
 }

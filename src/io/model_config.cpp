@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "io/json_object.h"
 #include "io/model_directory.h"
+#include "io/quantization.h"
 
 namespace nanovllm {
 namespace {
@@ -59,13 +60,9 @@ class ConfigReader {
 
   void refuse_other_mathematics() {
     for (const char* key : {"quantization_config", "compression_config"})
-      if (const auto quantization = in_.optional_object(key)) {
-        const auto method = quantization->find("quant_method");
-        refuse(
-            "{} (quant_method {}) is not supported: use a checkpoint in bfloat16, float16 or "
-            "float32",
-            key, method ? describe(*method) : "not given");
-      }
+      if (const auto quantization = in_.optional_object(key))
+        out_.quantization =
+            std::make_shared<const QuantizationConfig>(*quantization, out_.warnings);
     if (const auto act = in_.optional_string("hidden_act");
         act && *act != "silu" && *act != "swish")
       refuse("hidden_act {} is not supported: use silu", quote(*act));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "io/rope_parameters.h"
 
 namespace nanovllm {
+
+class QuantizationConfig;
 
 /// The positions that a layer's attention sees: every earlier position, or the last
 /// `sliding_window` ones (its own included).
@@ -55,6 +58,8 @@ struct ModelConfig {
   std::vector<AttentionType> layer_types;  ///< num_hidden_layers entries
   int64_t sliding_window = 0;              ///< tokens; 0 if no layer slides
   std::optional<MoeConfig> moe;
+  /// How the checkpoint's linear layers are quantised; null: they are not.
+  std::shared_ptr<const QuantizationConfig> quantization;
 
   std::optional<DType> dtype;  ///< f32, f16 or bf16, if config.json says
   std::vector<int64_t> eos_token_ids;

@@ -4,35 +4,11 @@
 #include <cstring>
 #include <numbers>
 
-#include "io/checkpoint.h"
+#include "layers/weight_sources.h"
 #include "ops/noise.h"
 
 namespace nanovllm {
 namespace {
-
-std::string shape_text(std::span<const int64_t> shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += fmt::format("{}{}", i ? ", " : "", shape[i]);
-  return text + "]";
-}
-
-Tensor slice(Tensor t, const WeightPart& part) {
-  t = t.rows(part.row_begin, part.row_end < 0 ? t.shape[0] : part.row_end);
-  if (t.rank > 1 && (part.col_begin != 0 || part.col_end >= 0))
-    t = t.cols(part.col_begin, part.col_end < 0 ? t.shape[1] : part.col_end);
-  return t;
-}
-
-/// Adds rows of zeros, which lie in `zeros`, until the sources fill the matrix `dst`.
-void pad(std::vector<Tensor>& sources, const Tensor& dst, std::vector<float>& zeros) {
-  int64_t missing = dst.shape[0];
-  for (const Tensor& source : sources) missing -= source.shape[0];
-  if (missing <= 0) return;
-  zeros.assign(static_cast<size_t>(missing * dst.shape[1]), 0);
-  // Bytes of zeros are zeros in any dtype: that of the other rows, which may be moved as they are.
-  sources.emplace_back(zeros.data(), sources.empty() ? dst.dtype : sources.front().dtype,
-                       std::initializer_list<int64_t>{missing, dst.shape[1]});
-}
 
 /// Normal numbers of sigma 0.02 in the model's dtype: `count`, which is even.
 std::vector<std::byte> normal_table(uint64_t seed, int64_t count, DType dtype) {
@@ -92,70 +68,24 @@ Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
   return dst;
 }
 
-void WeightLoader::check_complete(const Checkpoint& checkpoint) const {
-  std::unordered_set<std::string> wanted;
-  for (const Parameter& parameter : parameters_) {
-    for (const WeightPart& part : parameter.parts) {
-      wanted.insert(part.name);
-      const StoredTensor* found = checkpoint.find(part.name);
-      check(found != nullptr, ErrorKind::model,
-            "{}: the checkpoint lacks tensor {}, which config.json's architecture needs",
-            checkpoint.directory(), part.name);
-      check(found->shape == part.shape, ErrorKind::model,
-            "{}: tensor {} has shape {}, config.json asks for {}", checkpoint.file_of(part.name),
-            part.name, shape_text(found->shape), shape_text(part.shape));
-      check(found->loadable_dtype().has_value(), ErrorKind::model,
-            "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded",
-            checkpoint.file_of(part.name), part.name, found->dtype);
-    }
-  }
-  for (const std::string& name : checkpoint.names())
-    check(wanted.contains(name) || ignored_.contains(name), ErrorKind::model,
-          "{}: tensor {} has no place in this architecture; is config.json of another model?",
-          checkpoint.file_of(name), name);
-}
-
 int64_t WeightLoader::bytes_of(size_t i) const {
   const std::byte* end =
       i + 1 < parameters_.size() ? parameters_[i + 1].dst.data : storage_ + used_;
   return end - parameters_[i].dst.data;
 }
 
-/// Fills every parameter from its own list of sources; `dropped(i)`: those of parameter i are no
-/// longer needed.
-void WeightLoader::load(std::span<const std::vector<Tensor>> sources, const SourceReader& read,
+void WeightLoader::load(const Sources& sources, const SourceReader& read,
                         const std::function<void(size_t)>& dropped, const LoadProgress& progress) {
   std::vector<WeightSource> weights;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    weights.push_back({parameters_[i].dst, sources[i]});
-  int64_t done = 0;
+  for (size_t i = 0; i < sources.of.size(); ++i)
+    weights.push_back({parameters_[sources.first + i].dst, sources.of[i]});
+  int64_t done = parameters_[sources.first].dst.data - storage_;
   backend_.load_all(weights, read, [&](size_t i) {
-    dropped(i);
-    done += bytes_of(i);
+    dropped(sources.first + i);
+    done += bytes_of(sources.first + i);
     if (progress) progress(done, static_cast<int64_t>(used_));
   });
   backend_.synchronize();
-}
-
-void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {
-  check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
-  check_complete(checkpoint);
-  std::vector<std::vector<Tensor>> sources(parameters_.size());
-  std::vector<std::vector<float>> padding(parameters_.size());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    for (const WeightPart& part : parameters_[i].parts)
-      if (part.row_begin != part.row_end)
-        sources[i].push_back(slice(checkpoint.find(part.name)->view(), part));
-    pad(sources[i], parameters_[i].dst, padding[i]);
-  }
-  const auto release = [&](size_t i) {
-    for (const WeightPart& part : parameters_[i].parts) checkpoint.release(part.name);
-  };
-  const auto read = [&](std::span<std::byte> to, const std::byte* from) {
-    checkpoint.read(to, from);
-  };
-  load(sources, read, release, progress);
-  checkpoint.check_unchanged();
 }
 
 namespace {
@@ -199,18 +129,19 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
   std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
   std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
-  std::vector<std::vector<Tensor>> sources(parameters_.size());
+  Sources sources;
+  sources.of.resize(parameters_.size());
   std::vector<std::vector<float>> padding(parameters_.size());
-  for (size_t i = 0; i < sources.size(); ++i) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i];
     if (!p.is_matrix) {
       const bool is_bias = p.parts.front().name.ends_with(".bias");
-      sources[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
-                              std::initializer_list<int64_t>{p.dst.shape[0]});
+      sources.of[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
+                                 std::initializer_list<int64_t>{p.dst.shape[0]});
       continue;
     }
-    for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, sources[i]);
-    pad(sources[i], p.dst, padding[i]);
+    for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, sources.of[i]);
+    pad_rows(sources.of[i], p.dst, padding[i]);
   }
   const auto read = [](std::span<std::byte> to, const std::byte* from) {
     std::memcpy(to.data(), from, to.size());

@@ -6,6 +6,8 @@
 // plan. With storage it hands out the final addresses, and load() then fills them. Loading is
 // exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or that has another
 // shape, and a tensor that no layer asked for are errors that name it.
+//
+// Weights that the checkpoint quantises become numbers of the model's dtype while they are loaded.
 #pragma once
 
 #include <functional>
@@ -19,6 +21,8 @@
 namespace nanovllm {
 
 class Checkpoint;
+class QuantizationConfig;
+struct QuantScheme;
 
 /// The rank that holds this shard, and how many there are.
 struct Shard {
@@ -63,7 +67,9 @@ class WeightLoader {
   int64_t num_parameters() const { return num_parameters_; }  ///< elements, of this shard
 
   /// Fills everything handed out, from a checkpoint. Throws Error(model).
-  void load(const Checkpoint& checkpoint, const LoadProgress& progress);
+  /// `quantization` is config.json's; null: the checkpoint is plain.
+  void load(const Checkpoint& checkpoint, const LoadProgress& progress,
+            const QuantizationConfig* quantization = nullptr);
   /// Fills everything with reproducible random numbers: norms 1, biases 0, matrices normal with
   /// sigma 0.02.
   void load_dummy(uint64_t seed, const LoadProgress& progress);
@@ -76,8 +82,13 @@ class WeightLoader {
   };
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);
-  void check_complete(const Checkpoint& checkpoint) const;
-  void load(std::span<const std::vector<Tensor>> sources, const SourceReader& read,
+  class CheckpointSources;
+  struct Sources {
+    std::vector<std::vector<Tensor>> of;  // of each parameter from `first` on
+    size_t first = 0;
+  };
+  /// Fills the parameters of `sources`; `dropped(i)`: those of parameter i are no longer needed.
+  void load(const Sources& sources, const SourceReader& read,
             const std::function<void(size_t)>& dropped, const LoadProgress& progress);
   /// The bytes from parameter i's place to the next one's.
   int64_t bytes_of(size_t i) const;

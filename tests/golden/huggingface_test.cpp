@@ -1,4 +1,5 @@
-// Logits against Hugging Face transformers: tests/data/goldens, made by tools/make_goldens.py.
+// Logits against Hugging Face transformers: tests/data/goldens, made by tools/make_goldens.py; of
+// quantised checkpoints against float64 computation, by tools/make_quantised.py.
 //
 // f32: every log probability within 1e-4 and the greedy tokens equal. bf16: teacher-forced, errors
 // within twice what transformers' own bf16 run shows on the same prompts; another likeliest token

@@ -94,8 +94,8 @@ TEST(ModelConfig, NamesTheFieldAndTheValueItRefuses) {
 
 TEST(ModelConfig, RefusesByNameWhatWouldGiveOtherNumbers) {
   expect_refused(
-      R"({"quantization_config": {"quant_method": "fp8"}})",
-      R"(quantization_config (quant_method "fp8") is not supported: use a checkpoint in bfloat16)");
+      R"({"quantization_config": {"quant_method": "bitsandbytes"}})",
+      R"(quantization_config.quant_method "bitsandbytes" is not supported: use compressed-tensors)");
   expect_refused(R"({"hidden_act": "gelu"})", R"(hidden_act "gelu" is not supported: use silu)");
   expect_refused(R"({"torch_dtype": "float8_e4m3fn"})",
                  R"(torch_dtype "float8_e4m3fn" is not supported)");

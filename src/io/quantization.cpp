@@ -1,0 +1,357 @@
+#include "io/quantization.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+#include <pcre2.h>
+
+#include "core/check.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr size_t kMostExpressions = 64;
+constexpr size_t kLongestExpression = 1024;     // bytes
+constexpr uint32_t kMostBacktracking = 10'000;  // steps of one match
+constexpr int64_t kBlock = 128;
+
+struct FreeCode {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+using Code = std::unique_ptr<pcre2_code, FreeCode>;
+
+template <class... Args>
+[[noreturn]] void refuse(const JsonObject& in, fmt::format_string<Args...> format, Args&&... args) {
+  in.refuse(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Refuses a text that is none of `known`; null is `absent`.
+std::string one_of(const JsonObject& in, const char* key, std::string_view absent,
+                   std::initializer_list<std::string_view> known) {
+  std::string value = in.optional_string(key).value_or(std::string(absent));
+  if (std::find(known.begin(), known.end(), value) == known.end())
+    refuse(in, "{} {} is not supported: use {}", in.path(key), quote(value),
+           fmt::join(known, " or "));
+  return value;
+}
+
+int64_t group_size_of(const JsonObject& in) {
+  const int64_t size = in.integer("group_size", -1, int64_t{1} << 20);
+  if (size != -1 && size != 32 && size != 64 && size != 128)
+    refuse(in, "{} {} is not supported: use 32, 64, 128 or -1", in.path("group_size"), size);
+  return size;
+}
+
+int bits_of(const JsonObject& in, const char* key, std::initializer_list<int> known) {
+  const auto bits = static_cast<int>(in.integer(key, 1, 64));
+  if (std::find(known.begin(), known.end(), bits) == known.end())
+    refuse(in, "{} {} is not supported: use {}", in.path(key), bits, fmt::join(known, " or "));
+  return bits;
+}
+
+void refuse_unless_empty(const JsonObject& in, const char* key, const char* why) {
+  const Json* value = in.find(key);
+  if (value && !value->empty()) refuse(in, "{} is not supported: {}", in.path(key), why);
+}
+
+}  // namespace
+
+/// Names of modules, and expressions that begin at their first character ("re:..." in
+/// compressed-tensors, Python's re.match).
+struct QuantizationConfig::Rules {
+  std::unordered_set<std::string> names;
+  std::vector<Code> expressions;
+  bool all_linear = false;  // a target "Linear"
+  bool and_below = false;   // a name also stands for the modules under it, and for an end of theirs
+
+  void add(const JsonObject& in, const char* key, const std::string& text) {
+    if (!text.starts_with("re:")) {
+      names.insert(text);
+      return;
+    }
+    const std::string_view expression = std::string_view(text).substr(3);
+    int error = 0;
+    PCRE2_SIZE at = 0;
+    Code code;
+    if (expressions.size() < kMostExpressions && expression.size() <= kLongestExpression)
+      code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
+                               PCRE2_ANCHORED | PCRE2_UTF, &error, &at, nullptr));
+    if (!code)
+      refuse(in, "{} {} is not an expression that is understood", in.path(key), quote(text));
+    expressions.push_back(std::move(code));
+  }
+
+  bool matches(const std::string& module) const {
+    if (names.contains(module)) return true;
+    for (size_t dot = module.find('.'); and_below && dot != module.npos;
+         dot = module.find('.', dot + 1))
+      if (names.contains(module.substr(0, dot)) || names.contains(module.substr(dot + 1)))
+        return true;
+    return std::any_of(expressions.begin(), expressions.end(), [&](const Code& code) {
+      const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
+          pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+      const std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> context(
+          pcre2_match_context_create(nullptr), pcre2_match_context_free);
+      pcre2_set_match_limit(context.get(), kMostBacktracking);
+      const int result = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(module.data()),
+                                     module.size(), 0, 0, data.get(), context.get());
+      check(result >= 0 || result == PCRE2_ERROR_NOMATCH, ErrorKind::model,
+            "config.json: quantization_config: an expression takes too long on {}", module);
+      return result >= 0;
+    });
+  }
+};
+
+namespace {
+
+/// compressed-tensors' observers: they made the scales and change nothing that is read.
+void check_observer(const JsonObject& args) {
+  one_of(args, "observer", "minmax",
+         {"minmax", "mse", "memoryless", "memoryless_minmax", "memoryless_mse", "static_minmax",
+          "min_max", "imatrix", "imatrix_mse"});
+}
+
+QuantScheme weight_args(const JsonObject& in, const JsonObject& args, const std::string& format) {
+  QuantScheme scheme{.scale_name = "weight_scale"};
+  check_observer(args);
+  const std::string type = one_of(args, "type", "int", {"int", "float"});
+  if (args.optional_bool("dynamic").value_or(false))
+    refuse(in, "{} true is not supported for weights", args.path("dynamic"));
+  scheme.symmetric = args.optional_bool("symmetric").value_or(true);
+  const bool has_groups =
+      args.optional_integer("group_size", -1, int64_t{1} << 20).value_or(-1) > 0;
+  const std::string strategy = one_of(args, "strategy",
+                                      has_groups                ? "group"
+                                      : args.find("group_size") ? "channel"
+                                                                : "tensor",
+                                      {"tensor", "channel", "group", "block"});
+  scheme.scales = strategy == "tensor"    ? QuantScales::tensor
+                  : strategy == "channel" ? QuantScales::channel
+                  : strategy == "group"   ? QuantScales::group
+                                          : QuantScales::block;
+  if (scheme.scales == QuantScales::group) {
+    scheme.group_size = group_size_of(args);
+    if (scheme.group_size < 0) refuse(in, "{} -1 with strategy group", args.path("group_size"));
+  } else if (has_groups) {
+    refuse(in, "{} needs strategy \"group\", got {}", args.path("group_size"), quote(strategy));
+  }
+  if (scheme.scales == QuantScales::block) {
+    const auto block = args.optional_integers("block_structure", 1, int64_t{1} << 20);
+    if (block != std::vector<int64_t>{kBlock, kBlock})
+      refuse(in, "{} is not supported: use [128, 128]", args.path("block_structure"));
+  }
+  if (const Json* order = args.find("actorder")) {
+    const bool group = *order == true || *order == "group" || *order == "dynamic";
+    if (!group && *order != false && *order != "weight" && *order != "static")
+      args.refuse("actorder", "\"group\", \"weight\" or null", *order);
+    scheme.is_ordered = group;
+  }
+  if (format == "pack-quantized") {
+    if (type != "int") refuse(in, "{} {} is not packed", args.path("type"), quote(type));
+    scheme.storage = QuantStorage::packed;
+    scheme.bits = bits_of(args, "num_bits", {4, 8});
+    if (scheme.scales == QuantScales::block || scheme.scales == QuantScales::tensor)
+      refuse(in, "{} {} is not supported with {}: use \"group\" or \"channel\"",
+             args.path("strategy"), quote(strategy), format);
+    if (scheme.is_ordered && scheme.scales != QuantScales::group)
+      refuse(in, "{} needs strategy \"group\"", args.path("actorder"));
+    return scheme;
+  }
+  scheme.bits = bits_of(args, "num_bits", {8});
+  scheme.storage = type == "int" ? QuantStorage::int8 : QuantStorage::e4m3;
+  if ((format == "int-quantized" && type != "int") ||
+      (format == "float-quantized" && type == "int"))
+    refuse(in, "{} {} with format {}", args.path("type"), quote(type), format);
+  if (!scheme.symmetric)
+    refuse(in, "{} false is not supported with format {}", args.path("symmetric"), format);
+  if (scheme.is_ordered || scheme.scales == QuantScales::group)
+    refuse(in, "{} {} is not supported with {}", args.path("strategy"), quote(strategy), format);
+  return scheme;
+}
+
+QuantActivations activation_args(const JsonObject& in, const JsonObject& args,
+                                 const QuantScheme& scheme) {
+  if (args.find("observer")) check_observer(args);
+  if (scheme.storage == QuantStorage::packed)
+    refuse(in, "{} is not supported with packed weights", args.path("num_bits"));
+  bits_of(args, "num_bits", {8});
+  const std::string type = one_of(args, "type", "int", {"int", "float"});
+  if ((type == "int") != (scheme.storage == QuantStorage::int8))
+    refuse(in, "{} {} differs from the weights'", args.path("type"), quote(type));
+  if (!args.optional_bool("symmetric").value_or(true))
+    refuse(in, "{} false is not supported: use symmetric activations", args.path("symmetric"));
+  const bool dynamic = args.optional_bool("dynamic").value_or(false);
+  const std::string strategy = one_of(args, "strategy", "tensor", {"tensor", "token", "group"});
+  if (scheme.scales == QuantScales::block) {
+    if (!dynamic || strategy != "group" || args.integer("group_size", 1, 1 << 20) != kBlock)
+      refuse(in, "{} {} is not supported with weights in blocks: use dynamic groups of 128",
+             args.path("strategy"), quote(strategy));
+    return QuantActivations::group;
+  }
+  if (dynamic && strategy == "token") return QuantActivations::token;
+  if (!dynamic && strategy == "tensor") return QuantActivations::tensor;
+  // A scale over all rows of a batch would make a request's bytes depend on the others.
+  refuse(in, "{} {} with dynamic {} is not supported: use dynamic \"token\" or static \"tensor\"",
+         args.path("strategy"), quote(strategy), dynamic);
+}
+
+}  // namespace
+
+QuantizationConfig::QuantizationConfig(const JsonObject& config,
+                                       std::vector<std::string>& warnings) {
+  method_ = one_of(config, "quant_method", "", {"compressed-tensors", "gptq", "awq", "fp8"});
+  ignored_ = std::make_shared<Rules>();
+  if (method_ == "compressed-tensors")
+    read_compressed_tensors(config, warnings);
+  else if (method_ == "gptq")
+    read_gptq(config);
+  else if (method_ == "awq")
+    read_awq(config);
+  else
+    read_fp8(config);
+  const bool weights_only = std::all_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return group.scheme.activations == QuantActivations::none;
+  });
+  warnings.push_back(fmt::format("weights of {} are kept in the model's dtype in memory{}",
+                                 describe(),
+                                 weights_only ? "" : "; its activations are not quantised"));
+}
+
+void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
+                                                 std::vector<std::string>& warnings) {
+  const auto format_of = [](const JsonObject& in) {
+    return one_of(in, "format", "",
+                  {"pack-quantized", "float-quantized", "int-quantized", "naive-quantized"});
+  };
+  one_of(config, "quantization_status", "compressed", {"compressed"});
+  refuse_unless_empty(config, "transform_config", "it changes the activations");
+  if (const auto sparsity = config.optional_object("sparsity_config");
+      sparsity && !sparsity->json().empty())
+    one_of(*sparsity, "format", "dense", {"dense"});
+  if (config.find("kv_cache_scheme"))
+    warnings.push_back(
+        "config.json: kv_cache_scheme is ignored: keys and values are kept in the model's dtype");
+  auto ignored = std::make_shared<Rules>();
+  for (const std::string& name :
+       config.optional_strings("ignore").value_or(std::vector<std::string>{}))
+    ignored->add(config, "ignore", name);
+  ignored_ = std::move(ignored);
+
+  const auto groups = config.optional_object("config_groups");
+  if (!groups || groups->json().empty())
+    refuse(config, "{} is missing", config.path("config_groups"));
+  for (const auto& item : groups->json().items()) {
+    const auto group = groups->optional_object(item.key());
+    if (!group) refuse(config, "{} is null", groups->path(item.key()));
+    const std::string format = format_of(group->find("format") ? *group : config);
+    refuse_unless_empty(*group, "output_activations", "outputs are not quantised");
+    const auto weights = group->optional_object("weights");
+    if (!weights) refuse(config, "{} is missing", group->path("weights"));
+    Group read{.scheme = weight_args(config, *weights, format), .targets = {}};
+    if (const auto inputs = group->optional_object("input_activations"))
+      read.scheme.activations = activation_args(config, *inputs, read.scheme);
+    auto targets = std::make_shared<Rules>();
+    for (const std::string& name :
+         group->optional_strings("targets").value_or(std::vector<std::string>{})) {
+      if (name == "Linear")
+        targets->all_linear = true;
+      else
+        targets->add(config, "targets", name);
+    }
+    read.targets = std::move(targets);
+    groups_.push_back(std::move(read));
+  }
+}
+
+void QuantizationConfig::read_gptq(const JsonObject& config) {
+  QuantScheme scheme{.storage = QuantStorage::gptq, .scale_name = "scales"};
+  scheme.bits = bits_of(config, "bits", {4, 8});
+  scheme.group_size = group_size_of(config);
+  if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
+  scheme.symmetric = config.optional_bool("sym").value_or(true);
+  scheme.is_ordered = config.optional_bool("desc_act").value_or(false);
+  const char* key = config.find("checkpoint_format") ? "checkpoint_format" : "format";
+  const std::string format = one_of(config, key, "gptq", {"gptq", "gptq_v2"});
+  scheme.zero_offset = format == "gptq" ? 1 : 0;
+  one_of(config, "pack_dtype", "int32", {"int32"});
+  if (config.optional_bool("is_marlin_format").value_or(false))
+    refuse(config, "{} is not supported: use GPTQ's own layout", config.path("is_marlin_format"));
+  // GPTQModel's rules for single modules: "-:" leaves one plain, which its tensors show.
+  if (const auto rules = config.optional_object("dynamic"))
+    for (const auto& rule : rules->json().items())
+      if (!rule.key().starts_with("-:"))
+        refuse(config, "{} is not supported: one scheme for all modules",
+               rules->path(quote(rule.key())));
+  auto all = std::make_shared<Rules>();
+  all->all_linear = true;
+  groups_.push_back({std::move(scheme), std::move(all)});
+}
+
+void QuantizationConfig::read_awq(const JsonObject& config) {
+  QuantScheme scheme{.storage = QuantStorage::awq, .symmetric = false, .scale_name = "scales"};
+  scheme.bits = bits_of(config, config.find("bits") ? "bits" : "w_bit", {4});
+  scheme.group_size = group_size_of(config);
+  if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
+  one_of(config, "version", "gemm", {"gemm", "GEMM"});
+  if (!config.optional_bool("zero_point").value_or(true))
+    refuse(config, "{} false is not supported", config.path("zero_point"));
+  auto all = std::make_shared<Rules>();
+  all->all_linear = true;
+  groups_.push_back({std::move(scheme), std::move(all)});
+}
+
+void QuantizationConfig::read_fp8(const JsonObject& config) {
+  QuantScheme scheme{.storage = QuantStorage::e4m3, .bits = 8, .scale_name = "weight_scale"};
+  one_of(config, "fmt", "e4m3", {"e4m3"});
+  one_of(config, "scale_fmt", "float", {"float"});
+  const bool is_static =
+      one_of(config, "activation_scheme", "dynamic", {"dynamic", "static"}) == "static";
+  if (const auto block = config.optional_integers("weight_block_size", 1, int64_t{1} << 20)) {
+    if (*block != std::vector<int64_t>{kBlock, kBlock})
+      refuse(config, "{} is not supported: use [128, 128]", config.path("weight_block_size"));
+    if (is_static)
+      refuse(config, "{} \"static\" is not supported with weight_block_size",
+             config.path("activation_scheme"));
+    scheme.scales = QuantScales::block;
+    scheme.activations = QuantActivations::group;
+    scheme.scale_name = "weight_scale_inv";
+  } else {
+    scheme.scales = QuantScales::tensor;
+    scheme.activations = is_static ? QuantActivations::tensor : QuantActivations::token;
+  }
+  auto ignored = std::make_shared<Rules>();
+  ignored->and_below = true;
+  for (const char* key : {"modules_to_not_convert", "ignored_layers"})
+    for (const std::string& name :
+         config.optional_strings(key).value_or(std::vector<std::string>{}))
+      ignored->names.insert(name);
+  ignored_ = std::move(ignored);
+  auto all = std::make_shared<Rules>();
+  all->all_linear = true;
+  groups_.push_back({std::move(scheme), std::move(all)});
+}
+
+const QuantScheme* QuantizationConfig::find(const std::string& module) const {
+  if (module.ends_with("embed_tokens") || ignored_->matches(module)) return nullptr;
+  // compressed-tensors: a name or an expression goes before a class.
+  for (const Group& group : groups_)
+    if (group.targets->matches(module)) return &group.scheme;
+  for (const Group& group : groups_)
+    if (group.targets->all_linear) return &group.scheme;
+  return nullptr;
+}
+
+std::string QuantizationConfig::describe() const {
+  const QuantScheme& first = groups_.front().scheme;
+  const std::string name =
+      first.storage == QuantStorage::e4m3 ? "fp8" : fmt::format("int{}", first.bits);
+  return fmt::format("{} ({})", name, method_);
+}
+
+}  // namespace nanovllm

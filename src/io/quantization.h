@@ -1,0 +1,84 @@
+// quantization_config of config.json: which modules of a checkpoint are quantised, and how. Read as
+// transformers, compressed-tensors, GPTQ, AutoAWQ and vLLM write it; whatever would change a number
+// and is not known is refused by name. docs/quantisation.md lists what loads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/json_object.h"
+
+namespace nanovllm {
+
+/// How the numbers of one module's weight [n, k] lie in the checkpoint.
+enum class QuantStorage : uint8_t {
+  packed,  ///< compressed-tensors: weight_packed i32 [n, k / (32 / bits)], low bits first
+  gptq,    ///< qweight i32 [k / (32 / bits), n], low bits first
+  awq,     ///< AutoAWQ's gemm: qweight i32 [k, n / 8], eight columns interleaved
+  e4m3,    ///< weight F8_E4M3 [n, k]
+  int8,    ///< weight I8 [n, k]
+};
+
+/// Which numbers share a scale.
+enum class QuantScales : uint8_t {
+  tensor,   ///< all
+  channel,  ///< a row of the weight
+  group,    ///< `group_size` columns of a row
+  block,    ///< 128 rows by 128 columns
+};
+
+/// How the rows that meet the weight are quantised where it was made. They are not here: the model
+/// computes in its own dtype (docs/contract.md).
+enum class QuantActivations : uint8_t {
+  none,    ///< not at all
+  token,   ///< each row by its largest magnitude
+  group,   ///< each 128 columns of a row by theirs
+  tensor,  ///< by a number of the checkpoint, input_scale
+};
+
+struct QuantScheme {
+  QuantStorage storage = QuantStorage::packed;
+  QuantScales scales = QuantScales::group;
+  QuantActivations activations = QuantActivations::none;
+  int bits = 4;             ///< of an integer: 4 or 8
+  int64_t group_size = 0;   ///< with QuantScales::group
+  bool symmetric = true;    ///< no zero points, or (GPTQ) all of them the middle
+  bool is_ordered = false;  ///< g_idx says which group a column belongs to
+  int zero_offset = 0;      ///< what GPTQ's first format adds to the zero points that it stores
+  std::string scale_name;   ///< of the tensor, behind "<module>."
+};
+
+/// Immutable; copies share what they hold.
+class QuantizationConfig {
+ public:
+  /// `config` is the object of that name. Throws Error(model) naming the field and its value.
+  /// `warnings` gets one line for each part that is read and not needed.
+  QuantizationConfig(const JsonObject& config, std::vector<std::string>& warnings);
+
+  /// The scheme of a linear layer by its checkpoint name, "model.layers.0.mlp.up_proj"; null where
+  /// the layer is plain. Lives as long as this object.
+  const QuantScheme* find(const std::string& module) const;
+  /// "gptq", "compressed-tensors": for messages.
+  const std::string& method() const { return method_; }
+  /// The bits of a weight of the first scheme, for people: "int4", "fp8".
+  std::string describe() const;
+
+ private:
+  struct Rules;  // regular expressions and names
+  struct Group {
+    QuantScheme scheme;
+    std::shared_ptr<const Rules> targets;
+  };
+  void read_compressed_tensors(const JsonObject& config, std::vector<std::string>& warnings);
+  void read_gptq(const JsonObject& config);
+  void read_awq(const JsonObject& config);
+  void read_fp8(const JsonObject& config);
+
+  std::string method_;
+  std::vector<Group> groups_;
+  std::shared_ptr<const Rules> ignored_;
+};
+
+}  // namespace nanovllm

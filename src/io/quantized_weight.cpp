@@ -1,0 +1,378 @@
+#include "io/quantized_weight.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/check.h"
+
+namespace nanovllm {
+namespace {
+
+/// AutoAWQ's gemm: where in an int32 a column of eight lies, in nibbles.
+constexpr int kAwqPlace[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+constexpr int64_t kBlock = 128;
+
+/// FP8 E4M3 as checkpoints have it (OCP's 8-bit floating point, "e4m3fn"): a sign, four bits of
+/// exponent with a bias of 7, three of mantissa; no infinities, and one NaN of either sign.
+bool is_nan(uint8_t bits) { return (bits & 0x7f) == 0x7f; }
+float e4m3_value(uint8_t bits) {
+  const int exponent = bits >> 3 & 0xf, mantissa = bits & 7;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const char* number_name(QuantStorage storage) {
+  switch (storage) {
+    case QuantStorage::packed:
+      return ".weight_packed";
+    case QuantStorage::gptq:
+    case QuantStorage::awq:
+      return ".qweight";
+    default:
+      return ".weight";
+  }
+}
+
+uint32_t word_at(const std::vector<std::byte>& bytes, int64_t i) {
+  uint32_t word = 0;
+  std::memcpy(&word, bytes.data() + static_cast<size_t>(i) * sizeof word, sizeof word);
+  return word;
+}
+
+}  // namespace
+
+bool QuantizedWeight::is_in(const Checkpoint& checkpoint, const std::string& module,
+                            const QuantScheme& scheme) {
+  return checkpoint.find(module + number_name(scheme.storage)) != nullptr;
+}
+
+QuantizedWeight::QuantizedWeight(const Checkpoint& checkpoint, const std::string& module,
+                                 const QuantScheme& scheme, int64_t n, int64_t k)
+    : checkpoint_(&checkpoint),
+      module_(module),
+      scheme_(scheme),
+      n_(n),
+      k_(k),
+      per_word_(32 / scheme.bits) {
+  if (scheme.scales == QuantScales::group) {
+    check(k % scheme.group_size == 0, ErrorKind::model,
+          "{}: {} has {} columns, which groups of {} do not fill", checkpoint.directory(), module,
+          k, scheme.group_size);
+    groups_ = k / scheme.group_size;
+  } else if (scheme.scales == QuantScales::block) {
+    groups_ = divide_up(k, kBlock);
+  }
+  if (scheme.storage == QuantStorage::packed)
+    take_packed(n, k);
+  else if (scheme.storage == QuantStorage::gptq || scheme.storage == QuantStorage::awq)
+    take_transposed(n, k);
+  else
+    take_bytes(n, k);
+  if (scheme.activations == QuantActivations::tensor)  // checked, though not used
+    (void)read_floats(take(".input_scale", {"F32", "F16", "BF16"}, {{1}, {}}, 1), {0, 1, 0, 1});
+}
+
+QuantizedWeight::Place QuantizedWeight::take(const std::string& name,
+                                             std::vector<std::string> dtypes,
+                                             std::vector<std::vector<int64_t>> shapes,
+                                             int64_t cols) {
+  Place place{module_ + name, checkpoint_->find(module_ + name), cols, 0};
+  check(place.tensor != nullptr, ErrorKind::model,
+        "{}: the checkpoint lacks tensor {}, which config.json's quantization_config needs",
+        checkpoint_->directory(), place.name);
+  const auto is_one = [](const auto& list, const auto& value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+  };
+  check(is_one(dtypes, place.tensor->dtype) && is_one(shapes, place.tensor->shape),
+        ErrorKind::model, "{}: tensor {} is {}, config.json's quantization_config asks for {}[{}]",
+        checkpoint_->file_of(place.name), place.name, place.tensor->describe(),
+        fmt::join(dtypes, " or "), fmt::join(shapes.front(), ", "));
+  int64_t elements = 1;
+  for (const int64_t size : place.tensor->shape) elements *= size;
+  place.size = place.tensor->data.size() / static_cast<size_t>(std::max<int64_t>(elements, 1));
+  names_.push_back(place.name);
+  return place;
+}
+
+void QuantizedWeight::take_packed(int64_t n, int64_t k) {
+  check(k % per_word_ == 0, ErrorKind::model, "{}: {} has {} columns, not a multiple of {}",
+        checkpoint_->directory(), module_, k, per_word_);
+  numbers_ = take(".weight_packed", {"I32"}, {{n, k / per_word_}}, k / per_word_);
+  scales_ = take(".weight_scale", {"F32", "F16", "BF16"}, {{n, groups_}}, groups_);
+  const Place shape = take(".weight_shape", {"I64", "I32"}, {{2}}, 2);
+  const auto bytes = read(shape, {0, 1, 0, 2});
+  int64_t sizes[2] = {0, 0};
+  for (size_t i = 0; i < 2; ++i) std::memcpy(&sizes[i], bytes.data() + i * shape.size, shape.size);
+  check(sizes[0] == n && sizes[1] == k, ErrorKind::model,
+        "{}: tensor {} says [{}, {}], config.json asks for [{}, {}]",
+        checkpoint_->file_of(shape.name), shape.name, sizes[0], sizes[1], n, k);
+  if (!scheme_.symmetric) {
+    const StoredTensor* zeros = checkpoint_->find(module_ + ".weight_zero_point");
+    zeros_are_bytes_ = zeros && zeros->dtype == "I8";  // of early versions
+    zeros_ = zeros_are_bytes_ ? take(".weight_zero_point", {"I8"}, {{n, groups_}}, groups_)
+                              : take(".weight_zero_point", {"I32"},
+                                     {{divide_up(n, per_word_), groups_}}, groups_);
+  }
+  if (scheme_.is_ordered) read_order(k);
+}
+
+void QuantizedWeight::take_transposed(int64_t n, int64_t k) {
+  const bool is_gptq = scheme_.storage == QuantStorage::gptq;
+  check((is_gptq ? k : n) % per_word_ == 0 && n % per_word_ == 0, ErrorKind::model,
+        "{}: {} is [{}, {}], not a multiple of {}", checkpoint_->directory(), module_, n, k,
+        per_word_);
+  if (is_gptq)
+    numbers_ = take(".qweight", {"I32"}, {{k / per_word_, n}}, n);
+  else
+    numbers_ = take(".qweight", {"I32"}, {{k, n / per_word_}}, n / per_word_);
+  zeros_ = take(".qzeros", {"I32"}, {{groups_, n / per_word_}}, n / per_word_);
+  scales_ = take(".scales", {"F16", "BF16", "F32"}, {{groups_, n}}, n);
+  if (is_gptq && (scheme_.is_ordered || checkpoint_->find(module_ + ".g_idx"))) read_order(k);
+}
+
+void QuantizedWeight::take_bytes(int64_t n, int64_t k) {
+  numbers_ =
+      take(".weight", {scheme_.storage == QuantStorage::e4m3 ? "F8_E4M3" : "I8"}, {{n, k}}, k);
+  const std::string name = "." + scheme_.scale_name;
+  const std::vector<std::string> dtypes = {"F32", "BF16", "F16"};
+  if (scheme_.scales == QuantScales::tensor)
+    scales_ = take(name, dtypes, {{1}, {}, {1, 1}}, 1);
+  else if (scheme_.scales == QuantScales::channel)
+    scales_ = take(name, dtypes, {{n, 1}, {n}}, 1);
+  else
+    scales_ = take(name, dtypes, {{divide_up(n, kBlock), groups_}}, groups_);
+}
+
+/// The group of each column: those of a group need not be neighbours, but fill it.
+void QuantizedWeight::read_order(int64_t k) {
+  const Place place =
+      take(scheme_.storage == QuantStorage::packed ? ".weight_g_idx" : ".g_idx", {"I32"}, {{k}}, k);
+  const auto bytes = read(place, {0, 1, 0, k});
+  order_.resize(static_cast<size_t>(k));
+  std::memcpy(order_.data(), bytes.data(), bytes.size());
+  std::vector<int64_t> sizes(static_cast<size_t>(groups_), 0);
+  const int64_t size = k / groups_;
+  bool fits = true, in_order = true;
+  for (int64_t c = 0; c < k; ++c) {
+    const int32_t group = order_[static_cast<size_t>(c)];
+    const bool exists = group >= 0 && group < groups_;
+    fits = fits && exists && ++sizes[static_cast<size_t>(group)] <= size;
+    in_order = in_order && group == c / size;
+  }
+  check(fits, ErrorKind::model, "{}: tensor {} does not put {} columns into each of {} groups",
+        checkpoint_->file_of(place.name), place.name, size, groups_);
+  check(in_order || scheme_.is_ordered, ErrorKind::model,
+        "{}: tensor {} reorders the columns, but config.json's desc_act is false",
+        checkpoint_->file_of(place.name), place.name);
+  if (in_order) order_.clear();
+}
+
+int64_t QuantizedWeight::group_of(int64_t column) const {
+  if (!order_.empty()) return order_[static_cast<size_t>(column)];
+  if (scheme_.scales == QuantScales::group) return column / scheme_.group_size;
+  return scheme_.scales == QuantScales::block ? column / kBlock : 0;
+}
+
+/// How many columns from this one on are of its group for certain.
+int64_t QuantizedWeight::run_from(int64_t column) const {
+  if (!order_.empty()) return 1;
+  if (scheme_.scales == QuantScales::group) return scheme_.group_size - column % scheme_.group_size;
+  return scheme_.scales == QuantScales::block ? kBlock - column % kBlock : k_ - column;
+}
+
+/// The elements of `block` of a stored matrix, row after row.
+std::vector<std::byte> QuantizedWeight::read(const Place& place, const WeightBlock& block) const {
+  const auto width = static_cast<size_t>(block.cols()) * place.size;
+  std::vector<std::byte> bytes(static_cast<size_t>(block.rows()) * width);
+  const std::byte* from = place.tensor->data.data();
+  const auto at = [&](int64_t row) {
+    return from + static_cast<size_t>(row * place.cols + block.col_begin) * place.size;
+  };
+  if (block.cols() == place.cols) {
+    checkpoint_->read(bytes, at(block.row_begin));
+    return bytes;
+  }
+  for (int64_t r = 0; r < block.rows(); ++r)
+    checkpoint_->read({bytes.data() + static_cast<size_t>(r) * width, width},
+                      at(block.row_begin + r));
+  return bytes;
+}
+
+/// The same of scales, checked.
+std::vector<float> QuantizedWeight::read_floats(const Place& place,
+                                                const WeightBlock& block) const {
+  const auto bytes = read(place, block);
+  std::vector<float> values(bytes.size() / place.size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const std::byte* from = bytes.data() + i * place.size;
+    if (place.tensor->dtype == "F32") {
+      std::memcpy(&values[i], from, sizeof(float));
+    } else {
+      uint16_t bits = 0;
+      std::memcpy(&bits, from, sizeof bits);
+      f16 half;
+      bf16 brain;
+      half.bits = brain.bits = bits;
+      values[i] =
+          place.tensor->dtype == "F16" ? static_cast<float>(half) : static_cast<float>(brain);
+    }
+    check(std::isfinite(values[i]) && values[i] > 0, ErrorKind::model,
+          "{}: tensor {} has a scale of {}: scales are finite and above 0",
+          checkpoint_->file_of(place.name), place.name, values[i]);
+  }
+  return values;
+}
+
+/// [rows, groups] of the block's rows.
+std::vector<float> QuantizedWeight::group_scales(const WeightBlock& block) const {
+  const int64_t rows = block.rows();
+  std::vector<float> out(static_cast<size_t>(rows * groups_));
+  const bool transposed =
+      scheme_.storage == QuantStorage::gptq || scheme_.storage == QuantStorage::awq;
+  if (transposed) {
+    const auto stored = read_floats(scales_, {0, groups_, block.row_begin, block.row_end});
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t g = 0; g < groups_; ++g)
+        out[static_cast<size_t>(r * groups_ + g)] = stored[static_cast<size_t>(g * rows + r)];
+    return out;
+  }
+  const int64_t per_scale = scheme_.scales == QuantScales::tensor  ? n_
+                            : scheme_.scales == QuantScales::block ? kBlock
+                                                                   : 1;
+  const int64_t first = block.row_begin / per_scale, last = divide_up(block.row_end, per_scale);
+  const auto stored = read_floats(scales_, {first, last, 0, groups_});
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t from = ((block.row_begin + r) / per_scale - first) * groups_;
+    std::copy_n(stored.begin() + from, groups_, out.begin() + r * groups_);
+  }
+  return out;
+}
+
+/// What is subtracted from the block's integers, [rows, groups].
+std::vector<float> QuantizedWeight::group_zeros(const WeightBlock& block) const {
+  const int64_t rows = block.rows();
+  const int middle = 1 << (scheme_.bits - 1);
+  std::vector<float> out(static_cast<size_t>(rows * groups_), static_cast<float>(middle));
+  if (zeros_.tensor == nullptr) return out;
+  if (zeros_are_bytes_) {
+    const auto bytes = read(zeros_, {block.row_begin, block.row_end, 0, groups_});
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<float>(static_cast<int8_t>(bytes[i]) + middle);
+    return out;
+  }
+  const uint32_t mask = (1u << scheme_.bits) - 1;
+  const int64_t first = block.row_begin / per_word_, last = divide_up(block.row_end, per_word_);
+  const bool is_packed = scheme_.storage == QuantStorage::packed;  // words [n / 8, groups]
+  const auto words =
+      is_packed ? read(zeros_, {first, last, 0, groups_}) : read(zeros_, {0, groups_, first, last});
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t g = 0; g < groups_; ++g) {
+      const int64_t row = block.row_begin + r, word = row / per_word_ - first;
+      const auto digit = static_cast<size_t>(row % per_word_);
+      const int place =
+          scheme_.storage == QuantStorage::awq ? kAwqPlace[digit] : static_cast<int>(digit);
+      const uint32_t stored =
+          word_at(words, is_packed ? word * groups_ + g : g * (last - first) + word) >>
+              (place * scheme_.bits) &
+          mask;
+      const auto zero = static_cast<int>(stored) + scheme_.zero_offset;
+      check(scheme_.storage != QuantStorage::gptq || !scheme_.symmetric || zero == middle,
+            ErrorKind::model, "{}: tensor {} has a zero point of {}, but config.json's sym is true",
+            checkpoint_->file_of(zeros_.name), zeros_.name, zero);
+      // Readers of the first format take a stored 15 for 16 or for 0.
+      check(scheme_.zero_offset == 0 || stored != mask, ErrorKind::model,
+            "{}: tensor {} has a zero point that its format cannot express: use one saved as "
+            "gptq_v2",
+            checkpoint_->file_of(zeros_.name), zeros_.name);
+      out[static_cast<size_t>(r * groups_ + g)] = static_cast<float>(zero);
+    }
+  return out;
+}
+
+/// The block's numbers as they are stored, a byte each.
+std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
+  const int64_t rows = block.rows(), cols = block.cols();
+  std::vector<uint8_t> out(static_cast<size_t>(rows * cols));
+  if (scheme_.storage == QuantStorage::e4m3 || scheme_.storage == QuantStorage::int8) {
+    const auto bytes = read(numbers_, block);
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    check(scheme_.storage == QuantStorage::int8 || std::none_of(out.begin(), out.end(), is_nan),
+          ErrorKind::model, "{}: tensor {} has a NaN", checkpoint_->file_of(numbers_.name),
+          numbers_.name);
+    return out;
+  }
+  const uint32_t mask = (1u << scheme_.bits) - 1;
+  const int bits = scheme_.bits, shift = bits == 4 ? 3 : 2;  // per_word_ is 1 << shift
+  const auto put = [&](int64_t r, int64_t c, uint32_t word, int place) {
+    out[static_cast<size_t>(r * cols + c)] = static_cast<uint8_t>(word >> (place * bits) & mask);
+  };
+  if (scheme_.storage == QuantStorage::packed) {
+    const int64_t first = block.col_begin / per_word_, last = divide_up(block.col_end, per_word_);
+    const auto words = read(numbers_, {block.row_begin, block.row_end, first, last});
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        const int64_t column = block.col_begin + c;
+        put(r, c, word_at(words, r * (last - first) + (column >> shift) - first),
+            static_cast<int>(column & (per_word_ - 1)));
+      }
+  } else if (scheme_.storage == QuantStorage::gptq) {
+    const int64_t first = block.col_begin / per_word_, last = divide_up(block.col_end, per_word_);
+    const auto words = read(numbers_, {first, last, block.row_begin, block.row_end});
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        const int64_t column = block.col_begin + c;
+        put(r, c, word_at(words, ((column >> shift) - first) * rows + r),
+            static_cast<int>(column & (per_word_ - 1)));
+      }
+  } else {
+    const int64_t first = block.row_begin / per_word_, last = divide_up(block.row_end, per_word_);
+    const auto words = read(numbers_, {block.col_begin, block.col_end, first, last});
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        const int64_t row = block.row_begin + r;
+        put(r, c, word_at(words, c * (last - first) + (row >> shift) - first),
+            kAwqPlace[row & (per_word_ - 1)]);
+      }
+  }
+  return out;
+}
+
+template <class T>
+void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
+  const int64_t rows = block.rows(), cols = block.cols();
+  const bool is_e4m3 = scheme_.storage == QuantStorage::e4m3;
+  const bool is_bytes = is_e4m3 || scheme_.storage == QuantStorage::int8;
+  const std::vector<uint8_t> stored = integers(block);
+  const auto scales = group_scales(block);
+  const auto zeros = is_bytes ? std::vector<float>(scales.size(), 0) : group_zeros(block);
+  float value[256];
+  for (int q = 0; q < 256; ++q)
+    value[q] = is_e4m3    ? e4m3_value(static_cast<uint8_t>(q))
+               : is_bytes ? static_cast<float>(static_cast<int8_t>(q))
+                          : static_cast<float>(q);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols;) {  // runs of one group
+      const int64_t column = block.col_begin + c, group = group_of(column);
+      const auto place = static_cast<size_t>(r * groups_ + group);
+      const float scale = scales[place], zero = zeros[place];
+      const int64_t end = std::min(cols, c + run_from(column));
+      for (; c < end; ++c) {
+        const auto at = static_cast<size_t>(r * cols + c);
+        to[at] = static_cast<T>(scale * (value[stored[at]] - zero));
+      }
+    }
+}
+
+void QuantizedWeight::dequantise(std::byte* to, DType dtype, const WeightBlock& block) const {
+  dispatch_float(dtype, [&]<class T>() { dequantise(reinterpret_cast<T*>(to), block); });
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,77 @@
+// One module's quantised weight in a checkpoint: its tensors, checked in full, and its numbers.
+// w = scale * (q - zero), computed in f32 and rounded once to what it is stored as
+// (docs/contract.md).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "io/checkpoint.h"
+#include "io/quantization.h"
+
+namespace nanovllm {
+
+/// Rows and columns of a weight [n, k].
+struct WeightBlock {
+  int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;
+  int64_t rows() const { return row_end - row_begin; }
+  int64_t cols() const { return col_end - col_begin; }
+};
+
+class QuantizedWeight {
+ public:
+  /// Throws Error(model) naming the tensor: one that `scheme` needs is missing, or has another
+  /// dtype or shape, or g_idx does not fill the groups. `checkpoint` must outlive this.
+  QuantizedWeight(const Checkpoint& checkpoint, const std::string& module,
+                  const QuantScheme& scheme, int64_t n, int64_t k);
+
+  /// Whether the checkpoint has this module's weight quantised.
+  static bool is_in(const Checkpoint& checkpoint, const std::string& module,
+                    const QuantScheme& scheme);
+
+  /// The tensors that it is made of.
+  const std::vector<std::string>& names() const { return names_; }
+
+  /// The numbers of `block`, row-major, as f32 or bf16; read from the file, not through its
+  /// mapping. May be called from several threads. Throws Error(model) naming the tensor: a scale
+  /// that is not finite and above 0, a weight that is NaN, a zero point that the scheme lacks.
+  void dequantise(std::byte* to, DType dtype, const WeightBlock& block) const;
+
+ private:
+  struct Place {  // a stored [rows, cols], of which an element has `size` bytes
+    std::string name;
+    const StoredTensor* tensor = nullptr;
+    int64_t cols = 1;
+    size_t size = 0;
+  };
+  Place take(const std::string& name, std::vector<std::string> dtypes,
+             std::vector<std::vector<int64_t>> shapes, int64_t cols);
+  std::vector<std::byte> read(const Place& place, const WeightBlock& block) const;
+  std::vector<float> read_floats(const Place& place, const WeightBlock& block) const;
+  void take_packed(int64_t n, int64_t k);
+  void take_transposed(int64_t n, int64_t k);
+  void take_bytes(int64_t n, int64_t k);
+  void read_order(int64_t k);
+  int64_t group_of(int64_t column) const;
+  int64_t run_from(int64_t column) const;
+  std::vector<uint8_t> integers(const WeightBlock& block) const;
+  std::vector<float> group_scales(const WeightBlock& block) const;
+  std::vector<float> group_zeros(const WeightBlock& block) const;
+  template <class T>
+  void dequantise(T* to, const WeightBlock& block) const;
+
+  const Checkpoint* checkpoint_;
+  std::string module_;
+  QuantScheme scheme_;
+  int64_t n_, k_, groups_ = 1;
+  int per_word_;
+  Place numbers_, scales_, zeros_;
+  bool zeros_are_bytes_ = false;
+  std::vector<int32_t> order_;  // of each column, its group
+  std::vector<std::string> names_;
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,396 @@
+#!/usr/bin/env python3
+"""Makes tests/data/goldens/quantised-*: small random Qwen3 checkpoints in the layouts that quantising tools write, and what they must give.
+
+    python tools/make_quantised.py            # needs numpy alone
+    python tools/make_quantised.py NAME...    # only these
+
+The layouts are written from their descriptions: compressed-tensors' pack-quantized, float-quantized and int-quantized, GPTQ (both
+formats), AutoAWQ's gemm, and fp8 in blocks. golden.json is as tools/make_goldens.py has it, with numbers from float64 computation on
+the dequantised weights; bf16_error is that of a run whose weights and results are rounded to bf16. Beside them:
+  weights[module]    FNV-1a (64 bits) of the dequantised weight's bytes, row-major, rounded to bf16
+"""
+import json
+import pathlib
+import shutil
+import struct
+import sys
+
+import numpy as np
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
+SEEDS = {"awq-64-experts": 23}  # rounding to bf16 sends no token to other experts
+LENGTHS = (2, 33, 65)
+GREEDY = 64
+SIZES = dict(vocab_size=67, hidden_size=128, intermediate_size=192, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=32)
+
+
+# -- Numbers ---------------------------------------------------------------------------------------------------------------------
+def to_bf16(x):
+    """The nearest bf16, ties to even, as bits."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def as_bf16(x):
+    return (to_bf16(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def e4m3_table():
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    value = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    value = np.where(bits & 128, -value, value)
+    value[[127, 255]] = np.nan
+    return value
+
+
+E4M3 = e4m3_table()
+
+
+def to_e4m3(x):
+    """Bits of a nearest E4M3 number."""
+    numbers = np.where(np.isnan(E4M3), np.inf, E4M3)
+    return np.abs(x.reshape(-1, 1) - numbers).argmin(1).astype(np.uint8).reshape(x.shape)
+
+
+def fnv(data):
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+class File:
+    """A safetensors file, and the weights that it stands for."""
+
+    def __init__(self):
+        self.tensors, self.weights = {}, {}
+
+    def put(self, name, array, dtype):
+        kinds = dict(F32=np.float32, F16=np.float16, I32=np.int32, I64=np.int64, I8=np.int8)
+        if dtype == "BF16":
+            array = to_bf16(array)
+        elif dtype in kinds:
+            array = array.astype(kinds[dtype])
+        self.tensors[name] = (dtype, list(array.shape), np.ascontiguousarray(array).tobytes())
+
+    def write(self, path):
+        header, at = {}, 0
+        for name, (dtype, shape, data) in self.tensors.items():
+            header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
+            at += len(data)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in self.tensors.values()))
+
+
+def stored(scale, dtype):
+    """What is read back of a scale."""
+    if dtype == "BF16":
+        return as_bf16(scale)
+    return scale.astype(np.float16 if dtype == "F16" else np.float32).astype(np.float64)
+
+
+def scaled(scale, difference):
+    """The definition: a product in float32."""
+    return scale.astype(np.float32) * difference.astype(np.float32)
+
+
+# -- Layouts ---------------------------------------------------------------------------------------------------------------------
+def pack(values, bits, axis, order=None):
+    """Unsigned integers, 32 / bits of them along `axis` to an int32, the first in the lowest bits; or in the places `order` names."""
+    count = 32 // bits
+    values = np.moveaxis(values, axis, -1).astype(np.uint64)
+    missing = -values.shape[-1] % count
+    values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+    values = values.reshape(*values.shape[:-1], -1, count)
+    words = sum(values[..., j] << np.uint64(bits * place) for place, j in enumerate(order or range(count)))
+    return np.moveaxis(words.astype(np.uint32).view(np.int32), -1, axis)
+
+
+def quantise_groups(w, bits, group, symmetric, dtype, columns):
+    """(integers [n, k], scales and zeros [n, groups], the group of each column): integers from 0, zeros within them."""
+    n, k = w.shape
+    group = k if group == -1 else group
+    index = np.empty(k, np.int64)
+    index[columns] = np.arange(k) // group
+    scales, zeros = np.empty((n, k // group)), np.empty((n, k // group))
+    most = 2**bits - 1
+    for g in range(k // group):
+        part = w[:, index == g]
+        if symmetric:
+            scales[:, g], zeros[:, g] = np.abs(part).max(1) / (most // 2), 2 ** (bits - 1)
+        else:
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            scales[:, g] = (high - low) / most
+            zeros[:, g] = np.clip(np.round(-low / scales[:, g]), 1, most - 1)
+    scales = stored(scales, dtype)
+    q = np.clip(np.round(w / scales[:, index]) + zeros[:, index], 0, most)
+    return q, scales, zeros, index
+
+
+def packed(file, name, w, rng, bits=4, group=32, symmetric=True, ordered=False, dtype="BF16"):
+    n, k = w.shape
+    q, scales, zeros, index = quantise_groups(w, bits, group, symmetric, dtype, rng.permutation(k) if ordered else np.arange(k))
+    file.put(name + ".weight_packed", pack(q, bits, 1), "I32")
+    file.put(name + ".weight_scale", scales, dtype)
+    file.put(name + ".weight_shape", np.array([n, k]), "I64")
+    if not symmetric:
+        file.put(name + ".weight_zero_point", pack(zeros, bits, 0), "I32")
+    if ordered:
+        file.put(name + ".weight_g_idx", index, "I32")
+    return scaled(scales[:, index], q - zeros[:, index])
+
+
+def gptq(file, name, w, rng, bits=4, group=128, symmetric=True, ordered=False, version=1):
+    n, k = w.shape
+    q, scales, zeros, index = quantise_groups(w, bits, group, symmetric, "F16", rng.permutation(k) if ordered else np.arange(k))
+    file.put(name + ".qweight", pack(q.T, bits, 0), "I32")
+    file.put(name + ".qzeros", pack(zeros.T - (1 if version == 1 else 0), bits, 1), "I32")
+    file.put(name + ".scales", scales.T, "F16")
+    file.put(name + ".g_idx", index, "I32")
+    return scaled(scales[:, index], q - zeros[:, index])
+
+
+def awq(file, name, w, rng, group=64):
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    q, scales, zeros, index = quantise_groups(w, 4, group, False, "F16", np.arange(w.shape[1]))
+    file.put(name + ".qweight", pack(q.T, 4, 1, order), "I32")
+    file.put(name + ".qzeros", pack(zeros.T, 4, 1, order), "I32")
+    file.put(name + ".scales", scales.T, "F16")
+    return scaled(scales[:, index], q - zeros[:, index])
+
+
+def bytes_of(file, name, w, rng, kind="F8_E4M3", per="channel", dtype="F32", static=False):
+    most = 448.0 if kind == "F8_E4M3" else 127.0
+    n, k = w.shape
+    if per == "block":
+        blocks = -(-n // 128), -(-k // 128)
+        scales = np.array([[np.abs(w[i * 128 : i * 128 + 128, j * 128 : j * 128 + 128]).max() for j in range(blocks[1])]
+                           for i in range(blocks[0])]) / most
+        scales = stored(scales, dtype)
+        file.put(name + ".weight_scale_inv", scales, dtype)
+        whole = np.repeat(np.repeat(scales, 128, 0), 128, 1)[:n, :k]
+    elif per == "channel":
+        scales = stored(np.abs(w).max(1, keepdims=True) / most, dtype)
+        file.put(name + ".weight_scale", scales, dtype)
+        whole = np.broadcast_to(scales, w.shape)
+    else:
+        scales = stored(np.array([np.abs(w).max() / most]), dtype)
+        file.put(name + ".weight_scale", scales, dtype)
+        whole = np.broadcast_to(scales, w.shape)
+    if static:
+        file.put(name + ".input_scale", np.array([0.02 + 0.01 * rng.random()]), "F32")
+    if kind == "F8_E4M3":
+        q = to_e4m3(w / whole)
+        file.tensors[name + ".weight"] = (kind, [n, k], q.tobytes())
+        return scaled(whole, E4M3[q])
+    q = np.clip(np.round(w / whole), -127, 127) + 0.0  # integers have no zero below 0
+    file.put(name + ".weight", q, "I8")
+    return scaled(whole, q)
+
+
+# -- Configurations --------------------------------------------------------------------------------------------------------------
+def arguments(**changes):
+    return {"actorder": None, "block_structure": None, "dynamic": False, "group_size": None, "num_bits": 8, "observer": "minmax",
+            "observer_kwargs": {}, "strategy": "channel", "symmetric": True, "type": "int", **changes}
+
+
+def compressed(form, weights, inputs=None, targets=("Linear",), ignore=("lm_head",), more=None):
+    groups = {"group_0": {"input_activations": inputs, "output_activations": None, "targets": list(targets), "weights": weights}}
+    groups.update(more or {})
+    return {"config_groups": groups, "format": form, "global_compression_ratio": 1.5, "ignore": list(ignore),
+            "kv_cache_scheme": None, "quant_method": "compressed-tensors", "quantization_status": "compressed"}
+
+
+TOKENS = dict(dynamic=True, observer=None, strategy="token")
+EXPERTS = dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2,
+               moe_intermediate_size=64, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+MODELS = {
+    # name: (quantization_config, changes of config.json, module -> function that writes it; None: plain)
+    "packed-128": (compressed("pack-quantized", arguments(num_bits=4, strategy="group", group_size=128)),
+                   dict(intermediate_size=256), lambda m: (packed, dict(group=128))),
+    "packed-32-zeros-ordered": (
+        compressed("pack-quantized", arguments(num_bits=4, strategy="group", group_size=32, symmetric=False, actorder="group")),
+        {}, lambda m: (packed, dict(group=32, symmetric=False, ordered=True, dtype="F16"))),
+    "packed-8-bits-channel": (compressed("pack-quantized", arguments(strategy="channel"), ignore=["re:.*lm_head"]), {},
+                              lambda m: (packed, dict(bits=8, group=-1, dtype="F32"))),
+    "gptq-128-ordered": (dict(quant_method="gptq", bits=4, group_size=128, desc_act=True, sym=True, lm_head=False,
+                              checkpoint_format="gptq"), dict(intermediate_size=256),
+                         lambda m: (gptq, dict(group=128, ordered=True))),
+    "gptq-64-zeros": (dict(quant_method="gptq", bits=4, group_size=64, desc_act=False, sym=False), {},
+                      lambda m: (gptq, dict(group=64, symmetric=False))),
+    "gptq-v2-8-bits": (dict(quant_method="gptq", bits=8, group_size=-1, desc_act=False, sym=False, checkpoint_format="gptq_v2"),
+                       {}, lambda m: (gptq, dict(bits=8, group=-1, symmetric=False, version=2))),
+    # Experts; the router is plain, as AutoAWQ leaves it.
+    "awq-64-experts": (dict(quant_method="awq", bits=4, group_size=64, version="gemm", zero_point=True,
+                            modules_to_not_convert=["gate"]), EXPERTS,
+                       lambda m: None if m.endswith("mlp.gate") else (awq, dict(group=64))),
+    "fp8-channel": (compressed("float-quantized", arguments(type="float"), arguments(type="float", **TOKENS)), {},
+                    lambda m: (bytes_of, dict(dtype="BF16"))),
+    "fp8-tensor-static": (compressed("float-quantized", arguments(type="float", strategy="tensor"),
+                                     arguments(type="float", strategy="tensor")), {},
+                          lambda m: (bytes_of, dict(per="tensor", static=True))),
+    "fp8-blocks": (dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
+                        modules_to_not_convert=["lm_head", "model.layers.0.mlp.down_proj"]), {},
+                   lambda m: None if m.endswith("down_proj") else (bytes_of, dict(per="block"))),
+    "int8-channel": (compressed("int-quantized", arguments(), arguments(**TOKENS)), {},
+                     lambda m: (bytes_of, dict(kind="I8", dtype="BF16"))),
+    # A scheme for each module: attention in int8, the MLP packed, one of its layers plain.
+    "mixed": (compressed("mixed-precision", arguments(), targets=["re:.*self_attn.*"], ignore=["lm_head", "model.layers.0.mlp.up_proj"],
+                         more={"group_1": {"format": "pack-quantized", "input_activations": None, "output_activations": None,
+                                           "targets": ["Linear"],
+                                           "weights": arguments(num_bits=4, strategy="group", group_size=64)}}), {},
+              lambda m: (bytes_of, dict(kind="I8")) if "self_attn" in m else
+              None if m.endswith("up_proj") else (packed, dict(group=64))),
+}
+MODELS["mixed"][0]["config_groups"]["group_0"]["format"] = "int-quantized"
+
+
+# -- The model -------------------------------------------------------------------------------------------------------------------
+def make_checkpoint(config, writer, rng):
+    """(the file, every weight's numbers, module names of those that are quantised)"""
+    file, weights, quantised = File(), {}, []
+    hidden, heads, kv, d = (config[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+
+    def plain(name, array):
+        weights[name] = as_bf16(array)
+        file.put(name, array, "BF16")
+
+    def linear(module, n, k):
+        w = 0.12 * rng.standard_normal((n, k))
+        how = writer(module)
+        if how is None:
+            return plain(module + ".weight", w)
+        weights[module + ".weight"] = how[0](file, module, w, rng, **how[1]).astype(np.float64)
+        quantised.append(module)
+
+    plain("model.embed_tokens.weight", 0.12 * rng.standard_normal((config["vocab_size"], hidden)))
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        for norm, n in (("input_layernorm", hidden), ("post_attention_layernorm", hidden), ("self_attn.q_norm", d),
+                        ("self_attn.k_norm", d)):
+            plain(f"{layer}{norm}.weight", 1 + 0.3 * rng.standard_normal(n))
+        for part, n, k in (("q", heads * d, hidden), ("k", kv * d, hidden), ("v", kv * d, hidden), ("o", hidden, heads * d)):
+            linear(f"{layer}self_attn.{part}_proj", n, k)
+        if "num_experts" in config:
+            linear(layer + "mlp.gate", config["num_experts"], hidden)
+        inner = config["moe_intermediate_size" if "num_experts" in config else "intermediate_size"]
+        for place in [f"experts.{e}." for e in range(config["num_experts"])] if "num_experts" in config else [""]:
+            for part, n, k in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+                linear(f"{layer}mlp.{place}{part}_proj", n, k)
+    plain("model.norm.weight", 1 + 0.3 * rng.standard_normal(hidden))
+    plain("lm_head.weight", 0.12 * rng.standard_normal((config["vocab_size"], hidden)))
+    return file, weights, quantised
+
+
+def logits_of(config, weights, ids, rounded=lambda x: x):
+    """Qwen3's forward pass in float64; every result through `rounded`."""
+    heads, kv, d = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    t = len(ids)
+
+    def norm(x, name):
+        return rounded(rounded(x / np.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"])) * weights[name + ".weight"])
+
+    def linear(x, name):
+        return rounded(x @ weights[name + ".weight"].T)
+
+    def gated(x, place):
+        gate, up = linear(x, place + "gate_proj"), linear(x, place + "up_proj")
+        return linear(rounded(gate / (1 + np.exp(-gate)) * up), place + "down_proj")
+
+    angles = np.arange(t)[:, None] * config["rope_parameters"]["rope_theta"] ** -(np.arange(0, d, 2) / d)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+
+    def rotate(x):
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        return rounded(np.concatenate([a * cos - b * sin, b * cos + a * sin], -1))
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        h = norm(x, layer + "input_layernorm")
+        at = layer + "self_attn."
+        q = rotate(norm(linear(h, at + "q_proj").reshape(t, heads, d), at + "q_norm"))
+        k = rotate(norm(linear(h, at + "k_proj").reshape(t, kv, d), at + "k_norm"))
+        v = linear(h, at + "v_proj").reshape(t, kv, d)
+        k, v = np.repeat(k, heads // kv, 1), np.repeat(v, heads // kv, 1)
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(d)
+        scores[:, np.triu(np.ones((t, t), bool), 1)] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        out = rounded(np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(t, heads * d))
+        x = rounded(x + linear(out, at + "o_proj"))
+        h = norm(x, layer + "post_attention_layernorm")
+        mlp = layer + "mlp."
+        if "num_experts" not in config:
+            x = rounded(x + gated(h, mlp))
+            continue
+        router = h @ weights[mlp + "gate.weight"].T
+        p = np.exp(router - router.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        y = np.zeros_like(h)
+        for row in range(t):
+            best = np.argsort(-p[row], kind="stable")[: config["num_experts_per_tok"]]
+            share = p[row, best] / p[row, best].sum()
+            for e, part in zip(best, share):
+                y[row] += part * gated(h[row : row + 1], f"{mlp}experts.{e}.")[0]
+        x = rounded(x + rounded(y))
+    return norm(x, "model.norm") @ weights["lm_head.weight"].T
+
+
+def logprobs_of(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def describe_prompt(config, weights, ids):
+    logprobs = logprobs_of(logits_of(config, weights, ids))
+    rows, gaps = [], []
+    for p in range(len(ids) - 1):
+        best = np.argsort(-logprobs[p], kind="stable")[:5]
+        rows.append([[ids[p + 1], round(logprobs[p, ids[p + 1]], 6)]] + [[int(b), round(logprobs[p, b], 6)] for b in best])
+        gaps.append(round(logprobs[p, best[0]] - logprobs[p, best[1]], 6))
+    greedy, greedy_logprobs, greedy_gaps, text = [], [], [], list(ids)
+    for _ in range(GREEDY):
+        row = logprobs_of(logits_of(config, weights, text)[-1:])[0]
+        best = np.argsort(-row, kind="stable")[:2]
+        greedy.append(int(best[0]))
+        greedy_logprobs.append(round(row[best[0]], 6))
+        greedy_gaps.append(round(row[best[0]] - row[best[1]], 6))
+        text.append(greedy[-1])
+    return dict(ids=ids, logprobs=rows, gap=gaps, greedy=greedy, greedy_logprobs=greedy_logprobs, greedy_gap=greedy_gaps)
+
+
+def main():
+    unknown = set(sys.argv[1:]) - set(MODELS)
+    if unknown:
+        sys.exit(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    for number, (name, (quantization, changes, writer)) in enumerate(MODELS.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        rng = np.random.default_rng(SEEDS.get(name, number))
+        config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES, "attention_bias": False,
+                  "dtype": "bfloat16", "eos_token_id": None, "hidden_act": "silu", "max_position_embeddings": 512,
+                  "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+                  "tie_word_embeddings": False, **changes, "quantization_config": quantization}
+        file, weights, quantised = make_checkpoint(config, writer, rng)
+        prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in LENGTHS]
+        half = {k: as_bf16(v) for k, v in weights.items()}
+        error = max(np.abs(logprobs_of(logits_of(config, half, p, as_bf16)) - logprobs_of(logits_of(config, weights, p))).max()
+                    for p in prompts)
+        golden = dict(model=name, bf16_error=round(error, 4),
+                      weights={m: fnv(to_bf16(weights[m + ".weight"]).tobytes()) for m in quantised},
+                      prompts=[describe_prompt(config, weights, p) for p in prompts])
+        target = OUT / f"quantised-{name}"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        file.write(target / "model.safetensors")
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (target / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+        size = sum(f.stat().st_size for f in target.iterdir()) >> 10
+        print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}")
+
+
+if __name__ == "__main__":
+    main()
