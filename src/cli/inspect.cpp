@@ -12,6 +12,7 @@
 #include "cli/options.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
+#include "io/utf8.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -79,6 +80,7 @@ int run_inspect(const InspectOptions& options) {
   Output output;
   output.write(options.json ? inspection_json(info).dump(2) + "\n" : describe_model(info));
   output.close();
+  for (const std::string& note : info.notes) say("note: " + one_line(note) + "\n");
   return kExitDone;
 }
 

@@ -117,87 +117,79 @@ void check_observer(const JsonObject& args) {
           "min_max", "imatrix", "imatrix_mse"});
 }
 
-QuantScheme weight_args(const JsonObject& in, const JsonObject& args, const std::string& format) {
-  QuantScheme scheme{.scale_name = "weight_scale"};
-  check_observer(args);
-  const std::string type = one_of(args, "type", "int", {"int", "float"});
-  if (args.optional_bool("dynamic").value_or(false))
-    refuse(in, "{} true is not supported for weights", args.path("dynamic"));
-  scheme.symmetric = args.optional_bool("symmetric").value_or(true);
-  const bool has_groups =
-      args.optional_integer("group_size", -1, int64_t{1} << 20).value_or(-1) > 0;
+/// Which numbers share a scale, and the order of the columns.
+void read_scales(const JsonObject& args, QuantScheme& scheme) {
+  const int64_t size = args.optional_integer("group_size", -1, int64_t{1} << 20).value_or(0);
   const std::string strategy = one_of(args, "strategy",
-                                      has_groups                ? "group"
-                                      : args.find("group_size") ? "channel"
-                                                                : "tensor",
+                                      size > 0   ? "group"
+                                      : size < 0 ? "channel"
+                                                 : "tensor",
                                       {"tensor", "channel", "group", "block"});
   scheme.scales = strategy == "tensor"    ? QuantScales::tensor
                   : strategy == "channel" ? QuantScales::channel
                   : strategy == "group"   ? QuantScales::group
                                           : QuantScales::block;
-  if (scheme.scales == QuantScales::group) {
-    scheme.group_size = group_size_of(args);
-    if (scheme.group_size < 0) refuse(in, "{} -1 with strategy group", args.path("group_size"));
-  } else if (has_groups) {
-    refuse(in, "{} needs strategy \"group\", got {}", args.path("group_size"), quote(strategy));
-  }
-  if (scheme.scales == QuantScales::block) {
-    const auto block = args.optional_integers("block_structure", 1, int64_t{1} << 20);
-    if (block != std::vector<int64_t>{kBlock, kBlock})
-      refuse(in, "{} is not supported: use [128, 128]", args.path("block_structure"));
-  }
+  if ((size > 0) != (scheme.scales == QuantScales::group))
+    refuse(args, "{} {} with strategy {}", args.path("group_size"), size, quote(strategy));
+  if (size > 0) scheme.group_size = group_size_of(args);
+  if (scheme.scales == QuantScales::block &&
+      args.optional_integers("block_structure", 1, int64_t{1} << 20) !=
+          std::vector<int64_t>{kBlock, kBlock})
+    refuse(args, "{} is not supported: use [128, 128]", args.path("block_structure"));
   if (const Json* order = args.find("actorder")) {
-    const bool group = *order == true || *order == "group" || *order == "dynamic";
-    if (!group && *order != false && *order != "weight" && *order != "static")
+    scheme.is_ordered = *order == true || *order == "group" || *order == "dynamic";
+    if (!scheme.is_ordered && *order != false && *order != "weight" && *order != "static")
       args.refuse("actorder", "\"group\", \"weight\" or null", *order);
-    scheme.is_ordered = group;
-  }
-  if (format == "pack-quantized") {
-    if (type != "int") refuse(in, "{} {} is not packed", args.path("type"), quote(type));
-    scheme.storage = QuantStorage::packed;
-    scheme.bits = bits_of(args, "num_bits", {4, 8});
-    if (scheme.scales == QuantScales::block || scheme.scales == QuantScales::tensor)
-      refuse(in, "{} {} is not supported with {}: use \"group\" or \"channel\"",
-             args.path("strategy"), quote(strategy), format);
     if (scheme.is_ordered && scheme.scales != QuantScales::group)
-      refuse(in, "{} needs strategy \"group\"", args.path("actorder"));
-    return scheme;
+      refuse(args, "{} needs strategy \"group\"", args.path("actorder"));
   }
-  scheme.bits = bits_of(args, "num_bits", {8});
-  scheme.storage = type == "int" ? QuantStorage::int8 : QuantStorage::e4m3;
-  if ((format == "int-quantized" && type != "int") ||
-      (format == "float-quantized" && type == "int"))
-    refuse(in, "{} {} with format {}", args.path("type"), quote(type), format);
-  if (!scheme.symmetric)
-    refuse(in, "{} false is not supported with format {}", args.path("symmetric"), format);
-  if (scheme.is_ordered || scheme.scales == QuantScales::group)
-    refuse(in, "{} {} is not supported with {}", args.path("strategy"), quote(strategy), format);
+}
+
+QuantScheme weight_args(const JsonObject& args, const std::string& format) {
+  QuantScheme scheme{.scale_name = "weight_scale"};
+  check_observer(args);
+  const std::string type = one_of(args, "type", "int", {"int", "float"});
+  if (args.optional_bool("dynamic").value_or(false))
+    refuse(args, "{} true is not supported for weights", args.path("dynamic"));
+  scheme.symmetric = args.optional_bool("symmetric").value_or(true);
+  read_scales(args, scheme);
+  const bool is_packed = format == "pack-quantized";
+  scheme.bits = is_packed ? bits_of(args, "num_bits", {4, 8}) : bits_of(args, "num_bits", {8});
+  scheme.storage = is_packed       ? QuantStorage::packed
+                   : type == "int" ? QuantStorage::int8
+                                   : QuantStorage::e4m3;
+  if (type != "int" ? is_packed || format == "int-quantized" : format == "float-quantized")
+    refuse(args, "{} {} with format {}", args.path("type"), quote(type), format);
+  const bool in_groups = scheme.scales == QuantScales::group;
+  if (is_packed ? !in_groups && scheme.scales != QuantScales::channel : in_groups)
+    refuse(args, "{} is not supported with format {}", args.path("strategy"), format);
+  if (!is_packed && !scheme.symmetric)
+    refuse(args, "{} false is not supported with format {}", args.path("symmetric"), format);
   return scheme;
 }
 
-QuantActivations activation_args(const JsonObject& in, const JsonObject& args,
-                                 const QuantScheme& scheme) {
+QuantActivations activation_args(const JsonObject& args, const QuantScheme& scheme) {
   if (args.find("observer")) check_observer(args);
   if (scheme.storage == QuantStorage::packed)
-    refuse(in, "{} is not supported with packed weights", args.path("num_bits"));
+    refuse(args, "{} is not supported with packed weights", args.path("num_bits"));
   bits_of(args, "num_bits", {8});
   const std::string type = one_of(args, "type", "int", {"int", "float"});
   if ((type == "int") != (scheme.storage == QuantStorage::int8))
-    refuse(in, "{} {} differs from the weights'", args.path("type"), quote(type));
+    refuse(args, "{} {} differs from the weights'", args.path("type"), quote(type));
   if (!args.optional_bool("symmetric").value_or(true))
-    refuse(in, "{} false is not supported: use symmetric activations", args.path("symmetric"));
+    refuse(args, "{} false is not supported: use symmetric activations", args.path("symmetric"));
   const bool dynamic = args.optional_bool("dynamic").value_or(false);
   const std::string strategy = one_of(args, "strategy", "tensor", {"tensor", "token", "group"});
   if (scheme.scales == QuantScales::block) {
     if (!dynamic || strategy != "group" || args.integer("group_size", 1, 1 << 20) != kBlock)
-      refuse(in, "{} {} is not supported with weights in blocks: use dynamic groups of 128",
+      refuse(args, "{} {} is not supported with weights in blocks: use dynamic groups of 128",
              args.path("strategy"), quote(strategy));
     return QuantActivations::group;
   }
   if (dynamic && strategy == "token") return QuantActivations::token;
   if (!dynamic && strategy == "tensor") return QuantActivations::tensor;
   // A scale over all rows of a batch would make a request's bytes depend on the others.
-  refuse(in, "{} {} with dynamic {} is not supported: use dynamic \"token\" or static \"tensor\"",
+  refuse(args, "{} {} with dynamic {} is not supported: use dynamic \"token\" or static \"tensor\"",
          args.path("strategy"), quote(strategy), dynamic);
 }
 
@@ -229,7 +221,7 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     return one_of(in, "format", "",
                   {"pack-quantized", "float-quantized", "int-quantized", "naive-quantized"});
   };
-  one_of(config, "quantization_status", "compressed", {"compressed"});
+  one_of(config, "quantization_status", "compressed", {"compressed", "frozen"});
   refuse_unless_empty(config, "transform_config", "it changes the activations");
   if (const auto sparsity = config.optional_object("sparsity_config");
       sparsity && !sparsity->json().empty())
@@ -253,9 +245,9 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     refuse_unless_empty(*group, "output_activations", "outputs are not quantised");
     const auto weights = group->optional_object("weights");
     if (!weights) refuse(config, "{} is missing", group->path("weights"));
-    Group read{.scheme = weight_args(config, *weights, format), .targets = {}};
+    Group read{.scheme = weight_args(*weights, format), .targets = {}};
     if (const auto inputs = group->optional_object("input_activations"))
-      read.scheme.activations = activation_args(config, *inputs, read.scheme);
+      read.scheme.activations = activation_args(*inputs, read.scheme);
     auto targets = std::make_shared<Rules>();
     for (const std::string& name :
          group->optional_strings("targets").value_or(std::vector<std::string>{})) {

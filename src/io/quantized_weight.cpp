@@ -41,6 +41,14 @@ const char* number_name(QuantStorage storage) {
   }
 }
 
+/// The eight numbers of four bits, the lowest first, a byte each.
+uint64_t bytes_of(uint32_t word) {
+  uint64_t x = word;
+  x = (x | x << 16) & 0x0000ffff0000ffff;
+  x = (x | x << 8) & 0x00ff00ff00ff00ff;
+  return (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+
 uint32_t word_at(const std::vector<std::byte>& bytes, int64_t i) {
   uint32_t word = 0;
   std::memcpy(&word, bytes.data() + static_cast<size_t>(i) * sizeof word, sizeof word);
@@ -309,38 +317,41 @@ std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
           numbers_.name);
     return out;
   }
+  // A word's numbers go to out[at], out[at + step], ..., but for those outside the block.
   const uint32_t mask = (1u << scheme_.bits) - 1;
-  const int bits = scheme_.bits, shift = bits == 4 ? 3 : 2;  // per_word_ is 1 << shift
-  const auto put = [&](int64_t r, int64_t c, uint32_t word, int place) {
-    out[static_cast<size_t>(r * cols + c)] = static_cast<uint8_t>(word >> (place * bits) & mask);
+  const bool is_awq = scheme_.storage == QuantStorage::awq;
+  const auto spread = [&](uint32_t word, int64_t at, int64_t step, int64_t low, int64_t high) {
+    if (!is_awq && low == 0 && high == 8) {
+      const uint64_t bytes = bytes_of(word);
+      std::memcpy(out.data() + at, &bytes, sizeof bytes);
+      return;
+    }
+    for (int64_t i = low; i < high; ++i) {
+      const int place = is_awq ? kAwqPlace[i] : static_cast<int>(i);
+      out[static_cast<size_t>(at + i * step)] =
+          static_cast<uint8_t>(word >> (place * scheme_.bits) & mask);
+    }
   };
-  if (scheme_.storage == QuantStorage::packed) {
-    const int64_t first = block.col_begin / per_word_, last = divide_up(block.col_end, per_word_);
-    const auto words = read(numbers_, {block.row_begin, block.row_end, first, last});
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < cols; ++c) {
-        const int64_t column = block.col_begin + c;
-        put(r, c, word_at(words, r * (last - first) + (column >> shift) - first),
-            static_cast<int>(column & (per_word_ - 1)));
-      }
-  } else if (scheme_.storage == QuantStorage::gptq) {
-    const int64_t first = block.col_begin / per_word_, last = divide_up(block.col_end, per_word_);
-    const auto words = read(numbers_, {first, last, block.row_begin, block.row_end});
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < cols; ++c) {
-        const int64_t column = block.col_begin + c;
-        put(r, c, word_at(words, ((column >> shift) - first) * rows + r),
-            static_cast<int>(column & (per_word_ - 1)));
-      }
-  } else {
-    const int64_t first = block.row_begin / per_word_, last = divide_up(block.row_end, per_word_);
-    const auto words = read(numbers_, {block.col_begin, block.col_end, first, last});
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < cols; ++c) {
-        const int64_t row = block.row_begin + r;
-        put(r, c, word_at(words, c * (last - first) + (row >> shift) - first),
-            kAwqPlace[row & (per_word_ - 1)]);
-      }
+  const int64_t begin = is_awq ? block.row_begin : block.col_begin,
+                end = is_awq ? block.row_end : block.col_end;
+  const int64_t first = begin / per_word_, last = divide_up(end, per_word_), width = last - first;
+  const auto words = is_awq ? read(numbers_, {block.col_begin, block.col_end, first, last})
+                     : scheme_.storage == QuantStorage::gptq
+                         ? read(numbers_, {first, last, block.row_begin, block.row_end})
+                         : read(numbers_, {block.row_begin, block.row_end, first, last});
+  for (int64_t w = 0; w < width; ++w) {
+    const int64_t at = (first + w) * per_word_ - begin;  // of its first number, in the block
+    const int64_t low = std::max<int64_t>(0, -at),
+                  high = std::min<int64_t>(per_word_, end - begin - at);
+    if (is_awq)
+      for (int64_t c = 0; c < cols; ++c)
+        spread(word_at(words, c * width + w), at * cols + c, cols, low, high);
+    else if (scheme_.storage == QuantStorage::gptq)
+      for (int64_t r = 0; r < rows; ++r)
+        spread(word_at(words, w * rows + r), r * cols + at, 1, low, high);
+    else
+      for (int64_t r = 0; r < rows; ++r)
+        spread(word_at(words, r * width + w), r * cols + at, 1, low, high);
   }
   return out;
 }
@@ -363,11 +374,20 @@ void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
       const int64_t column = block.col_begin + c, group = group_of(column);
       const auto place = static_cast<size_t>(r * groups_ + group);
       const float scale = scales[place], zero = zeros[place];
-      const int64_t end = std::min(cols, c + run_from(column));
-      for (; c < end; ++c) {
-        const auto at = static_cast<size_t>(r * cols + c);
-        to[at] = static_cast<T>(scale * (value[stored[at]] - zero));
+      const uint8_t* q = stored.data() + r * cols + c;
+      T* out = to + r * cols + c;
+      const int64_t run = std::min(cols - c, run_from(column));
+      const auto number = [&](int stored_as) {
+        return static_cast<T>(scale * (value[stored_as] - zero));
+      };
+      if (scheme_.bits == 4 && run >= 16) {
+        T table[16];
+        for (int i = 0; i < 16; ++i) table[i] = number(i);
+        for (int64_t i = 0; i < run; ++i) out[i] = table[q[i]];
+      } else {
+        for (int64_t i = 0; i < run; ++i) out[i] = number(q[i]);
       }
+      c += run;
     }
 }
 

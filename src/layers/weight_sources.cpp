@@ -135,13 +135,17 @@ class WeightLoader::CheckpointSources {
   }
 
   /// Tensors beside a quantised model's that change none of its numbers: scales of an FP8 KV
-  /// cache, and the biases of zero that GPTQ may write for any layer.
+  /// cache, biases of zero that GPTQ may write for any layer, and zero points of zero beside
+  /// symmetric numbers.
   bool may_be_left(const std::string& name) const {
     if (!quantization_) return false;
     for (const char* end : {".k_scale", ".v_scale"})
       if (name.ends_with(end)) return true;
-    if (quantization_->method() != "gptq" || !name.ends_with(".bias")) return false;
-    const auto bytes = checkpoint_.find(name)->data;
+    const StoredTensor& tensor = *checkpoint_.find(name);
+    const bool is_bias = quantization_->method() == "gptq" && name.ends_with(".bias"),
+               is_zero = name.ends_with("_zero_point") && tensor.dtype != "I32";
+    if (!is_bias && !is_zero) return false;
+    const auto bytes = tensor.data;
     std::vector<std::byte> copy(bytes.size());
     checkpoint_.read(copy, bytes.data());
     return std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0}; });

@@ -33,10 +33,15 @@ class RecordingBackend : public NullBackend {
       const int64_t columns = part.rank > 1 ? part.shape[1] : 1;
       for (int64_t row = 0; row < part.shape[0]; ++row)
         for (int64_t column = 0; column < columns; ++column)
-          out.values.push_back(part.ptr<float>()[row * part.stride[0] + column]);
+          out.values.push_back(element(part, row * part.stride[0] + column));
     }
     EXPECT_EQ(std::ssize(out.values), dst.numel());
     loaded.push_back(std::move(out));
+  }
+
+ private:
+  static float element(const Tensor& t, int64_t i) {
+    return t.dtype == DType::bf16 ? static_cast<float>(t.ptr<bf16>()[i]) : t.ptr<float>()[i];
   }
 };
 
@@ -153,7 +158,7 @@ inline std::vector<RecordingBackend::Loaded> load_shard(const ModelConfig& confi
   WeightLoader loader(backend, DType::f32, shard, storage.data());
   find_architecture(config.architecture).make(config, {loader, {}});
   EXPECT_EQ(loader.bytes(), counter.bytes());
-  loader.load(checkpoint, {});
+  loader.load(checkpoint, {}, config.quantization.get());
   int64_t elements = 0;
   for (const auto& tensor : backend.loaded) elements += std::ssize(tensor.values);
   EXPECT_EQ(elements, counter.num_parameters());

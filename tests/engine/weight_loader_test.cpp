@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/weight_loader_rig.h"
+#include "io/quantization.h"
 #include "layers/embed_head.h"
 #include "layers/linear.h"
 
@@ -272,6 +273,70 @@ TEST_F(WeightLoaderTest, AFileThatChangesWhileItIsLoadedIsAnError) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::model) << error.what();
   }
+}
+
+/// A quantised model of tests/data/goldens whose tensors a test changes.
+class QuantisedLoaderTest : public WeightLoaderTest {
+ protected:
+  void read(const std::string& name) {
+    const auto path = std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens" / name;
+    config_ = load_model_config(path.string(), config_defaults);
+    tensors_ = read_tensors(path / "model.safetensors");
+  }
+  std::string refusal() {
+    write(tensors_);
+    try {
+      load_shard(config_, checkpoint(), {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::model);
+      return error.what();
+    }
+    return "";
+  }
+  void add(const std::string& name, const std::string& dtype, const std::string& bytes,
+           std::vector<int64_t> shape) {
+    std::erase_if(tensors_, [&](const StoredBytes& t) { return t.name == name; });
+    tensors_.push_back({name, dtype, bytes, std::move(shape)});
+  }
+  std::vector<StoredBytes> tensors_;
+  const std::string module_ = "model.layers.0.self_attn.o_proj";
+};
+
+TEST_F(QuantisedLoaderTest, LeavesTensorsThatChangeNothing) {
+  read("quantised-gptq-64-zeros");
+  add(module_ + ".bias", "F16", std::string(256, '\0'), {128});
+  add("model.layers.0.self_attn.k_scale", "F32", std::string(4, '\1'), {1});
+  EXPECT_EQ(refusal(), "");
+  add(module_ + ".bias", "F16", std::string(254, '\0') + "\1\1", {128});
+  EXPECT_NE(refusal().find(module_ + ".bias has no place"), std::string::npos) << refusal();
+
+  read("quantised-int8-channel");
+  add(module_ + ".weight_zero_point", "I8", std::string(128, '\0'), {128, 1});
+  EXPECT_EQ(refusal(), "");
+  add(module_ + ".weight_zero_point", "I8", std::string(128, '\1'), {128, 1});
+  EXPECT_NE(refusal().find(".weight_zero_point has no place"), std::string::npos) << refusal();
+}
+
+// Lists of plain modules leave out routers; names of packed tensors cannot be mistaken.
+TEST_F(QuantisedLoaderTest, TakesAPlainWeightWherePackedOnesWouldHaveOtherNames) {
+  read("quantised-awq-64-experts");
+  for (const char* end : {".qweight", ".qzeros", ".scales"})
+    std::erase_if(tensors_, [&](const StoredBytes& t) { return t.name == module_ + end; });
+  EXPECT_NE(refusal().find("lacks tensor " + module_ + ".qweight"), std::string::npos) << refusal();
+  add(module_ + ".weight", "F32", std::string(128 * 128 * 4, '\0'), {128, 128});
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(QuantisedLoaderTest, RefusesAFileThatIsQuantisedOtherwiseThanConfigSays) {
+  read("quantised-fp8-blocks");
+  config_.quantization.reset();
+  EXPECT_NE(refusal().find("only F32, F16 and BF16 weights can be loaded"), std::string::npos)
+      << refusal();
+  read("quantised-packed-128");
+  config_.quantization.reset();
+  EXPECT_NE(refusal().find("q_proj.weight, which config.json's architecture needs"),
+            std::string::npos)
+      << refusal();
 }
 
 }  // namespace
