@@ -264,7 +264,7 @@ std::vector<float> QuantizedWeight::group_scales(const WeightBlock& block) const
   return out;
 }
 
-/// What is subtracted from the block's integers, [rows, groups].
+/// The zero points of the block's rows, [rows, groups].
 std::vector<float> QuantizedWeight::group_zeros(const WeightBlock& block) const {
   const int64_t rows = block.rows();
   const int middle = 1 << (scheme_.bits - 1);

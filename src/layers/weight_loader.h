@@ -22,7 +22,6 @@ namespace nanovllm {
 
 class Checkpoint;
 class QuantizationConfig;
-struct QuantScheme;
 
 /// The rank that holds this shard, and how many there are.
 struct Shard {

@@ -158,15 +158,14 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Exactness,
-                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80",
-                                                          "llama-untied-biases", "mistral-window",
-                                                          "qwen3-moe-some-dense",
-                                                          "quantised-gptq-128-ordered",
-                                                          "quantised-awq-64-experts",
-                                                          "quantised-fp8-blocks"),
-                                          testing::ValuesIn(kTargets)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    All, Exactness,
+    testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80",
+                                     "llama-untied-biases", "mistral-window",
+                                     "qwen3-moe-some-dense", "quantised-gptq-128-ordered",
+                                     "quantised-awq-64-experts", "quantised-fp8-blocks"),
+                     testing::ValuesIn(kTargets)),
+    case_name);
 
 }  // namespace
 }  // namespace nanovllm
