@@ -19,7 +19,7 @@ namespace {
 /// Host memory for dequantised numbers that are loaded together, but for one that is larger.
 constexpr size_t kMostHostBytes = size_t{256} << 20;
 /// Rows of a weight that are read and dequantised at once.
-constexpr int64_t kRowsAtOnce = 256;
+constexpr int64_t kRowsAtOnce = 128;
 constexpr size_t kMostThreads = 16;
 
 /// The module whose weight the tensor is; of others none.
