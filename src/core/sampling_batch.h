@@ -31,20 +31,22 @@ struct SampledPlace {
   int64_t sequence = 0;           // of the batch: a row of Batch::block_tables
 };
 
-/// Every tensor has one entry per row, on the device.
+/// Every tensor but token_masks has one entry per row, on the device.
 struct SamplingBatch {
-  Tensor temperature;   // f32; 0: greedy
-  Tensor top_k;         // i32; 0: off
-  Tensor top_p;         // f32; 1: off
-  Tensor min_p;         // f32; 0: off
-  Tensor seed;          // i64, taken as unsigned
-  Tensor position;      // i32: index in its sequence of the token that is to be sampled
-  Tensor token_mask{};  // i32: its row of SamplerInput::token_masks; -1: every token may come
-  Tensor repetition_penalty{};                     // f32; 1: off
+  Tensor temperature;           // f32; 0: greedy
+  Tensor top_k;                 // i32; 0: off
+  Tensor top_p;                 // f32; 1: off
+  Tensor min_p;                 // f32; 0: off
+  Tensor seed;                  // i64, taken as unsigned
+  Tensor position;              // i32: index in its sequence of the token that is to be sampled
+  Tensor token_mask{};          // i32: its row of token_masks; -1: every token may come
+  Tensor repetition_penalty{};  // f32; 1: off
   Tensor frequency_penalty{}, presence_penalty{};  // f32; 0: off
   Tensor num_prompt_tokens{};                      // i32: where in its sequence the answer begins
   Tensor sequence{};                               // i32: the sequence's row of Batch::block_tables
   uint32_t features = 0;                           // SamplingFeature, of all rows together
+  // Of no single row: i32 [any, (vocab_size + 31) / 32], bits of the tokens that may come.
+  Tensor token_masks{};
 
   struct Column {
     Tensor* tensor;

@@ -128,8 +128,9 @@ void ModelRunner::finish_launch(const std::byte* masks) {
 
 void ModelRunner::finish_filled(Slot& slot) {
   const Tensor masks = token_masks_.rows(0, slot.input.num_token_masks);
-  backend_->copy(masks,
-                 Tensor(slot.masks_host.get(), DType::i32, {masks.shape[0], masks.shape[1]}));
+  // The step before is done, and the forward pass of this one, which runs, has no use for masks.
+  backend_->copy_ahead(masks,
+                       Tensor(slot.masks_host.get(), DType::i32, {masks.shape[0], masks.shape[1]}));
   issue(slot, StepPart::sampling);
 }
 
@@ -194,7 +195,7 @@ void ModelRunner::run_step(const Slot& slot, StepPart part) {
   if (part == StepPart::forward) return;
   arena_.release(forwarded.mark);
   SamplerInput sampling = slot.input.sampler;
-  sampling.token_masks = token_masks_;
+  sampling.params.token_masks = token_masks_;
   sampler_.forward(step, model_->lm_head(), model_config_.vocab_size, forwarded.hidden, sampling,
                    slot.output, plan_.limits.max_logits_rows);
 }

@@ -53,9 +53,12 @@ void ParallelLMHead::sample(const Step& step, Tensor token_ids, Tensor logits, T
     return step.ops.gemm_sample(token_ids, logits, hidden, weight_, params);
   ArenaScope scope(step.arena);
   const Tensor parts = multiply(step, hidden);
-  if (step.comm.fusions().sample(token_ids, parts[step.comm.rank()], logits.shape[1], params))
+  const bool is_masked = params.has(kSampleConstrained);
+  if (!is_masked &&
+      step.comm.fusions().sample(token_ids, parts[step.comm.rank()], logits.shape[1], params))
     return;
   step.comm.all_gather(logits, parts);
+  if (is_masked) step.ops.apply_token_masks(logits, params.token_mask, params.token_masks);
   step.ops.sample(token_ids, logits, params);
 }
 

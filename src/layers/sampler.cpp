@@ -43,7 +43,7 @@ void adjust(const Step& step, const Chunk& c, Tensor logits, const SamplerInput&
   const Tensor sampling = logits.rows(0, c.samples_end - c.begin);
   if (input.params.has(kSampleConstrained))
     step.ops.apply_token_masks(sampling, input.params.token_mask.rows(c.begin, c.samples_end),
-                               input.token_masks);
+                               input.params.token_masks);
   if (input.params.has(kSampleBiased))
     step.ops.bias_logits(sampling, input.biases, step.batch, c.begin);
   if (input.params.has(kSamplePenalised))
@@ -58,14 +58,14 @@ void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t v
                       int64_t max_rows) const {
   const int64_t num_rows = step.batch.logits_rows.shape[0], num_samples = output.token_ids.shape[0];
   const bool wants_logprobs = input.params.has(kSampleLogprobs),
-             adjusts = input.params.has(kSampleBiased) || input.params.has(kSampleConstrained) ||
-                       input.params.has(kSamplePenalised);
+             moves = input.params.has(kSampleBiased) || input.params.has(kSamplePenalised),
+             adjusts = moves || input.params.has(kSampleConstrained);
   for (int64_t begin = 0; begin < num_rows; begin += max_rows) {
     const int64_t end = std::min(begin + max_rows, num_rows),
                   samples_end = std::clamp(num_samples, begin, end);
     ArenaScope scope(step.arena);
     const Tensor x = hidden_of(step, {begin, end, samples_end}, hidden, wants_logprobs);
-    const bool only_samples = !adjusts && !wants_logprobs && samples_end == end;
+    const bool only_samples = !moves && !wants_logprobs && samples_end == end;
     const Tensor logits = step.arena.take(DType::f32, {end - begin, vocab_size});
     if (only_samples) {
       lm_head.sample(step, output.token_ids.rows(begin, end), logits, x,

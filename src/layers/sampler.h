@@ -15,8 +15,6 @@ struct SamplerInput {
   // i32 [n, 4], as Backend::bias_logits() takes them: logit_bias, and tokens that may not be
   // sampled (min_tokens); a row of -1 is padding.
   Tensor biases;
-  // i32 [any, (vocab_size + 31) / 32]: bits of tokens, for the rows whose token_mask leads here.
-  Tensor token_masks;
   int64_t num_logprobs = -1;  // k of top_logprobs, the largest asked for; -1: none wanted
 };
 

@@ -144,6 +144,9 @@ class Backend {
   virtual Buffer allocate_host(size_t bytes) = 0;
   /// Copies between any two devices' contiguous tensors of one dtype and size, in stream order.
   virtual void copy(Tensor dst, Tensor src) = 0;
+  /// The same from allocate_host()'s memory, but not after the operations before it: none of those
+  /// that still run may use `dst`. The operations after it wait for it.
+  virtual void copy_ahead(Tensor dst, Tensor src) { copy(dst, src); }
   /// Waits until everything issued so far is done. Errors of earlier asynchronous work surface
   /// here.
   virtual void synchronize() = 0;
@@ -300,12 +303,14 @@ class Backend {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
-  /// sample() of the logits x w^T. `logits` f32 [rows, vocab] is room for them; its contents
-  /// afterwards are undefined.
+  /// sample() of the logits x w^T, after apply_token_masks() where the rows are constrained.
+  /// `logits` f32 [rows, vocab] is room for them; its contents afterwards are undefined.
   void gemm_sample(Tensor token_ids, Tensor logits, Tensor x, Weight w,
                    const SamplingBatch& params) {
     if (fused_gemm_sample(token_ids, x, w, params)) return;
     gemm(logits, x, w);
+    if (params.has(kSampleConstrained))
+      apply_token_masks(logits, params.token_mask, params.token_masks);
     sample(token_ids, logits, params);
   }
   /// The same without the logits. False, and nothing is done, where the backend needs them.

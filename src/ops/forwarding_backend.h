@@ -18,6 +18,7 @@ class ForwardingBackend : public Backend {
   Buffer allocate(size_t bytes) override { return ops_->allocate(bytes); }
   Buffer allocate_host(size_t bytes) override { return ops_->allocate_host(bytes); }
   void copy(Tensor dst, Tensor src) override { ops_->copy(dst, src); }
+  void copy_ahead(Tensor dst, Tensor src) override { ops_->copy_ahead(dst, src); }
   void synchronize() override { ops_->synchronize(); }
   bool is_asynchronous() const override { return ops_->is_asynchronous(); }
   std::unique_ptr<Fence> make_fence() override { return ops_->make_fence(); }

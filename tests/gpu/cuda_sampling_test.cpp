@@ -1,6 +1,7 @@
 // Sampling that never writes its logits: the tokens must be those of the product and the sampling
 // one after the other.
 #include <cmath>
+#include <random>
 
 #include <gtest/gtest.h>
 
@@ -34,6 +35,31 @@ struct Rules {
              rig.upload(std::span<const int32_t>(position), {rows})};
     batch.features = greedy ? 0u : uint32_t{kSampleRandom};
   }
+  /// Three rows in four get a mask of their own, which allows nearly all tokens, few, or one.
+  void constrain(Rig& rig, int64_t rows, int64_t vocab) {
+    const int64_t words = (vocab + 31) / 32;
+    std::vector<int32_t> mask_rows, masks;
+    int32_t num_masks = 0;
+    std::minstd_rand random(7);
+    for (int64_t i = 0; i < rows; ++i) {
+      mask_rows.push_back(i % 4 == 0 ? -1 : num_masks++);
+      if (i % 4 == 0) continue;
+      const auto begin = masks.insert(masks.end(), static_cast<size_t>(words), i % 4 == 1 ? -1 : 0);
+      const auto flip = [&](int64_t id) {
+        begin[id / 32] =
+            static_cast<int32_t>(static_cast<uint32_t>(begin[id / 32]) ^ 1u << id % 32);
+      };
+      if (i % 4 == 3)
+        flip(i % 8 == 3 ? vocab - 1 : static_cast<int64_t>(random()) % vocab);
+      else
+        for (int64_t id = static_cast<int64_t>(random() % 3); id < vocab;
+             id += 1 + static_cast<int64_t>(random() % 9))
+          flip(id);
+    }
+    batch.token_mask = rig.upload(std::span<const int32_t>(mask_rows), {rows});
+    batch.token_masks = rig.upload(std::span<const int32_t>(masks), {num_masks, words});
+    batch.features |= kSampleConstrained;
+  }
 };
 
 struct HeadSize {
@@ -43,7 +69,7 @@ struct HeadSize {
 
 /// The tokens of a product and of a sampling, and of both at once.
 void compare(Backend& gpu, const HeadSize& size, Weight w, int64_t rows, bool greedy,
-             bool broken = false) {
+             bool broken = false, bool constrained = false) {
   Rig rig(gpu);
   std::vector<float> values = normal_values(rows * size.k, static_cast<uint32_t>(rows));
   if (broken) {
@@ -53,13 +79,17 @@ void compare(Backend& gpu, const HeadSize& size, Weight w, int64_t rows, bool gr
   const Tensor x = rig.upload(values, DType::bf16, {rows, size.k}),
                logits = rig.empty(DType::f32, {rows, size.vocab}),
                want = rig.empty(DType::i32, {rows}), got = rig.empty(DType::i32, {rows});
-  const Rules rules(rig, rows, greedy);
+  Rules rules(rig, rows, greedy);
   gpu.gemm(logits, x, w);
+  if (constrained) {
+    rules.constrain(rig, rows, size.vocab);
+    gpu.apply_token_masks(logits, rules.batch.token_mask, rules.batch.token_masks);
+  }
   gpu.sample(want, logits, rules.batch);
   ASSERT_TRUE(gpu.fused_gemm_sample(got, x, w, rules.batch)) << "no kernel";
   EXPECT_TRUE(rig.bytes(got) == rig.bytes(want))
       << rows << " rows, " << size.vocab << " tokens, k " << size.k << (greedy ? ", greedy" : "")
-      << (broken ? ", broken" : "");
+      << (broken ? ", broken" : "") << (constrained ? ", constrained" : "");
 }
 
 TEST_F(CudaSampling, WithoutLogitsGivesTheTokensOfLogits) {
@@ -78,6 +108,9 @@ TEST_F(CudaSampling, WithoutLogitsGivesTheTokensOfLogits) {
       compare(*gpu_, size, w, rows, false, true);
       compare(*gpu_, size, w, rows, true, true);
     }
+    for (const int64_t rows : {2, 16, 64, 129, 256})
+      for (const bool greedy : {false, true})
+        for (const bool broken : {false, true}) compare(*gpu_, size, w, rows, greedy, broken, true);
   }
 }
 

@@ -54,4 +54,14 @@ void CudaBackend::copy(Tensor dst, Tensor src) {
   cuda_check(cudaMemcpyAsync(dst.data, src.data, bytes, cudaMemcpyDefault, stream()));
 }
 
+void CudaBackend::copy_ahead(Tensor dst, Tensor src) {
+  check(
+      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
+      "copy_ahead {} to {}: one dtype and size, contiguous", src.describe(), dst.describe());
+  use_device();
+  cuda_check(cudaMemcpyAsync(dst.data, src.data, dst.bytes(), cudaMemcpyDefault, ahead_.get()));
+  cuda_check(cudaEventRecord(copied_ahead_.get(), ahead_.get()));
+  cuda_check(cudaStreamWaitEvent(stream(), copied_ahead_.get(), 0));
+}
+
 }  // namespace nanovllm

@@ -45,6 +45,7 @@ class CudaBackend final : public Backend {
   Buffer allocate(size_t bytes) override;
   Buffer allocate_host(size_t bytes) override;
   void copy(Tensor dst, Tensor src) override;
+  void copy_ahead(Tensor dst, Tensor src) override;
   void synchronize() override;
   bool is_asynchronous() const override { return true; }
   std::unique_ptr<Fence> make_fence() override;
@@ -176,6 +177,8 @@ class CudaBackend final : public Backend {
   };
   void open_lane(Lane& lane);
   cudaStream_t stream() const { return lane_->stream.get(); }
+  Stream ahead_ = make_stream();  // copy_ahead()'s
+  Event copied_ahead_ = make_event();
   /// Whether the operations issued now share the GPU's SMs with another lane's, each with its own.
   bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }

@@ -44,10 +44,11 @@ struct SampledRow {
         offset;              // the largest logit, and Bar::offset of a score that a token has
   float temperature, scale;  // Bar::scale
   uint64_t likeliest = 0, noisy = 0;  // keys
+  const int* mask;                    // RowRules::mask_of()
   RowNoise noise;
 
-  __device__ explicit SampledRow(const RowRule& rule)
-      : temperature(rule.temperature), noise(rule.seed, rule.position) {
+  __device__ SampledRow(const RowRule& rule, const int* mask)
+      : temperature(rule.temperature), mask(mask), noise(rule.seed, rule.position) {
     // Nothing is ruled out before the first score; in a greedy row all noise is.
     const bool noisy_row = rule.temperature > 0.0f;
     scale = noisy_row ? Bar(rule.temperature).scale : 0.0f;
@@ -177,14 +178,21 @@ struct HeadTokens {
   float most;
   Philox4 bits;
 
-  __device__ void load(const float* from, int id, int vocab) {
+  /// Tokens that may not come, and those beyond the vocabulary, have no chance.
+  __device__ void load(const SampledRow& row, const float* from, int id, int vocab) {
+    unsigned allowed = id < vocab ? 0xfu : 0u;
+    if (row.mask && allowed != 0)
+      allowed = static_cast<unsigned>(__ldg(row.mask + id / kWarp)) >> id % kWarp & 0xfu;
     const float4 v = *reinterpret_cast<const float4*>(from);
-    logits = id < vocab ? Vec<float>{{v.x, v.y, v.z, v.w}}
-                        : Vec<float>{{-kInfinity, -kInfinity, -kInfinity, -kInfinity}};
+    logits = {{v.x, v.y, v.z, v.w}};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if ((allowed >> j & 1u) == 0) logits.v[j] = -kInfinity;
     most = max_of(logits);
   }
+  __device__ bool has_chance() const { return most != -kInfinity; }
   __device__ float room(const SampledRow& row) const {
-    return Bar(row.scale, row.offset).room(most);
+    return has_chance() ? Bar(row.scale, row.offset).room(most) : -kInfinity;
   }
   __device__ void draw(const SampledRow& row, int id) {
     bits = row.noise.bits(static_cast<uint32_t>(id) / 4);
@@ -240,7 +248,8 @@ __device__ inline void take_noisy(SampledRow& row, KnownRow* known, const HeadTo
 /// `drawn`: the tokens have their bits, since some noise might make up for what they lack.
 __device__ inline void look_through(SampledRow& row, KnownRow* known, const HeadTokens& tokens,
                                     int id, bool drawn) {
-  if (__any_sync(kFullMask, !(tokens.most < row.most))) take_likeliest(row, known, tokens, id);
+  if (__any_sync(kFullMask, tokens.has_chance() && !(tokens.most < row.most)))
+    take_likeliest(row, known, tokens, id);
   if (!drawn) return;
   const float room = tokens.room(row);
   const bool may_win = !Bar::hopeless(room) && Bar::passes(room, largest(tokens.bits));
@@ -271,8 +280,8 @@ __device__ void scan_tiles(SampledRow* rows, KnownRow* known, const float* logit
     for (int r = warp; r < count; r += 2 * kWarps) {
       const int other = min(r + kWarps, count - 1);
       HeadTokens tokens, more;
-      tokens.load(logits + r * kHeadPitch + 4 * lane, id, shape.vocab);
-      more.load(logits + other * kHeadPitch + 4 * lane, id, shape.vocab);
+      tokens.load(rows[r], logits + r * kHeadPitch + 4 * lane, id, shape.vocab);
+      more.load(rows[other], logits + other * kHeadPitch + 4 * lane, id, shape.vocab);
       const bool draws = __any_sync(kFullMask, !Bar::hopeless(tokens.room(rows[r])) ||
                                                    !Bar::hopeless(more.room(rows[other])));
       if (draws) {
@@ -327,7 +336,7 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
     return multiply_tiles<kGroups>(logits, shape, ring, place,
                                    kGroups == 1 ? 0 : warp / (kHeadGroup / kWarp));
   const int thread = static_cast<int>(threadIdx.x) - kMultipliers, row = place.row + thread;
-  if (thread < count) rows[thread] = SampledRow(rules.of(row));
+  if (thread < count) rows[thread] = SampledRow(rules.of(row), rules.mask_of(row));
   sync_threads<1, kScanners>();
   scan_tiles<kGroups>(rows, known + place.row, logits, shape, place, warp - kMultipliers / kWarp,
                       count);

@@ -29,7 +29,16 @@ struct RowRules {
   const int64_t* seed = nullptr;
   const int* position = nullptr;
   bool all_greedy = false;
+  // Of each row its mask among `masks`, or -1; a mask has so many words of 32 tokens each.
+  const int* mask_rows = nullptr;
+  const int* masks = nullptr;
+  int mask_words = 0;
 
+  /// Bits of the tokens that may come; null: all may.
+  __device__ const int* mask_of(int row) const {
+    const int mask = mask_rows ? mask_rows[row] : -1;
+    return mask < 0 ? nullptr : masks + int64_t{mask} * mask_words;
+  }
   __device__ RowRule of(int row) const {
     RowRule rule;
     if (all_greedy) return rule;

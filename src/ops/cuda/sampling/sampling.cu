@@ -229,6 +229,11 @@ bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Weight weight,
   if (params.has(kSampleFiltered)) return false;
   SampleArguments a{};
   a.rules = rules_of(params, 0);
+  if (params.has(kSampleConstrained)) {
+    a.rules.mask_rows = params.token_mask.ptr<int32_t>();
+    a.rules.masks = params.token_masks.ptr<int32_t>();
+    a.rules.mask_words = static_cast<int>(params.token_masks.shape[1]);
+  }
   a.token_ids = token_ids.ptr<int32_t>();
   a.known = reinterpret_cast<KnownRow*>(scan_scratch_.get() + kScanBytes - kKnownBytes);
   if (!gemm_scan(x, w, a.rules, a.scan)) return false;
