@@ -1,15 +1,32 @@
 // Lines of files of every kind of ending, and of pipes that are not ready.
 #include "cli/jsonl/line_reader.h"
 
+#include <atomic>
+#include <cerrno>
 #include <vector>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "e2e/process.h"
 #include "unit/temp_directory.h"
+
+namespace {
+std::atomic<int> interrupted_reads{0};
+}
+
+// In place of the C library's: the next `interrupted_reads` calls end as if a signal had come.
+extern "C" ssize_t read(int descriptor, void* to, size_t bytes) {
+  if (interrupted_reads > 0) {
+    --interrupted_reads;
+    errno = EINTR;
+    return -1;
+  }
+  return ::syscall(SYS_read, descriptor, to, bytes);
+}
 
 namespace nanovllm::cli {
 namespace {
@@ -70,6 +87,30 @@ TEST(LineReader, APipeWithoutALineIsNotWaitedFor) {
   EXPECT_EQ(line, "half");
   EXPECT_EQ(reader.count_lines(), -1);
   ::close(keep);
+}
+
+TEST(LineReader, ASignalDuringAReadLosesNothing) {
+  TempDirectory directory;
+  const std::string path = directory.path() / "lines";
+  write_file(path, "one\ntwo\n");
+  LineReader reader("--input", path);
+  interrupted_reads = 3;
+  EXPECT_EQ(read_all(reader), (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(interrupted_reads, 0) << "the reader does not read by read()";
+}
+
+TEST(ReadStandardInput, GoesOnAfterASignal) {
+  TempDirectory directory;
+  const std::string path = directory.path() / "text";
+  write_file(path, "a text");
+  const int before = ::dup(STDIN_FILENO), file = ::open(path.c_str(), O_RDONLY);
+  ASSERT_EQ(::dup2(file, STDIN_FILENO), STDIN_FILENO);
+  interrupted_reads = 2;
+  EXPECT_EQ(read_standard_input(), "a text");
+  EXPECT_EQ(interrupted_reads, 0);
+  ::dup2(before, STDIN_FILENO);
+  ::close(before);
+  ::close(file);
 }
 
 }  // namespace
