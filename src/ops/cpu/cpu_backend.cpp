@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/memory.h"
-#include "ops/cpu/num_threads.h"
+#include "ops/cpu/threads.h"
 
 namespace nanovllm {
 
@@ -27,6 +27,7 @@ const Kernels& kernels_named(std::string_view isa) {
 CpuBackend::CpuBackend(const BackendOptions& options, std::string_view isa)
     : threads_(options.num_threads > 0 ? options.num_threads : default_num_threads()),
       kernels_(kernels_named(isa)) {
+  check_can_start(threads_);
   if (isa.empty()) onednn_ = std::make_unique<OneDnn>(threads_);
   scratch_.resize(static_cast<size_t>(threads_));
 }

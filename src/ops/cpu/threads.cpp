@@ -3,8 +3,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <latch>
 #include <set>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include <sched.h>
 
@@ -50,6 +54,23 @@ int default_num_threads() {
     if (threads > 0) return static_cast<int>(threads);
   }
   return std::min(physical_cores(), cgroup_quota());
+}
+
+void check_can_start(int threads) {
+  std::latch all_started(1);
+  std::vector<std::thread> started;
+  std::string refusal;
+  try {
+    for (int i = 1; i < threads; ++i) started.emplace_back([&] { all_started.wait(); });
+  } catch (const std::system_error& error) {
+    refusal = error.what();
+  }
+  all_started.count_down();
+  for (std::thread& thread : started) thread.join();
+  check(refusal.empty(), ErrorKind::device,
+        "{} CPU threads cannot be started: {}; raise the limit on processes (ulimit -u), or use "
+        "fewer threads",
+        threads, refusal);
 }
 
 }  // namespace nanovllm::cpu

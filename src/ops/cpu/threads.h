@@ -12,6 +12,9 @@
 
 namespace nanovllm::cpu {
 
+/// Throws if the system does not let this process start so many threads: OpenMP would end it.
+void check_can_start(int threads);
+
 /// body(begin, end, thread) over [0, count) in contiguous shares, one per thread. The body must not
 /// throw. `cost` is the rough number of elements touched: what is too little to share runs on the
 /// caller.
