@@ -61,11 +61,15 @@ struct CacheView {
 
 }  // namespace
 
-// As many tokens a unit as fill a piece, the longest contexts of a sequence first.
-void CpuBackend::divide_attention(const Batch& batch, int64_t tokens, int64_t group) {
+// As many tokens a unit as fill a piece, or fewer if threads were without work; the longest
+// contexts of a sequence first.
+void CpuBackend::divide_attention(const Batch& batch, int64_t tokens, int64_t group,
+                                  int64_t kv_heads, DType dtype) {
   const int32_t *starts = batch.cu_seqlens_q.ptr<int32_t>(),
                 *lengths = batch.context_lens.ptr<int32_t>();
-  const int64_t step = std::max<int64_t>(1, kAttentionRows / group);
+  int64_t rows = attention_rows(dtype);
+  while (rows > kAttentionRows && tokens * group * kv_heads < 4 * threads_ * rows) rows /= 2;
+  const int64_t step = std::max<int64_t>(1, rows / group);
   attention_units_.clear();
   for (int64_t s = 0; s < batch.num_seqs(); ++s) {
     const int64_t count = starts[s + 1] - starts[s];
@@ -171,9 +175,9 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
   const int32_t *starts = batch.cu_seqlens_q.ptr<int32_t>(),
                 *lengths = batch.context_lens.ptr<int32_t>();
   const int32_t* tables = batch.block_tables.ptr<int32_t>();
-  reserve_scratch(attention_scratch_floats(view.head_dim));
+  reserve_scratch(attention_scratch_floats(view.head_dim, attention_rows(q.dtype)));
 
-  divide_attention(batch, tokens, group);
+  divide_attention(batch, tokens, group, view.kv_heads, q.dtype);
   const std::vector<AttentionUnit>& units = attention_units_;
   dispatch_float(q.dtype, [&]<class T>() {
     const T *q_data = q.ptr<T>(), *k_data = cache.k.ptr<T>(), *v_data = cache.v.ptr<T>();

@@ -63,9 +63,10 @@ void CpuBackend::reserve_experts(size_t bytes) {
 }
 
 int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
-  const bool panels = !uses_onednn(largest.dtype) && !uses_tiles(largest.dtype);
-  return std::max({attention_scratch_floats(largest.head_dim),
+  const bool tiles = uses_tiles(largest.dtype), panels = !uses_onednn(largest.dtype) && !tiles;
+  return std::max({attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
                    panels ? gemm_scratch_floats(largest.widest) : 0,
+                   tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) : 0,
                    2 * largest.vocab});  // sorting: keys of 8 bytes
 }
 

@@ -82,7 +82,12 @@ class CpuBackend : public Backend {
   struct AttentionUnit {
     int64_t sequence, first, count;
   };
-  void divide_attention(const Batch& batch, int64_t tokens, int64_t group);
+  void divide_attention(const Batch& batch, int64_t tokens, int64_t group, int64_t kv_heads,
+                        DType dtype);
+  /// FloatKernels::attention_rows.
+  int64_t attention_rows(DType dtype) const {
+    return dtype == DType::f32 ? kernels_.f32.attention_rows : kernels_.half.attention_rows;
+  }
 
   /// The rows of a product that tile_gemm() turns into tiles at once.
   static constexpr int64_t kRowsAsTiles = 512;

@@ -111,6 +111,7 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
   constexpr int64_t kCachedElements = int64_t{512} << 10;
   const int64_t tile_rows = std::min(m, kTileRows);
   reserve_row_tiles(row_tiles_bytes(m, k));
+  reserve_scratch(tile_scratch_floats(std::min(m, kRowsAsTiles)));
   bf16* tiles = reinterpret_cast<bf16*>(row_tiles_.get());
   for (int64_t first = 0; first < m; first += kRowsAsTiles) {
     const int64_t rows = std::min(kRowsAsTiles, m - first);
@@ -128,26 +129,28 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
                   most = std::max<int64_t>(1, kCachedElements / (padded_k * kPair)),
                   chunks = (pairs + most - 1) / most,
                   blocks = (n + kTileColumns - 1) / kTileColumns;
-    parallel_for(threads_, chunks * blocks, rows * n * k, [&](int64_t begin, int64_t end, int) {
-      for (int64_t unit = begin; unit < end;) {
-        const int64_t chunk = unit / blocks, stop = std::min(end, (chunk + 1) * blocks);
-        const int64_t row = pairs * chunk / chunks * kPair,
-                      last = std::min(rows, pairs * (chunk + 1) / chunks * kPair);
-        kernels_.tile_gemm(
-            {.x = tiles + row * padded_k,
-             .x_stride = tile_rows,
-             .w = reinterpret_cast<const bf16*>(w.data),
-             .y = y.data + static_cast<size_t>((first + row) * y.stride[0]) * size_of(y.dtype),
-             .y_is_f32 = y.dtype == DType::f32,
-             .y_stride = y.stride[0],
-             .m = last - row,
-             .n = n,
-             .k = k,
-             .first_block = unit - chunk * blocks,
-             .end_block = stop - chunk * blocks});
-        unit = stop;
-      }
-    });
+    parallel_for(
+        threads_, chunks * blocks, rows * n * k, [&](int64_t begin, int64_t end, int thread) {
+          for (int64_t unit = begin; unit < end;) {
+            const int64_t chunk = unit / blocks, stop = std::min(end, (chunk + 1) * blocks);
+            const int64_t row = pairs * chunk / chunks * kPair,
+                          last = std::min(rows, pairs * (chunk + 1) / chunks * kPair);
+            kernels_.tile_gemm(
+                {.x = tiles + row * padded_k,
+                 .x_stride = tile_rows,
+                 .w = reinterpret_cast<const bf16*>(w.data),
+                 .y = y.data + static_cast<size_t>((first + row) * y.stride[0]) * size_of(y.dtype),
+                 .y_is_f32 = y.dtype == DType::f32,
+                 .y_stride = y.stride[0],
+                 .m = last - row,
+                 .n = n,
+                 .k = k,
+                 .first_block = unit - chunk * blocks,
+                 .end_block = stop - chunk * blocks,
+                 .scratch = scratch(thread)});
+            unit = stop;
+          }
+        });
   }
 }
 

@@ -138,7 +138,10 @@ NANOVLLM_INLINE float softmax_step(float* s, int64_t begin, int64_t end, float s
   return decay;
 }
 
-// -- A piece of up to kAttentionRows rows.
+// -- A piece of up to kAttentionRowsOf<T> rows.
+
+template <class T>
+constexpr int64_t kAttentionRowsOf = kHasTiles<T> ? kTileAttentionRows : kAttentionRows;
 
 template <class T>
 struct Piece {
@@ -148,9 +151,7 @@ struct Piece {
   T* q;                     // [rows, d]
   float *acc, *scores;      // [rows, d], [rows, kAttentionTile]
   T *k_copy, *v_copy;       // [kAttentionTile, d]: used where head_dim is no multiple of 32
-  // [kAttentionTile, d]: values widened once for many rows, or keys and values for tile products
-  float* v_f32;
-  float* sums;  // [rows, d]: tile products
+  float* v_f32;             // [kAttentionTile, d]: values widened once for many rows
   RowState* state;
 
   int64_t position(int64_t row) const {
@@ -179,8 +180,10 @@ NANOVLLM_INLINE const T* padded_row(const T* row, T* copy, int64_t head_dim, int
 }
 
 template <class T>
-NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, Tile<T>& tile) {
+NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, int64_t keys,
+                                 Tile<T>& tile) {
   const AttentionTask<T>& task = piece.task;
+  tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
   const int64_t mask = (int64_t{1} << task.block_shift) - 1;
   for (int64_t j = 0; j < tile.count; ++j) {
     const int64_t position = first_key + j, block = task.block_table[position >> task.block_shift];
@@ -247,17 +250,11 @@ void attention_piece(const Piece<T>& piece) {
     __builtin_memset(piece.acc + r * piece.d, 0, static_cast<size_t>(piece.d) * sizeof(float));
     piece.state[r] = {-__builtin_inff(), 0.0f};
   }
-  if constexpr (kHasTiles<T>) configure_tiles_of(piece);
   const int64_t keys = piece.position(piece.rows - 1) + 1;
   for (int64_t first_key = piece.first_key(0) / kAttentionTile * kAttentionTile; first_key < keys;
        first_key += kAttentionTile) {
     Tile<T> tile;
-    tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
-    gather_tile(piece, first_key, tile);
-    if constexpr (kHasTiles<T>) {
-      multiply_by_tiles(piece, first_key, tile);  // attention_tiles.inl
-      continue;
-    }
+    gather_tile(piece, first_key, keys, tile);
     if (sizeof(T) == sizeof(float) || piece.rows < 8) {
       tile_piece(piece, first_key, tile, tile.v);
       continue;
@@ -285,24 +282,28 @@ void attention_piece(const Piece<T>& piece) {
 
 template <class T>
 void attention(const AttentionTask<T>& task) {
+  constexpr int64_t kRows = kAttentionRowsOf<T>;
   const int64_t d = (task.head_dim + 31) / 32 * 32, rows = task.num_tokens * task.group;
   float* p = task.scratch;
   const auto take = [&](int64_t floats) { return (p += floats) - floats; };
-  float* acc = take(kAttentionRows * d);
-  float* scores = take(kAttentionRows * kAttentionTile);
-  RowState* state = reinterpret_cast<RowState*>(take(kAttentionRows * 2));
-  T* q = reinterpret_cast<T*>(take(kAttentionRows * d));
+  float* acc = take(kRows * d);
+  float* scores = take(kRows * kAttentionTile);
+  RowState* state = reinterpret_cast<RowState*>(take(kRows * 4));
+  T* q = reinterpret_cast<T*>(take(kRows * d));
   float *keys = take(kAttentionTile * d), *values = take(kAttentionTile * d);
-  float* sums = take(kAttentionRows * d);
   // bf16: the copies of keys and values fit into the first region, the widened values have the
   // second. f32 widens nothing.
   T* k_copy = reinterpret_cast<T*>(keys);
   T* v_copy =
       sizeof(T) == sizeof(float) ? reinterpret_cast<T*>(values) : k_copy + kAttentionTile * d;
-  for (int64_t first = 0; first < rows; first += kAttentionRows)
-    attention_piece(Piece<T>{task, first,
-                             rows - first < kAttentionRows ? rows - first : kAttentionRows, d, q,
-                             acc, scores, k_copy, v_copy, values, sums, state});
+  for (int64_t first = 0; first < rows; first += kRows) {
+    const int64_t count = rows - first < kRows ? rows - first : kRows;
+    const Piece<T> piece{task, first, count, d, q, acc, scores, k_copy, v_copy, values, state};
+    if constexpr (kHasTiles<T>)
+      attention_piece_by_tiles(piece);  // attention_tiles.inl
+    else
+      attention_piece(piece);
+  }
 }
 
 }  // namespace

@@ -28,19 +28,20 @@ struct AttentionTask {
   int64_t head_dim = 0, group = 0, num_tokens = 0, first_position = 0;
   int64_t window = 0;  // keys that a row sees, its own included; 0: all up to its own
   float scale = 0;
-  float* scratch = nullptr;  // attention_scratch_floats(head_dim), 64-byte aligned
+  float* scratch = nullptr;  // attention_scratch_floats(head_dim, rows), 64-byte aligned
 };
 
-/// Rows of a task worked on together; a task with more is worked off in such pieces.
-constexpr int64_t kAttentionRows = 32;
+/// Rows of a task worked on together, without AMX tiles and with; a task with more is worked off in
+/// such pieces.
+constexpr int64_t kAttentionRows = 32, kTileAttentionRows = 256;
 /// Keys that one step of the online softmax covers, at fixed absolute positions of the sequence.
 constexpr int64_t kAttentionTile = 64;
 
-constexpr int64_t attention_scratch_floats(int64_t head_dim) {
+/// `rows`: FloatKernels::attention_rows.
+constexpr int64_t attention_scratch_floats(int64_t head_dim, int64_t rows) {
   const int64_t d = (head_dim + 31) / 32 * 32;
-  // q rows, accumulators and sums of a piece, its scores, and one tile of keys and of values.
-  return 3 * kAttentionRows * d + kAttentionRows * (kAttentionTile + 2) + 2 * kAttentionTile * d +
-         64;
+  // q rows and accumulators of a piece, its scores, and one tile of keys and of values.
+  return 2 * rows * d + rows * (kAttentionTile + 4) + 2 * kAttentionTile * d + 64;
 }
 
 /// y[m, n] = x[m, k] w^T for the weight blocks [first_block, end_block) of kGemmBlock columns each;
@@ -53,7 +54,7 @@ struct GemmTask {
   void* y = nullptr;  // T, or float if y_is_f32
   bool y_is_f32 = false;
   int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
-  float* scratch = nullptr;  // gemm_scratch_floats(k)
+  float* scratch = nullptr;  // gemm_scratch_floats(k); tile products: tile_scratch_floats(m)
 };
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
@@ -61,6 +62,9 @@ constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
 /// A tile of x: up to kTileRows rows of kTileK elements. Tile products take two tiles of rows by
 /// kTileColumns columns at a time.
 constexpr int64_t kTileRows = 16, kTileColumns = 32, kTileK = 32;
+constexpr int64_t tile_scratch_floats(int64_t m) {
+  return (m + 2 * kTileRows - 1) / (2 * kTileRows) * 2 * kTileRows * kTileColumns;
+}
 
 template <class T>
 struct FloatKernels {
@@ -69,6 +73,7 @@ struct FloatKernels {
   void (*rope)(T* head, const float* cos, const float* sin, int64_t half);  // in place
   void (*silu_and_mul)(T* y, const T* gate, const T* up, int64_t n);
   void (*attention)(const AttentionTask<T>& task);
+  int64_t attention_rows;  // of a task that are worked on together
   void (*gemm)(const GemmTask<T>& task);
 };
 
@@ -90,7 +95,7 @@ struct Kernels {
                            uint32_t position, RowStats stats);
   /// Products of bf16 matrices by tiles; null where the instruction set has none. The task's x is
   /// what pack_tile() made of the rows, x_stride the rows of a tile; w lies in tile_layout(), whose
-  /// blocks are kTileColumns wide; scratch is not used.
+  /// blocks are kTileColumns wide.
   void (*tile_gemm)(const GemmTask<bf16>& task);
   /// One tile of rows of x, all its k elements: [k / kTileK, tile_rows, kTileK], zeros where x has
   /// no more rows or elements. tile_rows: 1 to kTileRows.

@@ -37,7 +37,8 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 namespace {
 template <class T>
 constexpr FloatKernels<T> float_kernels() {
-  return {add<T>, rms_norm<T>, rope<T>, silu_and_mul<T>, attention<T>, gemm<T>};
+  return {add<T>,       rms_norm<T>,         rope<T>, silu_and_mul<T>,
+          attention<T>, kAttentionRowsOf<T>, gemm<T>};
 }
 constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            float_kernels<float>(),

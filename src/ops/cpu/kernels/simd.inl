@@ -9,6 +9,8 @@ namespace {
 using Vec = float __attribute__((vector_size(64)));
 using VecI = int32_t __attribute__((vector_size(64)));
 using VecU = uint32_t __attribute__((vector_size(64)));
+using Vec8 = float __attribute__((vector_size(32)));
+using Vec4 = float __attribute__((vector_size(16)));
 using VecH = uint16_t __attribute__((vector_size(32)));
 
 constexpr int64_t kLanes = 16;
@@ -20,10 +22,20 @@ NANOVLLM_INLINE Vec load(const float* p) {
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
+/// bf16 numbers as floats.
+NANOVLLM_INLINE Vec widen(VecH h) {
+#if defined(__AVX512BF16__)
+  const VecU u =
+      reinterpret_cast<VecU>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(h)));
+#else
+  const VecU u = __builtin_convertvector(h, VecU);
+#endif
+  return reinterpret_cast<Vec>(u << 16);
+}
 NANOVLLM_INLINE Vec load(const bf16* p) {
   VecH h;
   __builtin_memcpy(&h, p, sizeof h);
-  return reinterpret_cast<Vec>(__builtin_convertvector(h, VecU) << 16);
+  return widen(h);
 }
 NANOVLLM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 
@@ -48,7 +60,7 @@ NANOVLLM_INLINE void store(bf16* p, Vec v) {
 template <class T>
 NANOVLLM_INLINE Vec rounded_to(Vec v) {
   if constexpr (sizeof(T) == 2)
-    return reinterpret_cast<Vec>(__builtin_convertvector(round_bf16(v), VecU) << 16);
+    return widen(round_bf16(v));
   else
     return v;
 }
@@ -72,18 +84,19 @@ NANOVLLM_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
 /// Lanes i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
 NANOVLLM_INLINE float sum(Vec v) {
-  float part[kLanes];
-  store(part, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
-  return part[0];
+  const Vec8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Vec4 b =
+      __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  return (b[0] + b[2]) + (b[1] + b[3]);
 }
 NANOVLLM_INLINE float max(Vec v) {
-  float part[kLanes];
-  store(part, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
-  return part[0];
+  const Vec8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+             b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), c = a > b ? a : b;
+  const Vec4 d = __builtin_shufflevector(c, c, 0, 1, 2, 3),
+             e = __builtin_shufflevector(c, c, 4, 5, 6, 7), f = d > e ? d : e;
+  const float g = f[0] > f[2] ? f[0] : f[2], h = f[1] > f[3] ? f[1] : f[3];
+  return g > h ? g : h;
 }
 
 /// The sums of sixteen vectors, as one vector; each sum is that of sum(), bit for bit, whatever its
@@ -112,8 +125,12 @@ NANOVLLM_INLINE Vec reduce16(Vec* v) {
 
 /// e^x within 2 ulp; 0 below -87.3 (no subnormals), +inf above 88.7; NaN stays NaN.
 NANOVLLM_INLINE Vec exp(Vec x) {
-  const Vec low = splat(-87.3f), high = splat(88.72f);
+  const Vec low = splat(-87.3f), high = splat(88.72f), infinite = splat(__builtin_inff());
+#if defined(__AMX_BF16__)
+  const Vec clamped = x;  // values beyond are left out below
+#else
   const Vec clamped = x < low ? low : (x > high ? high : x);
+#endif
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec shifted = clamped * 1.44269504f + magic;
   const Vec n = shifted - magic;
@@ -125,12 +142,19 @@ NANOVLLM_INLINE Vec exp(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if defined(__AMX_BF16__)
+  const __mmask16 normal =
+      _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(low), _CMP_NLT_UQ);
+  const Vec result = reinterpret_cast<Vec>(
+      _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+  return x > high ? infinite : result;
+#else
   // 2^n in two halves: n reaches 128, which one exponent field cannot hold.
   const VecI exponent = __builtin_convertvector(n, VecI), half = exponent >> 1;
   const Vec result = p * reinterpret_cast<Vec>((half + 127) << 23) *
                      reinterpret_cast<Vec>((exponent - half + 127) << 23);
-  const Vec infinite = splat(__builtin_inff());
   return x < low ? Vec{} : (x > high ? infinite : (x == x ? result : x));
+#endif
 }
 
 }  // namespace

@@ -26,51 +26,53 @@ NANOVLLM_INLINE void configure_tiles(int64_t rows) {
   _tile_loadconfig(&shape);
 }
 
-/// Where tiles of rows lie, in elements from one to the next.
-struct TileSource {
-  const bf16* x;
-  int64_t row, step, tile;
-};
-
-/// y[TILES * 16, 32] = x w^T over `steps` times 32 elements of k. With more passes x goes on where
-/// w begins anew.
+/// sums[TILES * 16, 32], which begin as zeros if `fresh`, += x w^T over `steps` times 32 elements
+/// of k. x: TILES tiles `tile` elements apart, of `row` rows of 32 elements a step. Asks for
+/// `ahead_lines` cache lines a step from `ahead` on, which are wanted later.
 template <int TILES>
-NANOVLLM_INLINE void multiply_tiles(float* y, int64_t y_stride, TileSource source, const bf16* w,
-                                    int64_t steps, int passes = 1) {
-  const bf16 *x = source.x, *x1 = x + source.tile;
-  const int64_t row_bytes = source.row * 2;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (TILES == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+NANOVLLM_INLINE void multiply_tiles(float* sums, bool fresh, const bf16* x, int64_t rows,
+                                    int64_t tile, const bf16* w, int64_t steps, const bf16* ahead,
+                                    int64_t ahead_lines) {
+  constexpr int64_t kBytes = kTileColumns * sizeof(float);
+  float* second = sums + kTileRows * kTileColumns;
   // The intrinsics do not tell the compiler that they read memory.
   __asm__ volatile("" ::: "memory");
-  for (int pass = 0; pass < passes; ++pass) {
-    const bf16* column = w;
-    for (int64_t i = 0; i < steps; ++i) {
-      _tile_loadd(6, column, 64);
-      _tile_loadd(4, x, row_bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, column + 16 * kTileK, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      if constexpr (TILES == 2) {
-        _tile_loadd(5, x1, row_bytes);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      x += source.step;
-      x1 += source.step;
-      column += 2 * 16 * kTileK;
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (TILES == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, kBytes);
+    _tile_loadd(1, sums + 16, kBytes);
+    if constexpr (TILES == 2) {
+      _tile_loadd(2, second, kBytes);
+      _tile_loadd(3, second + 16, kBytes);
     }
   }
-  const int64_t y_bytes = y_stride * 4;
-  _tile_stored(0, y, y_bytes);
-  _tile_stored(1, y + 16, y_bytes);
+  for (int64_t i = 0; i < steps; ++i) {
+    _tile_loadd(6, w, 64);
+    _tile_loadd(4, x, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 16 * kTileK, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (TILES == 2) {
+      _tile_loadd(5, x + tile, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    x += rows * kTileK;
+    w += 2 * 16 * kTileK;
+    for (int64_t line = 0; line < ahead_lines; ++line, ahead += kTileK)
+      __builtin_prefetch(ahead, 0, 2);
+  }
+  _tile_stored(0, sums, kBytes);
+  _tile_stored(1, sums + 16, kBytes);
   if constexpr (TILES == 2) {
-    _tile_stored(2, y + kTileRows * y_stride, y_bytes);
-    _tile_stored(3, y + kTileRows * y_stride + 16, y_bytes);
+    _tile_stored(2, second, kBytes);
+    _tile_stored(3, second + 16, kBytes);
   }
 }
 
@@ -91,21 +93,34 @@ NANOVLLM_INLINE void put_sums(const GemmTask<bf16>& task, const float* sums, int
 }
 
 void tile_gemm(const GemmTask<bf16>& task) {
-  const int64_t steps = (task.k + kTileK - 1) / kTileK;
-  alignas(64) float sums[2 * kTileRows * kTileColumns];
+  const int64_t steps = (task.k + kTileK - 1) / kTileK, pair = 2 * kTileRows,
+                pairs = (task.m + pair - 1) / pair;
+  // So many steps of a block of weights stay in the first cache while the rows pass.
+  constexpr int64_t kSteps = 8;
+  const int64_t part_steps = pairs > 1 ? kSteps : steps;
+  // While a block is worked on, the next one comes from memory, a share with each pair of rows.
+  const int64_t lines = (2 * kTileRows + pairs - 1) / pairs;
   configure_tiles(task.x_stride);
   for (int64_t block = task.first_block; block < task.end_block; ++block) {
     const bf16* w = task.w + block * kTileColumns * steps * kTileK;
-    for (int64_t first = 0; first < task.m; first += 2 * kTileRows) {
-      const int64_t step = task.x_stride * kTileK;
-      const TileSource source{task.x + first * steps * kTileK, kTileK, step, steps * step};
-      const int64_t left = task.m - first;
-      if (left > kTileRows) {
-        multiply_tiles<2>(sums, kTileColumns, source, w, steps);
-        put_sums(task, sums, first, left < 2 * kTileRows ? left : 2 * kTileRows, block);
-      } else {
-        multiply_tiles<1>(sums, kTileColumns, source, w, steps);
-        put_sums(task, sums, first, left, block);
+    const bool more = block + 1 < task.end_block;
+    for (int64_t step = 0; step < steps; step += part_steps) {
+      const int64_t count = steps - step < part_steps ? steps - step : part_steps;
+      const bf16* part = w + step * kTileColumns * kTileK;
+      for (int64_t first = 0; first < task.m; first += pair) {
+        const bf16* x = task.x + first * steps * kTileK + step * task.x_stride * kTileK;
+        float* sums = task.scratch + first * kTileColumns;
+        const bf16* ahead =
+            part + steps * kTileColumns * kTileK + first / pair * count * lines * kTileK;
+        const int64_t left = task.m - first, ahead_lines = more ? lines : 0;
+        const int64_t tile = steps * task.x_stride * kTileK;
+        if (left > kTileRows)
+          multiply_tiles<2>(sums, step == 0, x, task.x_stride, tile, part, count, ahead,
+                            ahead_lines);
+        else
+          multiply_tiles<1>(sums, step == 0, x, task.x_stride, tile, part, count, ahead,
+                            ahead_lines);
+        if (step + count == steps) put_sums(task, sums, first, left < pair ? left : pair, block);
       }
     }
   }
