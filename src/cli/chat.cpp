@@ -258,7 +258,7 @@ Chat::Answer Chat::generate() {
         llm_.abort_request(id);
         answer.stopped = true;
       }
-      if (tokens == 0) progress_.reading(llm_.stats());
+      if (tokens == 0) progress_.reading(llm_);
       for (const RequestOutput& output : llm_.step()) {
         const CompletionOutput& piece = output.outputs[0];
         if (!piece.text.empty()) progress_.clear();

@@ -102,7 +102,7 @@ int Generation::run() {
       break;
     }
     admit();
-    if (style_ == Style::stream && !streamed_) progress_.reading(llm_.stats());
+    if (style_ == Style::stream && !streamed_) progress_.reading(llm_);
     if (!live_.empty()) step();
     if (style_ != Style::stream) progress_.update(llm_.stats(), done_, total_);
     write_results();

@@ -1,7 +1,11 @@
 // nanovllm in a terminal: keys, pastes, Ctrl-C and the progress line.
 #include "e2e/terminal.h"
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -128,6 +132,30 @@ TEST(Terminal, ALongPromptIsSaidToBeRead) {
   Terminal terminal({"generate", demo_model(), prompt, "--max-num-batched-tokens", "16"});
   EXPECT_NE(without_escapes(terminal.rest()).find("reading the prompt, "), std::string::npos);
   EXPECT_EQ(terminal.exit_code(), 0);
+}
+
+// The program is halted behind the first sight of a count, for longer than the line's least age:
+// the next chunk draws it anew, however fast the machine is.
+TEST(Terminal, TheCountOfTokensMovesWhileALongPromptIsRead) {
+  std::string prompt;
+  for (int i = 0; i < 950; ++i) prompt += "a ";
+  Terminal terminal({"generate", demo_model(), prompt, "--max-num-batched-tokens", "1",
+                     "--max-num-seqs", "1", "--max-tokens", "1"});
+  std::string output = terminal.wait_for("reading the prompt, ");
+  output += terminal.wait_for(" of 951 tokens");
+  terminal.send(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  terminal.send(SIGCONT);
+  output += terminal.rest();
+  EXPECT_EQ(terminal.exit_code(), 0);
+  std::vector<int> counts;
+  const std::string seen = without_escapes(output), label = "reading the prompt, ";
+  for (size_t at = seen.find(label); at != seen.npos; at = seen.find(label, at + 1))
+    counts.push_back(std::stoi(seen.substr(at + label.size())));
+  ASSERT_GE(counts.size(), 2u) << seen;
+  // Once a second the line is drawn for its clock alone.
+  EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end())) << seen;
+  EXPECT_GT(counts.back(), counts.front());
 }
 
 // Each time the line is drawn it begins with a carriage return; what wraps could not be taken away.

@@ -1,5 +1,7 @@
 #include "cli/terminal/progress.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -80,11 +82,14 @@ void Progress::loading(const char* what, int64_t done, int64_t total) {
   show({total > 0 ? fmt::format("{} {} %", what, 100 * done / total) : std::string(what)});
 }
 
-void Progress::reading(const EngineStats& stats) {
-  if (!tokens_before_) tokens_before_ = stats.prompt_tokens;
+void Progress::reading(const LLM& llm) {
   if (!due()) return;
-  const int64_t tokens = stats.prompt_tokens - *tokens_before_;
-  show({"reading the prompt", fmt::format("{} tokens", tokens)});
+  std::vector<std::string> parts = {"reading the prompt"};
+  for (const SequenceSnapshot& s : llm.snapshot(1).running)
+    parts.push_back(fmt::format("{} of {} tokens",
+                                std::min(s.num_computed_tokens, s.num_prompt_tokens),
+                                s.num_prompt_tokens));
+  show(std::move(parts));
 }
 
 void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
@@ -115,7 +120,6 @@ void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
 }
 
 void Progress::clear() {
-  tokens_before_.reset();
   const std::lock_guard lock(mutex_);
   if (parts_.empty()) return;
   parts_.clear();

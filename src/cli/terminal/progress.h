@@ -29,8 +29,9 @@ class Progress {
   /// "12/256 requests, 412 tok/s, 1:23 left, prompts 3210 tok/s, 8 running"; at most five times a
   /// second. `total` is -1 where it is not known.
   void update(const EngineStats& stats, int64_t done, int64_t total);
-  /// "reading the prompt, 1536 tokens", while an answer has not begun.
-  void reading(const EngineStats& stats);
+  /// "reading the prompt, 512 of 1536 tokens", while an answer has not begun. The request is the
+  /// only one.
+  void reading(const LLM& llm);
   /// Takes the line away, so that something else can be written.
   void clear();
 
@@ -44,7 +45,6 @@ class Progress {
   const bool active_;
   std::optional<Clock::time_point> last_shown_;
   Clock::time_point start_ = Clock::now();
-  std::optional<int64_t> tokens_before_;  // of prompts, when reading() began
 
   // Rates are those of the last seconds: what was counted at the start of the window.
   std::optional<Clock::time_point> window_start_;
