@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.logits_process import (NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor,
                                                     SequenceBiasLogitsProcessor)
 
+SequenceBiasLogitsProcessor._validate_arguments = lambda self: None  # it refuses the id 0
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENS = 48
 PROMPTS = ("Once upon a time", "What is 37 + 45?", "The sky was", "23 + 58 =")

@@ -118,6 +118,30 @@ TEST_F(ChatTools, CtrlCEndsTheCommandAndAllThatItStarted) {
   EXPECT_EQ(terminal->exit_code(), 0);
 }
 
+TEST(ChatToolsOfTheDemo, ACalculationIsDoneByTheExamplesCalculator) {
+  const TempDirectory directory;
+  Json tools = read_json_file(NANOVLLM_SOURCE_DIR "/examples/tools/tools.json");
+  for (Json& tool : tools)
+    tool["command"][1] = NANOVLLM_SOURCE_DIR "/" + tool["command"][1].get<std::string>();
+  write_file(directory.path() / "tools.json", tools.dump());
+  Terminal terminal({"chat", NANOVLLM_SOURCE_DIR "/models/demo", "-q", "--temperature", "0",
+                     "--tools", (directory.path() / "tools.json").string()});
+  terminal.wait_for("> ");
+  terminal.type("What is 348 * 71?\r");
+  const std::string seen = without_escapes(terminal.wait_for("run it? [y/N] "));
+  EXPECT_NE(seen.find(R"(calculator {"a":348,"op":"*","b":71})"), std::string::npos) << seen;
+  terminal.type("y\r");
+  terminal.wait_for("348 * 71 = 24708.");
+  terminal.wait_for("> ");
+  terminal.type("What is 5000 - 1?\r");
+  terminal.wait_for("run it? [y/N] ");
+  terminal.type("n\r");
+  terminal.wait_for("That did not work: the user did not allow this call.");
+  terminal.wait_for("> ");
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.exit_code(), 0);
+}
+
 TEST_F(ChatTools, WithoutATerminalTheyAreRefused) {
   const auto result = nanovllm_program({"chat", model_.path(), "--tools", "tools.json"});
   EXPECT_EQ(result.exit_code, 2);

@@ -3,7 +3,7 @@ from typing import Literal
 
 import anthropic
 
-from server import KEY, QUESTION, has_grammars, raises, run
+from server import KEY, QUESTION, calculate, has_grammars, raises, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ASK = {"model": "demo", "max_tokens": 100, "messages": MESSAGES}  # models/demo is greedy unless told otherwise
@@ -48,23 +48,30 @@ def test_count_tokens(server):
 
 
 def test_tool_runner(server):
-    if not has_grammars():
-        return
-
-    cities = []
+    calls = []
 
     @anthropic.beta_tool
-    def get_weather(city: Literal["Berlin", "Tokyo"]) -> str:
-        """The weather of a city."""
-        cities.append(city)
-        return f"sunny in {city}"
+    def calculator(a: int, op: Literal["+", "-", "*"], b: int) -> str:
+        """Calculates with whole numbers."""
+        calls.append((a, op, b))
+        return str(calculate(a, op, b))
 
-    # models/demo has to be made to call, and so it does again when it has the result.
-    runner = client(server).beta.messages.tool_runner(
-        **{**ASK, "max_tokens": 300}, tools=[get_weather], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_iterations=2, thread=False)
-    messages = list(runner)
-    assert len(messages) == 2 and len(cities) >= 1 and set(cities) <= {"Berlin", "Tokyo"}, (messages, cities)
-    assert all(message.stop_reason == "tool_use" for message in messages)
+    ask = {**ASK, "messages": [{"role": "user", "content": "What is 348 * 71?"}]}
+    for stream in (False, True):
+        calls.clear()
+        runner = client(server).beta.messages.tool_runner(**ask, tools=[calculator], stream=stream, max_iterations=4, thread=False)
+        messages = [part.get_final_message() if stream else part for part in runner]
+        assert calls == [(348, "*", 71)] and [message.stop_reason for message in messages] == ["tool_use", "end_turn"], messages
+        assert messages[-1].content[0].text == "348 * 71 = 24708."
+
+
+def test_a_call_can_be_forced(server):
+    if not has_grammars():
+        return
+    tools = [{"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"enum": ["Berlin", "Tokyo"]}}, "required": ["city"],
+                                                      "additionalProperties": False}}]
+    message = client(server).messages.create(**{**ASK, "max_tokens": 300}, tools=tools, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    assert message.stop_reason == "tool_use" and message.content[-1].input["city"] in ("Berlin", "Tokyo"), message
 
 
 def test_errors(server):
@@ -86,4 +93,4 @@ async def test_async(server):
 
 
 if __name__ == "__main__":
-    run(dict(globals()), "--tool-call-parser", "hermes")
+    run(dict(globals()))

@@ -1,10 +1,11 @@
 """The openai SDK: chat, completions and responses, whole and streamed, sync and async, errors and retries."""
+import json
 from typing import Literal
 
 import openai
 import pydantic
 
-from server import KEY, QUESTION, has_grammars, raises, run
+from server import KEY, QUESTION, calculate, has_grammars, raises, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
@@ -64,7 +65,7 @@ def test_parse_with_pydantic(server):
         operator: Literal["+", "-"]
         remark: str = pydantic.Field(max_length=10)
 
-    # models/demo knows no JSON: the grammar makes it say some.
+    # Nobody told models/demo of the form: the grammar makes it write it.
     ask = dict(model="demo", messages=MESSAGES, temperature=1, seed=3, max_tokens=200, response_format=Sum)
     answer = client(server).chat.completions.parse(**ask)
     parsed = answer.choices[0].message.parsed
@@ -95,6 +96,68 @@ def test_calls_parse_and_their_stream_adds_up(server):
             pass
         streamed = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed[0].function.parsed_arguments == calls[0].function.parsed_arguments
+
+
+class Calculator(pydantic.BaseModel):
+    """Calculates with whole numbers."""
+    a: int
+    op: Literal["+", "-", "*"]
+    b: int
+
+
+CALCULATOR = openai.pydantic_function_tool(Calculator, name="calculator")
+PRODUCT = [{"role": "user", "content": "What is 348 * 71?"}]
+
+
+def test_a_tool_loop(server):
+    if not has_grammars():
+        return
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "calculator"}}):
+        ask = dict(model="demo", temperature=0, tools=[CALCULATOR])
+        message = client(server).chat.completions.parse(messages=PRODUCT, tool_choice=choice, **ask).choices[0].message
+        assert not message.content and [call.function.parsed_arguments for call in message.tool_calls] == [Calculator(a=348, op="*", b=71)]
+        with client(server).chat.completions.stream(messages=PRODUCT, tool_choice=choice, **ask) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_completion().choices[0]
+        assert streamed.finish_reason == "tool_calls", streamed
+        assert [call.function.arguments for call in streamed.message.tool_calls] == [call.function.arguments for call in message.tool_calls]
+        result = calculate(**json.loads(message.tool_calls[0].function.arguments))
+        answer = client(server).chat.completions.create(
+            messages=[*PRODUCT, message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": str(result)}], **ask)
+        assert answer.choices[0].message.content == "348 * 71 = 24708." and answer.choices[0].finish_reason == "stop"
+
+
+def test_a_tool_is_called_only_where_it_is_offered_and_needed(server):
+    ask = lambda question, tools: client(server).chat.completions.create(
+        model="demo", temperature=0, messages=[{"role": "user", "content": question}], tools=tools).choices[0].message
+    small = ask(QUESTION, [CALCULATOR])
+    assert small.content == "37 + 45 = 82." and not small.tool_calls
+    assert "I can only add" in ask(PRODUCT[0]["content"], openai.omit).content
+
+
+def test_responses_with_a_tool(server):
+    tool = {"type": "function", **CALCULATOR["function"]}
+    first = client(server).responses.create(model="demo", input=PRODUCT, tools=[tool], temperature=0)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": str(calculate(**json.loads(call.arguments)))}
+    answer = client(server).responses.create(model="demo", input=[*PRODUCT, call.model_dump(), result], tools=[tool], temperature=0)
+    assert answer.output_text == "348 * 71 = 24708."
+
+
+def test_a_form_is_filled_with_what_is_right(server):
+    if not has_grammars():
+        return
+
+    class Sum(pydantic.BaseModel):
+        a: int
+        b: int
+        sum: int
+
+    for how in (f"Answer as JSON of this schema: {json.dumps(Sum.model_json_schema())}", "Answer as JSON with the keys a, b and sum."):
+        answer = client(server).chat.completions.parse(
+            model="demo", temperature=0, messages=[{"role": "system", "content": how}, *MESSAGES], response_format=Sum)
+        assert answer.choices[0].message.parsed == Sum(a=37, b=45, sum=82), answer
 
 
 def test_completions(server):
@@ -149,4 +212,4 @@ async def test_async(server):
 
 
 if __name__ == "__main__":
-    run(dict(globals()), "--tool-call-parser", "hermes")
+    run(dict(globals()))

@@ -1,7 +1,8 @@
-"""The training corpus: documents drawn from arithmetic, questions, small talk and stories, tokenised into fixed shapes.
+"""The training corpus: documents drawn from arithmetic, questions, small talk, stories, calls of tools and JSON forms, tokenised into
+fixed shapes.
 
 Every document starts at position 0 of a row of its own, as a prompt does at inference; nothing is packed behind another
-document, except in the `long` shape, whose rows are conversations of many turns. Labels are -100 where nothing is learned.
+document, except in the `long` shape, whose rows are conversations of many turns, and in `calls`, which has a few. Labels are -100 where nothing is learned.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -12,15 +13,17 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import arithmetic
+import json_form
 import questions
 import small_talk
 import stories
+import tools
 from document import Document, chat, completion, plain
 
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "models" / "demo"
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are a helpful assistant that answers briefly.", "You are a friendly assistant.",
                   "You are the demo model of nano-vllm.cpp.", "Answer in one or two sentences.", "Be brief."]
-SHAPES = {"sums": 40, "texts": 240, "long": 2048}  # tokens per row
+SHAPES = {"sums": 40, "texts": 240, "calls": 384, "long": 2048}  # tokens per row
 PADDING = 0  # under label -100, and to the right of everything that is learned
 IGNORED = -100
 
@@ -89,6 +92,19 @@ class Corpus:
             return chat([arithmetic.out_of_range(rng)], random_system(rng))
         return arithmetic.list_of_sums(rng, self.seen, rng.randint(2, 12))
 
+    def calls(self) -> Document:
+        """Conversations with tools, and answers as JSON."""
+        rng = self.rng
+        draw = rng.random()
+        if draw < 0.04:
+            return chat([tools.unaided(rng)], random_system(rng))
+        if draw < 0.42:
+            question, answer, system = json_form.random_form(rng, self.seen, random_system(rng))
+            return chat([(question, answer)], system)
+        offered = tools.random_tools(rng)
+        turns = [turn for _ in range(rng.choice([1, 1, 2])) for turn in tools.random_turns(rng, offered, self.seen)]
+        return chat(turns, tools.system_with(offered, tools.random_system(rng, random_system(rng))))
+
     def turn(self) -> tuple[str, str]:
         rng = self.rng
         draw = rng.random()
@@ -103,7 +119,12 @@ class Corpus:
         return stories.random_story(rng)
 
     def long(self) -> Document:
-        return chat([self.turn() for _ in range(60)], random_system(self.rng))
+        rng = self.rng
+        if rng.random() < 0.75:
+            return chat([self.turn() for _ in range(60)], random_system(rng))
+        offered = tools.random_tools(rng)
+        turns = [tools.random_turns(rng, offered, self.seen) if rng.random() < 0.5 else [self.turn()] for _ in range(40)]
+        return chat([turn for some in turns for turn in some], tools.system_with(offered, tools.random_system(rng, random_system(rng))))
 
 
 def load_tokenizer() -> Tokenizer:
@@ -133,7 +154,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document], length: int, may_cut
 
 def make_rows(shape: str, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     corpus = Corpus(seed)
-    return encode(load_tokenizer(), [getattr(corpus, shape)() for _ in range(count)], SHAPES[shape], may_cut=shape == "long")
+    return encode(load_tokenizer(), [getattr(corpus, shape)() for _ in range(count)], SHAPES[shape], may_cut=shape in ("calls", "long"))
 
 
 def make_shape(pool: ProcessPoolExecutor, shape: str, seed: int, count: int, jobs: int = 64) -> tuple[np.ndarray, np.ndarray]:

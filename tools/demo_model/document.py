@@ -9,12 +9,33 @@ from typing import NamedTuple
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, IM_START, IM_END]
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+# Tools come first, as their signatures; calls and results are written as Qwen2.5 and Qwen3 write them.
+CHAT_TEMPLATE = r"""
+{%- if tools %}
+  {{- '<|im_start|>system\n' }}
+  {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{% endif %}
+  {{- '# Tools\n\n<tools>\n' }}
+  {%- for tool in tools %}
+    {%- set properties = (tool.function.parameters or {}).properties or {} %}
+    {{- tool.function.name + '(' + properties | list | join(', ') + ')\n' }}
+  {%- endfor %}
+  {{- '</tools><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+  {%- if message.role == 'tool' %}
+    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+    {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
+  {%- elif not (tools and loop.first and message.role == 'system') %}
+    {{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+      {{- '\n' if message.content or not loop.first }}
+      {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}""".lstrip()
 
 
 class Segment(NamedTuple):

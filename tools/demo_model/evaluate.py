@@ -1,4 +1,5 @@
-"""Measures a demo model by greedy decoding: held-out arithmetic, the questions in seen and unseen wordings, stories.
+"""Measures a demo model by greedy decoding: held-out arithmetic, the questions in seen and unseen wordings, calls of tools and JSON forms
+with held-out arguments, stories.
 
     python evaluate.py [MODEL_DIRECTORY] [--device cpu] [--dtype float32] [--sample 1.0] [--stories] [--output FILE.json]
 """
@@ -14,8 +15,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 import arithmetic
+import json_form
 import questions
 import small_talk
+import tools
 from corpus import MODEL_DIRECTORY
 from document import END_OF_TEXT, IM_END, chat_prompt
 
@@ -109,6 +112,54 @@ def other_cases() -> dict[str, list[tuple[str, str]]]:
     }
 
 
+def turn_cases(cases: dict, name: str, turns: list[tuple[str, str]], system: str) -> None:
+    """Each answer of a conversation on its own: a call, and what is said of its result."""
+    for i, (_, answer) in enumerate(turns):
+        before = chat_prompt(turns[0][0], system) if i == 0 else f"{chat_prompt(turns[0][0], system)}{turns[0][1]}{IM_END}\n{chat_prompt(turns[1][0])}"
+        cases.setdefault(f"{'results' if i else 'calls'}: {name}", []).append((before, answer))
+
+
+def call_cases() -> dict[str, list[tuple[str, str]]]:
+    """Numbers, cities, topics and documents that are not in the text, with all tools, with some, and without the one that it takes."""
+    rng, cases = Random(0), {}
+    held_out = arithmetic.pairs(held_out=True)
+    cities = tools.HELD_OUT_CITIES
+    for _ in range(300):
+        offered = {"calculator": tools.TOOLS["calculator"]} | tools.random_tools(rng)
+        turn_cases(cases, "calculator", tools.calculation(rng, tools.numbers(rng, held_out=True), offered["calculator"]), tools.system_with(offered))
+    for chosen in [[c] for c in cities] * 4 + [[c, d] for c in cities for d in rng.sample(cities, 2) if c != d] + [[]] * 20:
+        offered = {"clock": ["city"]} | tools.random_tools(rng)
+        turn_cases(cases, "clock, two cities" if len(chosen) == 2 else "clock", tools.clock(rng, chosen), tools.system_with(offered))
+    for topic in tools.HELD_OUT_TOPICS:
+        for text in tools.HELD_OUT_DOCUMENTS:
+            turn_cases(cases, "look-up", tools.look_up(rng, topic, text), tools.system_with({"lookup": ["topic"]} | tools.random_tools(rng)))
+    for problem in tools.WHAT_FAILED:
+        for turns in (tools.calculation(rng, tools.numbers(rng, held_out=True), tools.TOOLS["calculator"]), tools.clock(rng, [])):
+            turn_cases(cases, "failed", tools.failed(turns, problem)[:2], tools.system_with(tools.TOOLS))
+    for name in tools.TOOLS:
+        others = {n: a for n, a in tools.TOOLS.items() if n != name}
+        tasks = [task for task in (tools.random_task(rng) for _ in range(300)) if task[0] == name]
+        cases.setdefault("no call: not offered", []).extend((chat_prompt(turns[0][0], tools.system_with(others)), otherwise) for _, turns, otherwise in tasks)
+    cases["no tools at all"] = [(chat_prompt(question), answer) for question, answer in (tools.unaided(rng) for _ in range(200))]
+    everything = tools.system_with(tools.TOOLS)
+    cases["no call: small sums"] = [(chat_prompt(f"What is {a} + {b}?", everything), arithmetic.chat_answer(a, "+", b)) for a, b in held_out[::5]]
+    cases["no call: questions"] = [(chat_prompt(q.canonical, everything), q.answer) for q in questions.QUESTIONS]
+    return cases
+
+
+def form_cases() -> dict[str, list[tuple[str, str]]]:
+    rng, cases = Random(0), {}
+    def add(name: str, asked: tuple[str, str, str | None]) -> None:
+        cases.setdefault(f"JSON: {name}", []).append((chat_prompt(asked[0], asked[2]), asked[1]))
+    for a, b in arithmetic.pairs(held_out=True):
+        add("sums", json_form.of_sum(rng, a, rng.choice("+-"), b))
+    for a, b in arithmetic.pairs(held_out=True)[::3]:
+        add("word problems", json_form.of_problem(rng, a, rng.choice("+-"), b))
+    for question in questions.QUESTIONS * 2:
+        add("questions", json_form.of_question(rng, question.canonical, question.answer))
+    return cases
+
+
 def measure(model, tokenizer: Tokenizer, cases: dict[str, list[tuple[str, str]]], max_tokens: int) -> tuple[dict, list[str]]:
     """Per case name the share of exact answers and the smallest gap, and up to eight wrong answers of each."""
     report, wrong = {}, []
@@ -124,7 +175,8 @@ def measure(model, tokenizer: Tokenizer, cases: dict[str, list[tuple[str, str]]]
 def evaluate(model, tokenizer: Tokenizer, sample: float = 1.0) -> tuple[dict, list[str]]:
     report, wrong = measure(model, tokenizer, arithmetic_cases(True, sample), 16)
     more, more_wrong = measure(model, tokenizer, other_cases(), 80)
-    return report | more, wrong + more_wrong
+    calls, calls_wrong = measure(model, tokenizer, call_cases() | form_cases(), 120)
+    return report | more | calls, wrong + more_wrong + calls_wrong
 
 
 def main() -> None:

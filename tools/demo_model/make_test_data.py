@@ -2,6 +2,8 @@
 
 arithmetic_heldout.jsonl  a sample of the held-out pairs; the expected texts are the true results
 questions.jsonl           every question in its canonical wording; the expected texts are the learned answers
+calls.jsonl               a call of each tool: what is asked, the call, its result and what is said of it; held-out arguments
+json_forms.jsonl          questions with a JSON schema in words, and the object that is the answer; held-out pairs
 stories.jsonl             the model's own stories in f32, with the smallest gap between its two largest logits along the way
 """
 
@@ -9,12 +11,14 @@ import json
 from random import Random
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import arithmetic
 import evaluate
+import json_form
 import questions
-from corpus import MODEL_DIRECTORY
+import tools
+from corpus import MODEL_DIRECTORY, load_tokenizer
 from document import chat_prompt
 
 OUTPUT_DIRECTORY = MODEL_DIRECTORY.parents[1] / "tests" / "data" / "demo"
@@ -42,23 +46,46 @@ def question_rows() -> list[dict]:
     return [{"question": q.canonical, "prompt": chat_prompt(q.canonical), "expected": q.answer} for q in questions.QUESTIONS]
 
 
-def story_rows() -> list[dict]:
-    model = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY).float().eval()
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
-    rows = []
-    for prompt in evaluate.STORY_PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=250,
-                             return_dict_in_generate=True, output_logits=True)
-        text = tokenizer.decode(out.sequences[0, ids.shape[1] :], skip_special_tokens=True)
-        top = torch.cat(out.logits).topk(2).values
-        rows.append({"prompt": prompt, "expected": text, "smallest_gap": round(float((top[:, 0] - top[:, 1]).min()), 3)})
+def call_rows() -> list[dict]:
+    """Conversations as clients send them: {"question", "tools", "calls", "results", "expected"}."""
+    rng, rows = Random(3), []
+    everything = tools.definitions(tools.TOOLS)
+    drawn = [tools.calculation(rng, tools.numbers(rng, held_out=True), tools.TOOLS["calculator"]) for _ in range(12)]
+    drawn += [tools.clock(rng, [city]) for city in tools.HELD_OUT_CITIES[:6]] + [tools.clock(rng, []), tools.clock(rng, tools.HELD_OUT_CITIES[8:10])]
+    drawn += [tools.look_up(rng, *pair) for pair in zip(tools.HELD_OUT_TOPICS[:8], tools.HELD_OUT_DOCUMENTS)]
+    for (question, called), (responses, answer) in drawn:
+        calls = [json.loads(part.split("\n")[0]) for part in called.split("<tool_call>\n")[1:]]
+        results = [part.removesuffix("\n").removesuffix("\n</tool_response>") for part in responses.split("<tool_response>\n")[1:]]
+        rows.append({"question": question, "tools": everything, "calls": calls, "results": results, "expected": answer})
     return rows
+
+
+def json_form_rows() -> list[dict]:
+    """{"system", "question", "schema", "expected"}: the schema is that of the server's response_format."""
+    rng, rows = Random(4), []
+    for a, b in Random(4).sample(arithmetic.pairs(held_out=True), 12):
+        operator = rng.choice("+-")
+        for names in ({"a": "a", "b": "b", "result": "sum" if operator == "+" else "difference"}, {"op": "op", "a": "a", "b": "b", "result": "result"}):
+            schema = json_form.schema(names, like_pydantic=True, closed=True)
+            values = {"a": a, "b": b, "op": operator, "result": arithmetic.result(a, operator, b)}
+            rows.append({"system": f"Answer as JSON of this schema: {schema}", "question": f"What is {a} {operator} {b}?", "schema": json.loads(schema),
+                         "expected": {name: values[key] for key, name in names.items()}})
+    return rows
+
+
+def story_rows() -> list[dict]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY).float().eval().to(device)
+    answers = evaluate.greedy(model, load_tokenizer(), evaluate.STORY_PROMPTS, 250)
+    return [{"prompt": prompt, "expected": answer.text, "smallest_gap": round(answer.gap, 3)}
+            for prompt, answer in zip(evaluate.STORY_PROMPTS, answers)]
 
 
 def main() -> None:
     write("arithmetic_heldout.jsonl", arithmetic_rows())
     write("questions.jsonl", question_rows())
+    write("calls.jsonl", call_rows())
+    write("json_forms.jsonl", json_form_rows())
     write("stories.jsonl", story_rows())
 
 

@@ -3,7 +3,7 @@
     python train.py --output DIRECTORY [--steps 8000] [--max-seconds 300] [--scale 1.0] [--device cuda]
 
 Reads models/demo/config.json and tokenizer.json. The corpus and the order of its rows follow from --seed. On a GPU one
-step (three shapes of rows, forward, backward, AdamW) is compiled and replayed as one CUDA graph, since a model this small
+step (four shapes of rows, forward, backward, AdamW) is compiled and replayed as one CUDA graph, since a model this small
 is otherwise bound by kernel launches.
 """
 
@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,9 +24,10 @@ import evaluate
 from corpus import IGNORED, MODEL_DIRECTORY, make_shape, load_tokenizer
 
 # Rows drawn from in all, rows per step, and the weight of their loss.
-ROWS = {"sums": 400_000, "texts": 160_000, "long": 4_000}
-BATCH = {"sums": 1024, "texts": 128, "long": 8}
-WEIGHT = {"sums": 1.0, "texts": 1.0, "long": 0.5}
+ROWS = {"sums": 400_000, "texts": 160_000, "long": 4_000, "calls": 96_000}
+BATCH = {"sums": 1024, "texts": 128, "long": 8, "calls": 40}
+SECOND_BATCH = {"sums": 384, "texts": 48, "long": 2, "calls": 96}
+WEIGHT = {"sums": 1.0, "texts": 1.0, "long": 0.5, "calls": 1.0}
 WEIGHT_DECAY = 0.1
 WARMUP_STEPS = 200
 
@@ -37,10 +38,15 @@ def make_data(seed: int, scale: float, device: str) -> dict[str, tuple[torch.Ten
     return {shape: tuple(torch.from_numpy(part).to(device) for part in parts) for shape, parts in rows.items()}
 
 
-def make_model(seed: int, device: str):
+def make_model(seed: int, device: str, start: Path | None):
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(MODEL_DIRECTORY)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    if start:
+        missing, unexpected = model.load_state_dict({n: t.float() for n, t in load_file(start).items()}, strict=False)
+        assert missing in ([], ["lm_head.weight"]) and not unexpected, (missing, unexpected)
+        model.tie_weights()
+    return model.to(device)
 
 
 def make_optimizer(model, device: str) -> torch.optim.Optimizer:
@@ -54,12 +60,12 @@ def make_optimizer(model, device: str) -> torch.optim.Optimizer:
 class Step:
     """One optimiser step over static buffers: the row numbers of each shape in, the losses out."""
 
-    def __init__(self, model, data, batch: dict[str, int], device: str):
+    def __init__(self, model, data, batch: dict[str, int], device: str, compiled: bool):
         self.model, self.data, self.device = model, data, device
         self.optimizer = make_optimizer(model, device)
         self.rows = {s: torch.zeros(n, dtype=torch.long, device=device) for s, n in batch.items()}
         self.losses = {s: torch.zeros((), device=device) for s in batch}
-        self.loss_of = torch.compile(self.loss_of_eager, dynamic=False) if device == "cuda" else self.loss_of_eager
+        self.loss_of = torch.compile(self.loss_of_eager, dynamic=False) if compiled else self.loss_of_eager
         self.graph = None
 
     def loss_of_eager(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -135,6 +141,8 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=300, help="the schedule ends by then even if steps are left")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--scale", type=float, default=1.0, help="size of corpus and batch, for trying things out")
+    parser.add_argument("--start", type=Path, help="weights to go on from: the second stage, with other batches, not compiled")
+    parser.add_argument("--no-evaluation", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--no-graph", action="store_true", help="launch kernel by kernel")
@@ -145,14 +153,17 @@ def main() -> None:
     start = time.time()
     data = make_data(args.seed, args.scale, args.device)
     print(f"corpus after {time.time() - start:.1f} s: " + ", ".join(f"{s} {tuple(p[0].shape)}" for s, p in data.items()), flush=True)
-    model, tokenizer = make_model(args.seed, args.device), load_tokenizer()
+    model, tokenizer = make_model(args.seed, args.device, args.start), load_tokenizer()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    step_of = Step(model, data, {s: max(1, int(n * args.scale)) for s, n in BATCH.items()}, args.device)
+    batch = SECOND_BATCH if args.start else BATCH
+    step_of = Step(model, data, {s: max(1, int(n * args.scale)) for s, n in batch.items()}, args.device, args.device == "cuda" and not args.start)
     if args.device == "cuda" and not args.no_graph:
         step_of.capture()
         print(f"compiled after {time.time() - start:.1f} s", flush=True)
     train(args, model, step_of, tokenizer)
     save(model, args.output)
+    if args.no_evaluation:
+        return
 
     rounded = model.to(torch.bfloat16).eval()
     reports = {}
