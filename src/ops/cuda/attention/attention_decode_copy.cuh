@@ -43,7 +43,16 @@ class UnitCopier {
  public:
   using Tile = DecodeTile<kHeadDim>;
 
-  __device__ UnitCopier(const DecodeArguments& a, const DecodeMaps& maps) : a_(a), maps_(maps) {}
+  __device__ UnitCopier(const DecodeArguments& a, const DecodeMaps& maps) : a_(a), maps_(maps) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      constexpr int kOfKey = kHeadDim / 8;
+      const int piece = static_cast<int>(threadIdx.x) % kWarp + i * kWarp, key = piece / kOfKey % 8,
+                unit = piece % kOfKey;
+      place_[i] = (unit / 8 * kTileKeys + key) * static_cast<int>(sizeof(Tile::slice[0][0])) +
+                  (unit % 8 ^ key) * 16;
+    }
+  }
 
   /// In lane i: where keys 8i .. 8i + 7 of the unit's chunk are, if the sequence has them.
   __device__ int find_block(const UnitWalk& walk) const {
@@ -97,20 +106,23 @@ class UnitCopier {
           is_key ? (is_whole ? &maps_.k : &maps_.k_few) : (is_whole ? &maps_.v : &maps_.v_few),
           full, slice * kSliceColumns, key & ((1 << a_.block_shift) - 1), at_.head, block);
   }
+  /// Pieces of 16 bytes, straight code: one warp has to keep up with the SM's share of the memory.
   __device__ void copy_parts(Tile& tile, const UnitKeys& unit, int first,
                              const __nv_bfloat16* cache, int64_t block_stride,
                              int64_t head_stride) const {
-    const int64_t lane = threadIdx.x % kWarp, mask = (1 << a_.block_shift) - 1;
+    const int lane = threadIdx.x % kWarp, mask = (1 << a_.block_shift) - 1;
     const int64_t offset =
-        block_ * block_stride + at_.head * head_stride + (8 * lane & mask) * kHeadDim;
+        block_ * block_stride + at_.head * head_stride + int64_t{8 * lane & mask} * kHeadDim;
+    char* const to = reinterpret_cast<char*>(&tile);
+#pragma unroll
     for (int row = 0; row < kTileKeys; row += 8) {
-      const __nv_bfloat16* from = cache + __shfl_sync(kFullMask, offset, (first + row) / 8);
+      const __nv_bfloat16* from =
+          cache + __shfl_sync(kFullMask, offset, (first + row) / 8) + lane * 8;
       if (first + row + 8 <= unit.begin || first + row >= unit.end) continue;
-      for (int part = static_cast<int>(lane); part < kHeadDim; part += kWarp) {
-        const int unit_of_key = part % (kHeadDim / 8);
-        copy_async(tile.part(row + part / (kHeadDim / 8), unit_of_key / 2 * 16, unit_of_key % 2),
-                   from + part * 8, true);
-      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        if (kHeadDim % kWarp == 0 || lane + i * kWarp < kHeadDim)
+          copy_async(to + place_[i] + row * sizeof(tile.slice[0][0]), from + i * kWarp * 8, true);
     }
   }
 
@@ -119,6 +131,9 @@ class UnitCopier {
   UnitPlace at_{};
   int keys_end_ = 0, block_ = 0;
   bool waited_ = false;
+  /// Where the lane's pieces of eight keys go, in bytes from the first of them.
+  static constexpr int kPieces = (kHeadDim + kWarp - 1) / kWarp;
+  int place_[kPieces];
 };
 
 /// Copies the units of a share, and the queries of all pairs but the first. By a whole warp.
