@@ -86,25 +86,33 @@ __device__ __forceinline__ void score_keys(TileScores& score, const AttentionTil
   }
 }
 
+/// Scores of keys that a row does not see become -inf: row r sees the keys lowest[r] .. limit[r] -
+/// 1 of the tile.
+__device__ __forceinline__ void mask_keys(TileScores& score, const int (&lowest)[2],
+                                          const int (&limit)[2]) {
+  const bool sees_all = max(lowest[0], lowest[1]) <= 0 && min(limit[0], limit[1]) >= kTileKeys;
+  if (__all_sync(kFullMask, sees_all)) return;
+#pragma unroll
+  for (int j = 0; j < kTileKeys / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int key = 8 * j + threadIdx.x % 4 * 2 + e % 2;
+      if (key < lowest[e / 2] || key >= limit[e / 2]) score[j][e] = kMinusInfinity;
+    }
+}
+
 /// The scores become weights, and are added to the rows' sums; `factor`: what the rows' results of
-/// before are worth now. Row r sees the keys lowest[r] .. limit[r] - 1 of the tile.
+/// before are worth now.
 template <int kHeadDim>
 __device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores& score,
-                                           float (&factor)[2], const int (&lowest)[2],
-                                           const int (&limit)[2], float scale_log2) {
-  const int lane = threadIdx.x % kWarp;
+                                           float (&factor)[2], float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float maximum = kMinusInfinity;
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = score[j][2 * r + e];
-        const int key = 8 * j + lane % 4 * 2 + e;
-        if (key < lowest[r] || key >= limit[r]) s = kMinusInfinity;
-        maximum = fmaxf(maximum, s);
-      }
+      for (int e = 0; e < 2; ++e) maximum = fmaxf(maximum, score[j][2 * r + e]);
     state.base[r] = next_base(state.base[r], quad_max(maximum), scale_log2, factor[r]);
     const float base = finite_or_zero(state.base[r]);
     float group[4];
@@ -152,7 +160,8 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
   TileScores score = {};
   score_keys(score, tile, stage, warp_row);
   float factor[2];
-  weigh_keys(state, score, factor, lowest, limit, scale_log2);
+  mask_keys(score, lowest, limit);
+  weigh_keys(state, score, factor, scale_log2);
   if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j)
@@ -168,14 +177,26 @@ template <int kHeadDim>
 __device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
                           const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int first,
                           int low, int end) {
-  constexpr int kParts = kHeadDim / 8;
-  for (int i = threadIdx.x; i < kTileKeys * kParts; i += kAttentionThreads) {
-    const int row = i / kParts, c = i % kParts * 8, position = first + row;
-    const bool valid = low <= position && position < end;
+  constexpr int kParts = kHeadDim / 8, kCopies = kTileKeys * kParts / kAttentionThreads;
+  static_assert(kTileKeys * kParts % kAttentionThreads == 0);
+  const auto row_of = [](int i) { return (threadIdx.x + i * kAttentionThreads) / kParts; };
+  // All look-ups before all copies, which would each wait for its own.
+  int block[kCopies];
+  const int* const table = a.block_tables + s * a.table_stride;
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int position = first + row_of(i);
+    block[i] = low <= position && position < end ? table[position >> a.block_shift] : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int row = row_of(i), c = (threadIdx.x + i * kAttentionThreads) % kParts * 8;
+    const bool valid = block[i] >= 0;
     const __nv_bfloat16 *k = a.k, *v = a.v;
     if (valid) {
-      k += key_offset(a, s, position, a.k_block_stride, kHeadDim) + kv_head * a.k_head_stride + c;
-      v += key_offset(a, s, position, a.v_block_stride, kHeadDim) + kv_head * a.v_head_stride + c;
+      const int64_t in_block = ((first + row) & ((1 << a.block_shift) - 1)) * kHeadDim + c;
+      k += block[i] * a.k_block_stride + kv_head * a.k_head_stride + in_block;
+      v += block[i] * a.v_block_stride + kv_head * a.v_head_stride + in_block;
     }
     copy_async(&tile.k[stage][row][c], k, valid);
     copy_async(&tile.v[stage][row][c], v, valid);
