@@ -8,8 +8,9 @@ cd "$(dirname "$0")/.."
 version=0.2.8
 sha256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
 url=https://files.pythonhosted.org/packages/03/0f/29f521535729be740779c2c98b630ef6607cf28be9b669895dd2b821ff63/xgrammar-$version.tar.gz
-# Changes with anything that the library is made from: the release, and this script.
-recipe="$version $(sha256sum <scripts/build-grammar.sh)"
+# Changes with anything that the library is made from: the release, this script, and the additions.
+additions=$PWD/src/constrain/module/xgrammar_additions.h
+recipe="$version $(cat scripts/build-grammar.sh "$additions" | sha256sum)"
 prefix=$PWD/build/xgrammar
 if [ "$(cat "$prefix/recipe" 2>/dev/null)" = "$recipe" ]; then
   echo "XGrammar $version is in build/xgrammar."
@@ -37,7 +38,21 @@ perl -0pi -e 's/(#include <queue>\n)/$1#include <stdexcept>\n/;
 perl -0pi -e 's/(    tmp_process_state_queue_\.pop\(\);\n)/$1    CountStep();\n/g; s/(  for \(const auto& (?:state : latest_states|\[ref_id, parent_state\] : parent_states_map)\) \{\n)/$1    CountStep();\n/g' "$parser.cc"
 perl -0pi -e 's/(  void Rollback\(int num_tokens = 1\);\n)/$1  void SetMaxSteps(long long steps);\n/' "$source/include/xgrammar/matcher.h"
 echo 'namespace xgrammar { void GrammarMatcher::SetMaxSteps(long long steps) { pimpl_->steps_left_ = steps; } }' >>"$source/cpp/grammar_matcher.cc"
-for change in 'CountStep();:earley_parser.cc' 'steps_left_ =:earley_parser.h' 'SetMaxSteps:../include/xgrammar/matcher.h'; do
+
+# Masks that travel as packed words, are kept for our own rules alone, and are made faster for the rules of keys: see the additions.
+cp "$additions" "$source/cpp/"
+perl -0pi -e 's/XGRAMMAR_MEMBER_TABLE\(\s*AdaptiveTokenMask,.*?\);\n/}  \/\/ namespace xgrammar\n#include "xgrammar_additions.h"\nnamespace xgrammar {\n/s' "$source/cpp/compiled_grammar_impl.h"
+perl -0pi -e 's/(bool RuleLevelCache::Impl::AddCache\([^{]*&& token_mask\n\) \{\n)/$1  if (!keep_masks) return false;\n/' "$source/cpp/grammar_functor.cc"
+perl -0pi -e 's/(auto \[speculative_calculation, speculative_mask\] = GetSpeculativeCalculation\(\);\n)/$1  std::bitset<256> speculative_first = speculative_mask;\n  if (!speculative_calculation && !grammar_->GetRule(init_rule_id_).is_lazy)\n    speculative_calculation =\n        LeadsToRepeatedBytes(grammar_, init_rule_id_, initial_state_.element_id, &speculative_first, &speculative_mask);\n/;
+  s/for \(char ch : token\) \{(.*?)!speculative_mask\[static_cast<uint8_t>\(ch\)\]/for (const char& ch : token) {$1!(&ch == token.data() ? speculative_first : speculative_mask)[static_cast<uint8_t>(ch)]/s' "$source/cpp/grammar_compiler.cc"
+# Its cache of whole grammars compiles their printed forms, in which "\xdf" takes a letter behind it that is a digit too.
+perl -0pi -e 's/(GrammarCompiler::Impl::CompileGrammar\(const Grammar& grammar\) \{\n  if \()!cache_enabled_/$1true/' "$source/cpp/grammar_compiler.cc"
+perl -0pi -e 's/(class GrammarCompiler \{)/void StopKeepingMasks();\n\n$1/' "$source/include/xgrammar/compiler.h"
+echo 'namespace xgrammar { void StopKeepingMasks() { keep_masks = false; } }' >>"$source/cpp/grammar_compiler.cc"
+
+for change in 'CountStep();:earley_parser.cc' 'steps_left_ =:earley_parser.h' 'SetMaxSteps:../include/xgrammar/matcher.h' \
+  'xgrammar_additions.h:compiled_grammar_impl.h' '!keep_masks:grammar_functor.cc' 'LeadsToRepeatedBytes:grammar_compiler.cc' \
+  '? speculative_first:grammar_compiler.cc' 'if (true):grammar_compiler.cc' 'StopKeepingMasks:../include/xgrammar/compiler.h'; do
   grep -qF "${change%%:*}" "$source/cpp/${change#*:}" || skip "XGrammar's parser is not as expected"
 done
 

@@ -22,6 +22,10 @@ namespace nanovllm {
 namespace {
 
 constexpr size_t kMaxCacheBytes = size_t{256} << 20;
+// Has the rules that most schemas are made of: strings, numbers, lists, objects, other keys.
+constexpr const char* kCommonSchema =
+    R"({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "number"},
+      "d": {"type": "array", "items": {"type": "string"}}, "e": true, "f": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["a"]})";
 
 GrammarSource made_of(Rules rules, std::string_view what) {
   return {.text = rules_to_ebnf(std::move(rules), what)};
@@ -131,9 +135,11 @@ GrammarModule& GrammarCompiler::module() {
                    : nullptr;
   if (library && !open) why = fmt::format("{} has no {}", kGrammarModuleFile, kGrammarModuleEntry);
   std::array<char, 512> error{};
-  if (open)
-    module_.reset(open(module_version(), token_table_of(*tokenizer_, vocab_size_, eos_),
-                       error.data(), error.size()));
+  if (open) {
+    TokenTable vocabulary = token_table_of(*tokenizer_, vocab_size_, eos_);
+    vocabulary.common_rules = schema_to_ebnf(kCommonSchema);
+    module_.reset(open(module_version(), vocabulary, error.data(), error.size()));
+  }
   if (open && !module_) why = error.data();
   check(module_ != nullptr, ErrorKind::invalid_argument,
         "structured_outputs needs {}: {}; scripts/build-grammar.sh makes what it is built from",

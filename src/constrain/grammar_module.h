@@ -25,6 +25,7 @@ inline constexpr const char* kGrammarCompilerFile = "nanovllm-grammar-compiler";
 struct TokenTable {
   std::vector<std::string> texts{};  ///< by id; empty for control tokens and ids without a token
   std::vector<int32_t> stop_ids{};   ///< may come where a text ends, and only there
+  std::string common_rules{};        ///< EBNF; their masks are kept for structures that have them
 };
 
 /// The source that the module compiles: EBNF from the rule `root` on, or a structural tag as JSON.

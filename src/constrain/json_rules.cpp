@@ -60,17 +60,18 @@ std::vector<Expr> escapes_of(const CharSet& set) {
   return choices;
 }
 
-Expr spelled_set(const CharSet& set) {
-  std::vector<Expr> choices = escapes_of(set);
+/// The spellings of one character of a set.
+std::vector<Expr> spelled_ways(const CharSet& set) {
+  std::vector<Expr> ways = escapes_of(set);
   CharSet raw = set.without(kEscaped);
-  if (!raw.ranges().empty()) choices.insert(choices.begin(), one_of(std::move(raw)));
-  return choice(std::move(choices));
+  if (!raw.ranges().empty()) ways.insert(ways.begin(), one_of(std::move(raw)));
+  return ways;
 }
 
 }  // namespace
 
 Expr spelled_in_json(const Expr& e) {
-  if (e.kind == Expr::Kind::set) return spelled_set(e.set);
+  if (e.kind == Expr::Kind::set) return choice(spelled_ways(e.set));
   if (e.kind == Expr::Kind::text) {
     std::string out;
     for (const char32_t c : to_utf32(e.text)) out += spell(c);
@@ -91,11 +92,7 @@ Expr JsonRules::shared(std::optional<int>& index, Make make) {
 }
 
 Expr JsonRules::space() {
-  return shared(space_, [] {
-    return choice(
-        {Expr{}, text(" "),
-         sequence({text("\n"), repeat(one_of({{' ', ' '}, {'\t', '\t'}}), 0, kUnbounded)})});
-  });
+  return shared(space_, [] { return optional(text(" ")); });
 }
 
 // The rest of an escape, behind the backslash.
@@ -195,37 +192,45 @@ Expr JsonRules::object() {
   });
 }
 
-// The names branch character by character: `names` share their first `depth` characters. What
-// leaves the tree is another key.
-Expr JsonRules::trie(const std::vector<std::u32string>& names, size_t depth) {
-  const Expr more = rule(*key_rest_);
+// The rest of a key, with its closing quote. One rule that calls itself at its end, as string().
+Expr JsonRules::key_rest() {
+  return shared(key_rest_, [this] {
+    std::vector<Expr> choices{text("\"")};
+    for (Expr& way : spelled_ways(CharSet::any()))
+      choices.push_back(sequence({std::move(way), rule(*key_rest_)}));
+    return choice(std::move(choices));
+  });
+}
+
+// The names branch character by character: `rests` are what is left of each behind the characters
+// so far, sorted. What leaves the tree is another key. Names that end alike share their ends: each
+// place costs a mask of its own.
+Expr JsonRules::rest_except(const std::vector<std::u32string>& rests) {
+  if (const auto known = rest_except_.find(rests); known != rest_except_.end())
+    return rule(known->second);
   std::vector<Expr> choices;
-  CharSet next;
-  bool is_name = false;
-  for (const std::u32string& name : names) {
-    if (name.size() == depth)
-      is_name = true;
-    else
-      next.add(name[depth], name[depth]);
-  }
-  if (!is_name) choices.emplace_back();
-  choices.push_back(sequence({spelled_set(next.complement()), more}));
-  for (const CharSet::Range& range : next.ranges())
-    for (char32_t c = range.first; c <= range.last; ++c) {
-      std::vector<std::u32string> below;
-      for (const std::u32string& name : names)
-        if (name.size() > depth && name[depth] == c) below.push_back(name);
-      choices.push_back(sequence({text(spell(c)), rule(rules_.add(trie(below, depth + 1)))}));
+  std::map<char32_t, std::vector<std::u32string>> next;
+  CharSet letters;
+  for (const std::u32string& rest : rests)
+    if (!rest.empty()) {
+      next[rest[0]].push_back(rest.substr(1));
+      letters.add(rest[0], rest[0]);
     }
-  return choice(std::move(choices));
+  if (!rests.front().empty()) choices.push_back(text("\""));
+  for (Expr& way : spelled_ways(letters.complement()))
+    choices.push_back(sequence({std::move(way), key_rest()}));
+  for (const auto& [c, below] : next)
+    choices.push_back(sequence({text(spell(c)), rest_except(below)}));
+  const int made = rules_.add(choice(std::move(choices)));
+  rest_except_.emplace(rests, made);
+  return rule(made);
 }
 
 Expr JsonRules::key_except(const std::vector<std::string>& names) {
-  (void)shared(key_rest_, [] { return repeat(spelled_set(CharSet::any()), 0, kUnbounded); });
   std::vector<std::u32string> decoded;
   for (const std::string& name : names) decoded.push_back(to_utf32(name));
-  const Expr key = decoded.empty() ? rule(*key_rest_) : trie(decoded, 0);
-  return sequence({text("\""), rule(rules_.add(key)), text("\"")});
+  std::ranges::sort(decoded);
+  return sequence({text("\""), decoded.empty() ? key_rest() : rest_except(decoded)});
 }
 
 Expr JsonRules::literal(const Json& value) {

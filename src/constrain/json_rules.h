@@ -2,11 +2,14 @@
 //
 // A text that a schema names (a key, an enum's value, what a pattern matches) has one spelling:
 // characters stand for themselves unless JSON asks for an escape. In other strings \u escapes are
-// allowed too, never half a surrogate pair. White space is nothing, one space, or one line end and
-// the blanks behind it.
+// allowed too, never half a surrogate pair. White space is nothing or one
+// space: where a model may write any, some write nothing else.
 #pragma once
 
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -44,11 +47,13 @@ class JsonRules {
   template <class Make>
   Expr shared(std::optional<int>& index, Make make);
   Expr escape();
-  Expr trie(const std::vector<std::u32string>& names, size_t depth);
+  Expr key_rest();
+  Expr rest_except(const std::vector<std::u32string>& rests);
 
   Rules& rules_;
   std::optional<int> space_, character_, string_, number_, value_, object_, array_, key_rest_,
       escape_;
+  std::map<std::vector<std::u32string>, int> rest_except_;
 };
 
 /// The texts of `e` as they are spelled inside a JSON string.

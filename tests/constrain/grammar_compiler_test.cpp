@@ -77,8 +77,8 @@ TEST_F(Compiled, SchemasAreEnforcedKeywordByKeyword) {
            {R"("2024-02-29")", R"("2000-12-31")"},
            {R"("2023-02-29")", R"("1900-02-29")", R"("2024-13-01")", R"("0000-01-01")"}},
           {R"({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2})",
-           {"[1]", "[1, 2]", "[1,2]", "[\n  1\n]"},
-           {"[]", "[1,2,3]", "[\"a\"]", "[1,]"}},
+           {"[1]", "[1, 2]", "[1,2]", "[ 1 ]"},
+           {"[]", "[1,2,3]", "[\"a\"]", "[1,]", "[\n1]"}},
           {R"({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": false})",
            {"[]", "[1]", "[1,null]"},
            {"[null]", "[1,null,1]"}},
@@ -94,6 +94,7 @@ TEST_F(Compiled, SchemasAreEnforcedKeywordByKeyword) {
           {R"({"enum": [1, "one", {"a": [true, null]}, 2.5]})",
            {"1", "\"one\"", R"({"a":[true,null]})", "2.5"},
            {"2", "\"on\"", R"({"a":[true]})"}},
+          {R"({"enum": ["größe"]})", {R"("größe")"}, {R"("grö෾")"}},
           {R"({"anyOf": [{"type": "string"}, {"type": "integer"}], "minimum": 3})",
            {"\"x\"", "3"},
            {"2", "null"}},
@@ -107,6 +108,21 @@ TEST_F(Compiled, SchemasAreEnforcedKeywordByKeyword) {
       EXPECT_TRUE(takes(schema(text), instance)) << text << " " << instance;
     for (const std::string& instance : invalid)
       EXPECT_FALSE(takes(schema(text), instance)) << text << " " << instance;
+  }
+}
+
+TEST_F(Compiled, BlanksBetweenValuesAreBounded) {
+  for (
+      const StructuredOutputs& asked :
+      {schema(
+           R"({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}})"),
+       StructuredOutputs{.json_object = true}}) {
+    const auto json = [](const std::string& blanks) {
+      return "{" + blanks + "\"a\":" + blanks + "[1," + blanks + "2]" + blanks + "}";
+    };
+    for (const char* blanks : {"", " "}) EXPECT_TRUE(takes(asked, json(blanks))) << blanks;
+    for (const char* blanks : {"  ", "\n", "\t"})
+      EXPECT_FALSE(takes(asked, json(blanks))) << blanks;
   }
 }
 

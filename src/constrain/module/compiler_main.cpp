@@ -18,6 +18,9 @@
 namespace nanovllm {
 namespace {
 
+// XGrammar gives a third of it to masks of rules; the rest is for whole grammars, and stays unused.
+constexpr int64_t kKeptBytes = int64_t{24} << 20;
+
 bool read_exactly(char* to, size_t size) {
   for (size_t got = 0; got < size;) {
     const ssize_t part = ::read(STDIN_FILENO, to + got, size - got);
@@ -87,7 +90,7 @@ void limit_resources() {
   const rlimit none{0, 0};
   (void)::setrlimit(RLIMIT_CORE, &none);
 #ifndef __SANITIZE_ADDRESS__  // whose shadow memory is larger than any limit
-  const rlimit memory{kMaxCompileBytes, kMaxCompileBytes};
+  const rlimit memory{kMaxCompileBytes + kKeptBytes, kMaxCompileBytes + kKeptBytes};
   (void)::setrlimit(RLIMIT_AS, &memory);
 #endif
 }
@@ -96,9 +99,12 @@ int run() {
   limit_resources();
   std::string message;
   if (!receive(message)) return 0;
-  const xgrammar::TokenizerInfo info = tokenizer_info(read_token_table(message));
+  const TokenTable vocabulary = read_token_table(message);
+  const xgrammar::TokenizerInfo info = tokenizer_info(vocabulary);
   const unsigned threads = std::min(std::max(std::thread::hardware_concurrency(), 1U), 4U);
-  xgrammar::GrammarCompiler compiler(info, static_cast<int>(threads), false);
+  xgrammar::GrammarCompiler compiler(info, static_cast<int>(threads), true, kKeptBytes);
+  (void)compiler.CompileGrammar(xgrammar::Grammar::FromEBNF(vocabulary.common_rules));
+  xgrammar::StopKeepingMasks();
   if (!send("")) return 0;
   while (receive(message))
     if (!send(compile(message, info, compiler))) break;

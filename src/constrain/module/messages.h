@@ -55,6 +55,7 @@ inline std::string to_message(const TokenTable& vocabulary) {
   for (const std::string& text : vocabulary.texts) out.add(text);
   out.add(vocabulary.stop_ids.size());
   for (const int32_t id : vocabulary.stop_ids) out.add(static_cast<uint64_t>(id));
+  out.add(vocabulary.common_rules);
   return out.bytes();
 }
 
@@ -64,6 +65,7 @@ inline TokenTable read_token_table(std::string_view message) {
   for (uint64_t left = in.number(); left > 0; --left) vocabulary.texts.push_back(in.text());
   for (uint64_t left = in.number(); left > 0; --left)
     vocabulary.stop_ids.push_back(static_cast<int32_t>(in.number()));
+  vocabulary.common_rules = in.text();
   return vocabulary;
 }
 
