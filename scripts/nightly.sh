@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The checks that are too long for every commit: scripts/nightly.sh [SECONDS, default 1200]
 # The server under mixed random traffic for so long (tests/soak), with 10,000 idle connections in the middle; the server's tests under TSan;
-# the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time. Builds what it needs
-# in build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's lines of progress; logs are in
+# the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time; all schemas of programs
+# and 10,000 answers of random weights under random structures, where there is XGrammar and a Python environment. Builds what it needs in
+# build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's lines of progress; logs are in
 # build/nightly. Exit 1 if a stage failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,12 +42,20 @@ models() {
     NANOVLLM_LONG_TESTS=1 build/release/bin/$test --gtest_brief=1
   done
 }
+structures() {
+  cmake --preset release -DNANOVLLM_PYTHON=ON -DPython_EXECUTABLE="$PWD/build/python-env/bin/python" &&
+    cmake --build --preset release --target nanovllm_python program_schemas_test &&
+    NANOVLLM_ALL_SCHEMAS=1 build/release/bin/program_schemas_test --gtest_brief=1 &&
+    NANOVLLM_GENERATIONS=10000 PYTHONPATH=build/release/python OMP_WAIT_POLICY=PASSIVE build/python-env/bin/python -m pytest -q -s \
+      -p no:cacheprovider python/tests/test_structured_output.py
+}
 fuzz() { scripts/fuzz.sh $((seconds / 10 + 1)) http requests chat_parser sampling_params; }
 
 stage build build
 show=/dev/stdout stage soak soak
 stage models models
 stage threads threads
+if scripts/build-grammar.sh >/dev/null && scripts/python-env.sh; then stage structures structures; fi
 if command -v clang++ >/dev/null; then stage fuzz fuzz; fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
