@@ -1,4 +1,4 @@
-// nanovllm-grammar-compiler: the helper process of libnanovllm-grammar.so. It reads a vocabulary,
+// What nanovllm-grammar-compiler, the helper process, runs of this module. It reads a vocabulary,
 // then sources of grammars, and answers with what XGrammar makes of them; it ends with its
 // standard input.
 #include <cerrno>
@@ -114,7 +114,7 @@ int run() {
 }  // namespace
 }  // namespace nanovllm
 
-int main() {
+extern "C" __attribute__((visibility("default"))) int nanovllm_compile_grammars() {
   try {
     return nanovllm::run();
   } catch (...) {
