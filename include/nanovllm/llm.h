@@ -159,10 +159,10 @@ class LLM {
   /// The prompt of a conversation: the model's chat template over `messages`, a JSON array of
   /// {"role", "content", ...}. `options` is a JSON object of further template variables
   /// ({"enable_thinking": false}); add_generation_prompt is true unless it says otherwise, and with
-  /// continue_final_message the prompt ends where the last message's text does. Text of
-  /// control tokens in messages stays text unless parse_special_in_messages. Throws
-  /// Error(invalid_argument): bad JSON, no chat template that can be used, or the template's own
-  /// refusal.
+  /// continue_final_message the prompt ends where the last message's text does; chat_template, a
+  /// text, takes the place of the model's. Text of control tokens in messages stays text unless
+  /// parse_special_in_messages. Throws Error(invalid_argument): bad JSON, no chat template that can
+  /// be used, or the template's own refusal.
   Prompt chat_prompt(const std::string& messages_json,
                      const std::string& options_json = "{}") const;
   /// The sampling parameters that generation_config.json recommends, over the defaults of

@@ -95,13 +95,19 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """generate() over the chat template. `messages` is a conversation or a list of them."""
+        """generate() over the chat template: the model's, or `chat_template`, a text in Jinja.
+
+        `messages` is a conversation or a list of them.
+        """
         variables = dict(chat_template_kwargs or {}, add_generation_prompt=add_generation_prompt)
         if continue_final_message:
             variables["continue_final_message"] = True
         if tools is not None:
             variables["tools"] = tools
+        if chat_template is not None:
+            variables["chat_template"] = chat_template
         several = bool(messages) and isinstance(messages[0], list)
         prompts = [
             self._engine.chat_prompt(to_json(conversation), to_json(variables))

@@ -39,6 +39,17 @@ def test_the_demo_model_adds(llm):
     assert len(answers) == 2 and answers[0] == answers[1]
 
 
+def test_a_chat_template_may_be_given(llm):
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    question = [{"role": "user", "content": "23 + 58"}]
+    template = "{% for message in messages %}{{ message.content }}{% endfor %} ="
+    answer = llm.chat(question, greedy, use_tqdm=False, chat_template=template)[0]
+    assert answer["text"] == llm.generate(["23 + 58 ="], greedy, use_tqdm=False)[0]["text"]
+    assert answer["text"] != llm.chat(question, greedy, use_tqdm=False)[0]["text"]
+    with pytest.raises(ValueError, match="chat_template"):
+        llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
+
+
 def test_the_bytes_are_those_of_the_program(llm, program):
     sampling = [
         {"temperature": 0.8, "seed": 5, "max_tokens": 40},

@@ -168,9 +168,15 @@ SamplingParams LLM::default_sampling_params() const {
 }
 
 Prompt LLM::chat_prompt(const std::string& messages_json, const std::string& options_json) const {
-  return state_->chat->prompt(
-      parse_json(messages_json, "messages", ErrorKind::invalid_argument),
-      parse_json(options_json, "chat template options", ErrorKind::invalid_argument));
+  Json messages = parse_json(messages_json, "messages", ErrorKind::invalid_argument);
+  Json options = parse_json(options_json, "chat template options", ErrorKind::invalid_argument);
+  if (!options.is_object() || !options.contains("chat_template"))
+    return state_->chat->prompt(std::move(messages), std::move(options));
+  const Json source = options["chat_template"];
+  options.erase("chat_template");
+  check(source.is_string(), ErrorKind::invalid_argument, "chat_template must be a text");
+  return state_->chat->with_template(source.get<std::string>(), "chat_template")
+      .prompt(std::move(messages), std::move(options));
 }
 
 EngineInfo inspect(const std::string& model, const EngineConfig& config) {

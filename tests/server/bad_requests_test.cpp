@@ -67,6 +67,12 @@ TEST_F(BadRequests, WhatIsNoJson) {
   expect_all(rows);
 }
 
+// A template is a program: the server runs the model's.
+TEST_F(BadRequests, TemplatesOfClients) {
+  expect_all({{chat_with(R"("chat_template":"{{ 1 }}")")},
+              {chat_with(R"("chat_template_kwargs":{"chat_template":"{{ 1 }}"})")}});
+}
+
 TEST_F(BadRequests, NumbersOutOfEveryRange) {
   std::vector<Row> rows;
   for (const char* value : {"NaN", "Infinity", "1e400", "-0.1", "2.1", "\"0.7\"", "null1"})

@@ -213,8 +213,8 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
   conversation.messages = read_messages(o);
   Json options = Json::parse(defaults.chat_template_kwargs);
   if (const auto kwargs = o.optional_object("chat_template_kwargs")) options.update(kwargs->json());
-  check(!options.contains("messages") && !options.contains("tokenize"), kBad,
-        "chat_template_kwargs may not have messages or tokenize");
+  for (const char* name : {"messages", "tokenize", "chat_template"})
+    check(!options.contains(name), kBad, "chat_template_kwargs may not have {}", name);
   if (const Json* tools = o.find("tools")) conversation.tools = read_tools(*tools);
   if (!conversation.tools.empty()) options["tools"] = tools_for_template(conversation.tools);
   if (const auto effort = o.optional_string("reasoning_effort"))
