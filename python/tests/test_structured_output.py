@@ -106,13 +106,16 @@ def test_answers_of_random_weights_are_what_was_asked_for(random_llm):
     # CI compiles few schemas: each takes a share of a second there.
     schemas = schemas if COUNT > 1000 else rng.sample(schemas, 15)
     closers = {random_llm.tokenizer.encode(text)[-1] for text in '"}],:'} | {random_llm.tokenizer.eos_token_id}
-    ended = done = 0
+    ended = done = late = 0
     while done < COUNT:
         batch = [random_structure(rng, schemas) for _ in range(min(BATCH, COUNT - done))]
         params = [random_params(rng, structure, closers) for structure, _ in batch]
         outputs = random_llm.generate(["Once"] * len(batch), params, use_tqdm=False)
         for (structure, judge), asked, output in zip(batch, params, outputs):
             answer = output.outputs[0]
+            if answer.finish_reason == "error" and "kMaxCompileSeconds" in output.error:
+                late += 1  # refused, by the machine's speed
+                continue
             assert answer.finish_reason in ("stop", "length"), (structure, asked, output.error)
             if answer.finish_reason == "stop":
                 ended += 1
@@ -123,5 +126,5 @@ def test_answers_of_random_weights_are_what_was_asked_for(random_llm):
             else:
                 assert len(answer.token_ids) == asked.max_tokens
         done += len(batch)
-    print(f"{done} answers, {ended} ended by themselves")
-    assert ended > done / 10
+    print(f"{done} answers, {ended} ended by themselves, {late} of schemas that did not compile in time")
+    assert ended > done / 10 and late <= done / 20
