@@ -47,12 +47,15 @@ perl -0pi -e 's/(auto \[speculative_calculation, speculative_mask\] = GetSpecula
   s/for \(char ch : token\) \{(.*?)!speculative_mask\[static_cast<uint8_t>\(ch\)\]/for (const char& ch : token) {$1!(&ch == token.data() ? speculative_first : speculative_mask)[static_cast<uint8_t>(ch)]/s' "$source/cpp/grammar_compiler.cc"
 # Its cache of whole grammars compiles their printed forms, in which "\xdf" takes a letter behind it that is a digit too.
 perl -0pi -e 's/(GrammarCompiler::Impl::CompileGrammar\(const Grammar& grammar\) \{\n  if \()!cache_enabled_/$1true/' "$source/cpp/grammar_compiler.cc"
+# No class of characters has a surrogate, whose bytes are no UTF-8.
+perl -0pi -e 's/  for \(const auto& range : elements\) \{\n    data\.push_back\(range\.lower\);\n    data\.push_back\(range\.upper\);\n  \}\n/  AddRanges(&data, elements, is_negative);\n/g;
+  s/(int32_t GrammarBuilder::AddCharacterClass\()/static void AddRanges(\n    std::vector<int32_t>* data, const std::vector<GrammarBuilder::CharacterClassElement>& elements, bool is_negative\n) {\n  const auto add = [data](int32_t lower, int32_t upper) {\n    if (lower <= upper) data->insert(data->end(), {lower, upper});\n  };\n  for (const auto& range : elements) {\n    if (is_negative) {\n      add(range.lower, range.upper);\n    } else {\n      add(range.lower, std::min<int32_t>(range.upper, 0xD7FF));\n      add(std::max<int32_t>(range.lower, 0xE000), range.upper);\n    }\n  }\n  if (is_negative) add(0xD800, 0xDFFF);\n}\n\n$1/' "$source/cpp/grammar_builder.cc"
 perl -0pi -e 's/(class GrammarCompiler \{)/void StopKeepingMasks();\n\n$1/' "$source/include/xgrammar/compiler.h"
 echo 'namespace xgrammar { void StopKeepingMasks() { keep_masks = false; } }' >>"$source/cpp/grammar_compiler.cc"
 
 for change in 'CountStep();:earley_parser.cc' 'steps_left_ =:earley_parser.h' 'SetMaxSteps:../include/xgrammar/matcher.h' \
   'xgrammar_additions.h:compiled_grammar_impl.h' '!keep_masks:grammar_functor.cc' 'LeadsToRepeatedBytes:grammar_compiler.cc' \
-  '? speculative_first:grammar_compiler.cc' 'if (true):grammar_compiler.cc' 'StopKeepingMasks:../include/xgrammar/compiler.h'; do
+  '? speculative_first:grammar_compiler.cc' 'if (true):grammar_compiler.cc' 'AddRanges(&data:grammar_builder.cc' 'StopKeepingMasks:../include/xgrammar/compiler.h'; do
   grep -qF "${change%%:*}" "$source/cpp/${change#*:}" || skip "XGrammar's parser is not as expected"
 done
 

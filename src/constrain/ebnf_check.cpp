@@ -1,6 +1,7 @@
 #include "constrain/ebnf_check.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include <nlohmann/json.hpp>
 
@@ -41,6 +42,10 @@ class EbnfGuard {
          fmt::format(format, std::forward<Args>(args)...));
   }
 
+  static constexpr uint64_t kNoCharacter = 0x110000;
+  static uint64_t digit_of(char c) {
+    return static_cast<uint64_t>(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+  }
   bool more() const { return at_ < text_.size(); }
   static bool is_name(char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
@@ -109,7 +114,12 @@ class EbnfGuard {
 
   void quoted(char end) {
     const size_t begin = at_++;
-    while (more() && text_[at_] != end && text_[at_] != '\n') at_ += text_[at_] == '\\' ? 2 : 1;
+    while (more() && text_[at_] != end && text_[at_] != '\n') {
+      if (text_[at_] == '\\')
+        escape();
+      else
+        ++at_;
+    }
     if (!more() || text_[at_] != end)
       refuse("has a {} at byte {} that does not end", text_[begin], begin);
     ++at_;
@@ -118,6 +128,19 @@ class EbnfGuard {
     skip_space();
     if (follows("::=")) refuse("has options of a rule at byte {}, which are not supported", begin);
     at_ = after;
+  }
+
+  // \x has as many digits as follow. A surrogate's bytes are no UTF-8.
+  void escape() {
+    const size_t begin = at_, digits = begin + 2;
+    const std::string_view kind = text_.substr(begin + 1, 1);
+    at_ = std::min(digits, text_.size());
+    const size_t most = kind == "u" ? 4 : kind == "U" ? 8 : kind == "x" ? text_.size() : 0;
+    uint64_t value = 0;
+    for (; more() && at_ - digits < most && std::isxdigit(static_cast<unsigned char>(text_[at_]));
+         ++at_)
+      value = std::min<uint64_t>(value << 4 | digit_of(text_[at_]), kNoCharacter);
+    if (value >= 0xD800 && value <= 0xDFFF) refuse("names half a surrogate pair at byte {}", begin);
   }
 
   int64_t count() {

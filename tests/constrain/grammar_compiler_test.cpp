@@ -145,6 +145,16 @@ TEST_F(Compiled, EveryKindOfStructureMakesMasks) {
   EXPECT_FALSE(takes(tag, "free text <f=b>"));
 }
 
+// Bytes of a surrogate are decoded as three characters that no class named (RFC 3629, section 3).
+TEST_F(Compiled, ClassesOfCharactersHaveNoSurrogates) {
+  for (const char* rule : {"root ::= [^\\n\"]", "root ::= [a-\\uffff]", "root ::= [^a]+"}) {
+    for (const char* text : {"\u00e9", "\ud7ff", "\ue000"})
+      EXPECT_TRUE(takes({.grammar = rule}, text)) << rule << ' ' << text;
+    for (const char* bytes : {"\xed\xa0\x80", "\xed\xbf\xbf"})
+      EXPECT_FALSE(takes({.grammar = rule}, bytes)) << rule;
+  }
+}
+
 TEST_F(Compiled, ExactlyOneStructureMayBeAskedFor) {
   EXPECT_NE(refusal({.json_object = true, .regex = "a"}).find("must be one"), std::string::npos);
   EXPECT_EQ(rig_.compile({}), nullptr);

@@ -106,6 +106,9 @@ TEST(EbnfGuard, WhatGoesTooFarIsRefused) {
   EXPECT_NE(ebnf_refusal("root ::= Regex(\"a{99999}\")").find("Regex"), std::string::npos);
   EXPECT_NE(ebnf_refusal("root ::= \"a\" (= \"b\")").find("looks ahead"), std::string::npos);
   EXPECT_NE(ebnf_refusal("root[max_tokens=3] ::= \"a\"").find("options"), std::string::npos);
+  for (const char* half : {"\"\\ud800\"", "\"\\xDFFF\"", "[a\\U0000dc00]"})
+    EXPECT_NE(ebnf_refusal(std::string("root ::= ") + half).find("surrogate"), std::string::npos)
+        << half;
   EXPECT_NE(ebnf_refusal("root ::= (\"a\""), "");
   EXPECT_NE(ebnf_refusal("root ::= \"a"), "");
 }

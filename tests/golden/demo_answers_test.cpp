@@ -1,0 +1,107 @@
+// models/demo does what tools/demo_model taught it: sums that it never saw, questions, calls of
+// tools, and answers in JSON of a given form. Expected answers are true ones, not the model's own.
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "llm_rig.h"
+
+namespace nanovllm {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<Json> rows_of(const std::string& name) {
+  std::ifstream in(std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/demo/" + name);
+  std::vector<Json> rows;
+  for (std::string line; std::getline(in, line);) rows.push_back(Json::parse(line));
+  return rows;
+}
+
+class DemoAnswers : public testing::Test {
+ protected:
+  std::vector<std::string> answers(const std::vector<Prompt>& prompts, int64_t max_tokens = 160) {
+    std::vector<std::string> texts;
+    for (const RequestOutput& output : llm_.generate(prompts, greedy(max_tokens)))
+      texts.push_back(output.error.empty() ? output.outputs[0].text : output.error);
+    return texts;
+  }
+  Prompt chat(const Json& messages, const Json& options = Json::object()) {
+    return llm_.chat_prompt(messages.dump(), options.dump());
+  }
+  /// One row in a hundred may go wrong: the weights are rounded, and other machines add otherwise.
+  template <class Right>
+  void expect_right(const std::vector<Json>& rows, const std::vector<std::string>& texts,
+                    Right right) {
+    ASSERT_FALSE(rows.empty());
+    size_t wrong = 0;
+    std::string shown;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (right(rows[i], texts[i])) continue;
+      ++wrong;
+      shown += rows[i].dump() + "\n  " + texts[i] + "\n";
+    }
+    EXPECT_LE(wrong, (rows.size() + 99) / 100) << shown;
+  }
+  LLM llm_{demo(), demo_config()};
+};
+
+/// The objects between <tool_call> and </tool_call>, one after the other.
+Json calls_in(const std::string& text) {
+  Json calls = Json::array();
+  constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
+  for (size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, at)) {
+    at += kBegin.size();
+    calls.push_back(Json::parse(text.substr(at, text.find(kEnd, at) - at), nullptr,
+                                /*allow_exceptions=*/false));
+  }
+  return calls;
+}
+
+TEST_F(DemoAnswers, SumsThatItNeverSawAndQuestions) {
+  for (const char* file : {"arithmetic_heldout.jsonl", "questions.jsonl"}) {
+    const std::vector<Json> rows = rows_of(file);
+    std::vector<Prompt> prompts;
+    for (const Json& row : rows) prompts.emplace_back(row["prompt"].get<std::string>());
+    expect_right(rows, answers(prompts), [](const Json& row, const std::string& text) {
+      const auto expected = row["expected"].get<std::string>();
+      return text.substr(0, expected.size()) == expected;  // plain sums go on with others
+    });
+  }
+}
+
+TEST_F(DemoAnswers, CallsOfToolsAndWhatIsSaidOfTheirResults) {
+  const std::vector<Json> rows = rows_of("calls.jsonl");
+  std::vector<Prompt> asked, answered;
+  for (const Json& row : rows) {
+    Json messages = {{{"role", "user"}, {"content", row["question"]}}};
+    asked.push_back(chat(messages, {{"tools", row["tools"]}}));
+    Json calls = Json::array();
+    for (const Json& call : row["calls"])
+      calls.push_back({{"type", "function"}, {"function", call}});
+    messages.push_back({{"role", "assistant"}, {"content", ""}, {"tool_calls", calls}});
+    for (const Json& result : row["results"])
+      messages.push_back({{"role", "tool"}, {"content", result}});
+    answered.push_back(chat(messages, {{"tools", row["tools"]}}));
+  }
+  expect_right(rows, answers(asked), [](const Json& row, const std::string& text) {
+    return calls_in(text) == row["calls"];
+  });
+  expect_right(rows, answers(answered), [](const Json& row, const std::string& text) {
+    return text == row["expected"].get<std::string>();
+  });
+}
+
+TEST_F(DemoAnswers, JsonOfAFormThatIsGivenInWords) {
+  const std::vector<Json> rows = rows_of("json_forms.jsonl");
+  std::vector<Prompt> prompts;
+  for (const Json& row : rows)
+    prompts.push_back(chat({{{"role", "system"}, {"content", row["system"]}},
+                            {{"role", "user"}, {"content", row["question"]}}}));
+  expect_right(rows, answers(prompts), [](const Json& row, const std::string& text) {
+    return Json::parse(text, nullptr, false) == row["expected"];
+  });
+}
+
+}  // namespace
+}  // namespace nanovllm
