@@ -32,7 +32,7 @@ def bench_program(program, model, times=2):
     """The engine alone: the figure that the others are compared with."""
     for _ in range(times):
         out = subprocess.run([program, "bench", "throughput", model, "--load-format", "dummy"], capture_output=True, text=True, check=True)
-        print(next(line for line in out.stdout.splitlines() if "tok/s" in line), flush=True)
+        print([line for line in out.stdout.splitlines() if line.startswith("|")][-1], flush=True)
 
 
 class Server:

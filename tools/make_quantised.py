@@ -21,8 +21,8 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "golde
 SEEDS = {"awq-64-experts": 23}  # rounding to bf16 sends no token to other experts
 LENGTHS = (2, 33, 65)
 GREEDY = 64
-SIZES = dict(vocab_size=67, hidden_size=128, intermediate_size=192, num_hidden_layers=1, num_attention_heads=4,
-             num_key_value_heads=2, head_dim=32)
+SIZES = dict(vocab_size=67, hidden_size=128, intermediate_size=192, num_hidden_layers=1, num_attention_heads=2,
+             num_key_value_heads=1, head_dim=64)
 
 
 # -- Numbers ---------------------------------------------------------------------------------------------------------------------

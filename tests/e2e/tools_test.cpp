@@ -134,15 +134,15 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
 }
 
 // Two bytes for each of its 8,576 embeddings, as many of the head, 122,880 quantised weights and
-// 448 numbers of norms; places are multiples of 256 bytes.
+// 512 numbers of norms; places are multiples of 256 bytes.
 TEST(Inspect, AQuantisedModelIsCountedAsItLiesInMemory) {
   const auto model =
       std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens/quantised-gptq-64-zeros";
   const auto result = nanovllm_program({"inspect", model.string(), "--json", "--device", "cpu"});
   ASSERT_EQ(result.exit_code, 0) << result.errors;
   const Json plan = Json::parse(result.output);
-  EXPECT_EQ(plan["num_parameters"], 8576 + 8576 + 122880 + 448);
-  EXPECT_GE(plan["memory"]["weights"].get<int64_t>(), 2 * (8576 + 8576 + 122880 + 448));
+  EXPECT_EQ(plan["num_parameters"], 8576 + 8576 + 122880 + 512);
+  EXPECT_GE(plan["memory"]["weights"].get<int64_t>(), 2 * (8576 + 8576 + 122880 + 512));
   EXPECT_NE(result.errors.find("weights of int4 (gptq) are kept in the model's dtype in memory"),
             std::string::npos)
       << result.errors;
