@@ -1,6 +1,7 @@
 // The conversation: its messages, and the one answer that may be under way.
 import {by, h, button, count, short} from './dom.js';
 import {stream} from './api.js';
+import {addCalls, callList} from './calls.js';
 import {loadMarkdown, showMarkdown} from './markdown.js';
 import {requestBody} from './settings.js';
 import {showTokens, hideTip} from './tokens.js';
@@ -13,7 +14,7 @@ function statsText(stats) {
   if (stats.first) parts.push(`first after ${short(1000 * stats.first)} ms`);
   if (stats.seconds - stats.first > 0.03)  // less is not long enough to be measured
     parts.push(`${short((stats.completion - 1) / (stats.seconds - stats.first))} tokens/s`);
-  if (stats.finish && stats.finish !== 'stop') parts.push(stats.finish === 'length' ? 'cut off by its limit' : stats.finish);
+  if (stats.finish && stats.finish !== 'stop' && stats.finish !== 'tool_calls') parts.push(stats.finish === 'length' ? 'cut off by its limit' : stats.finish);
   return parts.join(' · ');
 }
 
@@ -43,18 +44,18 @@ export class ChatView {
   }
 
   row(message, i) {
-    const isUser = message.role === 'user';
+    const isUser = message.role === 'user', isModel = message.role === 'assistant';
     const text = h('div', {class: 'text'});
     const footer = h('footer');
-    const article = h('article', {class: `message ${message.role}`}, h('h2', {}, isUser ? 'You' : 'Model'), text, footer);
+    const article = h('article', {class: `message ${message.role}`}, h('h2', {}, isUser ? 'You' : isModel ? 'Model' : 'Tool'), text, footer);
     this.of(message).element = article;
-    if (isUser) {
-      text.classList.add('plain');
-      text.textContent = message.content;
-      footer.append(button('Edit', () => this.edit(i)));
-    } else {
+    if (isModel) {
       this.fill(message);
+      return article;
     }
+    text.classList.add('plain');
+    text.textContent = message.content;
+    if (isUser) footer.append(button('Edit', () => this.edit(i)));
     return article;
   }
 
@@ -66,6 +67,7 @@ export class ChatView {
     if (message.reasoning) this.fillReasoning(message.reasoning, state.element);
     if (state.tokens && !state.asText) showTokens(text, state.tokens);
     else showMarkdown(text, message.content);
+    if (message.tool_calls) this.fillCalls(message, isRunning);
     if (isRunning) return;
     const others = [h('span', {class: 'stats'}, statsText(message.stats)),
       button('Regenerate', () => this.answer(this.chats.current.messages.indexOf(message)))];
@@ -86,6 +88,17 @@ export class ChatView {
       element.append(box);  // the style sheet has it before the text
     }
     box.lastChild.textContent = reasoning;
+  }
+
+  /** The last message's calls wait for their results. */
+  fillCalls(message, isRunning) {
+    const {element} = this.of(message), messages = this.chats.current.messages, calls = message.tool_calls;
+    const take = (texts) => {
+      messages.push(...texts.map((content, i) => ({role: 'tool', tool_call_id: calls[i].id, content})));
+      this.answer(messages.length);
+    };
+    element.querySelector('.calls')?.remove();
+    element.insertBefore(callList(calls, !isRunning && message === messages.at(-1) && take), element.querySelector('footer'));
   }
 
   edit(i) {
@@ -118,7 +131,13 @@ export class ChatView {
     this.stop();
     const chat = this.chats.current;
     chat.messages.splice(at);
-    const body = requestBody(chat.messages);
+    let body;
+    try {
+      body = requestBody(chat.messages);
+    } catch (error) {
+      this.show();
+      return this.onRefusal(error);
+    }
     const message = {role: 'assistant', content: ''};
     chat.messages.push(message);
     const running = this.running = {chat, message, abort: new AbortController()};
@@ -134,7 +153,7 @@ export class ChatView {
       if (running.abort.signal.aborted && message.stats) message.stats.finish = 'stopped';
     }
     by('messages').setAttribute('aria-busy', 'false');
-    const isEmpty = message.content === '' && !message.reasoning && !message.stats.exact;
+    const isEmpty = message.content === '' && !message.reasoning && !message.tool_calls && !message.stats.exact;
     if (isEmpty) chat.messages = chat.messages.filter((other) => other !== message);
     if (this.running === running) this.running = null;
     this.chats.save();
@@ -147,12 +166,13 @@ export class ChatView {
     const stats = message.stats = {completion: 0, exact: false};
     for await (const event of stream('v1/chat/completions', abort.signal, body)) {
       const choice = event.choices?.[0];
-      if (choice?.delta?.content || choice?.delta?.reasoning || choice?.logprobs) {
+      if (choice?.delta?.content || choice?.delta?.reasoning || choice?.delta?.tool_calls || choice?.logprobs) {
         stats.first ??= seconds();
         stats.seconds = seconds();
         ++stats.completion;
         message.content += choice.delta.content ?? '';
         if (choice.delta.reasoning) message.reasoning = (message.reasoning ?? '') + choice.delta.reasoning;
+        if (choice.delta?.tool_calls) addCalls(message, choice.delta.tool_calls);
         if (choice.logprobs?.content) (this.of(message).tokens ??= []).push(...choice.logprobs.content);
         this.refresh(message);
       }

@@ -3,6 +3,7 @@ import {by} from './dom.js';
 import {key, setKey} from './api.js';
 
 const kPlace = 'nanovllm.settings';
+const kTexts = ['system', 'tools'];
 const kNumbers = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed'];
 
 export function initSettings(onKey) {
@@ -12,7 +13,7 @@ export function initSettings(onKey) {
   } catch {
     // what cannot be read is forgotten
   }
-  for (const name of ['system', ...kNumbers]) by(name).value = saved[name] ?? '';
+  for (const name of [...kTexts, ...kNumbers]) by(name).value = saved[name] ?? '';
   by('logprobs').checked = saved.logprobs ?? false;
   by('key').value = key();
   by('settings').addEventListener('change', (event) => {
@@ -20,7 +21,7 @@ export function initSettings(onKey) {
       setKey(event.target.value.trim());
       return onKey();
     }
-    const values = Object.fromEntries(['system', ...kNumbers].map((name) => [name, by(name).value]));
+    const values = Object.fromEntries([...kTexts, ...kNumbers].map((name) => [name, by(name).value]));
     localStorage.setItem(kPlace, JSON.stringify({...values, logprobs: by('logprobs').checked}));
   });
 }
@@ -32,13 +33,24 @@ export function askForKey() {
   by('key').focus();
 }
 
+/** The tools that the model may call, if any. Throws where their text is no JSON. */
+function givenTools() {
+  const text = by('tools').value.trim();
+  try {
+    return text ? {tools: JSON.parse(text)} : {};
+  } catch (error) {
+    throw new Error(`Settings, tools: ${error.message}`);
+  }
+}
+
 /** The body of a request for these messages. */
 export function requestBody(messages) {
   const system = by('system').value.trim();
   const body = {
-    messages: [...(system ? [{role: 'system', content: system}] : []), ...messages.map(({role, content}) => ({role, content}))],
+    messages: [...(system ? [{role: 'system', content: system}] : []), ...messages.map(({role, content, tool_calls, tool_call_id}) => ({role, content, tool_calls, tool_call_id}))],
     stream: true,
     stream_options: {include_usage: true},
+    ...givenTools(),
   };
   for (const name of kNumbers) {
     const value = by(name).value;

@@ -251,6 +251,29 @@ class Page(unittest.TestCase):
             driver.find_element(By.XPATH, "//button[text()='Show text']").click()
             self.assertEqual(driver.find_elements(By.CSS_SELECTOR, ".token"), [])
 
+    def test_calls_of_tools_are_shown_and_answered(self):
+        integer = {"type": "integer"}
+        parameters = {"type": "object", "properties": {"a": integer, "op": {"type": "string"}, "b": integer}, "required": ["a", "op", "b"]}
+        with browser(self.server.url) as driver:
+            driver.execute_script("arguments[0].open = true", self.find(driver, "#settings"))
+            tools = self.find(driver, "#tools")
+            tools.send_keys("[", Keys.TAB)
+            self.find(driver, "#input").send_keys("What is 127 * 7?", Keys.ENTER)
+            self.wait(driver, lambda: "Settings, tools: " in self.find(driver, "#problem").text)
+            tools.clear()
+            tools.send_keys(json.dumps([{"type": "function", "function": {"name": "calculator", "parameters": parameters}}]), Keys.TAB)
+            self.ask(driver, "What is 127 * 7?")
+            [name, arguments] = self.texts(driver, ".calls code")[0].rstrip(")").split("(")
+            self.assertEqual([name, json.loads(arguments)], ["calculator", {"a": 127, "op": "*", "b": 7}])
+            self.assertEqual(driver.execute_script(ACCESSIBILITY), [])
+            driver.save_screenshot(str(SHOTS / "calls.png"))
+            self.find(driver, ".calls input").send_keys("889", Keys.ENTER)
+            self.wait(driver, lambda: self.texts(driver, ".assistant .text")[-1] == "127 * 7 = 889.")
+            self.assertEqual(self.texts(driver, ".tool .text"), ["889"])
+            self.assertEqual(driver.find_elements(By.CSS_SELECTOR, ".calls input"), [])
+            driver.refresh()
+            self.wait(driver, lambda: self.texts(driver, ".assistant .text")[-1:] == ["127 * 7 = 889."])
+
     def test_the_engine_is_seen_at_work(self):
         for dark, width in ((False, 1400), (True, 1400), (False, 390)):
             with self.subTest(dark=dark, width=width), browser(self.server.url, width, dark=dark) as driver:
