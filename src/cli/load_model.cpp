@@ -64,8 +64,7 @@ void add_template_kwargs(CLI::App& command, std::string& kwargs, const char* nam
 void add_chat_template(CLI::App& command, std::string& source, std::string& place) {
   add_value(command, "--chat-template", "FILE", "a chat template (Jinja) in place of the model's",
             [&source, &place](const std::string& s) {
-              source = read_file(s, size_t{1} << 20);
-              check(!source.empty(), ErrorKind::invalid_argument, "{} is empty", s);
+              source = read_option_file(s, size_t{1} << 20);
               place = s;
             });
 }

@@ -161,6 +161,16 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
   return option;
 }
 
+std::string read_option_file(const std::string& path, size_t max_bytes) {
+  try {
+    std::string text = read_file(path, max_bytes);
+    check(!text.empty(), ErrorKind::model, "{} is empty", path);
+    return text;
+  } catch (const Error& error) {
+    fail(ErrorKind::invalid_argument, "cannot be read: {}", error.what());
+  }
+}
+
 CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
                       const std::string& help) {
   CLI::Option* flag = command.add_flag(names, value, help);

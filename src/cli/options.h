@@ -49,6 +49,10 @@ std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
 CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,
                        const std::string& help, std::function<void(const std::string&)> set);
 
+/// The text of a file that an option names. Throws Error(invalid_argument) where it cannot be read,
+/// is empty, or has more bytes.
+std::string read_option_file(const std::string& path, size_t max_bytes);
+
 /// Adds an option without a value. One without a `help` text is hidden.
 CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
                       const std::string& help);

@@ -98,15 +98,8 @@ void SamplingOptions::add_to(CLI::App& command, Use use) {
 // The structure of the answers, named as in vLLM's structured_outputs and, for files, in llama.cpp.
 void SamplingOptions::add_structure(CLI::App& command) {
   using P = SamplingParams;
-  // An empty structure would be none.
   const auto file = [](const std::string& path) {
-    try {
-      const std::string text = read_file(path, kMaxStructureBytes);
-      check(!text.empty(), ErrorKind::model, "{} is empty", path);
-      return text;
-    } catch (const Error& error) {
-      fail(kBad, "cannot be read: {}", error.what());
-    }
+    return read_option_file(path, kMaxStructureBytes);
   };
   add(command, "--json-schema", "FILE", "the text is JSON as this schema asks",
       [file](const std::string& s) {

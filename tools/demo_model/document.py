@@ -27,7 +27,7 @@ CHAT_TEMPLATE = r"""
     {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
     {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
   {%- elif not (tools and loop.first and message.role == 'system') %}
-    {{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+    {{- '<|im_start|>' + message.role + '\n' + (message.content or '' if message.role == 'assistant' else message.content) }}
     {%- for call in message.tool_calls or [] %}
       {{- '\n' if message.content or not loop.first }}
       {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
