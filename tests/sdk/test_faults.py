@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -136,26 +137,43 @@ def status_of(server, path):
     return connection.getresponse().status
 
 
+def twice(test, seconds=90):
+    """Another try where the first does not end: the thread that was stopped may hold the allocator's lock, or be one that no rank waits for."""
+    def ring(*_):
+        raise TimeoutError(f"{seconds} s have passed")
+    signal.signal(signal.SIGALRM, ring)
+    for last in False, True:
+        signal.alarm(seconds)
+        try:
+            return test()
+        except TimeoutError:
+            if last:
+                raise
+        finally:
+            signal.alarm(0)
+
+
 def a_rank_that_hangs(stays):
     """Each stream gets its error, and the program ends with 5. False where no thread may be stopped."""
     server = Server("--tensor-parallel-size", "2", "--max-model-len", "32768", "--allow-long-max-model-len",
                     *["--keep-alive-on-engine-death"] * stays)
-    streams = [open_stream(server) for _ in range(8)]
-    assert status_of(server, "/health") == 200
-    if not freeze_thread(server.process.pid):
-        server.process.kill()
-        server.process.communicate()
-        return False
-    for stream in streams:
-        text = rest_of(stream)
-        assert '"error"' in text and '"code":500' in text and "data: [DONE]" in text, text[-500:]
-        assert "rank" in text, text[-500:]
-    if stays:
-        assert (status_of(server, "/health"), status_of(server, "/livez")) == (503, 500)
-        server.process.terminate()
-    _, rest = server.process.communicate(timeout=60)
-    assert server.process.returncode == 5, (server.process.returncode, rest)
-    return True
+    try:
+        streams = [open_stream(server) for _ in range(8)]
+        assert status_of(server, "/health") == 200
+        if not freeze_thread(server.process.pid):
+            return False
+        for stream in streams:
+            text = rest_of(stream)
+            assert '"error"' in text and '"code":500' in text and "data: [DONE]" in text, text[-500:]
+            assert "rank" in text, text[-500:]
+        if stays:
+            assert (status_of(server, "/health"), status_of(server, "/livez")) == (503, 500)
+            server.process.terminate()
+        _, rest = server.process.communicate(timeout=60)
+        assert server.process.returncode == 5, (server.process.returncode, rest)
+        return True
+    finally:
+        server.process.kill()  # where it has not ended by itself
 
 
 if __name__ == "__main__":
@@ -163,7 +181,7 @@ if __name__ == "__main__":
         test()
         print("passed:", test.__name__, flush=True)
     for stays in False, True:
-        if not a_rank_that_hangs(stays):
+        if not twice(lambda: a_rank_that_hangs(stays)):
             print("skipped: a_rank_that_hangs, threads of other processes cannot be stopped here")
             sys.exit(77)
         print("passed: a_rank_that_hangs, the server", "stays" if stays else "ends", flush=True)
