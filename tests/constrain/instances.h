@@ -33,6 +33,7 @@ inline std::vector<Json> in_all_orders(const Json& value, size_t most = 5000) {
       std::vector<Json> longer;
       for (const Json& variant : in_all_orders(member, most))
         for (const Json& begun : made) {
+          if (longer.size() == most) break;
           Json next = begun;
           if (value.is_object())
             next[keys[i]] = variant;
@@ -41,7 +42,6 @@ inline std::vector<Json> in_all_orders(const Json& value, size_t most = 5000) {
           longer.push_back(std::move(next));
         }
       made = std::move(longer);
-      if (made.size() > most) made.resize(most);
     }
     out.insert(out.end(), made.begin(), made.end());
   } while (out.size() < most && std::ranges::next_permutation(keys).found);

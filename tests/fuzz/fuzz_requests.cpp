@@ -79,7 +79,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(!request.max_tokens || *request.max_tokens >= 1);
     if (problem_with(request.params, 1000)) return 0;
     require(request.params.n >= 1 && request.params.n <= 128);
-    write_answers(endpoint, request, request.conversation.messages.dump().substr(0, 50));
+    // Completions have neither reasoning nor calls.
+    write_answers(endpoint, request,
+                  request.is_chat ? request.conversation.messages.dump().substr(0, 50) : "");
   } catch (const Error& error) {
     require(error.kind() == ErrorKind::invalid_argument);
     const HttpResponse response =
