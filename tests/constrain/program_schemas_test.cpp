@@ -16,7 +16,7 @@ TEST(ProgramSchemas, EveryValidInstanceIsTakenAndNoInvalidOne) {
   std::ifstream in(std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/schemas/programs.jsonl");
   int count = 0, compiled = 0, late = 0, instances = 0;
   for (std::string line; std::getline(in, line); ++count) {
-    // Each test run takes a share of them: all would take a minute.
+    // Each test run takes a share of them: all take minutes.
     if (count % 25 != 0 && std::getenv("NANOVLLM_ALL_SCHEMAS") == nullptr) continue;
     const Json entry = Json::parse(line);
     const auto grammar = rig.compile_in_time(schema(entry["schema"].dump()));
