@@ -9,11 +9,12 @@ import json
 import multiprocessing
 import pathlib
 import random
-import re
 import statistics
 import subprocess
 import sys
 import time
+
+from serve_bench import Server, show
 
 CLIENTS, PROCESSES = 256, 8
 
@@ -24,10 +25,6 @@ def workload():
     return prompts, [random.randint(100, 1024) for _ in prompts]
 
 
-def show(what, figure, note=""):
-    print(f"{what:44s} {figure:>14s} {note}", flush=True)
-
-
 def bench_program(program, model, times=2):
     """The engine alone: the figure that the others are compared with."""
     for _ in range(times):
@@ -35,23 +32,8 @@ def bench_program(program, model, times=2):
         print([line for line in out.stdout.splitlines() if line.startswith("|")][-1], flush=True)
 
 
-class Server:
-    def __init__(self, program, model):
-        begin = time.perf_counter()
-        command = [program, "serve", model, "--load-format", "dummy", "--port", "0", "--no-access-log", "--max-num-seqs", "512"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            if match := re.search(r"serving .* on http://(\S+):(\d+)", line):
-                self.host, self.port, self.start = match[1], int(match[2]), time.perf_counter() - begin
-                return
-        sys.exit("the server did not start")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
+def gpu_server(program, model):
+    return Server(program, model, "--load-format", "dummy", "--max-num-seqs", "512", device=())
 
 
 async def ask(host, port, prompt, tokens, stream):
@@ -78,7 +60,7 @@ def clients(host, port, share, stream, begin):
 def bench_http(program, model):
     requests = list(zip(*workload()))
     for stream in (False, True, False, True):
-        with Server(program, model) as server:
+        with gpu_server(program, model) as server:
             begin = multiprocessing.Barrier(PROCESSES + 1)
             shares = [(server.host, server.port, requests[p::PROCESSES], stream, begin) for p in range(PROCESSES)]
             running = [multiprocessing.Process(target=clients, args=share) for share in shares]
@@ -96,8 +78,9 @@ def bench_http(program, model):
 def bench_start(program, model):
     starts = []
     for _ in range(3):
-        with Server(program, model) as server:
-            starts.append(server.start)
+        begin = time.perf_counter()
+        with gpu_server(program, model):
+            starts.append(time.perf_counter() - begin)
     show("exec to serving", f"{statistics.median(starts):.2f} s", f"(fastest {min(starts):.2f}, slowest {max(starts):.2f})")
 
 

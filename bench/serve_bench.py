@@ -50,9 +50,8 @@ def resident_bytes(pid):
 class Server:
     """`nanovllm serve` on a free port."""
 
-    def __init__(self, program, model, *arguments):
-        self.process = subprocess.Popen([program, "serve", model, "--device", "cpu", "--threads", "1", "--port", "0", "--no-access-log", *arguments],
-                                        stderr=subprocess.PIPE, text=True)
+    def __init__(self, program, model, *arguments, device=("--device", "cpu", "--threads", "1")):
+        self.process = subprocess.Popen([program, "serve", model, *device, "--port", "0", "--no-access-log", *arguments], stderr=subprocess.PIPE, text=True)
         self.pid = self.process.pid
         for line in self.process.stderr:
             if match := re.search(r"serving .* on http://(\S+):(\d+)", line):

@@ -4,12 +4,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "nanovllm/tokenizer.h"
+
+#include "chat/chat_parser.h"
 #include "llm_rig.h"
 
 namespace nanovllm {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::vector<Json> rows_of(const std::string& name) {
   std::ifstream in(std::string(NANOVLLM_SOURCE_DIR) + "/tests/data/demo/" + name);
@@ -29,6 +30,18 @@ class DemoAnswers : public testing::Test {
   Prompt chat(const Json& messages, const Json& options = Json::object()) {
     return llm_.chat_prompt(messages.dump(), options.dump());
   }
+  /// The calls of an answer's text, as the server reads them.
+  Json calls_in(const std::string& text, const Json& tools) const {
+    ChatParser parser(choose_chat_format(llm_.tokenizer()->chat_template(), "", ""),
+                      {.tools = read_tools(tools), .whole_calls = true});
+    ChatMessage message;
+    message.add(parser.add(text));
+    message.add(parser.finish());
+    Json calls = Json::array();
+    for (const ToolCall& call : message.tool_calls)
+      calls.push_back({{"name", call.name}, {"arguments", Json::parse(call.arguments)}});
+    return calls;
+  }
   /// One row in a hundred may go wrong: the weights are rounded, and other machines add otherwise.
   template <class Right>
   void expect_right(const std::vector<Json>& rows, const std::vector<std::string>& texts,
@@ -45,18 +58,6 @@ class DemoAnswers : public testing::Test {
   }
   LLM llm_{demo(), demo_config()};
 };
-
-/// The objects between <tool_call> and </tool_call>, one after the other.
-Json calls_in(const std::string& text) {
-  Json calls = Json::array();
-  constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
-  for (size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, at)) {
-    at += kBegin.size();
-    calls.push_back(Json::parse(text.substr(at, text.find(kEnd, at) - at), nullptr,
-                                /*allow_exceptions=*/false));
-  }
-  return calls;
-}
 
 TEST_F(DemoAnswers, SumsThatItNeverSawAndQuestions) {
   for (const char* file : {"arithmetic_heldout.jsonl", "questions.jsonl"}) {
@@ -84,8 +85,8 @@ TEST_F(DemoAnswers, CallsOfToolsAndWhatIsSaidOfTheirResults) {
       messages.push_back({{"role", "tool"}, {"content", result}});
     answered.push_back(chat(messages, {{"tools", row["tools"]}}));
   }
-  expect_right(rows, answers(asked), [](const Json& row, const std::string& text) {
-    return calls_in(text) == row["calls"];
+  expect_right(rows, answers(asked), [&](const Json& row, const std::string& text) {
+    return calls_in(text, row["tools"]) == row["calls"];
   });
   expect_right(rows, answers(answered), [](const Json& row, const std::string& text) {
     return text == row["expected"].get<std::string>();

@@ -20,6 +20,8 @@ EngineConfig demo_config() {
   return config;
 }
 const std::string kDemo = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
+/// Of an answer that nothing in a test waits for.
+const SamplingParams kEndless{.max_tokens = 2000, .ignore_eos = true};
 
 /// Collects the last output of each request.
 class Collector {
@@ -122,10 +124,7 @@ TEST(AsyncLLM, ADeadlineEndsItsRequestWithTheReason) {
   Collector collector;
   AsyncLLM llm(kDemo, demo_config(), {},
                [&](std::span<RequestOutput> step) { collector.take(step); });
-  SamplingParams endless;
-  endless.max_tokens = 2000;
-  endless.ignore_eos = true;
-  llm.add_request(7, "Once upon a time", endless, {.timeout = 0.05});
+  llm.add_request(7, "Once upon a time", kEndless, {.timeout = 0.05});
   ASSERT_TRUE(llm.wait_until_idle(30));
   const RequestOutput output = collector.finished().at(7);
   EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::abort);
@@ -137,13 +136,10 @@ TEST(AsyncLLM, AnAbortHoldsBeforeItsRequestIsAdded) {
   Collector collector;
   AsyncLLM llm(kDemo, demo_config(), {},
                [&](std::span<RequestOutput> step) { collector.take(step); });
-  SamplingParams endless;
-  endless.max_tokens = 2000;
-  endless.ignore_eos = true;
   const int64_t aborted = llm.new_request_id(), whole = llm.new_request_id();
   llm.abort_request(aborted);
   llm.abort_request(whole + 1);  // which nobody has yet
-  llm.add_request(aborted, "Once upon a time", endless);
+  llm.add_request(aborted, "Once upon a time", kEndless);
   llm.add_request(whole, "Once upon a time", {.max_tokens = 3});
   llm.add_request(llm.new_request_id(), "Once upon a time", {.max_tokens = 3});
   ASSERT_TRUE(llm.wait_until_idle(60));
@@ -159,10 +155,7 @@ TEST(AsyncLLM, EndingItEndsWhatRuns) {
   {
     AsyncLLM llm(kDemo, demo_config(), {},
                  [&](std::span<RequestOutput> step) { collector.take(step); });
-    SamplingParams endless;
-    endless.max_tokens = 2000;
-    endless.ignore_eos = true;
-    for (int64_t id = 0; id < 5; ++id) llm.add_request(id, "Once upon a time", endless);
+    for (int64_t id = 0; id < 5; ++id) llm.add_request(id, "Once upon a time", kEndless);
   }
   EXPECT_EQ(collector.finished().size(), 5u);
   for (const auto& [id, output] : collector.finished())

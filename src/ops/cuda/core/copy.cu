@@ -33,12 +33,16 @@ bool is_reachable(const std::byte* p, int device) {
 
 bool is_aligned(const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(uint4) == 0; }
 
+void check_alike(const char* operation, const Tensor& dst, const Tensor& src) {
+  check(
+      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
+      "{} {} to {}: one dtype and size, contiguous", operation, src.describe(), dst.describe());
+}
+
 }  // namespace
 
 void CudaBackend::copy(Tensor dst, Tensor src) {
-  check(
-      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
-      "copy {} to {}: one dtype and size, contiguous", src.describe(), dst.describe());
+  check_alike("copy", dst, src);
   const size_t bytes = dst.bytes();
   if (bytes == 0) return;
   use_device();
@@ -55,9 +59,7 @@ void CudaBackend::copy(Tensor dst, Tensor src) {
 }
 
 void CudaBackend::copy_ahead(Tensor dst, Tensor src) {
-  check(
-      dst.dtype == src.dtype && dst.numel() == src.numel() && dst.contiguous() && src.contiguous(),
-      "copy_ahead {} to {}: one dtype and size, contiguous", src.describe(), dst.describe());
+  check_alike("copy_ahead", dst, src);
   use_device();
   cuda_check(cudaMemcpyAsync(dst.data, src.data, dst.bytes(), cudaMemcpyDefault, ahead_.get()));
   cuda_check(cudaEventRecord(copied_ahead_.get(), ahead_.get()));
