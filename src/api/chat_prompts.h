@@ -26,7 +26,7 @@ class ChatPrompts {
     return {tokenizer_, parse_special_, source, place};
   }
 
-  /// What LLM::chat_prompt() makes of the same as text.
+  /// The prompt that LLM::chat_prompt() makes of the same as text.
   Prompt prompt(Json messages, Json options) const;
   /// The template's text; empty where there is none.
   const std::string& source() const { return source_; }

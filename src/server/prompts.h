@@ -26,7 +26,7 @@ HttpResponse refusal(std::exception_ptr error, const Json& body, ErrorStyle styl
 
 /// 32 hexadecimal digits.
 std::string random_id();
-/// What a body may be; a million values are the ids of many long prompts.
+/// Limits of a request's body; a million values are the ids of many long prompts.
 JsonLimits body_limits(const ServerOptions& options);
 
 HttpResponse json_response(const Json& json);

@@ -1,4 +1,4 @@
-// What the operator sets for all requests.
+// Options that the operator sets for all requests.
 #include <future>
 
 #include <gtest/gtest.h>

@@ -50,7 +50,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// What this process has allocated, but for large blocks such as the KV cache.
+/// The bytes that this process has allocated, but for large blocks such as the KV cache.
 int64_t heap_bytes() { return static_cast<int64_t>(::mallinfo2().uordblks); }
 int64_t resident_bytes() {
   std::ifstream file("/proc/self/statm");

@@ -1,6 +1,5 @@
-// What nanovllm-grammar-compiler, the helper process, runs of this module. It reads a vocabulary,
-// then sources of grammars, and answers with what XGrammar makes of them; it ends with its
-// standard input.
+// The main function of nanovllm-grammar-compiler, the helper process. It reads a vocabulary, then
+// sources of grammars, and answers with their compiled forms; it ends with its standard input.
 #include <cerrno>
 #include <cstring>
 #include <new>

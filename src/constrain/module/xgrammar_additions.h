@@ -1,6 +1,6 @@
-// What scripts/build-grammar.sh adds to XGrammar, whose compilation and whose compiled grammars'
-// journey from the helper process would take most of a first request's time otherwise. Seen by
-// XGrammar's own sources alone, behind the declaration of AdaptiveTokenMask.
+// Additions of scripts/build-grammar.sh to XGrammar: without them its compilation, and the journey
+// of compiled grammars from the helper process, would take most of a first request's time.
+// XGrammar's own sources alone see them, behind the declaration of AdaptiveTokenMask.
 #pragma once
 
 #include <algorithm>

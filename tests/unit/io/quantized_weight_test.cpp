@@ -76,7 +76,7 @@ TEST(QuantizedWeight, HasTheNumbersOfItsLayoutToTheBit) {
   }
 }
 
-// What a rank holds: any rows and columns, whatever packs and groups they cut.
+// A rank holds any rows and columns, whatever packs and groups they cut.
 TEST(QuantizedWeight, AnyBlockHasTheNumbersOfTheWhole) {
   std::mt19937 random(1);
   const auto pick = [&](int64_t low, int64_t high) {
@@ -109,7 +109,7 @@ class ChangedScheme : public testing::Test {
  protected:
   using Change = std::function<void(std::vector<StoredBytes>&)>;
 
-  /// What is said about q_proj of the fixture, its quantization_config updated and its tensors
+  /// The refusal of q_proj of the fixture, its quantization_config updated and its tensors
   /// changed.
   std::string refusal(const std::string& name, const char* update, const Change& change = {}) {
     Json json = read_json_file(fixture(name) / "config.json");
