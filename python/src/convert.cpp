@@ -2,10 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "api/kv_events_config.h"
-#include "api/request_json.h"
 #include "engine/request_checks.h"
 #include "io/json.h"
+#include "io/request_json.h"
+#include "kv_events/config.h"
 
 namespace nanovllm::python {
 namespace {

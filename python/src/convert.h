@@ -24,7 +24,7 @@ Prompt to_prompt(nb::handle value);
 EngineConfig to_config(const nb::dict& options);
 /// The names that to_config() takes.
 std::vector<std::string> config_names();
-/// Sampling parameters in their JSON form (api/request_json.h); `kind` as in vLLM:
+/// Sampling parameters in their JSON form (io/request_json.h); `kind` as in vLLM:
 /// 0 cumulative, 1 delta, 2 final_only.
 SamplingParams to_params(const std::string& json, int kind);
 /// Throws Error(invalid_argument) where no model would take them.

@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "api/chat_prompts.h"
+#include "api/load_engine.h"
 #include "constrain/grammar_compiler.h"
 #include "core/limits.h"
-#include "engine/load_engine.h"
 #include "io/json.h"
 
 namespace nanovllm {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "api/load_engine.h"
 #include "bench/step_recorder.h"
-#include "engine/load_engine.h"
 
 namespace nanovllm::cli {
 

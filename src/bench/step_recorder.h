@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/ranks/open_ranks.h"
 #include "ops/forwarding_backend.h"
+#include "ranks/open_ranks.h"
 
 namespace nanovllm::cli {
 

@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "api/kv_events_config.h"
 #include "chat/chat_format.h"
 #include "cli/about/build_info.h"
 #include "cli/command.h"
@@ -17,6 +16,7 @@
 #include "core/check.h"
 #include "io/json.h"
 #include "io/utf8.h"
+#include "kv_events/config.h"
 #include "server/access.h"
 #include "server/request_log.h"
 #include "server/server.h"
@@ -109,7 +109,9 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
               o.api_keys.push_back(s);
             });
   add_value(command, "--api-key-file", "FILE", "keys, one on a line", [&o](const std::string& s) {
-    add_parts(read_file(s, size_t{1} << 20), '\n', o.api_keys);
+    const size_t before = o.api_keys.size();
+    add_parts(read_option_file(s, size_t{1} << 20), '\n', o.api_keys);
+    check(o.api_keys.size() > before, ErrorKind::invalid_argument, "{} has no key in it", s);
   });
   add_value(command, "--allowed-origins", "ORIGIN",
             "web pages that may call this server, such as https://example.org; repeatable",

@@ -14,10 +14,10 @@
 
 #include "nanovllm/llm.h"
 
-#include "engine/kv_events/publisher.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/scheduler/scheduler.h"
+#include "kv_events/publisher.h"
 
 namespace nanovllm {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "core/seconds.h"
-#include "io/checkpoint.h"
+#include "io/safetensors/checkpoint.h"
 #include "layers/linear.h"
 
 namespace nanovllm {

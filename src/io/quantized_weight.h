@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "io/checkpoint.h"
 #include "io/quantization.h"
+#include "io/safetensors/checkpoint.h"
 
 namespace nanovllm {
 

@@ -9,7 +9,7 @@
 
 #include "io/model_config.h"
 #include "layers/step.h"
-#include "layers/weight_loader.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "layers/step.h"
-#include "layers/weight_loader.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm {
 

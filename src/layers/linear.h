@@ -12,7 +12,7 @@
 
 #include "layers/layernorm.h"
 #include "layers/step.h"
-#include "layers/weight_loader.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm {
 

@@ -7,7 +7,7 @@
 #include "io/model_config.h"
 #include "layers/embed_head.h"
 #include "layers/step.h"
-#include "layers/weight_loader.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm {
 

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "api/request_json.h"
 #include "core/sampling_fields.h"
+#include "io/request_json.h"
 #include "server/openai/fields.h"
 
 namespace nanovllm::server {

@@ -9,11 +9,11 @@
 
 #include "nanovllm/tokenizer.h"
 
-#include "api/request_json.h"
 #include "chat/structural_tag.h"
 #include "constrain/grammar_compiler.h"
 #include "core/check.h"
 #include "io/json_object.h"
+#include "io/request_json.h"
 #include "server/anthropic/messages.h"
 #include "server/endpoints.h"
 #include "server/server.h"

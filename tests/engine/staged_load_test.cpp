@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "io/checkpoint.h"
+#include "io/safetensors/checkpoint.h"
 #include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
 

@@ -7,12 +7,12 @@
 
 #include <gtest/gtest.h>
 
-#include "io/checkpoint.h"
-#include "layers/weight_loader.h"
+#include "io/safetensors/checkpoint.h"
 #include "models/model.h"
 #include "ops/null_backend.h"
 #include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm {
 

@@ -1,4 +1,4 @@
-#include "layers/weight_loader.h"
+#include "weights/weight_loader.h"
 
 #include <filesystem>
 #include <fstream>

@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-#include "io/checkpoint.h"
+#include "io/safetensors/checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nanovllm;

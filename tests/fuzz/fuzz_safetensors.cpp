@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 namespace {
 

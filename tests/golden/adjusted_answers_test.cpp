@@ -2,7 +2,7 @@
 // tests/data/adjusted_answers.json, made by tools/make_adjusted_answers.py.
 #include <nlohmann/json.hpp>
 
-#include "api/request_json.h"
+#include "io/request_json.h"
 #include "llm_rig.h"
 
 namespace nanovllm {

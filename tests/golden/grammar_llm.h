@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include "api/load_engine.h"
 #include "constrain/grammar_compiler.h"
 #include "constrain/reasoning.h"
-#include "engine/load_engine.h"
 #include "engine/test_grammars.h"
 
 namespace nanovllm {

@@ -3,7 +3,7 @@
 
 #include "nanovllm/tokenizer.h"
 
-#include "engine/load_engine.h"
+#include "api/load_engine.h"
 #include "engine/test_grammars.h"
 #include "llm_rig.h"
 

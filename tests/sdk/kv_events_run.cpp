@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "engine/kv_events/publisher.h"
+#include "kv_events/publisher.h"
 #include "unit/engine/scheduler/cache_run.h"
 
 int main(int, char** arguments) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "api/system_facts.h"
+#include "cli/about/system_facts.h"
 
 namespace nanovllm::cli {
 

@@ -7,10 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "api/request_json.h"
 #include "cli/suggest.h"
 #include "core/check.h"
 #include "io/json_object.h"
+#include "io/request_json.h"
 
 namespace nanovllm::cli {
 namespace {

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/scheduler/block_event.h"
+#include "kv_events/block_event.h"
 
 namespace nanovllm {
 

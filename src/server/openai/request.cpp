@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "api/request_json.h"
 #include "core/check.h"
 #include "io/json_object.h"
+#include "io/request_json.h"
 #include "server/openai/fields.h"
 
 namespace nanovllm::server {

@@ -1,6 +1,6 @@
 // Checkpoint: a directory's weights are complete and consistent, or the thing that is wrong is
 // named.
-#include "io/checkpoint.h"
+#include "io/safetensors/checkpoint.h"
 
 #include <cstring>
 #include <filesystem>

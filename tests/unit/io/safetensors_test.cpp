@@ -1,6 +1,6 @@
 // safetensors: the same files are read and refused as by the reference implementation, and damage
 // never goes unnoticed.
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 #include <chrono>
 #include <cmath>

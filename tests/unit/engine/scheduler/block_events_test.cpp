@@ -1,8 +1,8 @@
 // What BlockManager tells of the prefix cache, and that whoever follows it knows the cache.
 #include <gtest/gtest.h>
 
-#include "engine/scheduler/block_event.h"
 #include "engine/scheduler/block_manager.h"
+#include "kv_events/block_event.h"
 #include "unit/engine/scheduler/cache_run.h"
 
 namespace nanovllm {

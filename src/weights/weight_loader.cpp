@@ -1,0 +1,153 @@
+#include "weights/weight_loader.h"
+
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "ops/noise.h"
+#include "weights/weight_sources.h"
+
+namespace nanovllm {
+namespace {
+
+/// Normal numbers of sigma 0.02 in the model's dtype: `count`, which is even.
+std::vector<std::byte> normal_table(uint64_t seed, int64_t count, DType dtype) {
+  std::vector<std::byte> table(static_cast<size_t>(count) * size_of(dtype));
+  dispatch_float(dtype, [&]<class T>() {
+    T* out = reinterpret_cast<T*>(table.data());
+    for (int64_t i = 0; i < count; i += 2) {  // Box-Muller
+      const Philox4 bits = noise_bits(seed, 0, static_cast<uint32_t>(i));
+      const float radius = 0.02f * std::sqrt(-2.0f * std::log(noise_uniform(bits.x[0])));
+      const float angle = 2.0f * std::numbers::pi_v<float> * noise_uniform(bits.x[1]);
+      out[i] = static_cast<T>(radius * std::cos(angle));
+      out[i + 1] = static_cast<T>(radius * std::sin(angle));
+    }
+  });
+  return table;
+}
+
+}  // namespace
+
+int64_t Shard::divide(int64_t total, const char* what) const {
+  check(total % world_size == 0, ErrorKind::invalid_argument,
+        "tensor_parallel_size {} does not divide {} ({})", world_size, what, total);
+  return total / world_size;
+}
+
+std::byte* WeightLoader::place(size_t bytes) {
+  std::byte* const data = storage_ ? storage_ + used_ : nullptr;
+  used_ += (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+  return data;
+}
+
+Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
+  const WeightFormat format = plain_format(dtype_);
+  const Weight weight =
+      backend_.weight_view(place(backend_.weight_bytes(format, n, k)), format, n, k);
+  num_parameters_ += n * k;
+  parameters_.push_back({weight.data, std::move(parts), true});
+  return weight;
+}
+
+Weight WeightLoader::matrices(int64_t count,
+                              const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
+                              int64_t n, int64_t k) {
+  Weight stack;
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t begin = used_;
+    const Weight one = matrix(parts_of(i), n, k);
+    if (i == 0) stack = stack_of(one, count, used_ - begin);
+  }
+  return stack;
+}
+
+Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
+  const Tensor dst(place(static_cast<size_t>(n) * size_of(dtype_)), dtype_, {n}, backend_.device());
+  num_parameters_ += n;
+  parameters_.push_back({dst, std::move(parts), false});
+  return dst;
+}
+
+int64_t WeightLoader::bytes_of(size_t i) const {
+  const std::byte* end =
+      i + 1 < parameters_.size() ? parameters_[i + 1].dst.data : storage_ + used_;
+  return end - parameters_[i].dst.data;
+}
+
+void WeightLoader::load(const Sources& sources, const SourceReader& read,
+                        const std::function<void(size_t)>& dropped, const LoadProgress& progress) {
+  std::vector<WeightSource> weights;
+  for (size_t i = 0; i < sources.of.size(); ++i)
+    weights.push_back({parameters_[sources.first + i].dst, sources.of[i]});
+  int64_t done = parameters_[sources.first].dst.data - storage_;
+  backend_.load_all(weights, read, [&](size_t i) {
+    dropped(sources.first + i);
+    done += bytes_of(sources.first + i);
+    if (progress) progress(done, static_cast<int64_t>(used_));
+  });
+  backend_.synchronize();
+}
+
+namespace {
+
+/// The random matrix that stands for a checkpoint's tensor: blocks of rows, each read from `table`
+/// at an offset that follows from the tensor's name. Appends what `part` has of it.
+void append_dummy(const WeightPart& part, uint64_t seed, std::span<std::byte> table, DType dtype,
+                  std::vector<Tensor>& sources) {
+  const auto table_size = static_cast<int64_t>(table.size() / size_of(dtype));
+  const int64_t n = part.shape[0], k = part.shape[1],
+                block = std::clamp<int64_t>(table_size / 2 / k, 1, n);
+  uint32_t name = 2166136261;  // FNV-1a
+  for (const char c : part.name) name = (name ^ static_cast<unsigned char>(c)) * 16777619;
+  const int64_t end = part.row_end < 0 ? n : part.row_end;
+  for (int64_t row = part.row_begin; row < end;) {
+    const int64_t first = row / block * block, last = std::min(first + block, end);
+    const int64_t offset = noise_bits(seed, name, static_cast<uint32_t>(row / block)).x[0] %
+                           static_cast<uint32_t>(table_size - block * k + 1);
+    const Tensor whole(table.data() + static_cast<size_t>(offset) * size_of(dtype), dtype,
+                       {last - first, k});
+    WeightPart rows = part;
+    rows.row_begin = row - first;
+    rows.row_end = last - first;
+    sources.push_back(slice(whole, rows));
+    row = last;
+  }
+}
+
+}  // namespace
+
+// Random weights of the right spread at memory speed: one table of normal numbers, read from a
+// different offset for every block of rows. The ranks of a model have slices of the same matrices.
+void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
+  check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
+  int64_t widest = 0, longest = 0;
+  for (const Parameter& p : parameters_) {
+    for (const WeightPart& part : p.parts)
+      widest = std::max(widest, p.is_matrix ? part.shape[1] : 0);
+    longest = std::max(longest, p.is_matrix ? 0 : p.dst.shape[0]);
+  }
+  const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
+  std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
+  std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
+  Sources sources;
+  sources.of.resize(parameters_.size());
+  std::vector<std::vector<float>> padding(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    if (!p.is_matrix) {
+      const bool is_bias = p.parts.front().name.ends_with(".bias");
+      sources.of[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
+                                 std::initializer_list<int64_t>{p.dst.shape[0]});
+      continue;
+    }
+    for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, sources.of[i]);
+    pad_rows(sources.of[i], p.dst, padding[i]);
+  }
+  const auto read = [](std::span<std::byte> to, const std::byte* from) {
+    std::memcpy(to.data(), from, to.size());
+  };
+  load(
+      sources, read, [](size_t) {}, progress);
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,198 @@
+// A checkpoint as sources of parameters: its tensors checked and sliced, and dequantised where they
+// are quantised.
+#include "weights/weight_sources.h"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include <fmt/ranges.h>
+
+#include "io/quantized_weight.h"
+#include "io/safetensors/checkpoint.h"
+
+namespace nanovllm {
+namespace {
+
+/// Host memory for dequantised numbers that are loaded together, but for one that is larger.
+constexpr size_t kMostHostBytes = size_t{256} << 20;
+/// Rows of a weight that are read and dequantised at once.
+constexpr int64_t kRowsAtOnce = 128;
+constexpr size_t kMostThreads = 16;
+
+/// The module whose weight the tensor is; of others none.
+std::string module_of(const std::string& tensor) {
+  constexpr std::string_view kWeight = ".weight";
+  return tensor.ends_with(kWeight) ? tensor.substr(0, tensor.size() - kWeight.size()) : "";
+}
+
+/// Does all the work, in any order, on several threads. Throws what one of it threw.
+void run_all(const std::vector<std::function<void()>>& work) {
+  std::atomic<size_t> next{0};
+  const auto some = [&] {
+    for (size_t i; (i = next++) < work.size();) work[i]();
+  };
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::future<void>> others;
+  for (size_t i = 1; i < std::min({work.size(), kMostThreads, cores}); ++i)
+    others.push_back(std::async(std::launch::async, some));
+  some();
+  for (auto& other : others) other.get();
+}
+
+}  // namespace
+
+Tensor slice(Tensor t, const WeightPart& part) {
+  t = t.rows(part.row_begin, part.row_end < 0 ? t.shape[0] : part.row_end);
+  if (t.rank > 1 && (part.col_begin != 0 || part.col_end >= 0))
+    t = t.cols(part.col_begin, part.col_end < 0 ? t.shape[1] : part.col_end);
+  return t;
+}
+
+void pad_rows(std::vector<Tensor>& sources, const Tensor& dst, std::vector<float>& zeros) {
+  int64_t missing = dst.shape[0];
+  for (const Tensor& source : sources) missing -= source.shape[0];
+  if (missing <= 0) return;
+  zeros.assign(static_cast<size_t>(missing * dst.shape[1]), 0);
+  // Bytes of zeros are zeros in any dtype: that of the other rows, which may be moved as they are.
+  sources.emplace_back(zeros.data(), sources.empty() ? dst.dtype : sources.front().dtype,
+                       std::initializer_list<int64_t>{missing, dst.shape[1]});
+}
+
+/// A checkpoint, and how it is quantised.
+class WeightLoader::CheckpointSources {
+ public:
+  CheckpointSources(const Checkpoint& checkpoint, const QuantizationConfig* quantization)
+      : checkpoint_(checkpoint), quantization_(quantization) {}
+
+  /// Throws unless the parameters find their tensors, and the tensors their parameters.
+  void check_complete(const std::vector<Parameter>& parameters,
+                      const std::unordered_set<std::string>& ignored) const {
+    std::unordered_set<std::string> wanted;
+    for (const Parameter& parameter : parameters)
+      for (const WeightPart& part : parameter.parts) check_part(part, wanted);
+    for (const std::string& name : checkpoint_.names())
+      check(wanted.contains(name) || ignored.contains(name) || may_be_left(name), ErrorKind::model,
+            "{}: tensor {} has no place in this architecture; is config.json of another model{}?",
+            checkpoint_.file_of(name), name, quantization_ ? ", or quantised otherwise" : "");
+  }
+
+  /// Makes the sources of the parameters from `first` on: all that are plain, and as many as
+  /// kMostHostBytes take of those that are not. They live until the next call.
+  Sources make(const std::vector<Parameter>& parameters, size_t first) {
+    Sources sources{.of = {}, .first = first};
+    memory_.clear();
+    padding_.assign(parameters.size(), {});
+    std::vector<std::function<void()>> work;
+    size_t bytes = 0;
+    for (size_t i = first; i < parameters.size(); ++i) {
+      const Parameter& p = parameters[i];
+      if (std::any_of(p.parts.begin(), p.parts.end(),
+                      [&](const WeightPart& part) { return scheme_of(part) != nullptr; }))
+        bytes += p.dst.bytes();
+      if (i > first && bytes > kMostHostBytes) break;
+      auto& of = sources.of.emplace_back();
+      for (const WeightPart& part : p.parts)
+        if (part.row_begin != part.row_end) of.push_back(source_of(part, p.dst.dtype, work));
+      if (p.is_matrix) pad_rows(of, p.dst, padding_[i]);
+    }
+    run_all(work);
+    return sources;
+  }
+
+ private:
+  /// How the part's weight is quantised; null: it is plain. Packed integers show by their names
+  /// which modules are: lists of those that are not often leave out a router.
+  const QuantScheme* scheme_of(const WeightPart& part) const {
+    const std::string module = module_of(part.name);
+    if (!quantization_ || module.empty() || part.shape.size() != 2) return nullptr;
+    const QuantScheme* scheme = quantization_->find(module);
+    const bool is_there = !scheme || QuantizedWeight::is_in(checkpoint_, module, *scheme);
+    return is_there || !checkpoint_.find(part.name) ? scheme : nullptr;
+  }
+
+  void check_part(const WeightPart& part, std::unordered_set<std::string>& wanted) const {
+    if (const QuantScheme* scheme = scheme_of(part)) {
+      const QuantizedWeight weight(checkpoint_, module_of(part.name), *scheme, part.shape[0],
+                                   part.shape[1]);
+      wanted.insert(weight.names().begin(), weight.names().end());
+      return;
+    }
+    wanted.insert(part.name);
+    const StoredTensor* found = checkpoint_.find(part.name);
+    check(found != nullptr, ErrorKind::model,
+          "{}: the checkpoint lacks tensor {}, which config.json's architecture needs",
+          checkpoint_.directory(), part.name);
+    check(found->shape == part.shape, ErrorKind::model,
+          "{}: tensor {} has shape [{}], config.json asks for [{}]", checkpoint_.file_of(part.name),
+          part.name, fmt::join(found->shape, ", "), fmt::join(part.shape, ", "));
+    check(found->loadable_dtype().has_value(), ErrorKind::model,
+          "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded{}",
+          checkpoint_.file_of(part.name), part.name, found->dtype,
+          quantization_ ? " where quantization_config names no other" : "");
+  }
+
+  /// Tensors beside a quantised model's that change none of its numbers: scales of an FP8 KV
+  /// cache, biases of zero that GPTQ may write for any layer, and zero points of zero beside
+  /// symmetric numbers.
+  bool may_be_left(const std::string& name) const {
+    if (!quantization_) return false;
+    for (const char* end : {".k_scale", ".v_scale"})
+      if (name.ends_with(end)) return true;
+    const StoredTensor& tensor = *checkpoint_.find(name);
+    const bool is_bias = quantization_->method() == "gptq" && name.ends_with(".bias"),
+               is_zero = name.ends_with("_zero_point") && tensor.dtype != "I32";
+    if (!is_bias && !is_zero) return false;
+    const auto bytes = tensor.data;
+    std::vector<std::byte> copy(bytes.size());
+    checkpoint_.read(copy, bytes.data());
+    return std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0}; });
+  }
+
+  /// A view of the file or, of a quantised weight, memory that `work` fills.
+  Tensor source_of(const WeightPart& part, DType dtype, std::vector<std::function<void()>>& work) {
+    const QuantScheme* scheme = scheme_of(part);
+    if (!scheme) return slice(checkpoint_.find(part.name)->view(), part);
+    const auto weight = std::make_shared<const QuantizedWeight>(
+        checkpoint_, module_of(part.name), *scheme, part.shape[0], part.shape[1]);
+    const WeightBlock block{part.row_begin, part.row_end < 0 ? part.shape[0] : part.row_end,
+                            part.col_begin, part.col_end < 0 ? part.shape[1] : part.col_end};
+    Tensor all(nullptr, dtype, {block.rows(), block.cols()});
+    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(all.bytes()));
+    all.data = memory_.back().get();
+    for (int64_t r = 0; r < block.rows(); r += kRowsAtOnce)
+      work.push_back([weight, block, r, to = all.rows(r, std::min(r + kRowsAtOnce, block.rows()))] {
+        WeightBlock some = block;
+        some.row_begin += r;
+        some.row_end = some.row_begin + to.shape[0];
+        weight->dequantise(to.data, to.dtype, some);
+      });
+    return all;
+  }
+
+  const Checkpoint& checkpoint_;
+  const QuantizationConfig* quantization_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<std::vector<float>> padding_;
+};
+
+void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress,
+                        const QuantizationConfig* quantization) {
+  check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
+  CheckpointSources from(checkpoint, quantization);
+  from.check_complete(parameters_, ignored_);
+  const auto release = [&](size_t i) {
+    for (const WeightPart& part : parameters_[i].parts) checkpoint.release(part.name);
+  };
+  const auto read = [&](std::span<std::byte> to, const std::byte* at) { checkpoint.read(to, at); };
+  for (size_t first = 0; first < parameters_.size();) {
+    const Sources sources = from.make(parameters_, first);
+    load(sources, read, release, progress);
+    first += sources.of.size();
+  }
+  checkpoint.check_unchanged();
+}
+
+}  // namespace nanovllm
