@@ -184,6 +184,7 @@ int serve(ServeOptions& options) {
                     "reaches it may use it\n",
                     o.http.host));
   o.version = kBuildInfo.version;
+  o.commit = kBuildInfo.commit;
   server::ServerLog log;
   log.note = [&](const std::string& line) {
     if (!options.quiet)

@@ -26,6 +26,7 @@ struct GenerationSummary {
 struct AnswerOptions {
   bool prompt_details = false;     ///< usage tells of cached tokens
   bool reasoning_content = false;  ///< reasoning under its older name
+  std::string fingerprint{};       ///< OpenAI's system_fingerprint
 };
 
 /// The sources of a writer; they outlive it.

@@ -20,6 +20,22 @@ bool is_request_id(const std::string& id) {
   });
 }
 
+/// Names what an answer's bytes depend on beside the model's files and the request: the program and
+/// the kind of device, not its number or threads (docs/contract.md).
+std::string fingerprint(const ServerOptions& options, const EngineInfo& info) {
+  std::string_view device = info.device;
+  if (const size_t at = device.find_last_of(','); device.starts_with("cpu") && at != device.npos)
+    device.remove_prefix(at);
+  else
+    device.remove_prefix(std::min(device.size(), device.find(' ')));
+  const std::string facts =
+      fmt::format("{} {} {} {} {} {} {}", options.version, options.commit, info.architecture,
+                  info.num_parameters, info.dtype, info.ranks.size(), device);
+  uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const char c : facts) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return fmt::format("fp_{:010x}", hash >> 24U);
+}
+
 }  // namespace
 
 Generations::Generations(const ServerOptions& options, const RequestDefaults& defaults,
@@ -32,7 +48,9 @@ Generations::Generations(const ServerOptions& options, const RequestDefaults& de
       pool_(pool),
       metrics_(metrics),
       answer_(std::move(answer)),
-      log_(log) {}
+      log_(log),
+      answer_options_{options.enable_prompt_tokens_details, options.reasoning_content,
+                      fingerprint(options, llm.llm().info())} {}
 
 void Generations::keep_alive() {
   for (auto& [id, place] : places_) place.generation->keep_alive();
@@ -106,8 +124,7 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
   auto tokens = prompts;
   auto generation = std::make_shared<Generation>(
       *job->endpoint, std::move(request), job->id, std::move(prompts), std::move(job->exchange),
-      std::move(job->headers), llm_.llm().tokenizer(),
-      AnswerOptions{options_.enable_prompt_tokens_details, options_.reasoning_content});
+      std::move(job->headers), llm_.llm().tokenizer(), answer_options_);
   generation->engine_ids = ids;
   http_.post([this, job = std::move(job), generation = std::move(generation), params]() mutable {
     enlist(std::move(job), std::move(generation), params);

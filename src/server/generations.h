@@ -75,6 +75,7 @@ class Generations {
   Metrics& metrics_;
   const Answer answer_;
   const ServerLog& log_;
+  const AnswerOptions answer_options_;
   std::unordered_map<size_t, int64_t> in_work_;             // requests, by their API key
   std::set<std::string> noted_fields_;                      // that were ignored and told of
   std::unordered_map<int64_t, Place> places_;               // by the engine's ids

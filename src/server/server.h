@@ -61,7 +61,7 @@ struct ServerOptions {
   bool stays_after_failure = false;                ///< a failed engine does not end the server
   bool no_page = false;                            ///< without the web page at /
   bool enable_admin = false;                       ///< /abort_requests and /reset_prefix_cache
-  std::string version = "0";
+  std::string version = "0", commit{};
 };
 
 /// Lines for the terminal and the log, without line ends.

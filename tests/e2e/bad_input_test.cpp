@@ -2,6 +2,7 @@
 // for the others.
 #include <algorithm>
 #include <cctype>
+#include <fstream>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -19,6 +20,8 @@ struct Case {
 
 TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
   const std::string m = demo_model();
+  const std::string blank = testing::TempDir() + "blank_keys";
+  std::ofstream(blank) << " \r\n\n";
   const std::vector<Case> cases = {
       {{}, {"needs a command", "generate"}},
       {{"genrate"}, {"unknown command \"genrate\"", "did you mean generate?"}},
@@ -48,6 +51,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
        {"http://203.0.113.1:8000 cannot be listened on"}},
       {{"serve", m, "--ssl-keyfile", "/no/such"}, {"TLS needs both"}},
       {{"serve", m, "--api-key", ""}, {"--api-key must not be empty"}},
+      {{"serve", m, "--api-key-file", "/dev/null"}, {"--api-key-file cannot be read", "/dev/null"}},
+      {{"serve", m, "--api-key-file", blank}, {"--api-key-file", blank + " has no key in it"}},
       {{"generate", m, "--prompt", "x", "--ctx-size", "99"},
        {"\"--ctx-size\"; it is --max-model-len here"}},
       {{"generate", m, "--prompt", "x", "--repetition-penalty=0"}, {"from 0.0001 to 10000"}},

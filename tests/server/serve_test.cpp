@@ -75,8 +75,10 @@ TEST(Serve, AStreamJoinedIsTheWholeAnswerForEachChoice) {
   EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n"));
   std::map<int, std::string> texts, reasons;
   Json usage;
+  EXPECT_TRUE(whole["system_fingerprint"].get<std::string>().starts_with("fp_"));
   for (const Json& event : answer.events()) {
     EXPECT_EQ(event["object"], "chat.completion.chunk");
+    EXPECT_EQ(event["system_fingerprint"], whole["system_fingerprint"]);
     if (event["choices"].empty()) usage = event["usage"];
     for (const Json& choice : event["choices"]) {
       const int index = choice["index"];

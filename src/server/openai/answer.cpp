@@ -38,6 +38,7 @@ class CompletionsWriter final : public AnswerWriter {
                          request_.is_chat ? "chat.completion.chunk" : "text_completion",
                          context.created);
     append_json(head_, request_.model);
+    head_ += fmt::format(",\"system_fingerprint\":\"{}\"", context_.options.fingerprint);
   }
 
   void write(std::string& out, size_t choice, const ChatDelta& delta,
@@ -175,6 +176,7 @@ std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
                     {"object", request_.is_chat ? "chat.completion" : "text_completion"},
                     {"created", context_.created},
                     {"model", request_.model},
+                    {"system_fingerprint", context_.options.fingerprint},
                     {"choices", std::move(choices)},
                     {"usage", Json::parse(usage())}});
 }
