@@ -90,7 +90,7 @@ TEST(Mpi, TheNumbersOfProcessesAndRanksMustAgree) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";
   const ProcessResult result = run(2, kGenerate);
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_NE(result.errors.find("mpirun started 2 processes, but tensor_parallel_size is 1"),
+  EXPECT_NE(result.errors.find("mpirun started 2 processes, but --tensor-parallel-size is 1"),
             std::string::npos)
       << result.errors;
 }
@@ -171,6 +171,29 @@ TEST(Mpi, CtrlCMarksTheRestAborted) {
   EXPECT_EQ(results.front()["finish_reason"], "length");
   EXPECT_EQ(results.back()["finish_reason"], "abort");
   EXPECT_EQ(result.errors.find("rank 1"), std::string::npos) << result.errors;
+}
+
+TEST(Mpi, AServerAnswersLikeGenerateAndEndsWithMpirun) {
+  if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const TempDirectory directory;
+  const std::string socket = directory.path() / "s", out = directory.path() / "answer";
+  const std::string client = fmt::format(
+      R"(if [ $rank = 0 ]; then (
+           until curl -sf --unix-socket {0} http://localhost/health; do sleep 0.1; done >&2
+           curl -s --unix-socket {0} http://localhost/v1/completions -H 'Content-Type: application/json' \
+             -d '{{"prompt": "What is paged attention?", "temperature": 0, "max_tokens": 24}}' > {1}
+           kill -TERM $PPID) & fi)",
+      socket, out);
+  const ProcessResult result =
+      run_prepared(2, client,
+                   {"serve", demo_model(), "--device", "cpu", "--dtype", "f32", "--threads", "2",
+                    "--tensor-parallel-size", "2", "--uds", socket});
+  const ProcessResult one = run_process(program(), kGenerate);
+  ASSERT_EQ(one.exit_code, 0) << one.errors;
+  ASSERT_FALSE(file_text(out).empty()) << result.errors;
+  EXPECT_EQ(Json::parse(file_text(out))["choices"][0]["text"], one.lines().at(0)["text"]);
+  EXPECT_NE(result.errors.find("stopping"), std::string::npos) << result.errors;
+  EXPECT_EQ(result.errors.find("error:"), std::string::npos) << result.errors;
 }
 
 // In the middle of long answers; mpirun names the rank.
