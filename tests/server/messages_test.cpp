@@ -80,7 +80,7 @@ TEST_F(OtherApis, AMessagesEventsAddUpToTheWholeOne) {
       text += event.data["delta"]["text"].get<std::string>();
     }
   }
-  EXPECT_EQ(text, whole["content"][0]["text"]);
+  EXPECT_EQ(whole["content"][0]["text"], text);
   EXPECT_EQ(events[0].data["message"]["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
   const Json& last = events[events.size() - 2].data;
   EXPECT_EQ(last["delta"]["stop_reason"], whole["stop_reason"]);

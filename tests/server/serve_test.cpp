@@ -91,9 +91,9 @@ TEST(Serve, AStreamJoinedIsTheWholeAnswerForEachChoice) {
   }
   const RequestOutput expected = generated(body);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(texts[i], whole["choices"][i]["message"]["content"]);
+    EXPECT_EQ(whole["choices"][i]["message"]["content"], texts[i]);
     EXPECT_EQ(texts[i], expected.outputs[static_cast<size_t>(i)].text);
-    EXPECT_EQ(reasons[i], whole["choices"][i]["finish_reason"]);
+    EXPECT_EQ(whole["choices"][i]["finish_reason"], reasons[i]);
   }
   EXPECT_EQ(usage, whole["usage"]);
 }

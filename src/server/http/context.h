@@ -1,6 +1,7 @@
 // State that connections share with the server that accepted them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <unordered_set>
@@ -21,11 +22,13 @@ class ConnectionBase {
   virtual void check_deadline(Clock::time_point now) = 0;
 };
 
-/// Belongs to the I/O thread.
+/// Belongs to the I/O thread, but for the bytes of bodies, which are given back wherever a request
+/// is done with its body.
 struct ConnectionContext {
   HttpOptions options;
   HttpServer::Handler handler;
-  std::shared_ptr<size_t> body_bytes = std::make_shared<size_t>(0);  // of all requests in flight
+  std::shared_ptr<std::atomic<size_t>> body_bytes =
+      std::make_shared<std::atomic<size_t>>(0);  // of all requests in flight
   std::unordered_set<ConnectionBase*> connections;
   int64_t num_refused = 0;  // of them, those that are one too many
   bool is_full = false;     // the next one is
