@@ -117,8 +117,8 @@ TEST(Serve, CompletionsTakeTextsAndIdsAndEchoThem) {
   const Json by_ids =
       server.post("/v1/completions", Json{{"prompt", ids}, {"temperature", 0}, {"max_tokens", 6}})
           .json();
-  EXPECT_EQ("23 + 58 =" + by_ids["choices"][0]["text"].get<std::string>(),
-            both["choices"][0]["text"]);
+  EXPECT_EQ(both["choices"][0]["text"],
+            "23 + 58 =" + by_ids["choices"][0]["text"].get<std::string>());
   EXPECT_EQ(server.post("/detokenize", Json{{"tokens", ids}}).json()["prompt"], "23 + 58 =");
 }
 
