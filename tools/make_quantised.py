@@ -18,7 +18,6 @@ import sys
 import numpy as np
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens"
-SEEDS = {"awq-64-experts": 23}  # rounding to bf16 sends no token to other experts
 LENGTHS = (2, 33, 65)
 GREEDY = 64
 SIZES = dict(vocab_size=67, hidden_size=128, intermediate_size=192, num_hidden_layers=1, num_attention_heads=2,
@@ -258,15 +257,20 @@ def make_checkpoint(config, writer, rng):
         weights[name] = as_bf16(array)
         file.put(name, array, "BF16")
 
-    def linear(module, n, k):
-        w = 0.12 * rng.standard_normal((n, k))
+    def linear(module, n, k, w=None):
+        w = 0.12 * rng.standard_normal((n, k)) if w is None else w
         how = writer(module)
         if how is None:
             return plain(module + ".weight", w)
         weights[module + ".weight"] = how[0](file, module, w, rng, **how[1]).astype(np.float64)
         quantised.append(module)
 
-    plain("model.embed_tokens.weight", 0.12 * rng.standard_normal((config["vocab_size"], hidden)))
+    embeddings = 0.12 * rng.standard_normal((config["vocab_size"], hidden))
+    if "num_experts" in config:  # A token's embedding decides its experts: rounding to bf16 sends none to others.
+        router = rng.choice([-1.0, 1.0], (config["num_experts"], hidden))
+        for row in embeddings:
+            row += 0.5 * router[rng.permutation(len(router))[: config["num_experts_per_tok"]]].sum(0)
+    plain("model.embed_tokens.weight", embeddings)
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}."
         for norm, n in (("input_layernorm", hidden), ("post_attention_layernorm", hidden), ("self_attn.q_norm", d),
@@ -275,7 +279,7 @@ def make_checkpoint(config, writer, rng):
         for part, n, k in (("q", heads * d, hidden), ("k", kv * d, hidden), ("v", kv * d, hidden), ("o", hidden, heads * d)):
             linear(f"{layer}self_attn.{part}_proj", n, k)
         if "num_experts" in config:
-            linear(layer + "mlp.gate", config["num_experts"], hidden)
+            linear(layer + "mlp.gate", config["num_experts"], hidden, 0.12 * router)
         inner = config["moe_intermediate_size" if "num_experts" in config else "intermediate_size"]
         for place in [f"experts.{e}." for e in range(config["num_experts"])] if "num_experts" in config else [""]:
             for part, n, k in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
@@ -369,7 +373,7 @@ def main():
     for number, (name, (quantization, changes, writer)) in enumerate(MODELS.items()):
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        rng = np.random.default_rng(SEEDS.get(name, number))
+        rng = np.random.default_rng(number)
         config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES, "attention_bias": False,
                   "dtype": "bfloat16", "eos_token_id": None, "hidden_act": "silu", "max_position_embeddings": 512,
                   "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
