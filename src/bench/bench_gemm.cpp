@@ -4,24 +4,28 @@
 #include <memory>
 #include <random>
 
+#include <fmt/format.h>
+
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "cli/exit_code.h"
 #include "models/model.h"
 #include "ops/backend.h"
+#include "ops/gemm_question.h"
 
 namespace nanovllm::cli {
 namespace {
 
 struct GemmOptions : BenchOptions {
   std::vector<int64_t> rows{1, 16, 64, 256, 1024, 4096, 16384};
-  bool tune = false;
+  bool tune = false, explain = false;
 };
 
 struct WeightShape {
   const char* name;
   int64_t n, k;
-  bool f32_out;
+  bool f32_out = false;
+  bool is_gated = false;  // as a step computes it, with the activation
 };
 
 /// One rank's weights, of a dense layer. The rows of a head are as many as there are sequences, not
@@ -30,10 +34,10 @@ std::vector<WeightShape> weights_of(const ModelConfig& c, int64_t ranks) {
   const int64_t q = c.num_attention_heads / ranks * c.head_dim,
                 kv = std::max<int64_t>(1, c.num_key_value_heads / ranks) * c.head_dim,
                 inner = c.intermediate_size / ranks;
-  return {{"qkv", q + 2 * kv, c.hidden_size, false},
-          {"o", c.hidden_size, q, false},
-          {"gate_up", 2 * inner, c.hidden_size, false},
-          {"down", c.hidden_size, inner, false},
+  return {{"qkv", q + 2 * kv, c.hidden_size},
+          {"o", c.hidden_size, q},
+          {"gate_up", 2 * inner, c.hidden_size, false, true},
+          {"down", c.hidden_size, inner},
           {"lm_head", c.vocab_size / ranks, c.hidden_size, true}};
 }
 
@@ -116,8 +120,26 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
   return row;
 }
 
+/// A line for each product: the kernel that computes it in a step, and why others do not.
+int explain_products(const GemmOptions& options) {
+  const EngineInfo info = nanovllm::inspect(options.model, options.engine);
+  const ModelConfig config = load_model_config(options.model, config_defaults);
+  const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
+  check(ops->device().kind == Device::cuda, ErrorKind::invalid_argument,
+        "--explain tells of a GPU's kernels, but this is {}: add --device cuda", ops->name());
+  const WeightFormat format = plain_format(info.dtype == "f32" ? DType::f32 : DType::bf16);
+  for (const WeightShape& shape : weights_of(config, options.engine.tensor_parallel_size))
+    for (const int64_t rows : options.rows)
+      if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
+        fmt::print("{:8} {:6} x {:5} {:6} rows: {}\n", shape.name, shape.n, shape.k, rows,
+                   explain_gemm(*ops, {format, rows, shape.n, shape.k, shape.is_gated,
+                                       shape.f32_out || format == WeightFormat::f32}));
+  return kExitDone;
+}
+
 int bench_gemm(const GemmOptions& options) {
   require_model(options.model);
+  if (options.explain) return explain_products(options);
   const EngineInfo info = nanovllm::inspect(options.model, options.engine);
   const ModelConfig config = load_model_config(options.model, config_defaults);
   const Machine machine = find_machine(options, info);
@@ -161,6 +183,8 @@ void add_bench_gemm(CLI::App& bench, Action& action) {
   add_flag(command, "--tune", o.tune,
            "on a GPU: also measure the library's algorithms, and keep the fastest of equal "
            "bits in the user's cache");
+  add_flag(command, "--explain", o.explain,
+           "on a GPU: instead, which kernel computes each product, and why others do not");
   set_action(command, action, [options] { return bench_gemm(*options); });
 }
 

@@ -8,6 +8,7 @@
 #include "core/load_module.h"
 #include "ops/backend.h"
 #include "ops/cuda_module.h"
+#include "ops/gemm_question.h"
 #include "ops/gpu_rates.h"
 
 namespace nanovllm {
@@ -56,6 +57,17 @@ std::optional<GpuRates> measure_gpu_rates(const std::string& device) {
   if (!measure || measure(parse_cuda_index(device.substr(0, device.find(' '))), &rates) != 0)
     return std::nullopt;
   return rates;
+}
+
+std::string explain_gemm(Backend& backend, const GemmQuestion& question) {
+  if (backend.device().kind != Device::cuda) return {};
+  std::string why;
+  void* module = load_cuda_module(why);
+  auto* explain =
+      module ? reinterpret_cast<ExplainGemmFunction*>(dlsym(module, kExplainGemmEntry)) : nullptr;
+  std::array<char, 1024> text{};
+  if (explain) explain(&backend, &question, text.data(), text.size());
+  return text.data();
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options,

@@ -229,14 +229,13 @@ SentSums PeerCommunicator::sent_sums(int64_t n) const {
 }
 
 bool PeerCommunicator::gemm_for_sum(Tensor y, Tensor x, Weight w) {
-  // Measured on two H200s: fewer rows end later so.
-  constexpr int64_t kFewestRows = 97, kWidestTile = 256;
+  constexpr int64_t kWidestTile = 256;
   const int64_t rows = y.shape[0], n = y.shape[1], row_bytes = n * 2;
-  if (!alike_ || y.dtype != DType::bf16 || !y.contiguous() || rows < kFewestRows ||
+  if (!alike_ || y.dtype != DType::bf16 || !y.contiguous() ||
       rows > std::min(kMostSentRows, table_.most_blocks) || n % (kWidestTile * table_.world) != 0 ||
       row_bytes > kSentRowBytes)
     return false;
-  if (!backend_.gemm_sent(y, x, w.data, sent_sums(n).parts)) return false;
+  if (!backend_.gemm_sent(y, x, w, sent_sums(n).parts)) return false;
   sent_ = y.data;
   return true;
 }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <future>
+#include <string_view>
 
 #include "ops/cuda/comm/communicator.h"
 #include "ops/cuda/core/code_architecture.h"
@@ -143,6 +145,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   cublas_check(cublasLtCreate(&blas));
   blas_.reset(blas);
   gemm_algorithms_ = std::make_unique<GemmAlgorithms>(blas, properties.name);
+  if (const char* debug = std::getenv("NANOVLLM_DEBUG"))
+    logs_choices_ = std::string_view(debug) == "gemm";
   exchange_ = allocate(kExchangeBytes);
   scan_scratch_ = allocate(kScanBytes);
   if (!gemm_algorithms_->families().are_known()) compare_gemm_families();

@@ -7,6 +7,8 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -14,8 +16,8 @@
 
 #include "ops/backend.h"
 #include "ops/cuda/core/handles.h"
+#include "ops/cuda/gemm/choose.h"
 #include "ops/cuda/gemm/gemm_algorithms.h"
-#include "ops/cuda/gemm/gemm_large.h"
 #include "ops/cuda/ptx/tensor_map.h"
 #include "ops/cuda_trial.h"
 #include "ops/staged_load.h"
@@ -121,7 +123,13 @@ class CudaBackend final : public Backend {
                    const SamplingBatch& params);
   /// gemm(y, x, w), rounded to bf16, whose results go to where ranks sum them; y is not written.
   /// False, and nothing done, where no such kernel takes this product.
-  bool gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to);
+  bool gemm_sent(Tensor y, Tensor x, const Weight& w, const SentParts& to) {
+    return run_gemm(y, x, w, GemmEnd::send, nullptr, &to);
+  }
+  /// What serves a product, and why others do not (choose.h): of a step that has the GPU to itself.
+  std::string explain(const GemmProblem& problem) const {
+    return explain_gemm(problem, gemm_gpu());
+  }
   /// What decides which kernels run here. Ranks that differ in it may choose differently.
   struct Kind {
     int code_architecture, num_sms;
@@ -195,23 +203,34 @@ class CudaBackend final : public Backend {
   void compare_with_in_order(
       const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
       const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use);
-  /// y = x w^T, or with `gated` silu(x g^T) * (x u^T) of the two halves g and u of w's rows: few
-  /// rows, on Hopper (gemm_skinny_sm90a.cu). False, and nothing done, where another way is better.
-  bool gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated);
-  /// The same for up to 256 rows (gemm_mid_sm90a.cu). With `heads`, y's columns are heads of
-  /// queries, keys and values, which it finishes; with `sent`, as gemm_sent().
-  bool gemm_mid(Tensor y, Tensor x, Tensor w, bool gated, const HeadsInput* heads = nullptr,
+  /// As the choice of a product's kernel sees this GPU, in the lane whose operations are issued.
+  GemmGpu gemm_gpu() const {
+    return {.has_wgmma = is_hopper_,
+            .has_tma = encode_map_ != nullptr,
+            .num_sms = num_sms_,
+            .shared_bytes = max_shared_bytes_,
+            .share = !runs_lanes_    ? SmShare::whole
+                     : divides_sms() ? SmShare::divided
+                                     : SmShare::mixed,
+            .own_sms = lane_sms_};
+  }
+  /// choose_gemm() for this GPU; with NANOVLLM_DEBUG=gemm, said on standard error the first time.
+  GemmChoice choose(const GemmProblem& problem);
+  /// Launches what is chosen for y = x w^T, or what `end` makes of it. False, and nothing done,
+  /// where no kernel has that end. `heads`, `sent`: of these ends.
+  bool run_gemm(Tensor y, Tensor x, const Weight& w, GemmEnd end, const HeadsInput* heads = nullptr,
                 const SentParts* sent = nullptr);
-  /// The same of large weights (gemm_wide_sm90a.cu).
-  bool gemm_wide(Tensor y, Tensor x, Tensor w, bool gated, const SentParts* sent = nullptr);
+  void gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const SkinnyPlan& plan);
+  void gemm_mid(Tensor y, Tensor x, Tensor w, const MidPlan& plan, const HeadsInput* heads,
+                const SentParts* sent);
+  void gemm_wide(Tensor y, Tensor x, Tensor w, const WidePlan& plan, const SentParts* sent);
+  void gemm_large(Tensor y, Tensor x, Tensor w, GemmEnd end, const LargePlan& plan,
+                  const HeadsInput* heads);
+  /// False, and nothing done, where cuBLASLt has no algorithm that adds in order.
+  bool gemm_blas(Tensor y, Tensor x, Tensor w);
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
   /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
-  bool gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan);
-  /// The same of many rows (gemm_large_sm90a.cu).
-  template <LargeEnd end>
-  bool gemm_large(Tensor y, Tensor x, Tensor w, const LargeInput<end>& input = {});
-  /// Whether cuBLASLt may compute this: bf16, whole tiles of k, rows that begin on 16 bytes.
-  static bool gemm_takes_blas(Tensor y, Tensor x, Tensor w);
+  bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
   /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
@@ -240,10 +259,9 @@ class CudaBackend final : public Backend {
   /// gate where y is half as wide. A tile of the plan has at most 128 rows.
   void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
   void moe_plan(const ExpertPlan& plan);
-  /// moe_mlp() in bf16, from sm_90 on, where what counts is that the weights stream. False, and
-  /// nothing done, where another way is better.
-  bool stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
-                      const MoeWorkspace& work);
+  /// moe_mlp() by ExpertKernel::stream or, not `sorted`, ExpertKernel::pairs.
+  void stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
+                      const MoeWorkspace& work, bool sorted);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
   template <int kHeadDim>
   bool launch_decoder_layers(decoder::Arguments& arguments);
@@ -323,6 +341,8 @@ class CudaBackend final : public Backend {
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
+  bool logs_choices_ = false;                                      // NANOVLLM_DEBUG=gemm
+  std::set<std::string> logged_choices_;                           // lines
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
   std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first
   std::future<void> families_compared_;  // its thread uses what stands above

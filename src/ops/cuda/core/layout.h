@@ -23,6 +23,8 @@ inline bool dense_last_axis(const Tensor& t) {
   return t.rank > 0 && (t.stride[last] == 1 || t.shape[last] <= 1);
 }
 
+constexpr int kWarp = 32;  // threads in step
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr unsigned grid_size(int64_t n) { return static_cast<unsigned>(n); }
 

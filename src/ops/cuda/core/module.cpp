@@ -6,6 +6,7 @@
 #include "core/load_module.h"
 #include "ops/cuda/comm/communicator.h"
 #include "ops/cuda_module.h"
+#include "ops/gemm_question.h"
 
 extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_open_cuda(
     const char* version, int index, char* error, size_t error_size) {
@@ -28,15 +29,15 @@ extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_op
 namespace nanovllm {
 namespace {
 
-void write_error(const char* reason, char* error, size_t error_size) {
-  if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
+void write_text(const char* text, char* to, size_t size) {
+  if (size > 0) std::snprintf(to, size, "%s", text);
 }
 
 /// make() behind a C function: null with the reason, no exceptions.
 template <class Make>
 Communicator* open_communicator(const char* version, char* error, size_t error_size, Make&& make) {
   if (std::strcmp(version, module_version()) != 0) {
-    write_error(
+    write_text(
         "the CUDA module belongs to another build of the program: install both from one build",
         error, error_size);
     return nullptr;
@@ -44,9 +45,9 @@ Communicator* open_communicator(const char* version, char* error, size_t error_s
   try {
     return make().release();
   } catch (const std::exception& failure) {
-    write_error(failure.what(), error, error_size);
+    write_text(failure.what(), error, error_size);
   } catch (...) {
-    write_error("the CUDA module failed to connect the GPUs", error, error_size);
+    write_text("the CUDA module failed to connect the GPUs", error, error_size);
   }
   return nullptr;
 }
@@ -98,6 +99,23 @@ extern "C" __attribute__((visibility("default"))) int nanovllm_compare_gemm(
   }
 }
 
+extern "C" __attribute__((visibility("default"))) void nanovllm_explain_gemm(
+    nanovllm::Backend* backend, const nanovllm::GemmQuestion* question, char* text, size_t size) {
+  using namespace nanovllm;
+  const GemmProblem problem{.end = question->is_gated ? GemmEnd::gate : GemmEnd::store,
+                            .weight = question->weight,
+                            .y = question->f32_out ? DType::f32 : DType::bf16,
+                            .rows = question->rows,
+                            .n = question->n,
+                            .k = question->k};
+  try {
+    write_text(dynamic_cast<CudaBackend&>(*backend).explain(problem).c_str(), text, size);
+  } catch (const std::exception& failure) {
+    write_text(failure.what(), text, size);
+  }
+}
+
+static_assert(std::is_same_v<decltype(nanovllm_explain_gemm), nanovllm::ExplainGemmFunction>);
 static_assert(std::is_same_v<decltype(nanovllm_open_cuda), nanovllm::OpenCudaFunction>);
 static_assert(std::is_same_v<decltype(nanovllm_limit_cuda), nanovllm::LimitCudaFunction>);
 static_assert(std::is_same_v<decltype(nanovllm_compare_gemm), nanovllm::CompareGemmFunction>);
@@ -112,7 +130,7 @@ extern "C" __attribute__((visibility("default"))) int nanovllm_new_nccl_id(nanov
     *id = nanovllm::new_nccl_id();
     return 0;
   } catch (const std::exception& failure) {
-    nanovllm::write_error(failure.what(), error, error_size);
+    nanovllm::write_text(failure.what(), error, error_size);
     return 1;
   }
 }

@@ -9,21 +9,64 @@
 // (gemm_families.h). The matrix-vector family (13) and family 16 add in other orders, and so do
 // kernels for rows that do not begin on 16 bytes, for k that is no multiple of a tile's depth, and
 // some for few columns. Those, and f32, which has no such class, take our own kernel.
+#include <cstdio>
+
+#include <fmt/format.h>
+
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/layout.h"
 #include "ops/cuda/gemm/gemm_check.h"
 
 namespace nanovllm {
-namespace {
 
-constexpr int64_t kTileDepth = 64, kTileColumns = 8, kFewestColumns = 16;
+GemmChoice CudaBackend::choose(const GemmProblem& p) {
+  if (logs_choices_) [[unlikely]] {
+    const std::string line =
+        fmt::format("{}: gemm ({}) of {} rows, weight {} x {}: {}\n", name_, name_of(p.end), p.rows,
+                    p.n, p.k, explain_gemm(p, gemm_gpu()));
+    if (logged_choices_.insert(line).second) std::fputs(line.c_str(), stderr);
+  }
+  return choose_gemm(p, gemm_gpu());
+}
 
-}  // namespace
+bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end,
+                           const HeadsInput* heads, const SentParts* sent) {
+  const Tensor& w = weight.data;
+  const GemmChoice choice = choose(
+      {end, weight.format, y.dtype, x.shape[0], weight.n(), weight.k(), wide_rows({y, x, w})});
+  use_device();
+  switch (choice.kernel) {
+#ifdef NANOVLLM_CUDA_HOPPER
+    case GemmKernel::wide:
+      gemm_wide(y, x, w, choice.wide, sent);
+      return true;
+    case GemmKernel::mid:
+      gemm_mid(y, x, w, choice.mid, heads, sent);
+      return true;
+    case GemmKernel::skinny:
+      gemm_skinny(y, x, w, end == GemmEnd::gate, choice.skinny);
+      return true;
+    case GemmKernel::large:
+      gemm_large(y, x, w, end, choice.large, heads);
+      return true;
+#endif
+    case GemmKernel::blas:
+      if (gemm_blas(y, x, w)) return true;
+      [[fallthrough]];
+    case GemmKernel::in_order:
+      gemm_in_order(y, x, w, stream());
+      return true;
+    default:
+      return (void)heads, (void)sent, false;
+  }
+}
 
-bool CudaBackend::gemm_takes_blas(Tensor y, Tensor x, Tensor w) {
-  const int64_t n = w.shape[0], k = x.shape[1];
-  return x.dtype == DType::bf16 && k % kTileDepth == 0 && n % kTileColumns == 0 &&
-         n >= kFewestColumns && wide_rows({y, x, w});
+bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w) {
+  await_gemm_families();
+  const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
+      {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
+  return algorithm &&
+         gemm_algorithms_->run(y, x, w, *algorithm, lane_->blas_workspace.get(), stream());
 }
 
 void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
@@ -32,23 +75,7 @@ void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
             y.shape[0] == x.shape[0] && y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
             (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
-  if (y.numel() == 0) return;
-#ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_wide(y, x, w, false) || gemm_mid(y, x, w, false) || gemm_skinny(y, x, w, false) ||
-      gemm_large<LargeEnd::store>(y, x, w))
-    return;
-#endif
-  use_device();
-  // Whoever takes it, the bits are the same.
-  if (gemm_takes_blas(y, x, w)) {
-    await_gemm_families();
-    if (const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
-            {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
-        algorithm &&
-        gemm_algorithms_->run(y, x, w, *algorithm, lane_->blas_workspace.get(), stream()))
-      return;
-  }
-  gemm_in_order(y, x, w, stream());
+  if (y.numel() > 0) run_gemm(y, x, weight, GemmEnd::store);
 }
 
 void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight weight) {
@@ -57,21 +84,8 @@ void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w
             y.shape[0] == x.shape[0] && 2 * y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
             y.dtype == x.dtype,
         "gemm_silu_and_mul: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
-  if (y.numel() == 0) return;
-#ifdef NANOVLLM_CUDA_HOPPER
-  if (gemm_wide(y, x, w, true) || gemm_mid(y, x, w, true) || gemm_skinny(y, x, w, true) ||
-      gemm_large<LargeEnd::gate>(y, x, w))
-    return;
-#endif
-  Backend::gemm_silu_and_mul(y, gate_up, x, weight);
-}
-
-bool CudaBackend::gemm_sent(Tensor y, Tensor x, Tensor w, const SentParts& to) {
-#ifdef NANOVLLM_CUDA_HOPPER
-  return gemm_wide(y, x, w, false, &to) || gemm_mid(y, x, w, false, nullptr, &to);
-#else
-  return (void)y, (void)x, (void)w, (void)to, false;
-#endif
+  if (y.numel() > 0 && !run_gemm(y, x, weight, GemmEnd::gate))
+    Backend::gemm_silu_and_mul(y, gate_up, x, weight);
 }
 
 }  // namespace nanovllm

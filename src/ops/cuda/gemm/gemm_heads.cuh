@@ -3,11 +3,10 @@
 // many_tokens_kernel() computes them (rotary.cuh).
 #pragma once
 
+#include "ops/cuda/gemm/gemm_kernels.h"
 #include "ops/cuda/rowwise/rotary.cuh"
 
 namespace nanovllm {
-
-constexpr int kProductHead = 128;  // a head's elements
 
 struct HeadsInput {
   FusedArguments<__nv_bfloat16> heads;

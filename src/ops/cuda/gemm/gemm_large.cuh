@@ -1,4 +1,4 @@
-// y = x w^T of many rows on Hopper, or what LargeEnd says: blocks stay on their SM and take tiles
+// y = x w^T of many rows on Hopper, or what GemmEnd says: blocks stay on their SM and take tiles
 // of 128 rows by 256 columns. A thread of the first warpgroup copies slices of 64 along k into a
 // ring (TMA); two warpgroups have 64 rows each and multiply by wgmma, k in order, which gives the
 // bits of every other kernel of this product (gemm.cpp). Two blocks form a cluster with tiles side
@@ -14,8 +14,7 @@
 
 namespace nanovllm {
 
-constexpr int kLargeRows = 128, kLargeColumns = 256, kLargeDepth = 64, kLargeStages = 4;
-constexpr int kLargeThreads = 384, kLargeBlocks = 2;  // blocks: of a cluster
+constexpr int kLargeStages = 4, kLargeThreads = 384;
 
 struct __align__(1024) LargeStage {
   __nv_bfloat16 x[kLargeRows * kLargeDepth], w[kLargeColumns * kLargeDepth];
@@ -63,7 +62,7 @@ __device__ void copy_tiles(LargeShared& shared, const CUtensorMap& x, const CUte
 }
 
 /// Two warpgroups' part: the products of all tiles.
-template <LargeEnd end>
+template <GemmEnd end>
 __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const LargeShape& shape,
                                const LargeInput<end>& input) {
   const int rank = static_cast<int>(cluster_rank()), lane = threadIdx.x % kWarp,
@@ -111,13 +110,13 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
     const LargeTile tile(shape, i, rank);
     result.place(
         y, shape, input, tile.row * kLargeRows + 16 * warp + lane / 4,
-        tile.column * (end == LargeEnd::gate ? kLargeColumns / 2 : kLargeColumns) + lane % 4 * 8);
+        tile.column * (end == GemmEnd::gate ? kLargeColumns / 2 : kLargeColumns) + lane % 4 * 8);
   }
   result.store_all(shape, input);
 }
 
 /// `x`, `w`: boxes of 128 rows by 64 columns. The grid is a multiple of kLargeBlocks.
-template <LargeEnd end>
+template <GemmEnd end>
 __global__ void __cluster_dims__(kLargeBlocks, 1, 1) __launch_bounds__(kLargeThreads, 1)
     gemm_large_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap x,
                       const __grid_constant__ CUtensorMap w, const LargeShape shape,
@@ -138,7 +137,7 @@ __global__ void __cluster_dims__(kLargeBlocks, 1, 1) __launch_bounds__(kLargeThr
   if (threadIdx.x < 128) {
     leave_registers<24>();
     if (threadIdx.x == 0) {
-      copy_tiles<end == LargeEnd::gate>(shared, x, w, shape);
+      copy_tiles<end == GemmEnd::gate>(shared, x, w, shape);
       let_next_start();
     }
     __syncwarp();

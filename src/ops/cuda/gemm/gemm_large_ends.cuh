@@ -1,13 +1,11 @@
 // What becomes of the sums of a large product (gemm_large.cuh).
 #pragma once
 
+#include "ops/cuda/gemm/choose.h"
 #include "ops/cuda/gemm/gated.cuh"
-#include "ops/cuda/gemm/gemm_large.h"
 #include "ops/cuda/ptx/device.cuh"
 
 namespace nanovllm {
-
-constexpr int kLargeParts = 16;  // in which a tile's results are stored
 
 struct LargeShape {
   int rows, columns;  // of y
@@ -18,11 +16,15 @@ struct LargeShape {
   int up;      // w's row where those of `up` begin, if gated
 };
 
+/// What an end takes besides the product.
+template <GemmEnd end>
+struct LargeInput {};
+
 /// The rounded sums of a tile that was finished before: pair[2 j + r] is columns 8 j + 2 (lane % 4)
 /// and the next of row lane / 4 + 8 r of the warp's 16.
-template <LargeEnd end>
+template <GemmEnd end>
 struct LargeResult {
-  static constexpr bool gated = end == LargeEnd::gate;
+  static constexpr bool gated = end == GemmEnd::gate;
   uint32_t pair[64];
   __nv_bfloat16* to = nullptr;  // the lane's first vector of its first row; null: nothing is held
   int rows, columns;            // of y, left from there

@@ -7,12 +7,12 @@
 namespace nanovllm {
 
 template <>
-struct LargeInput<LargeEnd::heads> : HeadsInput {};
+struct LargeInput<GemmEnd::heads> : HeadsInput {};
 
 /// The parts of a tile: two heads, in each the two rows of a lane, in each four parts.
 template <>
-struct LargeResult<LargeEnd::heads> : HeadPairs<2> {
-  using Input = LargeInput<LargeEnd::heads>;
+struct LargeResult<GemmEnd::heads> : HeadPairs<2> {
+  using Input = LargeInput<GemmEnd::heads>;
   __nv_bfloat16* to = nullptr;  // as the other ends have it
   int row, column;
   int slot, position;  // of the row whose parts come next

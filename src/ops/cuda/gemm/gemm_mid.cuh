@@ -15,7 +15,6 @@
 #include "ops/cuda/gemm/gemm_heads.cuh"
 #include "ops/cuda/gemm/gemm_pieces.cuh"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
-#include "ops/cuda/gemm/gemm_tiles.cuh"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 
@@ -37,32 +36,6 @@ struct MidShape {
 /// tile while they store one.
 template <class Y>
 constexpr bool kStays = std::is_same_v<Y, float>;
-
-constexpr int kPair = 2;            // blocks of a cluster
-constexpr int kGroupThreads = 128;  // of a group of four warps
-
-/// A kernel's tile: `columns` of w by 64 rows for each of `tiles` in each of `groups` of four
-/// warps, `depth` slices of k in a stage. Gated: half of the columns are the gate's, half those of
-/// up.
-struct MidTile {
-  int columns, groups, tiles, depth;
-  bool gated = false;
-  constexpr int outputs() const { return gated ? columns / 2 : columns; }
-  constexpr int consumers() const { return groups * kGroupThreads; }
-  /// Where sums take most registers, a whole group of warps copies: it leaves them its own.
-  constexpr bool is_large() const { return tiles > 1; }
-  constexpr int threads() const { return consumers() + (is_large() ? kGroupThreads : 2 * kWarp); }
-  constexpr int block_rows(int tile_rows) const { return groups * tiles * tile_rows; }
-  constexpr int weight_bytes() const { return depth * columns * kSliceRowBytes; }
-  constexpr int stage_bytes(int rows) const {
-    return weight_bytes() + depth * rows * kSliceRowBytes;
-  }
-  /// As skinny_shared_bytes(), of a block that copies `rows`.
-  constexpr int shared_bytes(int tile_rows, int rows, int stages) const {
-    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(rows) +
-           (block_rows(tile_rows) - rows + 64 - tile_rows) * kSliceRowBytes;
-  }
-};
 
 // -- Copies --
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "ops/cuda/gemm/gated.cuh"
+#include "ops/cuda/gemm/gemm_kernels.h"
 #include "ops/cuda/ptx/gemm_wgmma.cuh"
 #include "ops/cuda/ptx/tensor_map.h"
 
@@ -27,22 +28,6 @@ struct SkinnyShape {
   int stages;         // of the ring
 };
 
-constexpr int kSliceWidth = 64,
-              kSliceRowBytes = 128;  // a stage holds slices of 64 along k, of bf16
-constexpr int kSkinnyThreads = 160, kSkinnyConsumers = 128;
-constexpr int kMostStages = 32;
-
-constexpr int skinny_stage_bytes(int columns, int block_rows, int depth) {
-  return depth * (columns + block_rows) * kSliceRowBytes;
-}
-/// Shared memory: the barriers, then the ring on a boundary of 1024; A reads 64 rows, whatever
-/// there are.
-constexpr int kSkinnyBarrierBytes = 2 * kMostStages * 8;
-constexpr int skinny_shared_bytes(int columns, int block_rows, int depth, int stages) {
-  return kSkinnyBarrierBytes + 1024 + stages * skinny_stage_bytes(columns, block_rows, depth) +
-         (64 - block_rows) * kSliceRowBytes;
-}
-
 /// How the copy engine sees a matrix: slices of [parts, rows / parts, 64].
 struct MapBox {
   int parts;                           // of the matrix
@@ -50,6 +35,20 @@ struct MapBox {
 };
 CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox box,
                      CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+
+/// Where a block's tile lies: its first row of x and y, its first column of y.
+struct TilePlace {
+  int row, column;
+  int own;  // rows before are another block's as well
+};
+
+/// The tile of block `block`, of `outputs` columns. The last rows' block begins early rather than
+/// end behind them: the copy engine is slow where it fills with zeros.
+template <class Shape>
+__device__ TilePlace place_of(const Shape& shape, int outputs, int block) {
+  const int own = block % shape.row_blocks * shape.block_rows;
+  return {max(min(own, shape.rows - shape.block_rows), 0), block / shape.row_blocks * outputs, own};
+}
 
 struct SkinnyRing {
   unsigned char* data;

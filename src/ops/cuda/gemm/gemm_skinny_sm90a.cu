@@ -1,49 +1,14 @@
-// Chooses and launches a kernel of gemm_skinny.cuh.
+// Launches a kernel of gemm_skinny.cuh.
 #include <algorithm>
-#include <limits>
 
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
-#include "ops/cuda/gemm/gemm_tiles.cuh"
 
 namespace nanovllm {
 namespace {
 
-/// How a product is cut; `columns` 0: cuBLASLt serves it better.
-struct SkinnyPlan {
-  int columns = 0, block_rows = 0;
-};
-
-constexpr int kTileColumns[] = {8, 16, 24, 32, 48, 64};
 /// Slices in a stage, as measured: enough that a wait pays, few enough that the first comes soon.
 constexpr int depth_of(int columns) { return columns == 8 ? 8 : columns < 48 ? 4 : 2; }
-
-/// Measured on an H200: for more rows than these, each block reads so much of x besides its weight
-/// that cuBLASLt's larger tiles win, for weights that take long soonest.
-int64_t most_rows(int64_t weight_bytes, bool gated) {
-  constexpr int64_t kLarge = int64_t{128} << 20;
-  return weight_bytes <= kLarge || gated ? 64 : 32;
-}
-
-/// The cut that asks least of the busiest SM: rows of w and of x that it reads, and what an item
-/// costs in itself. At most one block on an SM: two would share its tensor cores' time and end
-/// later.
-SkinnyPlan plan_of(int64_t m, int64_t outputs, bool gated, int num_sms) {
-  constexpr int64_t kItem = 16;
-  SkinnyPlan best;
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const int columns : kTileColumns)
-    for (int block_rows : {8, 16, 32, 64}) {
-      if (gated && columns % 16 != 0) continue;  // half a tile is whole groups of 8
-      if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
-      block_rows = copied_rows(block_rows, m);
-      const int64_t items =
-          ceil_div(m, block_rows) * ceil_div(outputs, gated ? columns / 2 : columns);
-      const int64_t cost = ceil_div(items, num_sms) * (columns + block_rows + kItem);
-      if (cost < least) least = cost, best = {columns, block_rows};
-    }
-  return best;
-}
 
 template <class F>
 void with_columns(int columns, F&& f) {
@@ -77,12 +42,7 @@ CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b,
                        {kSliceWidth, b.rows / b.parts_of_box, b.parts_of_box, b.slices}, promotion);
 }
 
-bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
-  if (!is_hopper_ || x.dtype != DType::bf16 || x.shape[1] % kSliceWidth != 0 ||
-      !wide_rows({y, x, w}))
-    return false;
-  if (x.shape[0] > most_rows(w.shape[0] * x.shape[1] * 2, gated)) return false;
-  const SkinnyPlan plan = plan_of(x.shape[0], y.shape[1], gated, num_sms_);
+void CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const SkinnyPlan& plan) {
   dispatch_float(y.dtype, [&]<class Y>() {
     with_columns(plan.columns, [&]<int kColumns>() {
       constexpr int kDepth = depth_of(kColumns);
@@ -128,7 +88,6 @@ bool CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated) {
       go(gemm_skinny_kernel<kColumns, kDepth, false, DeviceType<Y>>);
     });
   });
-  return true;
 }
 
 }  // namespace nanovllm

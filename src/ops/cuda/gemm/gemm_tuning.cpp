@@ -64,7 +64,9 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
   gemm(y, x, weight);  // checks the operands
   const GemmKey key{row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32};
   GemmTuning found;
-  if (!gemm_takes_blas(y, x, w)) return found;
+  const GemmProblem problem{GemmEnd::store, weight.format,       y.dtype, x.shape[0], weight.n(),
+                            weight.k(),     wide_rows({y, x, w})};
+  if (!can_serve(GemmKernel::blas, problem, gemm_gpu())) return found;
   const int64_t rows = x.shape[0], edge = std::min(rows, kComparedRows / 2);
   const auto bytes_of = [&](const Tensor& t) {
     const Tensor first = t.rows(0, edge), last = t.rows(rows - edge, rows);

@@ -10,7 +10,6 @@
 #include "ops/cuda/comm/sent_parts.cuh"
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
-#include "ops/cuda/gemm/gemm_tiles.cuh"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 
@@ -26,42 +25,12 @@ struct WideShape {
   int stages, row_stages;  // of the rings of weights and of rows
 };
 
-constexpr int kWideGroup = 128;                    // threads of four warps
-constexpr int kWideColumns = 64;                   // of w, that such a group multiplies
-constexpr int kWideUnit = 8;                       // rows of w that stay together
-constexpr int kWidePitch = kWideColumns * 2 + 16;  // bytes of a row of results on its way
-constexpr int kWideBarrierBytes = 4 * kMostStages * 8;
-
 /// A ring of stages, each with a barrier for its bytes and one for its readers.
 struct WideRing {
   unsigned char* data;
   int bytes;
   uint64_t *full, *empty;
   __device__ unsigned char* at(int stage) const { return data + stage * bytes; }
-};
-
-/// A kernel's tile: 64 rows of w for each of `groups` of four warps, by `rows` rows of x; `depth`
-/// slices of k in a stage.
-struct WideTile {
-  int rows, groups, depth;
-  bool gated = false;
-  constexpr int columns() const { return groups * kWideColumns; }
-  constexpr int outputs() const { return gated ? columns() / 2 : columns(); }
-  constexpr int consumers() const { return groups * kWideGroup; }
-  /// Two warps copy. Where sums leave no registers for more than twelve warps, a thread of the
-  /// first does it between its products.
-  constexpr bool copies_itself() const { return groups == 3 && rows > 192; }
-  constexpr int copiers() const { return copies_itself() ? 0 : 2; }
-  constexpr int threads() const { return consumers() + copiers() * kWarp; }
-  constexpr int weight_bytes() const { return depth * columns() * kSliceRowBytes; }
-  constexpr int row_bytes() const { return depth * rows * kSliceRowBytes; }
-  /// Of a group's results on their way.
-  constexpr int result_bytes() const { return rows * kWidePitch; }
-  constexpr int shared_bytes(int stages, int row_stages) const {
-    const int rings = stages * weight_bytes() + row_stages * row_bytes(),
-              results = groups * result_bytes();
-    return kWideBarrierBytes + 1024 + (rings > results ? rings : results);
-  }
 };
 
 template <WideTile tile>
@@ -205,7 +174,7 @@ __device__ inline PartSender wide_output(const SentParts& to, const WideShape&,
 template <WideTile tile, class Output>
 __device__ void wide_store(const Output& output, const WideShape& shape, const TilePlace& place,
                            const float (&sum)[tile.rows / 2], unsigned char* shared, int group) {
-  const int lane = threadIdx.x % kWarp, thread = threadIdx.x % kWideGroup, warp = thread / kWarp;
+  const int lane = threadIdx.x % kWarp, thread = threadIdx.x % kGroupThreads, warp = thread / kWarp;
   unsigned char* const mine = shared + group * tile.result_bytes();
   // Matrices: rows 8 j .. 8 j + 7, the warp's columns 0 .. 7 and 8 .. 15; then of 8 (j + 1).
   unsigned char* const to =
@@ -223,7 +192,7 @@ __device__ void wide_store(const Output& output, const WideShape& shape, const T
             column = place.column + group * (tile.outputs() / tile.groups) + 8 * unit;
   const bool inside = column < shape.columns;
 #pragma unroll 1
-  for (int row = thread / kUnits; row < (rows + 31) / 32 * 32; row += kWideGroup / kUnits) {
+  for (int row = thread / kUnits; row < (rows + 31) / 32 * 32; row += kGroupThreads / kUnits) {
     const auto* at = reinterpret_cast<const uint4*>(mine + min(row, rows - 1) * kWidePitch);
     const bool needed = inside && row < rows && place.row + row >= place.own;
     if constexpr (tile.gated) {
@@ -284,7 +253,7 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
     wait_for_previous();
     const auto output = wide_output(y, shape, place);
     float sum[tile.rows / 2];
-    const int group = kGroups == 1 ? 0 : warp / (kWideGroup / kWarp);
+    const int group = kGroups == 1 ? 0 : warp / (kGroupThreads / kWarp);
     wide_multiply<tile>(sum, w, x, shape, weights, rows, place, group);
     sync_threads<1, kConsumers>();  // nobody reads the rings any more
     wide_store<tile>(output, shape, place, sum, data, group);

@@ -1,5 +1,5 @@
-// moe_mlp: which kernels multiply. The choice may depend on the batch: every bf16 kernel adds in
-// the order of gemm_in_order(), so that it does not show in the bits.
+// moe_mlp: launches the kernels that choose_experts() names. The choice may depend on the batch:
+// every bf16 kernel adds in the order of gemm_in_order(), so that it does not show in the bits.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/moe/moe_gemm.cuh"
 #include "ops/cuda/moe/moe_stream.cuh"
@@ -15,23 +15,22 @@ using SomeShape = ExpertShape<2, 4, 4, 1, 4, 2>;
 using ManyShape = ExpertShape<4, 4, 2, 2, 4, 2>;
 using MostShape = ExpertShape<4, 8, 2, 2, 3, 2>;
 
-/// Calls body with the shape for this many tokens of an expert, on average.
+/// Calls body with the shape for tiles of so many tokens.
 template <class Body>
-void dispatch_shape(int64_t pairs, int64_t experts, Body&& body) {
-  if (2 * pairs <= 5 * experts)
-    body(OneShape{});
-  else if (pairs <= 8 * experts)
-    body(FewShape{});
-  else if (pairs <= 22 * experts)
-    body(SomeShape{});
-  else if (pairs <= 56 * experts)
-    body(ManyShape{});
-  else
-    body(MostShape{});
+void dispatch_shape(int tile_tokens, Body&& body) {
+  switch (tile_tokens) {
+    case OneShape::kTokens:
+      return body(OneShape{});
+    case FewShape::kTokens:
+      return body(FewShape{});
+    case SomeShape::kTokens:
+      return body(SomeShape{});
+    case ManyShape::kTokens:
+      return body(ManyShape{});
+    default:
+      return body(MostShape{});
+  }
 }
-
-/// Tokens so few that each of their pairs is a unit of its own.
-constexpr int64_t kUnsortedTokens = 2;
 
 // -- f32, and rows that do not begin on 16 bytes: a thread is a place by a column, one chain of
 // fused multiply-adds over k. For verification, not for speed. --
@@ -108,16 +107,10 @@ CUtensorMap CudaBackend::map_experts(const Tensor& w, int halves, int box_rows,
                        {kSliceColumns, box_rows, halves, box_slices, 1}, promotion);
 }
 
-bool CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
-                                 Tensor down, const MoeWorkspace& work) {
+void CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up,
+                                 Tensor down, const MoeWorkspace& work, bool sorted) {
   const int64_t tokens = x.shape[0], h = x.shape[1], n = down.shape[2], experts = down.shape[0],
                 per_token = ids.shape[1];
-  if (h % kSliceColumns != 0 || n % kSliceColumns != 0) return false;
-  const bool sorted = tokens > kUnsortedTokens;
-  // Measured on an H200: in between the blocks of moe_gemm.cuh are as fast.
-  if (sorted ? ids.numel() <= 8 * experts || ids.numel() > 22 * experts
-             : SumCut::shared_bytes(n, per_token) > max_shared_bytes_)
-    return false;
   const auto gate_up_product = product_of<bf16>(work.act, x, gate_up, true),
              down_product = product_of<bf16>(work.out, work.act, down, false);
   const auto multiply = [&]<class Cut>(Cut, const ExpertPlan& plan, const auto& product,
@@ -136,8 +129,7 @@ bool CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids,
     moe_plan(plan);
     multiply(Some{}, plan, gate_up_product, gate_up, 3, 2);
     multiply(StreamCut<false, 4>{}, plan, down_product, down, 2, 2);
-    moe_sum(y, work.out, weights, plan);
-    return true;
+    return moe_sum(y, work.out, weights, plan);
   }
   const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
   multiply(StreamCut<true, 1>{}, plan, gate_up_product, gate_up, 6, 1);
@@ -146,7 +138,6 @@ bool CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids,
                SumCut::shared_bytes(n, per_token), down_product, plan,
                ExpertSum{device_ptr<bf16>(y), y.stride[0], weights.ptr<float>()},
                map_experts(down, 1, SumCut::kColumns, SumCut::kDepth));
-  return true;
 }
 
 void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up_weight,
@@ -156,8 +147,9 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                 pairs = ids.numel();
   check_experts(y, x, weights, ids, gate_up, down, work);
   if (pairs == 0) return;
-  // By the weights' shape alone: the two kinds of kernel do not give the same bits.
-  if (x.dtype == DType::f32 || h % 8 != 0 || n % 8 != 0) {
+  const ExpertChoice choice =
+      choose_experts({gate_up_weight.format, tokens, ids.shape[1], experts, h, n}, gemm_gpu());
+  if (choice.kernel == ExpertKernel::plain) {
     const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
     dispatch_float(x.dtype, [&]<class T>() {
       const auto grid = [&](int64_t columns) {
@@ -172,20 +164,20 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
   }
   check(wide_rows({x, gate_up, down, work.act, work.out, work.plan}),
         "moe_mlp: rows of {} or of the weights do not begin on 16 bytes", x.describe());
-  const bool sorted = tokens > kUnsortedTokens;
 #ifdef NANOVLLM_CUDA_HOPPER
-  // Measured on an H200: from 37 tokens of an expert on. The tiles of moe_gemm.cuh for so many are
-  // those of other GPUs.
-  if (is_hopper_ && h % kSliceColumns == 0 && n % kSliceColumns == 0 && pairs > 37 * experts) {
-    const ExpertPlan plan = plan_of(ids, work.plan, experts, 128, true);
+  if (choice.kernel == ExpertKernel::many) {
+    const ExpertPlan plan = plan_of(ids, work.plan, experts, choice.tile_tokens, true);
     moe_plan(plan);
     multiply_many_experts(work.act, x, gate_up, plan);
     multiply_many_experts(work.out, work.act, down, plan);
     return moe_sum(y, work.out, weights, plan);
   }
 #endif
-  if (encode_map_ && stream_experts(y, x, weights, ids, gate_up, down, work)) return;
-  dispatch_shape(pairs, experts, [&]<class Shape>(Shape) {
+  if (choice.kernel != ExpertKernel::blocks)
+    return stream_experts(y, x, weights, ids, gate_up, down, work,
+                          choice.kernel == ExpertKernel::stream);
+  dispatch_shape(choice.tile_tokens, [&]<class Shape>(Shape) {
+    const bool sorted = choice.is_sorted;
     const auto tile_rows = sorted ? std::min<int64_t>(tokens, Shape::kTokens) : 1;
     const ExpertPlan plan = plan_of(ids, work.plan, experts, static_cast<int>(tile_rows), sorted);
     if (sorted) moe_plan(plan);

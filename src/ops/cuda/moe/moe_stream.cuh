@@ -7,6 +7,7 @@
 // one chain of mma m16n8k16 steps over k per output, the bits of expert_gemm_kernel().
 #pragma once
 
+#include "ops/cuda/gemm/gemm_kernels.h"
 #include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 #include "ops/cuda/ptx/tma.cuh"
@@ -248,17 +249,6 @@ struct ExpertSum {
   __nv_bfloat16* y;
   int64_t y_stride;
   const float* weights;  // of the pairs
-};
-
-/// A block makes 16 columns of one token; a warp has one of its experts after the other.
-struct SumCut {
-  static constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = 16;
-  static constexpr int kDepth = 4, kStages = 2;  // of a warp's ring
-  static constexpr int kStageBytes = kDepth * kColumns * kSliceBytes;
-  static size_t shared_bytes(int64_t k, int64_t per_token) {
-    return 1024 +
-           static_cast<size_t>(kWarps * (kStages * kStageBytes + k * 2) + per_token * kColumns * 4);
-  }
 };
 
 /// y[t, :] = sum of weights[t, i] * (x[pair (t, i), :] w[its expert]^T, rounded) in the order of i.

@@ -103,7 +103,6 @@ __device__ inline void let_next_start() {
 
 // -- Reductions: one fixed tree, whatever else runs --
 
-constexpr int kWarp = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
 /// The sum over `lanes` neighbours, a power of two, the furthest first: over those with the same

@@ -8,9 +8,6 @@ namespace nanovllm {
 
 // -- On the host --
 
-/// Bytes of a weight from which on it is memory that a product of few rows waits for.
-constexpr int64_t kLargeWeight = int64_t{16} << 20;
-
 /// f<index>() of an index into a table of `count` kernels; nothing where it is none.
 template <int count, int i = 0, class F>
 void with_index(int index, F&& f) {

@@ -7,28 +7,26 @@
 namespace nanovllm {
 namespace {
 
-constexpr int64_t kMostRows = 256, kTileRows = 64;
-/// Measured on an H200: with fewer rows of a weight so wide, gemm_skinny streams 3 % faster.
-constexpr int64_t kWide = 2048, kFewestOfWide = 9;
 /// With so few rows memory is waited for: the head of Qwen3-0.6B at one row takes 71.3 us where the
 /// L2 cache asks for lines of 128 bytes, and 74.9 with 256; at 32 rows 79.0 and 82.2.
 constexpr int64_t kFewRows = 128;
-static_assert(kMostRows <= kMostKnownRows);
 
 }  // namespace
 
-bool CudaBackend::gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& scan) {
-  const int64_t m = x.shape[0], vocab = w.shape[0];
-  if (!is_hopper_ || x.dtype != DType::bf16 || m == 0 || m > kMostRows ||
-      (x.shape[1] > kWide && m < kFewestOfWide) || x.shape[1] % kSliceWidth != 0 ||
-      vocab % 4 != 0 || !wide_rows({x, w}))
-    return false;
+bool CudaBackend::gemm_scan(Tensor x, const Weight& weight, const RowRules& rules, RowScan& scan) {
+  const Tensor& w = weight.data;
+  const int64_t m = x.shape[0], vocab = weight.n();
+  const GemmChoice choice =
+      choose({GemmEnd::scan, weight.format, DType::f32, m, vocab, weight.k(), wide_rows({x, w})});
+  if (choice.kernel != GemmKernel::sample) return false;
+  const SamplePlan& plan = choice.sample;
+  check(m <= kMostKnownRows, "gemm_scan of {} rows", m);
   const auto run = [&]<int kGroups>() {
     HeadShape shape{};
     shape.rows = static_cast<int>(m);
     shape.vocab = static_cast<int>(vocab);
-    shape.row_blocks = static_cast<int>(ceil_div(m, kGroups * kTileRows));
-    shape.tile_rows = static_cast<int>(ceil_div(m, int64_t{shape.row_blocks} * kGroups * 8) * 8);
+    shape.row_blocks = plan.row_blocks;
+    shape.tile_rows = plan.tile_rows;
     shape.tiles = static_cast<int>(ceil_div(vocab, int64_t{kHeadColumns}));
     shape.slices = std::min(shape.tiles, num_sms_ / shape.row_blocks);
     shape.steps = static_cast<int>(x.shape[1] / kSliceWidth);
@@ -49,7 +47,7 @@ bool CudaBackend::gemm_scan(Tensor x, Tensor w, const RowRules& rules, RowScan& 
                  rules, scan,
                  reinterpret_cast<KnownRow*>(scan_scratch_.get() + kScanBytes - kKnownBytes));
   };
-  if (m <= kTileRows)
+  if (plan.groups == 1)
     run.operator()<1>();
   else
     run.operator()<2>();

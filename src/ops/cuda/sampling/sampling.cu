@@ -236,7 +236,7 @@ bool CudaBackend::fused_gemm_sample(Tensor token_ids, Tensor x, Weight weight,
   }
   a.token_ids = token_ids.ptr<int32_t>();
   a.known = reinterpret_cast<KnownRow*>(scan_scratch_.get() + kScanBytes - kKnownBytes);
-  if (!gemm_scan(x, w, a.rules, a.scan)) return false;
+  if (!gemm_scan(x, weight, a.rules, a.scan)) return false;
   launch_early(choose_kernel, grid_size(ceil_div(rows, int64_t{kScanWarps})), kScanWarps * kWarp, 0,
                a);
   return true;

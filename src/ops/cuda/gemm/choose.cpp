@@ -1,0 +1,359 @@
+#include "ops/cuda/gemm/choose.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "ops/cuda/gemm/gemm_kernels.h"
+
+namespace nanovllm {
+namespace {
+
+/// Null: the kernel serves, and its plan is made.
+using Why = const char*;
+constexpr Why kServes = nullptr;
+
+constexpr int64_t kGroupRows = 64;          // of the tensor cores' first operand
+constexpr int64_t kMostRowsOfBlocks = 256;  // where a block has one tile, or few
+/// Bytes of a weight from which on it is memory that a product of few rows waits for.
+constexpr int64_t kLargeWeight = int64_t{16} << 20;
+
+// Thresholds are measured on an H200; docs/performance.md has what each kernel gained.
+
+// -- wide: other numbers of rows are mid's --
+
+constexpr int64_t kFewestWideRows = 129;
+constexpr int64_t kFewestGatedRows = 65, kMostGatedRows = 112;  // of gated products, besides
+constexpr int64_t kMostRowsAtOnce = 192;                        // of mid's tiles of two parts
+
+/// The cut with the fewest rows in vain whose tiles are all under way at once, and keep nine of ten
+/// SMs busy. No more than two blocks read a weight of two parts, each of which is as much, and one
+/// where mid has tiles for all rows.
+WidePlan plan_wide(const GemmProblem& p, int num_sms) {
+  const bool gated = p.end == GemmEnd::gate;
+  WidePlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < static_cast<int>(std::size(kWideKernels)); ++i) {
+    const WideTile& t = kWideKernels[i].tile;
+    const int64_t row_blocks = ceil_div(p.rows, int64_t{t.rows}),
+                  blocks = row_blocks * ceil_div(p.outputs(), int64_t{t.outputs()});
+    if (t.gated != gated || blocks > num_sms || 10 * blocks < 9 * num_sms) continue;
+    if (gated && row_blocks > (p.rows <= kMostRowsAtOnce ? 1 : 2)) continue;
+    if (row_blocks * t.rows < least)
+      least = row_blocks * t.rows, best = {i, static_cast<int>(row_blocks)};
+  }
+  return best;
+}
+
+Why try_wide(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  const bool few = p.rows < kFewestWideRows, may_be_few = p.end == GemmEnd::gate &&
+                                                          p.rows >= kFewestGatedRows &&
+                                                          p.rows <= kMostGatedRows;
+  if (few && !may_be_few) return "few rows";
+  if (p.rows > kMostRowsOfBlocks) return "many rows";
+  if (gpu.share != SmShare::whole) return "micro-batches share the GPU";
+  if (p.y != DType::bf16) return "results in f32";
+  if (p.weight_bytes() <= kLargeWeight) return "a small weight";
+  if (p.outputs() % kWideUnit != 0) return "columns not in eights";
+  choice.wide = plan_wide(p, gpu.num_sms);
+  return choice.wide.kernel < 0 ? "no tile keeps nine of ten SMs busy at once" : kServes;
+}
+
+// -- mid --
+
+/// Fewer rows are skinny's, whose smaller tiles give more SMs a part of a small weight; with a
+/// large one, or where skinny tiles wait long for a chain, these win from 9 rows on; logits
+/// from 33.
+constexpr int64_t kFewestMidRows = 65, kFewestOfLargeWeight = 9, kFewestLogitsRows = 33;
+constexpr int64_t kLongChain = 2048;     // k
+constexpr int64_t kFewestLogits = 8192;  // columns in f32 that are logits
+/// A product that sends its results ends later than one that does not with fewer rows: two H200s.
+constexpr int64_t kFewestSentRows = 97;
+
+int64_t fewest_mid_rows(const GemmProblem& p, const GemmGpu& gpu) {
+  if (gpu.share == SmShare::divided) return 1;
+  if (p.y == DType::f32) return kFewestLogitsRows;
+  const int64_t bytes = p.weight_bytes();
+  const bool waits = bytes > kLargeWeight || (p.k >= kLongChain && 2 * bytes > kLargeWeight);
+  return waits ? kFewestOfLargeWeight : kFewestMidRows;
+}
+
+/// The cut that takes the fewest cycles (gemm_mid.cuh).
+MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
+  constexpr int64_t kBlockCycles = 6000,  // that a block takes besides
+      kAgainCycles = 10;                  // for each block that reads a large weight again
+  const bool divided = gpu.share == SmShare::divided;
+  const int64_t steps = p.k / 16, num_sms = divided ? gpu.own_sms : gpu.num_sms,
+                again = p.weight_bytes() > kLargeWeight ? kAgainCycles : 0;
+  MidPlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < static_cast<int>(std::size(kMidKernels)); ++i) {
+    const MidKernel& kernel = kMidKernels[i];
+    const MidTile& t = kernel.tile;
+    if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y || (kernel.for_lanes && !divided))
+      continue;
+    if (p.end == GemmEnd::heads && !kernel.makes_heads()) continue;
+    if (p.end == GemmEnd::send && !kernel.can_send()) continue;
+    const int64_t tiles = t.groups * t.tiles, row_blocks = ceil_div(p.rows, kGroupRows * tiles),
+                  tile_rows = ceil_div(p.rows, row_blocks * tiles * 8) * 8,
+                  waves = ceil_div(row_blocks * ceil_div(p.outputs(), t.outputs()), num_sms),
+                  c = t.columns, taken = c + tiles * tile_rows,
+                  cycles = std::max({taken / 2, (taken + tiles * (c + kGroupRows)) / 4,
+                                     tiles * std::max(16 + c / 4, c / 2)}),
+                  all = waves * ((cycles + row_blocks * again) * steps + kBlockCycles);
+    if (all < least)
+      least = all, best = {i, static_cast<int>(row_blocks), static_cast<int>(tile_rows)};
+  }
+  return best;
+}
+
+Why try_mid(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows < fewest_mid_rows(p, gpu)) return "few rows for such a weight";
+  if (p.rows > kMostRowsOfBlocks) return "many rows";
+  // Its blocks find no room beside attention's.
+  if (gpu.share == SmShare::mixed) return "micro-batches share the SMs";
+  if (p.end == GemmEnd::heads && gpu.share != SmShare::divided) return "SMs are not divided";
+  if (p.y == DType::f32 && p.outputs() < kFewestLogits) return "few columns for logits";
+  if (p.outputs() % 8 != 0) return "columns not in eights";
+  choice.mid = plan_mid(p, gpu);
+  return choice.mid.kernel < 0 ? "no tile for such results" : kServes;
+}
+
+Why try_wide_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  return p.rows < kFewestSentRows ? "few rows" : try_wide(p, gpu, choice);
+}
+Why try_mid_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  return p.rows < kFewestSentRows ? "few rows" : try_mid(p, gpu, choice);
+}
+
+// -- skinny --
+
+/// For more rows than these, each block reads so much of x besides its weight that cuBLASLt's
+/// larger tiles win, for weights that take long soonest.
+constexpr int64_t kMostSkinnyRows = 64, kMostOfHugeWeight = 32;
+constexpr int64_t kHugeWeight = int64_t{128} << 20;  // bytes
+
+/// The cut that asks least of the busiest SM: rows of w and of x that it reads, and what an item
+/// costs in itself. At most one block on an SM: two would share its tensor cores' time and end
+/// later.
+SkinnyPlan plan_skinny(const GemmProblem& p, int num_sms) {
+  constexpr int64_t kItem = 16;
+  const bool gated = p.end == GemmEnd::gate;
+  const int64_t m = p.rows;
+  SkinnyPlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const int columns : kSkinnyColumns)
+    for (int block_rows : {8, 16, 32, 64}) {
+      if (gated && columns % 16 != 0) continue;  // half a tile is whole groups of 8
+      if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
+      block_rows = copied_rows(block_rows, m);
+      const int64_t items =
+          ceil_div(m, block_rows) * ceil_div(p.outputs(), gated ? columns / 2 : columns);
+      const int64_t cost = ceil_div(items, num_sms) * (columns + block_rows + kItem);
+      if (cost < least) least = cost, best = {columns, block_rows};
+    }
+  return best;
+}
+
+Why try_skinny(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  const bool huge = p.weight_bytes() > kHugeWeight && p.end != GemmEnd::gate;
+  if (p.rows > (huge ? kMostOfHugeWeight : kMostSkinnyRows)) return "many rows";
+  choice.skinny = plan_skinny(p, gpu.num_sms);
+  return kServes;
+}
+
+// -- large --
+
+/// With fewer, tiles of 256 rows leave too much undone: cuBLASLt is as fast at 512 rows of the
+/// widest weights and faster below.
+constexpr int64_t kFewestLargeRows = 768;
+
+Why try_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows < kFewestLargeRows) return "few rows";
+  if (p.y != DType::bf16) return "results in f32";
+  if (p.k < kLargeParts * kLargeDepth) return "a short k";
+  if (p.outputs() % 8 != 0) return "columns not in eights";
+  const int64_t columns = p.end == GemmEnd::gate ? kLargeColumns / 2 : kLargeColumns,
+                row_pairs = ceil_div(p.rows, int64_t{kLargeRows * kLargeBlocks}),
+                pairs = row_pairs * ceil_div(p.outputs(), columns),
+                clusters = gpu.num_sms / kLargeBlocks;
+  // The tiles keep the clusters busy to the end: 90 % of the time that the last of them takes.
+  if (10 * pairs < 9 * ceil_div(pairs, clusters) * clusters) return "the last wave is not full";
+  choice.large = {pairs, row_pairs};
+  return kServes;
+}
+
+// -- sample --
+
+/// With fewer rows of a weight so wide, skinny streams 3 % faster.
+constexpr int64_t kWideHead = 2048, kFewestOfWideHead = 9;
+
+Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
+  if (p.rows > kMostRowsOfBlocks) return "many rows";
+  if (p.k > kWideHead && p.rows < kFewestOfWideHead) return "few rows for so wide a head";
+  if (p.n % 4 != 0) return "tokens not in fours";
+  const int groups = p.rows <= kGroupRows ? 1 : 2;
+  const int64_t row_blocks = ceil_div(p.rows, groups * kGroupRows);
+  choice.sample = {groups, static_cast<int>(row_blocks),
+                   static_cast<int>(ceil_div(p.rows, row_blocks * groups * 8) * 8)};
+  return kServes;
+}
+
+// -- What every GPU has --
+
+/// cuBLASLt's kernels for fewer columns, or for others, add in other orders (gemm.cpp).
+constexpr int64_t kBlasColumns = 8, kFewestBlasColumns = 16;
+
+Why try_blas(const GemmProblem& p, const GemmGpu&, GemmChoice&) {
+  if (p.n < kFewestBlasColumns) return "few columns";
+  return p.n % kBlasColumns != 0 ? "columns not in eights" : kServes;
+}
+Why try_in_order(const GemmProblem&, const GemmGpu&, GemmChoice&) { return kServes; }
+
+// -- The table: the first that does not decline serves --
+
+struct Row {
+  GemmEnd end;
+  WeightFormat weight;
+  GemmKernel kernel;
+  bool needs_wgmma;   // sm_90a
+  bool needs_slices;  // k in whole slices, rows that begin on 16 bytes
+  Why (*decline)(const GemmProblem&, const GemmGpu&, GemmChoice&);
+};
+constexpr auto kBf16 = WeightFormat::bf16;
+constexpr Row kTable[] = {
+    {GemmEnd::store, kBf16, GemmKernel::wide, true, true, try_wide},
+    {GemmEnd::store, kBf16, GemmKernel::mid, true, true, try_mid},
+    {GemmEnd::store, kBf16, GemmKernel::skinny, true, true, try_skinny},
+    {GemmEnd::store, kBf16, GemmKernel::large, true, true, try_large},
+    {GemmEnd::store, kBf16, GemmKernel::blas, false, true, try_blas},
+    {GemmEnd::store, kBf16, GemmKernel::in_order, false, false, try_in_order},
+    {GemmEnd::store, WeightFormat::f32, GemmKernel::in_order, false, false, try_in_order},
+    {GemmEnd::gate, kBf16, GemmKernel::wide, true, true, try_wide},
+    {GemmEnd::gate, kBf16, GemmKernel::mid, true, true, try_mid},
+    {GemmEnd::gate, kBf16, GemmKernel::skinny, true, true, try_skinny},
+    {GemmEnd::gate, kBf16, GemmKernel::large, true, true, try_large},
+    {GemmEnd::heads, kBf16, GemmKernel::mid, true, true, try_mid},
+    {GemmEnd::heads, kBf16, GemmKernel::large, true, true, try_large},
+    {GemmEnd::send, kBf16, GemmKernel::wide, true, true, try_wide_to_send},
+    {GemmEnd::send, kBf16, GemmKernel::mid, true, true, try_mid_to_send},
+    {GemmEnd::scan, kBf16, GemmKernel::sample, true, true, try_sample},
+};
+
+Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows < 1) return "no rows";
+  if (row.needs_wgmma && !gpu.has_wgmma) return "needs sm_90a";
+  if (row.needs_slices && (!p.is_aligned || p.k % kSliceWidth != 0))
+    return "k is not in slices of 64, or a row begins off 16 bytes";
+  return row.decline(p, gpu, choice);
+}
+
+/// What a kernel's tiles are, for people.
+std::string describe(const GemmChoice& choice) {
+  switch (choice.kernel) {
+    case GemmKernel::wide: {
+      const WideTile& t = kWideKernels[choice.wide.kernel].tile;
+      return fmt::format("{} columns by {} rows, {} blocks of rows", t.columns(), t.rows,
+                         choice.wide.row_blocks);
+    }
+    case GemmKernel::mid: {
+      const MidTile& t = kMidKernels[choice.mid.kernel].tile;
+      return fmt::format("{} columns by {} x {} rows, {} blocks of rows", t.columns,
+                         t.groups * t.tiles, choice.mid.tile_rows, choice.mid.row_blocks);
+    }
+    case GemmKernel::skinny:
+      return fmt::format("{} columns by {} rows", choice.skinny.columns, choice.skinny.block_rows);
+    case GemmKernel::large:
+      return fmt::format("{} pairs of tiles", choice.large.pairs);
+    case GemmKernel::sample:
+      return fmt::format("{} x {} rows, {} blocks of rows", choice.sample.groups,
+                         choice.sample.tile_rows, choice.sample.row_blocks);
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+GemmChoice choose_gemm(const GemmProblem& problem, const GemmGpu& gpu,
+                       std::vector<GemmDecline>* declined) {
+  GemmChoice choice{.end = problem.end};
+  for (const Row& row : kTable) {
+    if (row.end != problem.end || row.weight != problem.weight) continue;
+    const Why why = decline(row, problem, gpu, choice);
+    if (why == kServes) {
+      choice.kernel = row.kernel;
+      break;
+    }
+    if (declined) declined->push_back({row.kernel, why});
+  }
+  return choice;
+}
+
+bool can_serve(GemmKernel kernel, const GemmProblem& problem, const GemmGpu& gpu) {
+  GemmChoice choice;
+  return std::any_of(std::begin(kTable), std::end(kTable), [&](const Row& row) {
+    return row.kernel == kernel && row.end == problem.end && row.weight == problem.weight &&
+           decline(row, problem, gpu, choice) == kServes;
+  });
+}
+
+const char* name_of(GemmKernel kernel) {
+  constexpr const char* kNames[] = {
+      "separate operations", "wide", "mid", "skinny", "large", "sample", "blas", "in_order"};
+  return kNames[static_cast<size_t>(kernel)];
+}
+
+const char* name_of(GemmEnd end) {
+  constexpr const char* kNames[] = {"store", "gate", "heads", "send", "scan"};
+  return kNames[static_cast<size_t>(end)];
+}
+
+std::string explain_gemm(const GemmProblem& problem, const GemmGpu& gpu) {
+  std::vector<GemmDecline> declined;
+  const GemmChoice choice = choose_gemm(problem, gpu, &declined);
+  std::string text = name_of(choice.kernel);
+  if (const std::string tiles = describe(choice); !tiles.empty()) text += ", " + tiles;
+  for (size_t i = 0; i < declined.size(); ++i)
+    text += fmt::format("{} {} ({})", i == 0 ? "; not" : ",", name_of(declined[i].kernel),
+                        declined[i].why);
+  return text;
+}
+
+// -- Experts --
+
+namespace {
+
+/// Tokens so few that each of their pairs is a unit of its own.
+constexpr int64_t kUnsortedTokens = 2;
+/// Tokens of an expert, on average: from the last of these on wgmma's tiles are faster, and between
+/// the first two the blocks of moe_gemm.cuh are as fast as streams. Measured on an H200.
+constexpr int64_t kFewestStreamed = 8, kMostStreamed = 22, kFewestMany = 37;
+
+}  // namespace
+
+ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
+  const int64_t pairs = p.tokens * p.per_token;
+  // By the weights' shape alone: the two kinds of kernel do not give the same bits.
+  if (p.weight == WeightFormat::f32 || p.hidden % 8 != 0 || p.inner % 8 != 0)
+    return {ExpertKernel::plain, 1};
+  const bool has_slices = p.hidden % kSliceWidth == 0 && p.inner % kSliceWidth == 0,
+             is_sorted = p.tokens > kUnsortedTokens;
+  if (gpu.has_wgmma && has_slices && pairs > kFewestMany * p.experts)
+    return {ExpertKernel::many, 128};
+  if (gpu.has_tma && has_slices && !is_sorted &&
+      SumCut::shared_bytes(p.inner, p.per_token) <= gpu.shared_bytes)
+    return {ExpertKernel::pairs, 1};
+  if (gpu.has_tma && has_slices && is_sorted && pairs > kFewestStreamed * p.experts &&
+      pairs <= kMostStreamed * p.experts)
+    return {ExpertKernel::stream, 32};
+  const int tokens = 2 * pairs <= 5 * p.experts ? 8
+                     : pairs <= 8 * p.experts   ? 16
+                     : pairs <= 22 * p.experts  ? 32
+                     : pairs <= 56 * p.experts  ? 64
+                                                : 128;
+  return {ExpertKernel::blocks, tokens, is_sorted};
+}
+
+}  // namespace nanovllm

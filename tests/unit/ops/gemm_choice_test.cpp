@@ -1,0 +1,148 @@
+// Which kernel computes a product, without a GPU: the thresholds that measurements set
+// (docs/performance.md), at their edges, for the shapes of Qwen3-0.6B and -8B.
+#include <gtest/gtest.h>
+
+#include "ops/cuda/gemm/choose.h"
+
+namespace nanovllm {
+namespace {
+
+constexpr GemmGpu kHopper{
+    .has_wgmma = true, .has_tma = true, .num_sms = 132, .shared_bytes = 227 * 1024};
+constexpr GemmGpu kAmpere{.num_sms = 108, .shared_bytes = 163 * 1024};
+
+struct Shape {
+  int64_t n, k;
+};
+// Of 8, 12, 48 and 192 MB.
+constexpr Shape kSmallQkv{4096, 1024}, kSmallGateUp{6144, 1024}, kLargeQkv{6144, 4096},
+    kLargeGateUp{24576, 4096};
+
+GemmProblem product(int64_t rows, Shape w, GemmEnd end = GemmEnd::store, DType y = DType::bf16) {
+  return {.end = end, .y = y, .rows = rows, .n = w.n, .k = w.k};
+}
+std::string served_by(const GemmProblem& problem, const GemmGpu& gpu = kHopper) {
+  return name_of(choose_gemm(problem, gpu).kernel);
+}
+/// "mid 1..256 blas 257..767": who serves each number of rows.
+std::string by_rows(Shape w, GemmEnd end, int64_t most, const GemmGpu& gpu = kHopper) {
+  std::string text, before;
+  int64_t first = 1;
+  for (int64_t rows = 1; rows <= most + 1; ++rows) {
+    const std::string now = rows > most ? "" : served_by(product(rows, w, end), gpu);
+    if (now != before && rows > 1) {
+      text += (text.empty() ? "" : " ") + before + " " + std::to_string(first) + ".." +
+              std::to_string(rows - 1);
+      first = rows;
+    }
+    before = now;
+  }
+  return text;
+}
+
+TEST(GemmChoice, OfAStepsProductsOnHopper) {
+  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 700), "skinny 1..64 mid 65..256 blas 257..700");
+  EXPECT_EQ(by_rows(kSmallGateUp, GemmEnd::gate, 700),
+            "skinny 1..64 mid 65..256 separate operations 257..700");
+  EXPECT_EQ(by_rows(kLargeQkv, GemmEnd::store, 700),
+            "skinny 1..8 mid 9..256 blas 257..700");  // no wide tile keeps enough SMs busy
+  EXPECT_EQ(by_rows(kLargeGateUp, GemmEnd::gate, 128),
+            "skinny 1..8 mid 9..64 wide 65..112 mid 113..128");
+}
+
+TEST(GemmChoice, OfManyRowsOnHopper) {
+  EXPECT_EQ(served_by(product(767, kLargeGateUp, GemmEnd::gate)), "separate operations");
+  EXPECT_EQ(served_by(product(16384, kLargeGateUp, GemmEnd::gate)), "large");
+  EXPECT_EQ(served_by(product(16384, kLargeQkv)), "large");
+  // 4 by 3 pairs of tiles for 66 clusters: the last wave is not full.
+  EXPECT_EQ(served_by(product(1024, {768, 1024})), "blas");
+}
+
+TEST(GemmChoice, OfLogits) {
+  const auto logits = [](int64_t rows) {
+    return served_by(product(rows, {151936, 1024}, GemmEnd::store, DType::f32));
+  };
+  EXPECT_EQ(logits(32), "skinny");
+  EXPECT_EQ(logits(33), "mid");
+  EXPECT_EQ(logits(256), "mid");
+  EXPECT_EQ(logits(257), "blas");
+  EXPECT_EQ(served_by(product(256, {151936, 1024}, GemmEnd::scan)), "sample");
+  EXPECT_EQ(served_by(product(8, {151936, 4096}, GemmEnd::scan)), "separate operations");
+  EXPECT_EQ(served_by(product(9, {151936, 4096}, GemmEnd::scan)), "sample");
+}
+
+TEST(GemmChoice, OfMicroBatches) {
+  GemmGpu gpu = kHopper;
+  gpu.share = SmShare::divided;
+  gpu.own_sms = 32;
+  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::heads, 300, gpu),
+            "mid 1..256 separate operations 257..300");
+  EXPECT_EQ(by_rows(kLargeGateUp, GemmEnd::gate, 256, gpu), "mid 1..256");
+  gpu.share = SmShare::mixed;
+  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 256, gpu), "skinny 1..64 blas 65..256");
+}
+
+TEST(GemmChoice, OfPartsThatAreSent) {
+  EXPECT_EQ(by_rows({4096, 2048}, GemmEnd::send, 257),
+            "separate operations 1..96 mid 97..256 separate operations 257..257");
+}
+
+TEST(GemmChoice, OfOtherGpusAndShapes) {
+  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 300, kAmpere), "blas 1..300");
+  EXPECT_EQ(served_by(product(1, kSmallGateUp, GemmEnd::gate), kAmpere), "separate operations");
+  EXPECT_EQ(served_by(product(16, {1024, 1000})), "in_order");
+  EXPECT_EQ(served_by(product(300, {12, 1024})), "in_order");
+  EXPECT_EQ(served_by(product(300, {8, 1024})), "in_order");
+  GemmProblem problem = product(16, kSmallQkv);
+  problem.is_aligned = false;
+  EXPECT_EQ(served_by(problem), "in_order");
+  problem = product(16, kSmallQkv, GemmEnd::store, DType::f32);
+  problem.weight = WeightFormat::f32;
+  EXPECT_EQ(served_by(problem), "in_order");
+  EXPECT_EQ(served_by(product(0, kSmallQkv)), "separate operations");
+}
+
+TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
+  for (const int sms : {2, 16, 78, 114, 132})
+    for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {
+      GemmGpu gpu = kHopper;
+      gpu.num_sms = sms;
+      for (const Shape w : {kSmallQkv, kLargeGateUp, Shape{151936, 1024}})
+        EXPECT_NE(choose_gemm(product(rows, w), gpu).kernel, GemmKernel::none)
+            << sms << " " << rows;
+    }
+}
+
+TEST(GemmChoice, IsExplained) {
+  EXPECT_EQ(explain_gemm(product(8, kSmallQkv), kHopper),
+            "skinny, 32 columns by 8 rows; not wide (few rows), mid (few rows for such a weight)");
+  EXPECT_EQ(explain_gemm(product(8, kSmallGateUp, GemmEnd::gate), kAmpere),
+            "separate operations; not wide (needs sm_90a), mid (needs sm_90a), skinny (needs "
+            "sm_90a), large (needs sm_90a)");
+}
+
+TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
+  const auto kernel = [](int64_t tokens, const GemmGpu& gpu) {
+    return choose_experts(
+        {.tokens = tokens, .per_token = 8, .experts = 128, .hidden = 2048, .inner = 768}, gpu);
+  };
+  EXPECT_EQ(kernel(2, kHopper).kernel, ExpertKernel::pairs);
+  EXPECT_EQ(kernel(3, kHopper).kernel, ExpertKernel::blocks);
+  EXPECT_EQ(kernel(3, kHopper).tile_tokens, 8);
+  EXPECT_EQ(kernel(128, kHopper).tile_tokens, 16);  // 8 tokens of an expert
+  EXPECT_EQ(kernel(129, kHopper).kernel, ExpertKernel::stream);
+  EXPECT_EQ(kernel(352, kHopper).kernel, ExpertKernel::stream);
+  EXPECT_EQ(kernel(353, kHopper).kernel, ExpertKernel::blocks);
+  EXPECT_EQ(kernel(592, kHopper).kernel, ExpertKernel::blocks);
+  EXPECT_EQ(kernel(593, kHopper).kernel, ExpertKernel::many);
+  EXPECT_EQ(kernel(2, kAmpere).kernel, ExpertKernel::blocks);
+  EXPECT_FALSE(kernel(2, kAmpere).is_sorted);
+  EXPECT_EQ(kernel(2000, kAmpere).tile_tokens, 128);
+  EXPECT_EQ(choose_experts({.tokens = 2, .per_token = 2, .experts = 4, .hidden = 60, .inner = 64},
+                           kHopper)
+                .kernel,
+            ExpertKernel::plain);
+}
+
+}  // namespace
+}  // namespace nanovllm
