@@ -242,7 +242,7 @@ TEST(CudaCollectives, SumsOfGpusWithFewSmsAreThoseOfOthers) {
     expect_reduced_and_normalised<bf16>(devices, rows, 4096, limits);
 }
 
-// The words' inbox is wiped every 2^20 rounds.
+// Words are wiped every 2^20 rounds.
 TEST(CudaCollectives, RoundsMayBeAnyNumber) {
   const auto devices = devices_for(2);
   if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";

@@ -1,5 +1,5 @@
 // The kernels of communicator.cu. Each is one launch, for data of any size: blocks take one piece
-// after another, at most kPlaceBytes at a time.
+// after another, whose words have room in kPlaceBytes.
 #pragma once
 
 #include "ops/cuda/comm/peer_exchange.cuh"
@@ -192,29 +192,42 @@ __global__ void __launch_bounds__(512, 2)  // on 128 SMs and more a step's rows 
   exchange.end();
 }
 
-/// out [t, m] from every rank's part [t, n], in units; `count` is t * n.
-template <class Unit>
-__global__ void __launch_bounds__(kExchangeThreads)
-    all_gather_kernel(Unit* out, const Unit* part, int64_t count, int64_t n, int64_t m,
-                      int64_t chunk, const __grid_constant__ PeerTable table) {
+/// out [t, m] from every rank's part [t, n], four values to a thread; `count` is t * n. `wide`:
+/// four neighbours are of one row, and lie on 16 bytes.
+__global__ void __launch_bounds__(kSumThreads)
+    all_gather_kernel(float* out, const float* part, int64_t count, int64_t n, int64_t m, bool wide,
+                      const __grid_constant__ PeerTable table) {
+  constexpr int kValues = 4;
   Exchange exchange(table);
-  for (int64_t begin = blockIdx.x * chunk; begin < count; begin += gridDim.x * chunk) {
-    const int64_t size = min(chunk, count - begin);
+  const int64_t vectors = (count + kValues - 1) / kValues;
+  for (int64_t begin = int64_t{blockIdx.x} * kSumThreads; begin < vectors;
+       begin += int64_t{gridDim.x} * kSumThreads) {
+    const int size = static_cast<int>(min(int64_t{kSumThreads}, vectors - begin)),
+              first = static_cast<int>(threadIdx.x) / kWarp * kWarp;
     exchange.begin_round();
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-      const Unit unit = part[begin + i];
-      for (int r = 0; r < table.world; ++r)
-        if (r != table.rank) reinterpret_cast<Unit*>(exchange.place(r, table.rank))[i] = unit;
-    }
-    exchange.meet();
-    for (int r = 0; r < table.world; ++r) {
-      const auto* from = reinterpret_cast<const Unit*>(exchange.place(table.rank, r));
-      for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-        const int64_t row = (begin + i) / n, column = r * n + (begin + i) % n;
-        if (column < m)
-          out[row * m + column] = r == table.rank ? part[begin + i] : __ldcg(from + i);
+    if (first < size) {
+      const WarpVectors mine(first, size);
+      const int64_t i = (begin + threadIdx.x) * kValues;
+      const auto left = threadIdx.x < size ? count - i : 0;
+      const Vec<float> own = load_vec(part + (left > 0 ? i : 0), left, wide);
+      mine.send(exchange, table, reinterpret_cast<const uint4&>(own), 0, table.world);
+      for (int r = 0; r < table.world; ++r) {
+        const uint4 bits = r == table.rank ? reinterpret_cast<const uint4&>(own)
+                                           : mine.receive(exchange, exchange.words(table.rank, r));
+        const auto& values = reinterpret_cast<const Vec<float>&>(bits);
+        if (wide) {
+          const int64_t column = r * n + i % n;
+          if (left > 0 && column < m) *reinterpret_cast<uint4*>(out + i / n * m + column) = bits;
+          continue;
+        }
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          const int64_t row = (i + v) / n, column = r * n + (i + v) % n;
+          if (v < left && column < m) out[row * m + column] = values.v[v];
+        }
       }
     }
+    __syncthreads();  // before the next round's words overtake this one's
   }
   exchange.end();
 }

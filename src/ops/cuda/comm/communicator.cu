@@ -91,9 +91,11 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   /// How ranks sum rows of n columns that products send: each a share of the columns for all.
   SentSums sent_sums(int64_t n) const;
   void sum_sent(Tensor x, Tensor residual, Tensor w, float eps);
-  /// Blocks for `bytes`, at least 4 KB each, and what each of them takes at a time, in units of
-  /// `unit` bytes.
-  std::pair<unsigned, int64_t> cut(int64_t bytes, int64_t unit) const;
+  /// Blocks that have a vector of 16 bytes to a thread, or several one after another.
+  unsigned blocks_for(int64_t bytes) const {
+    return grid_size(
+        std::min(ceil_div(bytes, int64_t{16 * kSumThreads}), int64_t{table_.most_blocks}));
+  }
   /// To be called behind a kernel that waits for the other ranks: returns when theirs are launched
   /// too. Until then this rank must not ask anything of the driver that waits for an idle device,
   /// such as to load a kernel: it might hold a lock that the others' launches need. Recordings are
@@ -113,7 +115,7 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   RankMeeting& meeting_;
   const cudaStream_t stream_;
   PeerTable table_;
-  Buffer inbox_, words_, layers_, flags_, rounds_;
+  Buffer words_, layers_, flags_, rounds_;
   /// The ranks' GPUs are of one kind, so that each takes a product, a step or a sum as the others
   /// do.
   bool alike_ = false;
@@ -137,8 +139,7 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
   sent_memory_ = backend.allocate(2 * kSentBytes);
   cuda_check(cudaMemsetAsync(sent_memory_.get(), 0xff, 2 * kSentBytes, stream_));  // all kAbsent
   sent_rounds_ = backend.allocate(2 * sizeof(unsigned));
-  inbox_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
-  words_ = backend.allocate(PeerTable::inbox_bytes(table_.world));
+  words_ = backend.allocate(PeerTable::words_bytes(table_.world));
   layers_ = backend.allocate(PeerTable::layers_bytes(table_.world));
   flags_ = backend.allocate(static_cast<size_t>(table_.world) * kExchangeBlocks * sizeof(unsigned));
   rounds_ = backend.allocate(kExchangeBlocks * sizeof(unsigned));
@@ -171,17 +172,16 @@ void PeerCommunicator::reach_peers(RankMeeting& meeting) {
 
 void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
   struct Shown {
-    std::byte *inbox, *words, *layers, *flags, *sent;
+    std::byte *words, *layers, *flags, *sent;
     CudaBackend::Kind kind;
     int most_blocks;
-  } own{inbox_.get(),       words_.get(),    layers_.get(),    flags_.get(),
+  } own{words_.get(),       layers_.get(),   flags_.get(),
         sent_memory_.get(), backend_.kind(), resident_blocks()};
   meeting.show(table_.rank, &own);
   meeting.barrier(table_.rank);
   alike_ = true;
   for (int r = 0; r < table_.world; ++r) {
     const auto& theirs = *static_cast<const Shown*>(meeting.shown_by(r));
-    table_.inbox[r] = theirs.inbox;
     table_.words[r] = theirs.words;
     table_.layers[r] = theirs.layers;
     table_.flags[r] = reinterpret_cast<unsigned*>(theirs.flags);
@@ -214,8 +214,7 @@ int PeerCommunicator::resident_blocks() const {
   take_of(static_cast<__nv_bfloat16*>(nullptr));
   take(sum_sent_norm_kernel<1>, kSumThreads);
   take(sum_sent_norm_kernel<2>, kSumThreads);
-  take(all_gather_kernel<float>, kExchangeThreads);
-  take(all_gather_kernel<float4>, kExchangeThreads);
+  take(all_gather_kernel, kSumThreads);
   check(blocks > 0, ErrorKind::device, "{} cannot run the kernels that exchange sums",
         backend_.name());
   return blocks;
@@ -251,13 +250,6 @@ void PeerCommunicator::sum_sent(Tensor x, Tensor residual, Tensor w, float eps) 
               device_ptr<bf16>(residual), device_ptr<bf16>(w), eps, sent_sums_.parts.round + 1);
 }
 
-std::pair<unsigned, int64_t> PeerCommunicator::cut(int64_t bytes, int64_t unit) const {
-  constexpr int64_t kLeast = 4 << 10;
-  const int64_t blocks = std::clamp<int64_t>((bytes + kLeast - 1) / kLeast, 1, table_.most_blocks);
-  const int64_t share = (bytes + blocks * unit - 1) / (blocks * unit);
-  return {static_cast<unsigned>(blocks), std::clamp<int64_t>(share, 1, kPlaceBytes / unit)};
-}
-
 template <class Table, class... Parameters, class... Arguments>
 void PeerCommunicator::launch_with(const Table& table, void (*kernel)(Parameters...),
                                    unsigned blocks, unsigned threads, bool early,
@@ -287,12 +279,11 @@ void PeerCommunicator::all_reduce(Tensor x) {
   const auto bytes = static_cast<int64_t>(x.bytes());
   check_whole_vectors(x);
   if (bytes == 0) return;
-  const int64_t blocks =
-      std::min(ceil_div(bytes, int64_t{16 * kSumThreads}), int64_t{table_.most_blocks});
+  const unsigned blocks = blocks_for(bytes);
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch(all_reduce_kernel<D>, static_cast<unsigned>(blocks), kSumThreads, false,
-           reinterpret_cast<Vec<D>*>(x.data), bytes / 16, shares_sums(bytes));
+    launch(all_reduce_kernel<D>, blocks, kSumThreads, false, reinterpret_cast<Vec<D>*>(x.data),
+           bytes / 16, shares_sums(bytes));
   });
 }
 
@@ -328,17 +319,9 @@ void PeerCommunicator::all_gather(Tensor out, Tensor parts) {
             parts.contiguous() && out.shape[0] == t,
         "all_gather of {} to {}", parts.describe(), out.describe());
   if (t * n == 0) return;
-  const auto gather = [&]<class Unit>(Unit*) {
-    constexpr auto kValues = static_cast<int64_t>(sizeof(Unit) / sizeof(float));
-    const auto [blocks, chunk] = cut(t * n * int64_t{sizeof(float)}, sizeof(Unit));
-    launch(all_gather_kernel<Unit>, blocks, kExchangeThreads, false,
-           reinterpret_cast<Unit*>(out.data), reinterpret_cast<const Unit*>(own.data),
-           t * n / kValues, n / kValues, m / kValues, chunk);
-  };
-  if (n % 4 == 0 && m % 4 == 0 && wide_rows({out, own}))
-    gather(static_cast<float4*>(nullptr));
-  else
-    gather(static_cast<float*>(nullptr));
+  const bool wide = n % 4 == 0 && m % 4 == 0 && wide_rows({out, own});
+  launch(all_gather_kernel, blocks_for(t * n * int64_t{sizeof(float)}), kSumThreads, false,
+         out.ptr<float>(), own.ptr<float>(), t * n, n, m, wide);
 }
 
 }  // namespace

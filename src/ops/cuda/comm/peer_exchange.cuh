@@ -1,6 +1,5 @@
-// Collectives over peer memory: every rank pushes its data into inboxes on the other GPUs, tells
-// them, waits for theirs, and goes on with what lies in its own memory. Posted writes: no round
-// trip over NVLink.
+// Collectives over peer memory: every rank pushes its data into the other GPUs' memory, waits for
+// theirs, and goes on with what lies in its own. Posted writes: no round trip over NVLink.
 //
 // Blocks are independent: block b of a rank talks to the blocks b of the others, through places of
 // its own. A block waits for others, so all blocks of a launch must run at once, on every rank: a
@@ -9,10 +8,9 @@
 // replayed. Places alternate between two halves: who writes into a half again has heard every peer
 // in the round between, which the peer began after it had read that half.
 //
-// There are two ways to tell. A flag, raised behind the data (Exchange::meet): any amount, but the
-// data must have arrived before the flag may leave. Or words of 14 bytes of data and 2 of the
-// round's number, written and read in one piece: a seventh more bytes, but no wait and no flag.
-// Words have an inbox of their own, where nothing else is ever written.
+// Data travel in words of 14 bytes and 2 of the round's number, written and read in one piece: a
+// seventh more bytes than data, but who reads a word knows that it has arrived, without a flag that
+// might not leave before it.
 //
 // Sums run over the ranks in order, in f32, and are rounded once: the same bits on every rank,
 // whatever the size of the message.
@@ -24,21 +22,19 @@ namespace nanovllm {
 
 constexpr int kMaxPeers = 8;
 constexpr int kExchangeBlocks = 256;
-constexpr int kExchangeThreads = 256;
-constexpr int64_t kPlaceBytes = 32 << 10;  // one block's data, or words, of one round from one rank
+constexpr int64_t kPlaceBytes = 32 << 10;  // one block's words of one round from one rank
 
 /// Where the ranks' exchange memory lies, as this GPU sees it.
 struct PeerTable {
   int rank = 0, world = 1;
   int most_blocks = kExchangeBlocks;   // that every rank's GPU runs at once; the same on all ranks
-  std::byte* inbox[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
-  std::byte* words[kMaxPeers] = {};    // the same
+  std::byte* words[kMaxPeers] = {};    // [2 halves][world senders][kExchangeBlocks][kPlaceBytes]
   std::byte* layers[kMaxPeers] = {};   // decoder_layers()'s own
-  unsigned* flags[kMaxPeers] = {};     // [world senders][kExchangeBlocks]: the last round sent
+  unsigned* flags[kMaxPeers] = {};     // [world senders][kExchangeBlocks]: the last round met in
   unsigned* rounds = nullptr;          // own: [kExchangeBlocks]
   const volatile int* stop = nullptr;  // on the host: the group has failed, nobody will answer
 
-  static size_t inbox_bytes(int world) {
+  static size_t words_bytes(int world) {
     return size_t{2} * static_cast<size_t>(world) * kExchangeBlocks * kPlaceBytes;
   }
   /// For eight rows of 8192 elements, four times over, in words.
@@ -87,11 +83,7 @@ class Exchange {
   __device__ void begin_round() {
     if (++round_ % kRenewal == 0) renew();
   }
-  /// Where rank `from`'s data of this round lie on rank `at`.
-  __device__ uint4* place(int at, int from) const {
-    return place_in(table_.inbox[at], round_ & 1, from);
-  }
-  /// The same for words.
+  /// Where rank `from`'s words of this round lie on rank `at`.
   __device__ uint4* words(int at, int from) const {
     return place_in(table_.words[at], round_ & 1, from);
   }
@@ -112,7 +104,20 @@ class Exchange {
     for (unsigned looks = 0; !is_new(word) && !stopped(looks); ++looks) word = read_piece(from);
     return word;
   }
-  /// Tells the others that this block's data are with them, and waits for theirs. For all threads.
+  __device__ void end() const {
+    __syncthreads();
+    if (threadIdx.x == 0) table_.rounds[blockIdx.x] = round_;
+  }
+
+ private:
+  static constexpr unsigned kRenewal = 1 << 15;
+
+  __device__ uint4* place_in(std::byte* memory, unsigned half, int from) const {
+    const int64_t index =
+        (static_cast<int64_t>(half) * table_.world + from) * kExchangeBlocks + blockIdx.x;
+    return reinterpret_cast<uint4*>(memory + index * kPlaceBytes);
+  }
+  /// Tells the others that this block has come so far, and waits for theirs. For all threads.
   __device__ void meet() const {
     __syncthreads();
     const auto peer = static_cast<int>(threadIdx.x);
@@ -128,19 +133,6 @@ class Exchange {
         if (stopped(looks)) break;
     }
     __syncthreads();
-  }
-  __device__ void end() const {
-    __syncthreads();
-    if (threadIdx.x == 0) table_.rounds[blockIdx.x] = round_;
-  }
-
- private:
-  static constexpr unsigned kRenewal = 1 << 15;
-
-  __device__ uint4* place_in(std::byte* memory, unsigned half, int from) const {
-    const int64_t index =
-        (static_cast<int64_t>(half) * table_.world + from) * kExchangeBlocks + blockIdx.x;
-    return reinterpret_cast<uint4*>(memory + index * kPlaceBytes);
   }
   /// Now and then words are wiped, so that none of 2^16 rounds ago can be taken for a new one; a
   /// wiped one is of a round that has no words.
