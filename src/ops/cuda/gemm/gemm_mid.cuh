@@ -42,7 +42,7 @@ constexpr bool kStays = std::is_same_v<Y, float>;
 /// Weights for one stage; in a pair, this block's half of them for both: half the slices or, where
 /// there is one, the gate or up.
 template <MidTile tile>
-__device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const SkinnyRing& ring,
+__device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const ProductRing& ring,
                             const TilePlace& place, int step, int stage) {
   uint64_t* barrier = ring.full + stage;
   arrive_expecting(barrier, ring.stage_bytes);
@@ -66,7 +66,7 @@ __device__ void for_tiles(const MidShape& shape, F&& f) {
 /// The two threads' parts where blocks stay.
 template <MidTile tile>
 __device__ void copy_all_weights(const CUtensorMap& w, const MidShape& shape,
-                                 const SkinnyRing& ring) {
+                                 const ProductRing& ring) {
   RingCursor at;
   for_tiles<tile>(shape, [&](const TilePlace& place) {
     for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
@@ -77,7 +77,8 @@ __device__ void copy_all_weights(const CUtensorMap& w, const MidShape& shape,
   let_next_start();
 }
 template <MidTile tile>
-__device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape, const SkinnyRing& ring) {
+__device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape,
+                              const ProductRing& ring) {
   wait_for_previous();
   RingCursor at;
   for_tiles<tile>(shape, [&](const TilePlace& place) {
@@ -90,29 +91,27 @@ __device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape, const
 
 /// One thread's part.
 template <MidTile tile>
-__device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const SkinnyRing& ring,
+__device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const ProductRing& ring,
                              const TilePlace& place) {
   const int first = min(shape.steps, shape.stages);
   for (int i = 0; i < first; ++i) copy_weight<tile>(w, shape, ring, place, i, i);
   let_next_start();
-  uint32_t parity = 0;
-  for (int step = first, stage = 0; step < shape.steps; ++step) {
-    wait_barrier(ring.empty + stage, parity);
-    copy_weight<tile>(w, shape, ring, place, step, stage);
-    if (++stage == shape.stages) stage = 0, parity ^= 1;
+  RingCursor at;
+  for (int step = first; step < shape.steps; ++step, at.next(shape.stages)) {
+    wait_barrier(ring.empty + at.stage, at.parity);
+    copy_weight<tile>(w, shape, ring, place, step, at.stage);
   }
 }
 
 /// Another's.
 template <MidTile tile>
-__device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const SkinnyRing& ring,
+__device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const ProductRing& ring,
                           const TilePlace& place) {
   wait_for_previous();
-  uint32_t parity = 1;
-  for (int step = 0, stage = 0; step < shape.steps; ++step) {
-    wait_barrier(ring.empty + stage, parity);
-    copy_box(ring.rows(stage), &x, ring.full + stage, 0, place.row, 0, step * tile.depth);
-    if (++stage == shape.stages) stage = 0, parity ^= 1;
+  RingCursor at;
+  for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
+    wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+    copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, place.row, 0, step * tile.depth);
   }
 }
 
@@ -121,7 +120,7 @@ __device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const Ski
 /// A group's sums over all of k. `stays`: the block has more tiles, and begins at `at`.
 template <MidTile tile, bool stays = false>
 __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidShape& shape,
-                         const SkinnyRing& ring, int group, RingCursor& at) {
+                         const ProductRing& ring, int group, RingCursor& at) {
   const int lane = threadIdx.x % kWarp, blocks = shape.paired ? kPair : 1;
   const int tile_bytes = shape.tile_rows * kSliceRowBytes;
   const uint64_t next_tile = static_cast<uint64_t>(tile_bytes >> 4),
@@ -220,7 +219,7 @@ struct MidNothing {};
 
 /// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.
 template <MidTile tile>
-__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const SkinnyRing& ring,
+__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const ProductRing& ring,
                                    const TilePlace& place, int group, const HeadsInput& input) {
   static_assert(tile.columns == kProductHead && tile.tiles == 1 && !tile.gated);
   const int lane = threadIdx.x % kWarp, c = lane % 4 * 8, head = place.column / kProductHead,
@@ -241,7 +240,7 @@ __device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, cons
 }
 /// All tiles of a block that stays.
 template <MidTile tile>
-__device__ void multiply_and_store_all(float* y, const MidShape& shape, const SkinnyRing& ring,
+__device__ void multiply_and_store_all(float* y, const MidShape& shape, const ProductRing& ring,
                                        int group) {
   RingCursor at;
   wait_for_previous();
@@ -258,7 +257,7 @@ __device__ void multiply_and_store_all(float* y, const MidShape& shape, const Sk
 }
 /// Sends the results to where they are summed.
 template <MidTile tile>
-__device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const SkinnyRing& ring,
+__device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const ProductRing& ring,
                                    const TilePlace& place, int group, const SentParts& to) {
   static_assert(tile.tiles == 1 && !tile.gated);
   wait_for_previous();
@@ -276,7 +275,7 @@ __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const 
   });
 }
 template <MidTile tile, class Y>
-__device__ void multiply_and_store(Y* y, const MidShape& shape, const SkinnyRing& ring,
+__device__ void multiply_and_store(Y* y, const MidShape& shape, const ProductRing& ring,
                                    const TilePlace& place, int group, MidNothing) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
@@ -314,8 +313,8 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     wait_for_previous();
     return;
   }
-  const SkinnyRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                        tile.stage_bytes(shape.block_rows), tile.weight_bytes(), full, empty};
+  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
+                         tile.stage_bytes(shape.block_rows), tile.weight_bytes(), full, empty};
   const TilePlace place = place_of(shape, tile.outputs(), block);
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);

@@ -50,7 +50,8 @@ __device__ TilePlace place_of(const Shape& shape, int outputs, int block) {
   return {max(min(own, shape.rows - shape.block_rows), 0), block / shape.row_blocks * outputs, own};
 }
 
-struct SkinnyRing {
+/// A ring whose stages hold weights and, behind them, rows.
+struct ProductRing {
   unsigned char* data;
   int stage_bytes, weight_bytes;
   uint64_t *full, *empty;  // a barrier for each stage
@@ -59,19 +60,18 @@ struct SkinnyRing {
 };
 
 /// The steps of a block's items one after another, and their places in the ring.
-struct SkinnyCursor {
-  int item, step = 0, stage = 0;
-  uint32_t round = 0;
+struct SkinnyCursor : RingCursor {
+  int item, step = 0;
   __device__ SkinnyCursor() : item(static_cast<int>(blockIdx.x)) {}
   __device__ bool done(const SkinnyShape& shape) const { return item >= shape.items; }
   __device__ void next(const SkinnyShape& shape) {
     if (++step == shape.steps) step = 0, item += static_cast<int>(gridDim.x);
-    if (++stage == shape.stages) stage = 0, ++round;
+    RingCursor::next(shape.stages);
   }
 };
 
 template <int kOutputs, int kDepth>
-__device__ void copy_weight(const CUtensorMap& w, const SkinnyShape& shape, const SkinnyRing& ring,
+__device__ void copy_weight(const CUtensorMap& w, const SkinnyShape& shape, const ProductRing& ring,
                             const SkinnyCursor& at) {
   uint64_t* barrier = ring.full + at.stage;
   arrive_expecting(barrier, ring.stage_bytes);
@@ -80,7 +80,7 @@ __device__ void copy_weight(const CUtensorMap& w, const SkinnyShape& shape, cons
 }
 
 template <int kDepth>
-__device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const SkinnyRing& ring,
+__device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const ProductRing& ring,
                           const SkinnyCursor& at) {
   copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0,
            at.item % shape.row_blocks * shape.block_rows, 0, at.step * kDepth);
@@ -90,17 +90,17 @@ __device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const 
 /// its own weight is there when this one ends.
 template <int kOutputs, int kDepth>
 __device__ void produce(const CUtensorMap& w, const CUtensorMap& x, const SkinnyShape& shape,
-                        const SkinnyRing& ring) {
+                        const ProductRing& ring) {
   SkinnyCursor weight;
-  for (; weight.round == 0 && !weight.done(shape); weight.next(shape))
+  for (; weight.parity == 0 && !weight.done(shape); weight.next(shape))
     copy_weight<kOutputs, kDepth>(w, shape, ring, weight);
   let_next_start();
   wait_for_previous();
   SkinnyCursor rows;
-  for (; rows.round == 0 && !rows.done(shape); rows.next(shape))
+  for (; rows.parity == 0 && !rows.done(shape); rows.next(shape))
     copy_rows<kDepth>(x, shape, ring, rows);
   for (; !weight.done(shape); weight.next(shape)) {
-    wait_barrier(ring.empty + weight.stage, (weight.round - 1) & 1);
+    wait_barrier(ring.empty + weight.stage, weight.parity ^ 1);
     copy_weight<kOutputs, kDepth>(w, shape, ring, weight);
     copy_rows<kDepth>(x, shape, ring, weight);
   }
@@ -177,7 +177,7 @@ __device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
 
 /// Four warps' part: the products of all steps.
 template <int kColumns, int kDepth, bool gated, class Y>
-__device__ void consume(Y* y, const SkinnyShape& shape, const SkinnyRing& ring) {
+__device__ void consume(Y* y, const SkinnyShape& shape, const ProductRing& ring) {
   const bool leader = threadIdx.x % kWarp == 0;
   const uint64_t x_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
   float sum[kColumns / 2];
@@ -187,7 +187,7 @@ __device__ void consume(Y* y, const SkinnyShape& shape, const SkinnyRing& ring) 
 #pragma unroll
     for (float& s : sum) s = 0.0f;
     for (int step = 0; step < shape.steps; ++step) {
-      wait_barrier(ring.full + at.stage, at.round & 1);
+      wait_barrier(ring.full + at.stage, at.parity);
       const uint64_t w = tile_of(ring.weight(at.stage)), x = tile_of(ring.rows(at.stage));
       wgmma_fence();
 #pragma unroll
@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(kSkinnyThreads)
   uint64_t* const empty = full + kMostStages;
   unsigned char* const data = shared + kSkinnyBarrierBytes;
   constexpr int kWeightBytes = kDepth * kColumns * kSliceRowBytes;
-  const SkinnyRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                        kWeightBytes + kDepth * shape.block_rows * kSliceRowBytes, kWeightBytes,
-                        full, empty};
+  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
+                         kWeightBytes + kDepth * shape.block_rows * kSliceRowBytes, kWeightBytes,
+                         full, empty};
   // The same in all lanes, and known to be: the roles' code need not reckon with divided warps.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   const bool producer = threadIdx.x == kSkinnyConsumers;

@@ -65,14 +65,6 @@ struct SampledRow {
   }
 };
 
-struct HeadRing {
-  unsigned char* data;
-  int stage_bytes;
-  uint64_t *full, *empty;
-  __device__ unsigned char* weight(int stage) const { return data + stage * stage_bytes; }
-  __device__ unsigned char* rows(int stage) const { return weight(stage) + kHeadWeightBytes; }
-};
-
 /// Shared memory: barriers, rows, logits, then the ring on a boundary of 1024; A reads 64 rows,
 /// whatever there are.
 struct HeadLayout {
@@ -99,7 +91,7 @@ struct HeadPlace {
 /// One thread's part: all copies. What fits the ring of the weight is asked for before the kernel
 /// before has ended.
 __device__ inline void copy_head(const CUtensorMap& w, const CUtensorMap& x, const HeadShape& shape,
-                                 const HeadRing& ring, const HeadPlace& place) {
+                                 const ProductRing& ring, const HeadPlace& place) {
   const auto weight = [&](int tile, int step, int stage) {
     arrive_expecting(ring.full + stage, ring.stage_bytes);
     copy_box_once(ring.weight(stage), &w, ring.full + stage, 0, tile * kHeadColumns, 0, step);
@@ -112,14 +104,12 @@ __device__ inline void copy_head(const CUtensorMap& w, const CUtensorMap& x, con
   wait_for_previous();
   let_next_start();
   for (int i = 0; i < first; ++i) rows(i, i);
-  int stage = first == shape.stages ? 0 : first;
-  uint32_t parity = first == shape.stages ? 0 : 1;
+  RingCursor at = first == shape.stages ? RingCursor{0, 0} : RingCursor{first, 1};
   for (int tile = place.slice, step = first; tile < shape.tiles; tile += shape.slices, step = 0)
-    for (; step < shape.steps; ++step) {
-      wait_barrier(ring.empty + stage, parity);
-      weight(tile, step, stage);
-      rows(step, stage);
-      if (++stage == shape.stages) stage = 0, parity ^= 1;
+    for (; step < shape.steps; ++step, at.next(shape.stages)) {
+      wait_barrier(ring.empty + at.stage, at.parity);
+      weight(tile, step, at.stage);
+      rows(step, at.stage);
     }
 }
 
@@ -128,23 +118,22 @@ constexpr int kLogitsFull = 2, kLogitsEmpty = 3;
 
 /// A group's part: the products of all tiles.
 template <int kGroups>
-__device__ void multiply_tiles(float* logits, const HeadShape& shape, const HeadRing& ring,
+__device__ void multiply_tiles(float* logits, const HeadShape& shape, const ProductRing& ring,
                                const HeadPlace& place, int group) {
   constexpr int kThreads = kGroups * kHeadGroup + head_scan_warps(kGroups) * kWarp;
   const int lane = threadIdx.x % kWarp, first = group * shape.tile_rows,
             warp_row = threadIdx.x / kWarp % 4 * 16;
   float* const mine = logits + (first + warp_row + lane / 4) * kHeadPitch + lane % 4 * 2;
-  int stage = 0;
-  uint32_t parity = 0;
+  RingCursor at;
 #pragma unroll 1
   for (int tile = place.slice; tile < shape.tiles; tile += shape.slices) {
     float sum[kHeadColumns / 2];
 #pragma unroll
     for (float& s : sum) s = 0.0f;
-    for (int step = 0; step < shape.steps; ++step) {
-      wait_barrier(ring.full + stage, parity);
-      const uint64_t w = tile_of(ring.weight(stage)),
-                     x = tile_of(ring.rows(stage) + first * kSliceRowBytes);
+    for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
+      wait_barrier(ring.full + at.stage, at.parity);
+      const uint64_t w = tile_of(ring.weight(at.stage)),
+                     x = tile_of(ring.rows(at.stage) + first * kSliceRowBytes);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kSliceWidth / 16; ++i) product<kHeadColumns>(sum, x + 2 * i, w + 2 * i);
@@ -152,8 +141,7 @@ __device__ void multiply_tiles(float* logits, const HeadShape& shape, const Head
       // Stages are few: one that is done waits for none. The tensor cores have the other group's
       // products meanwhile, or nothing to wait for but memory.
       wgmma_wait<0>();
-      if (lane == 0) arrive(ring.empty + stage);
-      if (++stage == shape.stages) stage = 0, parity ^= 1;
+      if (lane == 0) arrive(ring.empty + at.stage);
     }
     pin(sum);
     sync_threads<kLogitsEmpty, kThreads>();
@@ -310,8 +298,8 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
   auto* const rows = reinterpret_cast<SampledRow*>(shared + kSkinnyBarrierBytes);
   auto* const logits = reinterpret_cast<float*>(shared + layout.logits_at());
   unsigned char* const data = shared + layout.ring_at();
-  const HeadRing ring{data + (1024 - shared_address(data) % 1024) % 1024, layout.stage_bytes(),
-                      full, empty};
+  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024, layout.stage_bytes(),
+                         kHeadWeightBytes, full, empty};
   const int block = static_cast<int>(blockIdx.x);
   const HeadPlace place{block / shape.row_blocks, block % shape.row_blocks * layout.rows()};
   const int count = min(layout.rows(), shape.rows - place.row);
