@@ -1,5 +1,5 @@
-// What a benchmark asks the CUDA module: which of its kernels computes a product, and why others do
-// not.
+// A benchmark's question to the CUDA module: which of its kernels computes a product, and why
+// others do not.
 #pragma once
 
 #include <string>

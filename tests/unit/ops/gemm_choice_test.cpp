@@ -1,4 +1,4 @@
-// Which kernel computes a product, without a GPU: the thresholds that measurements set
+// The choice of a product's kernel, without a GPU: the thresholds that measurements set
 // (docs/performance.md), at their edges, for the shapes of Qwen3-0.6B and -8B.
 #include <gtest/gtest.h>
 

@@ -126,7 +126,7 @@ class CudaBackend final : public Backend {
   bool gemm_sent(Tensor y, Tensor x, const Weight& w, const SentParts& to) {
     return run_gemm(y, x, w, GemmEnd::send, nullptr, &to);
   }
-  /// What serves a product, and why others do not (choose.h): of a step that has the GPU to itself.
+  /// The kernel that serves a product, and why others do not (choose.h), where nothing runs beside.
   std::string explain(const GemmProblem& problem) const {
     return explain_gemm(problem, gemm_gpu());
   }

@@ -249,7 +249,7 @@ Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice
   return row.decline(p, gpu, choice);
 }
 
-/// What a kernel's tiles are, for people.
+/// A kernel's tiles, for people.
 std::string describe(const GemmChoice& choice) {
   switch (choice.kernel) {
     case GemmKernel::wide: {

@@ -1,5 +1,5 @@
-// Which kernel computes a product, and in which tiles: one table (choose.cpp), which is read on the
-// host, without a GPU. Launchers do as it says. Whatever is chosen, the bits are the same.
+// The choice of the kernel that computes a product, and of its tiles: one table (choose.cpp), read
+// on the host, without a GPU. Launchers do as it says. Whatever is chosen, the bits are the same.
 #pragma once
 
 #include <string>
@@ -41,14 +41,14 @@ struct GemmProblem {
   int64_t weight_bytes() const { return n * k * static_cast<int64_t>(size_of(dtype_of(weight))); }
 };
 
-/// Whose the SMs are while the product runs.
+/// The owner of the SMs while the product runs.
 enum class SmShare : uint8_t {
   whole,    ///< all of them are the step's
   mixed,    ///< another micro-batch's kernels run on the same ones
   divided,  ///< the micro-batch has some for itself
 };
 
-/// What the choice depends on of a GPU and of the step under way.
+/// A GPU and the step under way, as far as the choice depends on them.
 struct GemmGpu {
   bool has_wgmma = false;  ///< code for sm_90a runs
   bool has_tma = false;    ///< code for sm_90 or newer
