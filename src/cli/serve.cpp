@@ -1,6 +1,7 @@
 // nanovllm serve: the HTTP server.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 
@@ -132,7 +133,8 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   seconds("--request-timeout", "seconds that a request may take; 0: any (0)", o.request_timeout);
   seconds("--sse-keep-alive-interval", "seconds between comments on a stream; 0: none (15)",
           o.sse_keep_alive_interval);
-  seconds("--watchdog-timeout", "seconds in one step that make /health 503; 0: any (300)",
+  seconds("--watchdog-timeout",
+          "seconds in one step that make /health 503, and at the end exit code 5; 0: any (300)",
           o.watchdog_timeout);
   add_value(command, "--max-reqs-per-key", "N",
             "requests of one key in work, where there are several keys (256)",
@@ -185,6 +187,10 @@ int serve(ServeOptions& options) {
                     o.http.host));
   o.version = kBuildInfo.version;
   o.commit = kBuildInfo.commit;
+  o.give_up = [](const std::string& why) {
+    say("error: " + why + "\n");
+    std::_Exit(kExitEngine);
+  };
   server::ServerLog log;
   log.note = [&](const std::string& line) {
     if (!options.quiet)

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -58,6 +60,7 @@ class Server {
       log_.note(fmt::format("listening on {}; loading {}", http_.address(), options_.model));
     std::thread loader([this] { load(); });
     http_.run();
+    const std::jthread patience = watch_end();
     loader.join();
     pool_.reset();
     llm_.reset();
@@ -208,6 +211,18 @@ class Server {
     if (hangs == is_hanging_) return;
     is_hanging_ = hangs;
     log_.note(hangs ? why_hanging() + ": /health answers 503" : "the engine goes on");
+  }
+  /// Whoever waits for this program must not wait for such a device with it.
+  std::jthread watch_end() const {
+    if (!options_.give_up || options_.watchdog_timeout <= 0) return {};
+    const std::chrono::duration<double> time(is_hanging_ ? 0 : options_.watchdog_timeout);
+    return std::jthread([this, time](const std::stop_token& ended) {
+      std::mutex mutex;
+      std::condition_variable_any wake;
+      std::unique_lock lock(mutex);
+      wake.wait_for(lock, ended, time, [] { return false; });
+      if (!ended.stop_requested()) options_.give_up(why_hanging());
+    });
   }
   std::string why_hanging() const {
     return fmt::format("the engine has finished no step for {} s", options_.watchdog_timeout);

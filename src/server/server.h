@@ -62,6 +62,9 @@ struct ServerOptions {
   bool no_page = false;                            ///< without the web page at /
   bool enable_admin = false;                       ///< /abort_requests and /reset_prefix_cache
   std::string version = "0", commit{};
+  /// Called where the engine hangs when the server ends; does not return. Empty: the end is
+  /// awaited.
+  std::function<void(const std::string& why)> give_up{};
 };
 
 /// Lines for the terminal and the log, without line ends.

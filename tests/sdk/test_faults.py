@@ -176,12 +176,31 @@ def a_rank_that_hangs(stays):
         server.process.kill()  # where it has not ended by itself
 
 
+def an_engine_that_hangs():
+    """The server says so, and ends all the same. False where no thread may be stopped."""
+    server = Server("--watchdog-timeout", "2", "--shutdown-timeout", "1", "--max-model-len", "32768", "--allow-long-max-model-len")
+    try:
+        stream = open_stream(server)
+        if not freeze_thread(server.process.pid):
+            return False
+        while status_of(server, "/health") != 503:
+            time.sleep(0.1)
+        server.process.terminate()
+        _, rest = server.process.communicate(timeout=60)
+        assert server.process.returncode == 5 and "no step for 2 s" in rest, (server.process.returncode, rest)
+        stream.close()
+        return True
+    finally:
+        server.process.kill()
+
+
 if __name__ == "__main__":
     for test in no_descriptors_left, clients_killed:
         test()
         print("passed:", test.__name__, flush=True)
-    for stays in False, True:
-        if not twice(lambda: a_rank_that_hangs(stays)):
-            print("skipped: a_rank_that_hangs, threads of other processes cannot be stopped here")
+    for name, test in (("a_rank_that_hangs, the server ends", lambda: a_rank_that_hangs(False)),
+                       ("a_rank_that_hangs, the server stays", lambda: a_rank_that_hangs(True)), ("an_engine_that_hangs", an_engine_that_hangs)):
+        if not twice(test):
+            print(f"skipped: {name}: threads of other processes cannot be stopped here")
             sys.exit(77)
-        print("passed: a_rank_that_hangs, the server", "stays" if stays else "ends", flush=True)
+        print("passed:", name, flush=True)
