@@ -2,25 +2,55 @@
 // to the backend that made the view, and to the operations that take a Weight.
 #pragma once
 
+#include <vector>
+
 #include "core/tensor.h"
 
 namespace nanovllm {
 
-/// How a weight's numbers are stored.
-enum class WeightFormat : uint8_t { f32, bf16 };
+/// How a weight's numbers are stored. A quantised weight is a matrix of bf16 numbers as much as any
+/// other: bf16(scale * (number - zero)), computed in f32 (docs/contract.md). Its products give the
+/// bits that the product with those bf16 numbers gives.
+struct WeightFormat {
+  enum Numbers : uint8_t { f32, bf16, int4, int8, e4m3 } numbers = bf16;
+  /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
+  /// a multiple of 32, or k.
+  int64_t group = 0;
+
+  constexpr WeightFormat(Numbers is, int64_t group_size = 0) : numbers(is), group(group_size) {}
+  constexpr bool is_quantised() const { return numbers > bf16; }
+  constexpr bool has_zeros() const { return numbers == int4 || numbers == int8; }
+  constexpr int bits() const {
+    return numbers == f32 ? 32 : numbers == bf16 ? 16 : numbers == int4 ? 4 : 8;
+  }
+  /// Scales of a row of k columns.
+  constexpr int64_t groups(int64_t k) const { return (k + group - 1) / group; }
+  bool operator==(const WeightFormat&) const = default;
+};
+
+/// A quantised matrix [n, k] of which a backend makes its own layout, row-major.
+struct QuantizedRows {
+  std::vector<int8_t> numbers;  // [n, k]: int8; int4 as -8 to 7; the bits of an E4M3, none a NaN
+  std::vector<float> scales;    // [n, groups], from kLeastScale to below kMostScale
+  std::vector<int8_t> zeros;    // [n, groups], of the numbers' range; empty without zero points
+};
+/// Of a weight's scales: between them no product with a number that is not 0 leaves f32's normal
+/// numbers, nor does a scale times 2^120.
+constexpr float kLeastScale = 0x1p-100f, kMostScale = 0x1p+7f;
 
 /// The format in which a checkpoint's plain numbers are kept by a model that computes in `dtype`,
 /// f32 or bf16.
 constexpr WeightFormat plain_format(DType dtype) {
   return dtype == DType::f32 ? WeightFormat::f32 : WeightFormat::bf16;
 }
+/// What the numbers are.
 constexpr DType dtype_of(WeightFormat format) {
   return format == WeightFormat::f32 ? DType::f32 : DType::bf16;
 }
 
 /// A view, as Tensor is: [n, k], or a stack [count, n, k] whose first axis may be strided.
 struct Weight {
-  Tensor data;  // Backend::load() fills it
+  Tensor data;  // Backend::load() fills it, or load_quantised(), with all that the format needs
   WeightFormat format = WeightFormat::bf16;
 
   bool defined() const { return data.defined(); }
@@ -28,8 +58,13 @@ struct Weight {
   int64_t count() const { return is_stack() ? data.shape[0] : 1; }
   int64_t n() const { return data.shape[static_cast<size_t>(data.rank - 2)]; }
   int64_t k() const { return data.shape[static_cast<size_t>(data.rank - 1)]; }
-  /// Bytes that a product reads of all matrices.
-  size_t bytes() const { return data.bytes(); }
+  /// Bytes that a product reads of all matrices, but for a backend's padding.
+  size_t bytes() const {
+    if (!format.is_quantised()) return data.bytes();
+    const size_t scale = sizeof(float) + (format.has_zeros() ? 1 : 0);
+    return static_cast<size_t>(count() * n()) * (static_cast<size_t>(k() * format.bits()) / 8 +
+                                                 static_cast<size_t>(format.groups(k())) * scale);
+  }
 
   /// Matrix i of a stack.
   Weight operator[](int64_t i) const {

@@ -244,10 +244,11 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
                        DType dtype, Shard shard, int ranks_on_host) {
   MemoryPlan plan;
   plan.limits = limits_of(ops, model, config);
-  WeightLoader counter(ops, dtype, shard);
+  WeightLoader counter(ops, dtype, shard, nullptr, model.quantization.get());
   const auto shape = find_architecture(model.architecture).make(model, {counter, {}});
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
+  plan.num_quantised = counter.num_quantised();
   plan.operands = operands_of(model, plan.limits, dtype, shard);
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =

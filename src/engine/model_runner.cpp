@@ -32,7 +32,8 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       masks_device_(backend_->allocate(plan_.limits.token_mask_bytes())),
       token_masks_(masks_device_.get(), DType::i32,
                    {plan_.limits.max_samples(), plan_.limits.token_mask_words}, backend_->device()),
-      loader_(*backend_, dtype_, shard_of(*comm_), weights_.get()),
+      loader_(*backend_, dtype_, shard_of(*comm_), weights_.get(),
+              model_config_.quantization.get()),
       model_(find_architecture(model.architecture).make(model, {loader_, rope_.cos_sin()})),
       arena_(workspace_.get(), plan_.step_workspace, backend_->device()),
       builder_(plan_.limits),
@@ -76,7 +77,7 @@ ModelRunner::~ModelRunner() {
 
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
   if (checkpoint)
-    loader_.load(*checkpoint, progress, model_config_.quantization.get());
+    loader_.load(*checkpoint, progress);
   else
     loader_.load_dummy(seed, progress);
 }

@@ -207,12 +207,10 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
     read_awq(config);
   else
     read_fp8(config);
-  const bool weights_only = std::all_of(groups_.begin(), groups_.end(), [](const Group& group) {
-    return group.scheme.activations == QuantActivations::none;
-  });
-  warnings.push_back(fmt::format("weights of {} are kept in the model's dtype in memory{}",
-                                 describe(),
-                                 weights_only ? "" : "; its activations are not quantised"));
+  if (std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+        return group.scheme.activations != QuantActivations::none;
+      }))
+    warnings.push_back(fmt::format("activations of {} are not quantised", describe()));
 }
 
 void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
@@ -274,15 +272,28 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
   one_of(config, "pack_dtype", "int32", {"int32"});
   if (config.optional_bool("is_marlin_format").value_or(false))
     refuse(config, "{} is not supported: use GPTQ's own layout", config.path("is_marlin_format"));
-  // GPTQModel's rules for single modules: "-:" leaves one plain, which its tensors show.
+  // GPTQModel's rules for single modules: "-:" leaves those plain that the expression matches.
+  auto ignored = std::make_shared<Rules>();
   if (const auto rules = config.optional_object("dynamic"))
-    for (const auto& rule : rules->json().items())
+    for (const auto& rule : rules->json().items()) {
       if (!rule.key().starts_with("-:"))
         refuse(config, "{} is not supported: one scheme for all modules",
                rules->path(quote(rule.key())));
-  auto all = std::make_shared<Rules>();
-  all->all_linear = true;
-  groups_.push_back({std::move(scheme), std::move(all)});
+      ignored->add(config, "dynamic", "re:" + rule.key().substr(2));
+    }
+  ignored_ = std::move(ignored);
+  // Of a layer's linear modules those that are quantised, in lists; without it all.
+  auto targets = std::make_shared<Rules>();
+  const Json* lists = config.find("modules_in_block_to_quantize");
+  targets->all_linear = !lists;
+  targets->and_below = true;
+  for (const Json& list : lists ? *lists : Json::array())
+    for (const Json& name : list.is_array() ? list : Json::array({list}))
+      if (name.is_string())
+        targets->names.insert(name.get<std::string>());
+      else
+        config.refuse("modules_in_block_to_quantize", "lists of names", name);
+  groups_.push_back({std::move(scheme), std::move(targets)});
 }
 
 void QuantizationConfig::read_awq(const JsonObject& config) {
@@ -293,6 +304,7 @@ void QuantizationConfig::read_awq(const JsonObject& config) {
   one_of(config, "version", "gemm", {"gemm", "GEMM"});
   if (!config.optional_bool("zero_point").value_or(true))
     refuse(config, "{} false is not supported", config.path("zero_point"));
+  leave_plain(config);
   auto all = std::make_shared<Rules>();
   all->all_linear = true;
   groups_.push_back({std::move(scheme), std::move(all)});
@@ -317,6 +329,14 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
     scheme.scales = QuantScales::tensor;
     scheme.activations = is_static ? QuantActivations::tensor : QuantActivations::token;
   }
+  leave_plain(config);
+  auto all = std::make_shared<Rules>();
+  all->all_linear = true;
+  groups_.push_back({std::move(scheme), std::move(all)});
+}
+
+/// Lists of names: of modules, of ends of them, and of modules above.
+void QuantizationConfig::leave_plain(const JsonObject& config) {
   auto ignored = std::make_shared<Rules>();
   ignored->and_below = true;
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
@@ -324,9 +344,6 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
          config.optional_strings(key).value_or(std::vector<std::string>{}))
       ignored->names.insert(name);
   ignored_ = std::move(ignored);
-  auto all = std::make_shared<Rules>();
-  all->all_linear = true;
-  groups_.push_back({std::move(scheme), std::move(all)});
 }
 
 const QuantScheme* QuantizationConfig::find(const std::string& module) const {
@@ -344,6 +361,18 @@ std::string QuantizationConfig::describe() const {
   const std::string name =
       first.storage == QuantStorage::e4m3 ? "fp8" : fmt::format("int{}", first.bits);
   return fmt::format("{} ({})", name, method_);
+}
+
+std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end) const {
+  const int64_t columns = scales == QuantScales::group   ? group_size
+                          : scales == QuantScales::block ? kBlock
+                                                         : end - begin;
+  const bool in_rows = scales == QuantScales::tensor || scales == QuantScales::channel;
+  if (is_ordered || (!in_rows && begin % columns != 0)) return std::nullopt;
+  return WeightFormat(storage == QuantStorage::e4m3                ? WeightFormat::e4m3
+                      : storage == QuantStorage::int8 || bits == 8 ? WeightFormat::int8
+                                                                   : WeightFormat::int4,
+                      std::min(columns, end - begin));
 }
 
 }  // namespace nanovllm

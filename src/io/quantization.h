@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/weight.h"
 #include "io/json_object.h"
 
 namespace nanovllm {
@@ -48,6 +50,10 @@ struct QuantScheme {
   bool is_ordered = false;  ///< g_idx says which group a column belongs to
   int zero_offset = 0;      ///< what GPTQ's first format adds to the zero points that it stores
   std::string scale_name;   ///< of the tensor, behind "<module>."
+
+  /// The format that keeps columns [begin, end) of such a weight as they are; nothing where none
+  /// does: the columns are not in the order of their groups, or the first is inside one.
+  std::optional<WeightFormat> kept_format(int64_t begin, int64_t end) const;
 };
 
 /// Immutable; copies share what they hold.
@@ -75,6 +81,7 @@ class QuantizationConfig {
   void read_gptq(const JsonObject& config);
   void read_awq(const JsonObject& config);
   void read_fp8(const JsonObject& config);
+  void leave_plain(const JsonObject& config);
 
   std::string method_;
   std::vector<Group> groups_;

@@ -239,6 +239,16 @@ std::vector<float> QuantizedWeight::read_floats(const Place& place,
   return values;
 }
 
+/// The same of the weight's own scales.
+std::vector<float> QuantizedWeight::read_scales(const WeightBlock& block) const {
+  std::vector<float> scales = read_floats(scales_, block);
+  for (const float scale : scales)
+    check(scale >= kLeastScale && scale < kMostScale, ErrorKind::model,
+          "{}: tensor {} has a scale of {}: scales of weights are from 2^-100 to below 2^7",
+          checkpoint_->file_of(scales_.name), scales_.name, scale);
+  return scales;
+}
+
 /// [rows, groups] of the block's rows.
 std::vector<float> QuantizedWeight::group_scales(const WeightBlock& block) const {
   const int64_t rows = block.rows();
@@ -246,7 +256,7 @@ std::vector<float> QuantizedWeight::group_scales(const WeightBlock& block) const
   const bool transposed =
       scheme_.storage == QuantStorage::gptq || scheme_.storage == QuantStorage::awq;
   if (transposed) {
-    const auto stored = read_floats(scales_, {0, groups_, block.row_begin, block.row_end});
+    const auto stored = read_scales({0, groups_, block.row_begin, block.row_end});
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t g = 0; g < groups_; ++g)
         out[static_cast<size_t>(r * groups_ + g)] = stored[static_cast<size_t>(g * rows + r)];
@@ -256,7 +266,7 @@ std::vector<float> QuantizedWeight::group_scales(const WeightBlock& block) const
                             : scheme_.scales == QuantScales::block ? kBlock
                                                                    : 1;
   const int64_t first = block.row_begin / per_scale, last = divide_up(block.row_end, per_scale);
-  const auto stored = read_floats(scales_, {first, last, 0, groups_});
+  const auto stored = read_scales({first, last, 0, groups_});
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t from = ((block.row_begin + r) / per_scale - first) * groups_;
     std::copy_n(stored.begin() + from, groups_, out.begin() + r * groups_);
@@ -272,8 +282,13 @@ std::vector<float> QuantizedWeight::group_zeros(const WeightBlock& block) const 
   if (zeros_.tensor == nullptr) return out;
   if (zeros_are_bytes_) {
     const auto bytes = read(zeros_, {block.row_begin, block.row_end, 0, groups_});
-    for (size_t i = 0; i < out.size(); ++i)
-      out[i] = static_cast<float>(static_cast<int8_t>(bytes[i]) + middle);
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int zero = static_cast<int8_t>(bytes[i]);
+      check(zero >= -middle && zero < middle, ErrorKind::model,
+            "{}: tensor {} has a zero point of {}, beyond {} bits",
+            checkpoint_->file_of(zeros_.name), zeros_.name, zero, scheme_.bits);
+      out[i] = static_cast<float>(zero + middle);
+    }
     return out;
   }
   const uint32_t mask = (1u << scheme_.bits) - 1;
@@ -354,6 +369,29 @@ std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
         spread(word_at(words, r * width + w), r * cols + at, 1, low, high);
   }
   return out;
+}
+
+void QuantizedWeight::copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const {
+  const WeightFormat format = scheme_.kept_format(block.col_begin, block.col_end).value();
+  const int64_t rows = block.rows(), cols = block.cols(), groups = format.groups(cols);
+  // Integers that are stored from 0 on become signed.
+  const bool is_bytes =
+      scheme_.storage == QuantStorage::e4m3 || scheme_.storage == QuantStorage::int8;
+  const int middle = is_bytes ? 0 : 1 << (scheme_.bits - 1);
+  const auto stored = integers(block);
+  std::transform(stored.begin(), stored.end(), to.numbers.begin() + first * cols,
+                 [&](uint8_t q) { return static_cast<int8_t>(q - middle); });
+  const auto scales = group_scales(block);
+  const auto zeros = is_bytes ? std::vector<float>(scales.size(), 0) : group_zeros(block);
+  const int64_t before = group_of(block.col_begin);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t g = 0; g < groups; ++g) {
+      const auto from = static_cast<size_t>(r * groups_ + before + g),
+                 at = static_cast<size_t>((first + r) * groups + g);
+      to.scales[at] = scales[from];
+      if (format.has_zeros())
+        to.zeros[at] = static_cast<int8_t>(zeros[from] - static_cast<float>(middle));
+    }
 }
 
 template <class T>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
+#include "core/weight.h"
 #include "io/quantization.h"
 #include "io/safetensors/checkpoint.h"
 
@@ -39,6 +39,9 @@ class QuantizedWeight {
   /// mapping. May be called from several threads. Throws Error(model) naming the tensor: a scale
   /// that is not finite and above 0, a weight that is NaN, a zero point that the scheme lacks.
   void dequantise(std::byte* to, DType dtype, const WeightBlock& block) const;
+  /// The same as they are stored: rows [first, first + block.rows()) of `to`, in the scheme's
+  /// kept_format().
+  void copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const;
 
  private:
   struct Place {  // a stored [rows, cols], of which an element has `size` bytes
@@ -57,6 +60,7 @@ class QuantizedWeight {
   void read_order(int64_t k);
   int64_t group_of(int64_t column) const;
   int64_t run_from(int64_t column) const;
+  std::vector<float> read_scales(const WeightBlock& block) const;
   std::vector<uint8_t> integers(const WeightBlock& block) const;
   std::vector<float> group_scales(const WeightBlock& block) const;
   std::vector<float> group_zeros(const WeightBlock& block) const;

@@ -24,7 +24,7 @@ std::pair<Weight, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>&
     biases.push_back(rows_of(part.prefix, "bias", {part.total}, part.begin, part.end));
     n += part.end - part.begin;
   }
-  const Weight weight = load.matrix(std::move(weights), n, input_size);
+  const Weight weight = load.linear(std::move(weights), n, input_size);
   return {weight, bias ? load.vector(std::move(biases), n) : Tensor{}};
 }
 
@@ -116,7 +116,7 @@ RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& pref
     : has_bias_(bias) {
   const Shard& shard = load.shard();
   const int64_t size = shard.divide(input_size, prefix.c_str());
-  weight_ = load.matrix({{prefix + ".weight",
+  weight_ = load.linear({{prefix + ".weight",
                           {output_size, input_size},
                           0,
                           -1,

@@ -183,6 +183,11 @@ class Backend {
   }
 
   // -- Weights
+  /// Whether gemm(), and all that is made of it, takes a quantised [n, k] weight of this format
+  /// beside bf16 activations. Where it does not, weights are dequantised while they are loaded.
+  virtual bool keeps(WeightFormat format, int64_t n, int64_t k) const {
+    return (void)format, (void)n, (void)k, false;
+  }
   /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to
   /// the backend).
   virtual size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const = 0;
@@ -193,6 +198,10 @@ class Backend {
   /// a mapped file). Needs no more than one `dst` of extra memory. The sources may be dropped when
   /// load() returns.
   virtual void load(Tensor dst, std::span<const Tensor> parts) = 0;
+  /// Fills a weight of a quantised format that keeps() takes.
+  virtual void load_quantised(Weight dst, const QuantizedRows& rows) {
+    (void)dst, (void)rows, fail(ErrorKind::engine, "{} keeps no quantised weights", name());
+  }
   /// load() of many weights, in any order and perhaps several at once; their sources may be read
   /// through `read` alone. `loaded(i)` is called on the calling thread as soon as the sources of
   /// weight i may be dropped. Throws what `read` throws, once.
@@ -206,7 +215,8 @@ class Backend {
   }
 
   // -- Primitives
-  /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is of a format for x's dtype.
+  /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is of a format for x's dtype:
+  /// its plain one or, for bf16, a quantised one that keeps() takes, with the same bits.
   virtual void gemm(Tensor y, Tensor x, Weight w) = 0;
   /// Measures what may serve such a product, for a second or so, and lets gemm() use the fastest
   /// from now on, here and in later processes (a file in the user's cache). No bits change. Leaves

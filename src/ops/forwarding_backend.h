@@ -37,6 +37,9 @@ class ForwardingBackend : public Backend {
     ops_->run_lanes(lanes, body);
   }
 
+  bool keeps(WeightFormat format, int64_t n, int64_t k) const override {
+    return ops_->keeps(format, n, k);
+  }
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override {
     return ops_->weight_bytes(format, n, k);
   }
@@ -44,6 +47,9 @@ class ForwardingBackend : public Backend {
     return ops_->weight_view(data, format, n, k);
   }
   void load(Tensor dst, std::span<const Tensor> parts) override { ops_->load(dst, parts); }
+  void load_quantised(Weight dst, const QuantizedRows& rows) override {
+    ops_->load_quantised(dst, rows);
+  }
   void load_all(std::span<const WeightSource> weights, const SourceReader& read,
                 const std::function<void(size_t)>& loaded) override {
     ops_->load_all(weights, read, loaded);

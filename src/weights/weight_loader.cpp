@@ -40,13 +40,23 @@ std::byte* WeightLoader::place(size_t bytes) {
   return data;
 }
 
-Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
-  const WeightFormat format = plain_format(dtype_);
+Weight WeightLoader::matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n,
+                            int64_t k) {
   const Weight weight =
       backend_.weight_view(place(backend_.weight_bytes(format, n, k)), format, n, k);
   num_parameters_ += n * k;
-  parameters_.push_back({weight.data, std::move(parts), true});
+  if (format.is_quantised()) num_quantised_ += n * k;
+  parameters_.push_back({weight.data, std::move(parts), true, format});
   return weight;
+}
+
+Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k) {
+  return matrix(plain_format(dtype_), std::move(parts), n, k);
+}
+
+Weight WeightLoader::linear(std::vector<WeightPart> parts, int64_t n, int64_t k) {
+  const WeightFormat format = format_of(parts, n, k);
+  return matrix(format, std::move(parts), n, k);
 }
 
 Weight WeightLoader::matrices(int64_t count,
@@ -64,7 +74,7 @@ Weight WeightLoader::matrices(int64_t count,
 Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
   const Tensor dst(place(static_cast<size_t>(n) * size_of(dtype_)), dtype_, {n}, backend_.device());
   num_parameters_ += n;
-  parameters_.push_back({dst, std::move(parts), false});
+  parameters_.push_back({dst, std::move(parts), false, plain_format(dtype_)});
   return dst;
 }
 
@@ -77,18 +87,62 @@ int64_t WeightLoader::bytes_of(size_t i) const {
 void WeightLoader::load(const Sources& sources, const SourceReader& read,
                         const std::function<void(size_t)>& dropped, const LoadProgress& progress) {
   std::vector<WeightSource> weights;
-  for (size_t i = 0; i < sources.of.size(); ++i)
-    weights.push_back({parameters_[sources.first + i].dst, sources.of[i]});
+  std::vector<size_t> plain;  // the parameters that they fill
   int64_t done = parameters_[sources.first].dst.data - storage_;
-  backend_.load_all(weights, read, [&](size_t i) {
-    dropped(sources.first + i);
-    done += bytes_of(sources.first + i);
+  const auto loaded = [&](size_t i) {
+    dropped(i);
+    done += bytes_of(i);
     if (progress) progress(done, static_cast<int64_t>(used_));
-  });
+  };
+  for (size_t i = 0; i < sources.of.size(); ++i) {
+    const Parameter& p = parameters_[sources.first + i];
+    if (p.format.is_quantised()) {
+      backend_.load_quantised({p.dst, p.format}, sources.rows.at(sources.first + i));
+      loaded(sources.first + i);
+    } else {
+      weights.push_back({p.dst, sources.of[i]});
+      plain.push_back(sources.first + i);
+    }
+  }
+  if (!weights.empty()) backend_.load_all(weights, read, [&](size_t i) { loaded(plain[i]); });
   backend_.synchronize();
 }
 
 namespace {
+
+uint32_t hash_of(const std::string& name) {
+  uint32_t hash = 2166136261;  // FNV-1a
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  return hash;
+}
+
+/// The same for a weight [n, k] that stays quantised: evenly distributed numbers under one scale.
+QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& parts, int64_t n,
+                         int64_t k, uint64_t seed) {
+  QuantizedRows rows;
+  const auto scales = static_cast<size_t>(n * format.groups(k));
+  // The numbers' own deviations: of 16 and 256 integers, and of all E4M3 numbers.
+  rows.scales.assign(scales, 0.02f / (format.numbers == WeightFormat::int4   ? 4.6f
+                                      : format.numbers == WeightFormat::int8 ? 73.9f
+                                                                             : 112.0f));
+  if (format.has_zeros()) rows.zeros.assign(scales, 0);
+  rows.numbers.reserve(static_cast<size_t>(n * k) + 16);
+  for (const WeightPart& part : parts)
+    for (int64_t row = part.row_begin, end = part.row_end < 0 ? part.shape[0] : part.row_end;
+         row < end; ++row) {
+      const auto first = static_cast<uint64_t>(row * part.shape[1] + part.col_begin);
+      for (int64_t c = 0; c < k; ++c) {
+        const auto q = static_cast<uint8_t>(
+            ((first + static_cast<uint64_t>(c)) * 0x9e3779b97f4a7c15u + hash_of(part.name) + seed) *
+                0xbf58476d1ce4e5b9u >>
+            56);
+        rows.numbers.push_back(format.numbers == WeightFormat::int4
+                                   ? static_cast<int8_t>(q % 16 - 8)
+                                   : static_cast<int8_t>((q & 0x7f) == 0x7f ? 0 : q));
+      }
+    }
+  return rows;
+}
 
 /// The random matrix that stands for a checkpoint's tensor: blocks of rows, each read from `table`
 /// at an offset that follows from the tensor's name. Appends what `part` has of it.
@@ -97,8 +151,7 @@ void append_dummy(const WeightPart& part, uint64_t seed, std::span<std::byte> ta
   const auto table_size = static_cast<int64_t>(table.size() / size_of(dtype));
   const int64_t n = part.shape[0], k = part.shape[1],
                 block = std::clamp<int64_t>(table_size / 2 / k, 1, n);
-  uint32_t name = 2166136261;  // FNV-1a
-  for (const char c : part.name) name = (name ^ static_cast<unsigned char>(c)) * 16777619;
+  const uint32_t name = hash_of(part.name);
   const int64_t end = part.row_end < 0 ? n : part.row_end;
   for (int64_t row = part.row_begin; row < end;) {
     const int64_t first = row / block * block, last = std::min(first + block, end);
@@ -129,25 +182,34 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
   std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
   std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
-  Sources sources;
-  sources.of.resize(parameters_.size());
-  std::vector<std::vector<float>> padding(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
-    if (!p.is_matrix) {
-      const bool is_bias = p.parts.front().name.ends_with(".bias");
-      sources.of[i].emplace_back((is_bias ? zeros : ones).data(), DType::f32,
-                                 std::initializer_list<int64_t>{p.dst.shape[0]});
-      continue;
-    }
-    for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, sources.of[i]);
-    pad_rows(sources.of[i], p.dst, padding[i]);
-  }
   const auto read = [](std::span<std::byte> to, const std::byte* from) {
     std::memcpy(to.data(), from, to.size());
   };
-  load(
-      sources, read, [](size_t) {}, progress);
+  Sources sources;
+  std::vector<std::vector<float>> padding(parameters_.size());
+  const auto flush = [&] {  // so that one quantised weight at a time is in memory
+    if (!sources.of.empty())
+      load(
+          sources, read, [](size_t) {}, progress);
+    sources = {.of = {}, .rows = {}, .first = sources.first + sources.of.size()};
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    if (p.format.is_quantised()) flush();
+    auto& of = sources.of.emplace_back();
+    if (p.format.is_quantised()) {
+      sources.rows[i] = dummy_rows(p.format, p.parts, p.dst.shape[0], p.dst.shape[1], seed);
+      flush();
+    } else if (p.is_matrix) {
+      for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, of);
+      pad_rows(of, p.dst, padding[i]);
+    } else {
+      const bool is_bias = p.parts.front().name.ends_with(".bias");
+      of.emplace_back((is_bias ? zeros : ones).data(), DType::f32,
+                      std::initializer_list<int64_t>{p.dst.shape[0]});
+    }
+  }
+  flush();
 }
 
 }  // namespace nanovllm

@@ -7,10 +7,12 @@
 // exhaustive both ways: a tensor that a layer wants and the checkpoint lacks, or that has another
 // shape, and a tensor that no layer asked for are errors that name it.
 //
-// Weights that the checkpoint quantises become numbers of the model's dtype while they are loaded.
+// A weight that the checkpoint quantises stays so where its layer asks for it and the backend can
+// multiply by it; any other becomes numbers of the model's dtype while it is loaded.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -45,13 +47,21 @@ using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)
 
 class WeightLoader {
  public:
-  /// `storage` of bytes() bytes, or null for the counting pass.
-  WeightLoader(Backend& backend, DType dtype, Shard shard, std::byte* storage = nullptr)
-      : backend_(backend), dtype_(dtype), shard_(shard), storage_(storage) {}
+  /// `storage` of bytes() bytes, or null for the counting pass. `quantization` is config.json's;
+  /// null: the checkpoint is plain. It must outlive this.
+  WeightLoader(Backend& backend, DType dtype, Shard shard, std::byte* storage = nullptr,
+               const QuantizationConfig* quantization = nullptr)
+      : backend_(backend),
+        dtype_(dtype),
+        shard_(shard),
+        storage_(storage),
+        quantization_(quantization) {}
 
   /// A [n, k] operand of gemm() or embedding(): the parts stacked along n, then rows of zeros.
   Weight matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
-  /// A stack [count, n, k] of such operands, for moe_mlp(): parts_of(i) makes up matrix i.
+  /// An operand of gemm() alone, which may stay quantised.
+  Weight linear(std::vector<WeightPart> parts, int64_t n, int64_t k);
+  /// A stack [count, n, k] of plain operands, for moe_mlp(): parts_of(i) makes up matrix i.
   Weight matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                   int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
@@ -65,10 +75,10 @@ class WeightLoader {
   size_t bytes() const { return used_; }  ///< storage that the parameters so far occupy
   int64_t num_parameters() const { return num_parameters_; }  ///< elements, of this shard
 
+  int64_t num_quantised() const { return num_quantised_; }  ///< of these, kept quantised
+
   /// Fills everything handed out, from a checkpoint. Throws Error(model).
-  /// `quantization` is config.json's; null: the checkpoint is plain.
-  void load(const Checkpoint& checkpoint, const LoadProgress& progress,
-            const QuantizationConfig* quantization = nullptr);
+  void load(const Checkpoint& checkpoint, const LoadProgress& progress);
   /// Fills everything with reproducible random numbers: norms 1, biases 0, matrices normal with
   /// sigma 0.02.
   void load_dummy(uint64_t seed, const LoadProgress& progress);
@@ -78,12 +88,17 @@ class WeightLoader {
     Tensor dst;
     std::vector<WeightPart> parts;
     bool is_matrix;
+    WeightFormat format;
   };
+  Weight matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n, int64_t k);
+  /// The one in which the backend keeps all the parts as the checkpoint has them, or the plain one.
+  WeightFormat format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k) const;
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);
   class CheckpointSources;
   struct Sources {
-    std::vector<std::vector<Tensor>> of;  // of each parameter from `first` on
+    std::vector<std::vector<Tensor>> of;   // of each parameter from `first` on
+    std::map<size_t, QuantizedRows> rows;  // of those that stay quantised
     size_t first = 0;
   };
   /// Fills the parameters of `sources`; `dropped(i)`: those of parameter i are no longer needed.
@@ -96,8 +111,9 @@ class WeightLoader {
   DType dtype_;
   Shard shard_;
   std::byte* storage_;
+  const QuantizationConfig* quantization_;
   size_t used_ = 0;
-  int64_t num_parameters_ = 0;
+  int64_t num_parameters_ = 0, num_quantised_ = 0;
   std::vector<Parameter> parameters_;
   std::unordered_set<std::string> ignored_;
 };

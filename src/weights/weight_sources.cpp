@@ -72,7 +72,13 @@ class WeightLoader::CheckpointSources {
                       const std::unordered_set<std::string>& ignored) const {
     std::unordered_set<std::string> wanted;
     for (const Parameter& parameter : parameters)
-      for (const WeightPart& part : parameter.parts) check_part(part, wanted);
+      for (const WeightPart& part : parameter.parts) {
+        check(!parameter.format.is_quantised() || scheme_of(part), ErrorKind::model,
+              "{}: tensor {} is plain, but config.json's quantization_config says that it is "
+              "quantised: name its module among those that are not",
+              checkpoint_.file_of(part.name), part.name);
+        check_part(part, wanted);
+      }
     for (const std::string& name : checkpoint_.names())
       check(wanted.contains(name) || ignored.contains(name) || may_be_left(name), ErrorKind::model,
             "{}: tensor {} has no place in this architecture; is config.json of another model{}?",
@@ -82,7 +88,7 @@ class WeightLoader::CheckpointSources {
   /// Makes the sources of the parameters from `first` on: all that are plain, and as many as
   /// kMostHostBytes take of those that are not. They live until the next call.
   Sources make(const std::vector<Parameter>& parameters, size_t first) {
-    Sources sources{.of = {}, .first = first};
+    Sources sources{.of = {}, .rows = {}, .first = first};
     memory_.clear();
     padding_.assign(parameters.size(), {});
     std::vector<std::function<void()>> work;
@@ -94,6 +100,10 @@ class WeightLoader::CheckpointSources {
         bytes += p.dst.bytes();
       if (i > first && bytes > kMostHostBytes) break;
       auto& of = sources.of.emplace_back();
+      if (p.format.is_quantised()) {
+        fill(sources.rows[i], p, work);
+        continue;
+      }
       for (const WeightPart& part : p.parts)
         if (part.row_begin != part.row_end) of.push_back(source_of(part, p.dst.dtype, work));
       if (p.is_matrix) pad_rows(of, p.dst, padding_[i]);
@@ -151,25 +161,55 @@ class WeightLoader::CheckpointSources {
     return std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0}; });
   }
 
+  /// A quantised weight as it is, in memory that `work` fills.
+  void fill(QuantizedRows& rows, const Parameter& p, std::vector<std::function<void()>>& work) {
+    const int64_t n = p.dst.shape[0], k = p.dst.shape[1], groups = p.format.groups(k);
+    rows.numbers.resize(static_cast<size_t>(n * k));
+    rows.scales.resize(static_cast<size_t>(n * groups));
+    if (p.format.has_zeros()) rows.zeros.resize(rows.scales.size());
+    int64_t at = 0;
+    for (const WeightPart& part : p.parts) {
+      in_pieces(part, work,
+                [&rows, at](const QuantizedWeight& weight, const WeightBlock& some, int64_t first) {
+                  weight.copy_rows(rows, at + first, some);
+                });
+      at += block_of(part).rows();
+    }
+  }
+
   /// A view of the file or, of a quantised weight, memory that `work` fills.
   Tensor source_of(const WeightPart& part, DType dtype, std::vector<std::function<void()>>& work) {
-    const QuantScheme* scheme = scheme_of(part);
-    if (!scheme) return slice(checkpoint_.find(part.name)->view(), part);
-    const auto weight = std::make_shared<const QuantizedWeight>(
-        checkpoint_, module_of(part.name), *scheme, part.shape[0], part.shape[1]);
-    const WeightBlock block{part.row_begin, part.row_end < 0 ? part.shape[0] : part.row_end,
-                            part.col_begin, part.col_end < 0 ? part.shape[1] : part.col_end};
+    if (!scheme_of(part)) return slice(checkpoint_.find(part.name)->view(), part);
+    const WeightBlock block = block_of(part);
     Tensor all(nullptr, dtype, {block.rows(), block.cols()});
     memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(all.bytes()));
     all.data = memory_.back().get();
+    in_pieces(part, work,
+              [all](const QuantizedWeight& weight, const WeightBlock& some, int64_t first) {
+                weight.dequantise(all.rows(first, first + some.rows()).data, all.dtype, some);
+              });
+    return all;
+  }
+
+  static WeightBlock block_of(const WeightPart& part) {
+    return {part.row_begin, part.row_end < 0 ? part.shape[0] : part.row_end, part.col_begin,
+            part.col_end < 0 ? part.shape[1] : part.col_end};
+  }
+
+  /// Adds what take() does with some rows of the part's quantised weight at a time, those from
+  /// `first` of its block on.
+  template <class Take>
+  void in_pieces(const WeightPart& part, std::vector<std::function<void()>>& work, Take take) {
+    const auto weight = std::make_shared<const QuantizedWeight>(
+        checkpoint_, module_of(part.name), *scheme_of(part), part.shape[0], part.shape[1]);
+    const WeightBlock block = block_of(part);
     for (int64_t r = 0; r < block.rows(); r += kRowsAtOnce)
-      work.push_back([weight, block, r, to = all.rows(r, std::min(r + kRowsAtOnce, block.rows()))] {
+      work.push_back([=] {
         WeightBlock some = block;
         some.row_begin += r;
-        some.row_end = some.row_begin + to.shape[0];
-        weight->dequantise(to.data, to.dtype, some);
+        some.row_end = std::min(some.row_begin + kRowsAtOnce, block.row_end);
+        take(*weight, some, r);
       });
-    return all;
   }
 
   const Checkpoint& checkpoint_;
@@ -178,10 +218,24 @@ class WeightLoader::CheckpointSources {
   std::vector<std::vector<float>> padding_;
 };
 
-void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress,
-                        const QuantizationConfig* quantization) {
+WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64_t n,
+                                     int64_t k) const {
+  std::optional<WeightFormat> one;
+  for (const WeightPart& part : parts) {
+    const QuantScheme* scheme = quantization_ && dtype_ == DType::bf16
+                                    ? quantization_->find(module_of(part.name))
+                                    : nullptr;
+    const auto format =
+        scheme ? scheme->kept_format(part.col_begin, part.col_begin + k) : std::nullopt;
+    if (!format || (one && *format != *one)) return plain_format(dtype_);
+    one = format;
+  }
+  return one && backend_.keeps(*one, n, k) ? *one : plain_format(dtype_);
+}
+
+void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {
   check(storage_ != nullptr, "weights cannot be loaded in the counting pass");
-  CheckpointSources from(checkpoint, quantization);
+  CheckpointSources from(checkpoint, quantization_);
   from.check_complete(parameters_, ignored_);
   const auto release = [&](size_t i) {
     for (const WeightPart& part : parameters_[i].parts) checkpoint.release(part.name);

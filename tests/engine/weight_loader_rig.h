@@ -152,13 +152,14 @@ inline std::vector<float> stacked(std::initializer_list<std::vector<float>> part
 inline std::vector<RecordingBackend::Loaded> load_shard(const ModelConfig& config,
                                                         const Checkpoint& checkpoint, Shard shard) {
   RecordingBackend backend;
-  WeightLoader counter(backend, DType::f32, shard);
+  const QuantizationConfig* quantization = config.quantization.get();
+  WeightLoader counter(backend, DType::f32, shard, nullptr, quantization);
   find_architecture(config.architecture).make(config, {counter, {}});
   std::vector<std::byte> storage(counter.bytes());
-  WeightLoader loader(backend, DType::f32, shard, storage.data());
+  WeightLoader loader(backend, DType::f32, shard, storage.data(), quantization);
   find_architecture(config.architecture).make(config, {loader, {}});
   EXPECT_EQ(loader.bytes(), counter.bytes());
-  loader.load(checkpoint, {}, config.quantization.get());
+  loader.load(checkpoint, {});
   int64_t elements = 0;
   for (const auto& tensor : backend.loaded) elements += std::ssize(tensor.values);
   EXPECT_EQ(elements, counter.num_parameters());
