@@ -76,7 +76,7 @@ class WeightLoader::CheckpointSources {
         check(!parameter.format.is_quantised() || scheme_of(part), ErrorKind::model,
               "{}: tensor {} is plain, but config.json's quantization_config says that it is "
               "quantised: name its module among those that are not",
-              checkpoint_.file_of(part.name), part.name);
+              checkpoint_.directory(), part.name);
         check_part(part, wanted);
       }
     for (const std::string& name : checkpoint_.names())

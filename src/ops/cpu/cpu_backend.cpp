@@ -64,10 +64,13 @@ void CpuBackend::reserve_experts(size_t bytes) {
 
 int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
   const bool tiles = uses_tiles(largest.dtype), panels = !uses_onednn(largest.dtype) && !tiles;
-  return std::max({attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
-                   panels ? gemm_scratch_floats(largest.widest) : 0,
-                   tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) : 0,
-                   2 * largest.vocab});  // sorting: keys of 8 bytes
+  return std::max(
+      {attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
+       panels ? gemm_scratch_floats(largest.widest) + panel_scratch_floats(largest.widest) : 0,
+       tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) +
+                   tile_block_floats(largest.widest)
+             : 0,
+       2 * largest.vocab});  // sorting: keys of 8 bytes
 }
 
 size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {

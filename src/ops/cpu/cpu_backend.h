@@ -40,9 +40,11 @@ class CpuBackend : public Backend {
   size_t scratch_bytes(const OperandLimits& largest) const override;
   void reserve(const OperandLimits& largest) override;
 
+  bool keeps(WeightFormat format, int64_t n, int64_t k) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
   Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;
+  void load_quantised(Weight dst, const QuantizedRows& rows) override;
 
   void gemm(Tensor y, Tensor x, Weight w) override;
   void embedding(Tensor y, Tensor tokens, Weight table, int64_t first_row) override;
@@ -77,7 +79,15 @@ class CpuBackend : public Backend {
   bool uses_onednn(DType dtype) const {
     return onednn_ && !uses_tiles(dtype) && onednn_->supports(dtype);
   }
-  void tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w);
+  void tile_gemm(const Tensor& y, const Tensor& x, const Weight& w);
+  /// tile_gemm's product of the rows that are tiles with some blocks of the weight.
+  void multiply_blocks(GemmTask<bf16> task, const Weight& w, bf16* plain) const;
+  void quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w);
+  const QuantisedKernels& quantised(WeightFormat format) const {
+    return format.numbers == WeightFormat::int4   ? kernels_.int4
+           : format.numbers == WeightFormat::int8 ? kernels_.int8
+                                                  : kernels_.e4m3;
+  }
   /// A thread's share of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
     int64_t sequence, first, count;

@@ -1,4 +1,5 @@
 // Weights and what reads them: gemm, embedding.
+#include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/cpu_backend.h"
@@ -17,7 +18,11 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
   return it->second;
 }
 
+// oneDNN's own order of additions is kept by oneDNN alone, which takes no panels.
+bool CpuBackend::keeps(WeightFormat, int64_t, int64_t) const { return !uses_onednn(DType::bf16); }
+
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  if (format.is_quantised()) return quantised_bytes(format, n, k);
   return layout(dtype_of(format), n, k).bytes;
 }
 
@@ -60,16 +65,27 @@ void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
               row);
 }
 
+void CpuBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
+  const int64_t n = dst.n(), k = dst.k();
+  const auto numbers = static_cast<size_t>(n * k),
+             scales = static_cast<size_t>(n * dst.format.groups(k));
+  check(dst.format.is_quantised() && rows.numbers.size() == numbers &&
+            rows.scales.size() == scales &&
+            rows.zeros.size() == (dst.format.has_zeros() ? scales : 0),
+        "cannot load {} quantised numbers into {}", rows.numbers.size(), dst.data);
+  pack_quantised(dst.data.data, dst.format, n, k, rows, threads_);
+}
+
 void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   const int64_t m = x.shape[0], n = w.n(), k = w.k();
   expect_matrix("gemm x", x, m, k);
   expect_matrix("gemm y", y, m, n);
-  check(w.data.packed && w.format == plain_format(x.dtype) &&
-            (y.dtype == x.dtype || y.dtype == DType::f32),
+  check(w.data.packed && w.data.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm {} = {} x {}", y, x, w.data);
   if (m == 0) return;
+  if (uses_tiles(x.dtype)) return tile_gemm(y, x, w);
+  if (w.format.is_quantised()) return quantised_gemm(y, x, w);
   if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w.data);
-  if (uses_tiles(x.dtype)) return tile_gemm(y, x, w.data);
   reserve_scratch(gemm_scratch_floats(k));
   dispatch_float(x.dtype, [&]<class T>() {
     const int64_t blocks = (n + kGemmBlock - 1) / kGemmBlock;
@@ -90,6 +106,39 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   });
 }
 
+void CpuBackend::quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
+  const int64_t m = x.shape[0], n = w.n(), k = w.k(), blocks = (n + kGemmBlock - 1) / kGemmBlock;
+  const QuantisedPanels panels = quantised_panels(w.data.data, w.format, k);
+  const QuantisedKernels& kernels = quantised(w.format);
+  reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
+  parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
+    GemmTask<bf16> task{.x = x.ptr<bf16>(),
+                        .x_stride = x.stride[0],
+                        .y = y.data,
+                        .y_is_f32 = y.dtype == DType::f32,
+                        .y_stride = y.stride[0],
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .first_block = begin,
+                        .end_block = end,
+                        .scratch = scratch(thread)};
+    if (m <= kQuantisedRows) return kernels.gemm(task, panels);
+    auto* plain = reinterpret_cast<bf16*>(scratch(thread) + gemm_scratch_floats(k));
+    for (int64_t block = begin; block < end; block += kPanelsAtOnce) {
+      const int64_t count = std::min(kPanelsAtOnce, end - block), column = block * kGemmBlock;
+      for (int64_t i = 0; i < count; ++i)
+        kernels.dequantise(plain + i * k * kGemmBlock, panels, block + i, 0);
+      task.w = plain;
+      task.y = y.data + static_cast<size_t>(column) * size_of(y.dtype);
+      task.n = n - column;
+      task.first_block = 0;
+      task.end_block = count;
+      kernels_.half.gemm(task);
+    }
+  });
+}
+
 // A product's last tile of rows has only those that there are.
 size_t CpuBackend::row_tiles_bytes(int64_t m, int64_t k) const {
   const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK, tile_rows = std::min(m, kTileRows),
@@ -103,15 +152,16 @@ void CpuBackend::reserve_row_tiles(size_t bytes) {
   row_tiles_bytes_ = bytes;
 }
 
-void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
-  const int64_t n = w.shape[0], k = w.shape[1], m = x.shape[0];
+void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
+  const int64_t n = w.n(), k = w.k(), m = x.shape[0];
   const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK;
   // Of the rows turned into tiles at once, those that stay in a core's cache while the weights
   // pass.
   constexpr int64_t kCachedElements = int64_t{512} << 10;
   const int64_t tile_rows = std::min(m, kTileRows);
   reserve_row_tiles(row_tiles_bytes(m, k));
-  reserve_scratch(tile_scratch_floats(std::min(m, kRowsAsTiles)));
+  const int64_t sums = tile_scratch_floats(std::min(m, kRowsAsTiles));
+  reserve_scratch(sums + (w.format.is_quantised() ? tile_block_floats(k) : 0));
   bf16* tiles = reinterpret_cast<bf16*>(row_tiles_.get());
   for (int64_t first = 0; first < m; first += kRowsAsTiles) {
     const int64_t rows = std::min(kRowsAsTiles, m - first);
@@ -135,10 +185,10 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
             const int64_t chunk = unit / blocks, stop = std::min(end, (chunk + 1) * blocks);
             const int64_t row = pairs * chunk / chunks * kPair,
                           last = std::min(rows, pairs * (chunk + 1) / chunks * kPair);
-            kernels_.tile_gemm(
+            multiply_blocks(
                 {.x = tiles + row * padded_k,
                  .x_stride = tile_rows,
-                 .w = reinterpret_cast<const bf16*>(w.data),
+                 .w = reinterpret_cast<const bf16*>(w.data.data),
                  .y = y.data + static_cast<size_t>((first + row) * y.stride[0]) * size_of(y.dtype),
                  .y_is_f32 = y.dtype == DType::f32,
                  .y_stride = y.stride[0],
@@ -147,10 +197,34 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Tensor& w) {
                  .k = k,
                  .first_block = unit - chunk * blocks,
                  .end_block = stop - chunk * blocks,
-                 .scratch = scratch(thread)});
+                 .scratch = scratch(thread)},
+                w, reinterpret_cast<bf16*>(scratch(thread) + sums));
             unit = stop;
           }
         });
+  }
+}
+
+void CpuBackend::multiply_blocks(GemmTask<bf16> task, const Weight& w, bf16* plain) const {
+  if (!w.format.is_quantised()) return kernels_.tile_gemm(task);
+  const QuantisedPanels panels = quantised_panels(w.data.data, w.format, task.k);
+  const int64_t bytes = tile_block_floats(task.k) * static_cast<int64_t>(sizeof(float)),
+                last = (task.n + kGemmBlock - 1) / kGemmBlock, end = task.end_block;
+  task.w = plain;
+  auto* const y = static_cast<std::byte*>(task.y);
+  const int64_t n = task.n;
+  for (int64_t block = task.first_block; block < end; ++block) {
+    const int64_t panel = 2 * block, column = block * kTileColumns;
+    if (task.k % kTileK != 0 || panel + 1 == last)
+      std::memset(static_cast<void*>(plain), 0, static_cast<size_t>(bytes));
+    for (int64_t i = 0; i < 2 && panel + i < last; ++i)
+      quantised(w.format).dequantise_tiles(plain + i * kGemmBlock * kTileK, panels, panel + i,
+                                           kTileColumns * kTileK);
+    task.y = y + static_cast<size_t>(column) * (task.y_is_f32 ? sizeof(float) : sizeof(bf16));
+    task.n = n - column;
+    task.first_block = 0;
+    task.end_block = 1;
+    kernels_.tile_gemm(task);
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <span>
 
-#include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {
@@ -141,6 +140,63 @@ void pack_rows(std::byte* dst, DType dtype, const WeightLayout& layout, int64_t 
       }
       pack_range<To, From, To>(dst, layout, columns, first, source, row(begin), row(end));
     });
+  });
+}
+
+namespace {
+
+int64_t panels_of(int64_t n) { return (n + kGemmBlock - 1) / kGemmBlock; }
+
+/// One panel: rows [first, first + 16) of n, as far as there are any.
+void pack_panel(std::byte* panel, const QuantisedPanels& w, WeightFormat format, int64_t first,
+                int64_t n, const QuantizedRows& rows) {
+  const int64_t groups = format.groups(w.k), bits = format.bits(), per_unit = 32 / bits;
+  std::memset(panel, 0, static_cast<size_t>(w.panel_bytes));
+  for (int64_t r = first; r < std::min(first + kGemmBlock, n); ++r) {
+    const int64_t lane = r - first;
+    for (int64_t g = 0; g < groups; ++g) {
+      const auto at = static_cast<size_t>(r * groups + g);
+      std::memcpy(panel + (g * kGemmBlock + lane) * 4, &rows.scales[at], sizeof(float));
+      if (format.has_zeros())
+        panel[w.zeros + g * kGemmBlock + lane] =
+            static_cast<std::byte>(rows.zeros[at] + (bits == 4 ? 8 : 0));
+    }
+    const int8_t* q = rows.numbers.data() + r * w.k;
+    for (int64_t c = 0; c < w.k; c += per_unit) {
+      uint32_t unit = 0;
+      for (int64_t j = 0; j < std::min(per_unit, w.k - c); ++j)
+        unit |= static_cast<uint32_t>(bits == 4 ? q[c + j] + 8 : static_cast<uint8_t>(q[c + j]))
+                << (j * bits);
+      std::memcpy(panel + w.units + (c / per_unit * kGemmBlock + lane) * 4, &unit, sizeof unit);
+    }
+  }
+}
+
+}  // namespace
+
+QuantisedPanels quantised_panels(const std::byte* data, WeightFormat format, int64_t k) {
+  constexpr int64_t kUnit = kGemmBlock * 4;
+  const int64_t groups = format.groups(k), per_unit = 32 / format.bits(), zeros = groups * kUnit,
+                bytes = format.has_zeros() ? groups * kGemmBlock : 0,
+                units = zeros + (bytes + kUnit - 1) / kUnit * kUnit;
+  return {.data = reinterpret_cast<const uint8_t*>(data),
+          .k = k,
+          .group = format.group,
+          .zeros = zeros,
+          .units = units,
+          .panel_bytes = units + (k + per_unit - 1) / per_unit * kUnit};
+}
+
+size_t quantised_bytes(WeightFormat format, int64_t n, int64_t k) {
+  return static_cast<size_t>(panels_of(n) * quantised_panels(nullptr, format, k).panel_bytes);
+}
+
+void pack_quantised(std::byte* data, WeightFormat format, int64_t n, int64_t k,
+                    const QuantizedRows& rows, int threads) {
+  const QuantisedPanels w = quantised_panels(data, format, k);
+  parallel_for(threads, panels_of(n), n * k, [&](int64_t begin, int64_t end, int) {
+    for (int64_t p = begin; p < end; ++p)
+      pack_panel(data + p * w.panel_bytes, w, format, p * kGemmBlock, n, rows);
   });
 }
 

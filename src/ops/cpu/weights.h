@@ -1,6 +1,6 @@
-// How a weight matrix w[n, k] lies in memory for gemm() and embedding(): a blocked layout that
-// oneDNN chose, or our own panels of 16 rows. Either way the place of an element is the sum of a
-// term of its row and a term of its column, so one description serves packing (straight from the
+// How a plain weight matrix w[n, k] lies in memory for gemm() and embedding(): a blocked layout
+// that oneDNN chose, or our own panels of 16 rows. Either way the place of an element is the sum of
+// a term of its row and a term of its column, so one description serves packing (straight from the
 // mapped file, no second copy) and reading single rows back out (tied embeddings).
 #pragma once
 
@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/weight.h"
+#include "ops/cpu/kernels/kernels.h"
 
 namespace nanovllm::cpu {
 
@@ -49,6 +50,13 @@ WeightLayout tile_layout(int64_t n, int64_t k);
 /// float type, its rows possibly strided.
 void pack_rows(std::byte* dst, DType dtype, const WeightLayout& layout, int64_t first,
                const Tensor& source, int threads);
+
+/// How a quantised weight [n, k] lies at `data`; its panels take this many bytes.
+QuantisedPanels quantised_panels(const std::byte* data, WeightFormat format, int64_t k);
+size_t quantised_bytes(WeightFormat format, int64_t n, int64_t k);
+/// Writes it there.
+void pack_quantised(std::byte* data, WeightFormat format, int64_t n, int64_t k,
+                    const QuantizedRows& rows, int threads);
 
 /// y = row `row` of the packed matrix.
 template <class T>

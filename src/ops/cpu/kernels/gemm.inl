@@ -17,9 +17,8 @@ NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, Vec (&acc)
 }
 
 template <int ROWS, int BLOCKS, class T>
-void gemm_rows(const GemmTask<T>& task, const float* x, int64_t row, int64_t block) {
-  Vec acc[ROWS][BLOCKS];
-  gemm_tile<ROWS, BLOCKS>(x, task.w + block * task.k * kGemmBlock, task.k, acc);
+NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Vec (&acc)[ROWS][BLOCKS], int64_t row,
+                              int64_t block) {
   for (int r = 0; r < ROWS; ++r) {
     for (int b = 0; b < BLOCKS; ++b) {
       const int64_t column = (block + b) * kGemmBlock, at = (row + r) * task.y_stride + column;
@@ -32,6 +31,13 @@ void gemm_rows(const GemmTask<T>& task, const float* x, int64_t row, int64_t blo
   }
 }
 
+template <int ROWS, int BLOCKS, class T>
+void gemm_rows(const GemmTask<T>& task, const float* x, int64_t row, int64_t block) {
+  Vec acc[ROWS][BLOCKS];
+  gemm_tile<ROWS, BLOCKS>(x, task.w + block * task.k * kGemmBlock, task.k, acc);
+  put_tile<ROWS, BLOCKS>(task, acc, row, block);
+}
+
 /// All the task's weight blocks for ROWS rows; few rows take more blocks at once, so that enough
 /// additions are in flight.
 template <int ROWS, class T>
@@ -42,16 +48,22 @@ void gemm_panel(const GemmTask<T>& task, const float* x, int64_t row, int64_t be
   for (; block < end; ++block) gemm_rows<ROWS, 1>(task, x, row, block);
 }
 
+/// Rows [first, first + rows) of x, in the task's scratch memory.
+template <class T>
+NANOVLLM_INLINE void rows_as_floats(const GemmTask<T>& task, int64_t first, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r)
+    along_row(
+        task.k, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          put(task.scratch + r * task.k + i, get(task.x + (first + r) * task.x_stride + i, count),
+              count);
+        });
+}
+
 template <class T>
 void gemm(const GemmTask<T>& task) {
   for (int64_t first = 0; first < task.m; first += kGemmRows) {
     const int64_t rows = task.m - first < kGemmRows ? task.m - first : kGemmRows;
-    for (int64_t r = 0; r < rows; ++r)
-      along_row(
-          task.k, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-            put(task.scratch + r * task.k + i, get(task.x + (first + r) * task.x_stride + i, count),
-                count);
-          });
+    rows_as_floats(task, first, rows);
     constexpr int64_t kPanel = 4;  // weight blocks that stay in cache while the rows pass
     for (int64_t begin = task.first_block; begin < task.end_block; begin += kPanel) {
       const int64_t end = task.end_block < begin + kPanel ? task.end_block : begin + kPanel;

@@ -59,11 +59,41 @@ struct GemmTask {
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
 
+/// A quantised weight [n, k] in panels of kGemmBlock rows. A panel is, in units of 64 bytes: of
+/// each group the rows' f32 scales; zero points, a byte for each row of a group; columns of the
+/// rows' numbers, as many as 32 bits hold, the first lowest: int4 from 0 to 15 (as are its zero
+/// points), int8, or E4M3.
+struct QuantisedPanels {
+  const uint8_t* data = nullptr;
+  int64_t k = 0, group = 0;
+  int64_t zeros = 0, units = 0,
+          panel_bytes = 0;  // where zero points and numbers begin, and its end
+};
+/// Rows for which a product dequantises in registers; with more, panels are dequantised first.
+constexpr int64_t kQuantisedRows = 4;
+/// So many at a time, beside gemm_scratch_floats().
+constexpr int64_t kPanelsAtOnce = 4;
+constexpr int64_t panel_scratch_floats(int64_t k) { return kPanelsAtOnce * kGemmBlock / 2 * k; }
+
+struct QuantisedKernels {
+  /// As FloatKernels::gemm, of at most kQuantisedRows rows; the task's w is not read.
+  void (*gemm)(const GemmTask<bf16>& task, const QuantisedPanels& w);
+  /// A panel as gemm() reads it, [k, kGemmBlock].
+  void (*dequantise)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t);
+  /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
+  /// behind those before.
+  void (*dequantise_tiles)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t stride);
+};
+
 /// A tile of x: up to kTileRows rows of kTileK elements. Tile products take two tiles of rows by
 /// kTileColumns columns at a time.
 constexpr int64_t kTileRows = 16, kTileColumns = 32, kTileK = 32;
 constexpr int64_t tile_scratch_floats(int64_t m) {
   return (m + 2 * kTileRows - 1) / (2 * kTileRows) * 2 * kTileRows * kTileColumns;
+}
+/// A dequantised block of kTileColumns rows of a weight, beside them.
+constexpr int64_t tile_block_floats(int64_t k) {
+  return (k + kTileK - 1) / kTileK * kTileK * kTileColumns / 2;
 }
 
 template <class T>
@@ -87,6 +117,7 @@ struct Kernels {
   std::string_view name;
   FloatKernels<float> f32;
   FloatKernels<bf16> half;
+  QuantisedKernels int4, int8, e4m3;
   RowStats (*row_stats)(const float* logits, int64_t n);
   /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.
   double (*sum_exp)(const float* logits, int64_t n, float temperature, float shift);

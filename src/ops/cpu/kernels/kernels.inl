@@ -32,6 +32,9 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 #include "ops/cpu/kernels/attention_tiles.inl"
 #endif
 #include "ops/cpu/kernels/gemm.inl"
+//
+#include "ops/cpu/kernels/quantised.inl"
+//
 #include "ops/cpu/kernels/sampling.inl"
 
 namespace {
@@ -43,6 +46,9 @@ constexpr FloatKernels<T> float_kernels() {
 constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            float_kernels<float>(),
                            float_kernels<bf16>(),
+                           quantised_kernels<Int4Group>(),
+                           quantised_kernels<Int8Group>(),
+                           quantised_kernels<E4m3Group>(),
                            row_stats,
                            sum_exp,
                            gumbel_argmax,

@@ -1,0 +1,175 @@
+// Products with quantised weights: numbers become bf16 in registers, and from there on the
+// arithmetic is the plain product's, in its order. QuantisedPanels says how they lie.
+
+namespace {
+
+/// v, normal or 0, rounded to nearest even to bf16: what is added and taken off again has 2^16
+/// times the value of v's own power of two, so that f32's last place is bf16's.
+NANOVLLM_INLINE Vec as_bf16(Vec v) {
+  const Vec power = reinterpret_cast<Vec>(reinterpret_cast<VecU>(v) & 0xff800000u);
+  const Vec large = power * 65536.0f;
+  return (v + large) - large;
+}
+
+NANOVLLM_INLINE VecU load_unit(const uint8_t* p) {
+  VecU v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+using VecB = int8_t __attribute__((vector_size(16)));
+
+/// The rows' zero points of a group.
+NANOVLLM_INLINE VecI load_zeros(const uint8_t* p) {
+  VecB v;
+  __builtin_memcpy(&v, p, sizeof v);
+  using VecS = int16_t __attribute__((vector_size(32)));
+  return __builtin_convertvector(__builtin_convertvector(v, VecS), VecI);
+}
+
+/// A group of one panel: what turns its numbers into weights. column() takes the unit's column j.
+struct Int4Group {
+  static constexpr int kColumns = 8;
+  Vec scale;
+  VecI zero;
+  NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
+    __builtin_memcpy(&scale, scales, sizeof scale);
+    zero = load_zeros(zeros);
+  }
+  NANOVLLM_INLINE Vec column(VecU unit, int j) const {
+    const VecI q = reinterpret_cast<VecI>(unit >> (4 * j) & 15u);
+    return as_bf16(__builtin_convertvector(q - zero, Vec) * scale);
+  }
+};
+struct Int8Group {
+  static constexpr int kColumns = 4;
+  Vec scale;
+  VecI zero;
+  NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
+    __builtin_memcpy(&scale, scales, sizeof scale);
+    zero = load_zeros(zeros);
+  }
+  NANOVLLM_INLINE Vec column(VecU unit, int j) const {
+    const VecI q = reinterpret_cast<VecI>(unit << (24 - 8 * j)) >> 24;
+    return as_bf16(__builtin_convertvector(q - zero, Vec) * scale);
+  }
+};
+struct E4m3Group {
+  static constexpr int kColumns = 4;
+  Vec scale;
+  NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t*) {
+    __builtin_memcpy(&scale, scales, sizeof scale);
+    scale *= 0x1p+120f;  // for the exponent's bias, 127 in place of 7
+  }
+  NANOVLLM_INLINE Vec column(VecU unit, int j) const {
+    const VecI q = reinterpret_cast<VecI>(unit << (24 - 8 * j)) >> 4;
+    return as_bf16(reinterpret_cast<Vec>(q & static_cast<int32_t>(0x87f00000u)) * scale);
+  }
+};
+
+/// Calls body(first column, columns, group) for each group of the row, in order.
+template <class Body>
+NANOVLLM_INLINE void for_groups(const QuantisedPanels& w, Body&& body) {
+  for (int64_t first = 0, g = 0; first < w.k; first += w.group, ++g)
+    body(first, w.k - first < w.group ? w.k - first : w.group, g);
+}
+
+/// ROWS x BLOCKS tiles of 1 x 16 outputs. x: f32 rows k apart; panel: the first of BLOCKS.
+template <class Group, int ROWS, int BLOCKS>
+NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, const uint8_t* panel,
+                                    Vec (&acc)[ROWS][BLOCKS]) {
+  for (auto& row : acc)
+    for (Vec& v : row) v = Vec{};
+  for_groups(
+      w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
+        Group group[BLOCKS];
+        const uint8_t* units[BLOCKS];
+        for (int b = 0; b < BLOCKS; ++b) {
+          const uint8_t* from = panel + b * w.panel_bytes;
+          group[b].open(from + g * 64, from + w.zeros + g * 16);
+          units[b] = from + w.units + first / Group::kColumns * 64;
+        }
+        const auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
+          Vec column[BLOCKS];
+          for (int b = 0; b < BLOCKS; ++b) column[b] = group[b].column(load_unit(units[b]), j);
+          for (int r = 0; r < ROWS; ++r)
+            for (int b = 0; b < BLOCKS; ++b) acc[r][b] += x[r * w.k + i] * column[b];
+        };
+        int64_t i = first;
+        for (; i + Group::kColumns <= first + count; i += Group::kColumns) {
+#pragma GCC unroll 8
+          for (int j = 0; j < Group::kColumns; ++j) add(i + j, j);
+          for (int b = 0; b < BLOCKS; ++b) units[b] += 64;
+        }
+        for (int j = 0; i + j < first + count; ++j) add(i + j, j);
+      });
+}
+
+template <class Group, int ROWS, int BLOCKS>
+void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, const float* x,
+                    int64_t row, int64_t block) {
+  Vec acc[ROWS][BLOCKS];
+  quantised_tile<Group, ROWS, BLOCKS>(x, w, w.data + block * w.panel_bytes, acc);
+  put_tile<ROWS, BLOCKS>(task, acc, row, block);
+}
+
+template <class Group, int ROWS>
+void quantised_panel(const GemmTask<bf16>& task, const QuantisedPanels& w) {
+  constexpr int kBlocks = ROWS == 1 ? 2 : 1;
+  int64_t block = task.first_block;
+  for (; block + kBlocks <= task.end_block; block += kBlocks)
+    quantised_rows<Group, ROWS, kBlocks>(task, w, task.scratch, 0, block);
+  for (; block < task.end_block; ++block)
+    quantised_rows<Group, ROWS, 1>(task, w, task.scratch, 0, block);
+}
+
+template <class Group>
+void quantised_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
+  rows_as_floats(task, 0, task.m);
+  if (task.m == 1)
+    quantised_panel<Group, 1>(task, w);
+  else if (task.m == 2)
+    quantised_panel<Group, 2>(task, w);
+  else if (task.m == 3)
+    quantised_panel<Group, 3>(task, w);
+  else
+    quantised_panel<Group, 4>(task, w);
+}
+
+/// The panel's weights: columns of 16 rows or, for tile products, pairs of columns.
+template <class Group, bool PAIRS>
+void dequantise(bf16* to, const QuantisedPanels& w, int64_t block, int64_t pairs_stride) {
+  const uint8_t* panel = w.data + block * w.panel_bytes;
+  for_groups(
+      w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
+        Group group;
+        group.open(panel + g * 64, panel + w.zeros + g * 16);
+        const uint8_t* units = panel + w.units + first / Group::kColumns * 64;
+        const auto bits = [&](int64_t i) __attribute__((always_inline)) {
+          const VecU unit = load_unit(units + i / Group::kColumns * 64);
+          return reinterpret_cast<VecU>(group.column(unit, static_cast<int>(i % Group::kColumns)));
+        };
+        if constexpr (PAIRS) {
+          for (int64_t i = 0; i < count; i += 2) {
+            VecU pair = bits(i) >> 16;
+            if (i + 1 < count) pair |= bits(i + 1);
+            const int64_t column = first + i;
+            __builtin_memcpy(
+                static_cast<void*>(to + column / kTileK * pairs_stride + column % kTileK * kLanes),
+                &pair, sizeof pair);
+          }
+        } else {
+          for (int64_t i = 0; i < count; ++i) {
+            const VecH half = __builtin_convertvector(bits(i) >> 16, VecH);
+            __builtin_memcpy(static_cast<void*>(to + (first + i) * kLanes), &half, sizeof half);
+          }
+        }
+      });
+}
+
+template <class Group>
+constexpr QuantisedKernels quantised_kernels() {
+  return {quantised_gemm<Group>, dequantise<Group, false>, dequantise<Group, true>};
+}
+
+}  // namespace
