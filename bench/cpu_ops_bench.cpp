@@ -2,8 +2,9 @@
 // a batch and a prompt, beside what the machine can do in the same minute (bytes read per second,
 // multiplications per second of the library's own GEMM).
 //
-//   cpu_ops_bench [repetitions] [context]
+//   cpu_ops_bench [repetitions] [context] [bf16 | int4 | int8 | e4m3]
 //
+// The last says what the layers' weights are kept as: int4 in groups of 128, the others by rows.
 // Every call counts with the best of all repetitions: other work on the machine only ever adds.
 #include <algorithm>
 #include <array>
@@ -33,10 +34,11 @@ double now() { return to_seconds(std::chrono::steady_clock::now().time_since_epo
 /// The model's tensors, filled with something harmless.
 class Model {
  public:
-  explicit Model(Backend& ops) : ops_(ops) {
+  Model(Backend& ops, WeightFormat::Numbers numbers) : ops_(ops), numbers_(numbers) {
     for (int64_t layer = 0; layer < kLayers; ++layer)
       layers_.push_back({weight(kQkv, kHidden), weight(kHidden, kHeads * kHeadDim),
                          weight(2 * kInner, kHidden), weight(kHidden, kInner)});
+    numbers_ = WeightFormat::bf16;
     head_ = weight(kVocab, kHidden);
     norm_ = plain(DType::bf16, {kHidden});
     head_norm_ = plain(DType::bf16, {kHeadDim});
@@ -63,23 +65,39 @@ class Model {
 
  private:
   Weight weight(int64_t n, int64_t k) {
-    const size_t bytes = ops_.weight_bytes(WeightFormat::bf16, n, k);
+    const WeightFormat format(numbers_, numbers_ == WeightFormat::int4   ? 128
+                                        : numbers_ == WeightFormat::bf16 ? 0
+                                                                         : k);
+    const size_t bytes = ops_.weight_bytes(format, n, k);
     buffers_.push_back(ops_.allocate(bytes));
-    const Weight view = ops_.weight_view(buffers_.back().get(), WeightFormat::bf16, n, k);
+    const Weight view = ops_.weight_view(buffers_.back().get(), format, n, k);
     std::vector<float> row(static_cast<size_t>(k));
     for (size_t i = 0; i < row.size(); ++i)
       row[i] = (i * 7 % 64 < 32 ? 1.0f : -1.0f) / static_cast<float>(k);
     Tensor part(row.data(), DType::f32, {n, k});
     part.stride[0] = 0;  // one row, n times
     const double start = now();
-    ops_.load(view.data, {&part, 1});
+    if (format.is_quantised())
+      ops_.load_quantised(view, quantised(format, n, k));
+    else
+      ops_.load(view.data, {&part, 1});
     load_seconds_ += now() - start;
     weight_bytes_ += bytes;
     blocks_.emplace_back(buffers_.back().get(), bytes);
     return view;
   }
 
+  static QuantizedRows quantised(WeightFormat format, int64_t n, int64_t k) {
+    QuantizedRows rows;
+    const auto groups = static_cast<size_t>(n * format.groups(k));
+    rows.scales.assign(groups, 1e-3f);
+    if (format.has_zeros()) rows.zeros.assign(groups, 1);
+    for (int64_t i = 0; i < n * k; ++i) rows.numbers.push_back(static_cast<int8_t>(i * 7 % 16 - 8));
+    return rows;
+  }
+
   Backend& ops_;
+  WeightFormat::Numbers numbers_;
   std::vector<Buffer> buffers_;
   std::vector<Layer> layers_;
   std::vector<std::pair<const std::byte*, size_t>> blocks_;
@@ -284,8 +302,12 @@ double gemm_rate(Model& model, Backend& ops) {
 int main(int argc, char** argv) {
   const int repetitions = argc > 1 ? std::atoi(argv[1]) : 5;
   const int64_t context = argc > 2 ? std::atoi(argv[2]) : 64;
+  const std::string numbers = argc > 3 ? argv[3] : "bf16";
   const auto ops = nanovllm::make_cpu_backend({});
-  Model model(*ops);
+  Model model(*ops, numbers == "int4"   ? WeightFormat::int4
+                    : numbers == "int8" ? WeightFormat::int8
+                    : numbers == "e4m3" ? WeightFormat::e4m3
+                                        : WeightFormat::bf16);
   std::printf("%s; %.2f GB of weights packed in %.2f s\n", ops->name().c_str(),
               static_cast<double>(model.bytes()) * 1e-9, model.load_seconds_);
   double one_row = 0;

@@ -368,11 +368,11 @@ std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end)
                           : scales == QuantScales::block ? kBlock
                                                          : end - begin;
   const bool in_rows = scales == QuantScales::tensor || scales == QuantScales::channel;
-  if (is_ordered || (!in_rows && begin % columns != 0)) return std::nullopt;
+  if (is_ordered || (!in_rows && (begin % columns != 0 || end % columns != 0))) return std::nullopt;
   return WeightFormat(storage == QuantStorage::e4m3                ? WeightFormat::e4m3
                       : storage == QuantStorage::int8 || bits == 8 ? WeightFormat::int8
                                                                    : WeightFormat::int4,
-                      std::min(columns, end - begin));
+                      columns);
 }
 
 }  // namespace nanovllm

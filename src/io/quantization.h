@@ -52,7 +52,7 @@ struct QuantScheme {
   std::string scale_name;   ///< of the tensor, behind "<module>."
 
   /// The format that keeps columns [begin, end) of such a weight as they are; nothing where none
-  /// does: the columns are not in the order of their groups, or the first is inside one.
+  /// does: the columns are not in the order of their groups, or cut one.
   std::optional<WeightFormat> kept_format(int64_t begin, int64_t end) const;
 };
 

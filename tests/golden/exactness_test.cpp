@@ -95,7 +95,8 @@ TEST_P(Exactness, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   {
     EngineConfig eager = config_;
     eager.enforce_eager = true;
-    GrammarLLM llm(directory_, eager);
+    // A quantised model's weights are plain here, and as the device keeps them below.
+    GrammarLLM llm(directory_, eager, dequantised);
     for (const Request& r : requests) {
       alone.push_back(run_alone(llm, r.prompt, r.params));
       llm.expect_allowed(r.params, alone.back());
@@ -138,7 +139,8 @@ TEST_P(Exactness, TwoEnginesInOneProcessDoNotDisturbEachOther) {
   EngineConfig other = config_;
   other.num_threads = 1;
   other.block_size = 16;
-  GrammarLLM first(directory_, config_), second(directory_, other), reference(directory_, config_);
+  GrammarLLM first(directory_, config_), second(directory_, other),
+      reference(directory_, config_, dequantised);
   for (const Request& r : requests) {
     first.add_request(r.prompt, r.params);
     second.add_request(r.prompt, r.params);
@@ -163,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80",
                                      "llama-untied-biases", "mistral-window",
                                      "qwen3-moe-some-dense", "quantised-gptq-128-ordered",
-                                     "quantised-awq-64-experts", "quantised-fp8-blocks"),
+                                     "quantised-awq-64-experts", "quantised-fp8-blocks",
+                                     "quantised-packed-128", "quantised-int8-channel"),
                      testing::ValuesIn(kTargets)),
     case_name);
 

@@ -11,13 +11,25 @@
 #include "constrain/grammar_compiler.h"
 #include "constrain/reasoning.h"
 #include "engine/test_grammars.h"
+#include "ops/forwarding_backend.h"
 
 namespace nanovllm {
 
+/// A device that keeps no weight quantised: each becomes plain numbers while it is loaded.
+class DequantisedBackend : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  bool keeps(WeightFormat, int64_t, int64_t) const override { return false; }
+};
+inline std::unique_ptr<Backend> dequantised(std::unique_ptr<Backend> ops) {
+  return std::make_unique<DequantisedBackend>(std::move(ops));
+}
+
 class GrammarLLM {
  public:
-  GrammarLLM(const std::string& model, const EngineConfig& config)
-      : loaded_(load_engine(model, config)),
+  GrammarLLM(const std::string& model, const EngineConfig& config,
+             const BackendDecorator& decorate = {})
+      : loaded_(load_engine(model, config, decorate)),
         compiler_(std::make_unique<GrammarCompiler>(loaded_.tokenizer, loaded_.info.vocab_size,
                                                     loaded_.eos)) {}
 
