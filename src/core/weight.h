@@ -14,7 +14,7 @@ namespace nanovllm {
 struct WeightFormat {
   enum Numbers : uint8_t { f32, bf16, int4, int8, e4m3 } numbers = bf16;
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
-  /// a multiple of 32, or k.
+  /// k, or a multiple of 32 that divides k.
   int64_t group = 0;
 
   constexpr WeightFormat(Numbers is, int64_t group_size = 0) : numbers(is), group(group_size) {}

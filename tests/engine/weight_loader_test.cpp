@@ -327,6 +327,49 @@ TEST_F(QuantisedLoaderTest, TakesAPlainWeightWherePackedOnesWouldHaveOtherNames)
   EXPECT_EQ(refusal(), "");
 }
 
+/// Takes any quantised weight.
+struct KeepingBackend : RecordingBackend {
+  bool keeps(WeightFormat, int64_t, int64_t) const override { return true; }
+  void load_quantised(Weight dst, const QuantizedRows& rows) override {
+    EXPECT_EQ(std::ssize(rows.numbers), dst.n() * dst.k());
+    EXPECT_EQ(std::ssize(rows.scales), dst.n() * dst.format.groups(dst.k()));
+    quantised += dst.n() * dst.k();
+  }
+  int64_t quantised = 0;
+};
+
+TEST_F(QuantisedLoaderTest, WeightsStayQuantisedWhereTheBackendKeepsThem) {
+  const auto load = [&](Shard shard) {
+    write(tensors_);
+    KeepingBackend backend;
+    std::vector<std::byte> storage(1 << 20);
+    WeightLoader loader(backend, DType::bf16, shard, storage.data(), config_.quantization.get());
+    find_architecture(config_.architecture).make(config_, {loader, {}});
+    loader.load(checkpoint(), {});
+    EXPECT_EQ(loader.num_quantised(), backend.quantised);
+    return backend.quantised;
+  };
+  read("quantised-gptq-64-zeros");  // two layers; hidden 128, 192 in the MLP, groups of 64
+  constexpr int64_t kAttention = 2 * (256 * 128 + 128 * 128), kMlp = 2 * 3 * 192 * 128;
+  EXPECT_EQ(load({}), kAttention + kMlp);
+  // A half of down_proj's columns would cut a group.
+  EXPECT_EQ(load({0, 2}), 2 * (192 * 128 + 128 * 64) + 2 * 192 * 128);
+  EXPECT_EQ(load({1, 2}), load({0, 2}));
+
+  for (const char* end : {".qweight", ".qzeros", ".scales", ".g_idx"})
+    std::erase_if(tensors_, [&](const StoredBytes& t) { return t.name == module_ + end; });
+  add(module_ + ".weight", "F32", std::string(128 * 128 * 4, '\0'), {128, 128});
+  try {
+    load({});
+    ADD_FAILURE() << "there is no room for a plain weight";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::model);
+    EXPECT_NE(std::string(error.what()).find("tensor " + module_ + ".weight is plain, but"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_F(QuantisedLoaderTest, RefusesAFileThatIsQuantisedOtherwiseThanConfigSays) {
   read("quantised-fp8-blocks");
   config_.quantization.reset();

@@ -165,8 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-sharded-mha-80",
                                      "llama-untied-biases", "mistral-window",
                                      "qwen3-moe-some-dense", "quantised-gptq-128-ordered",
-                                     "quantised-awq-64-experts", "quantised-fp8-blocks",
-                                     "quantised-packed-128", "quantised-int8-channel"),
+                                     "quantised-awq-64-experts", "quantised-fp8-blocks"),
                      testing::ValuesIn(kTargets)),
     case_name);
 

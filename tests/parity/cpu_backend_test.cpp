@@ -1,10 +1,14 @@
 // What is the CPU backend's own: threads, memory, and how a device is chosen.
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <random>
 
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include "ops/cpu/memory.h"
+#include "ops/cpu/weights.h"
 #include "parity/harness.h"
 
 namespace nanovllm::parity {
@@ -68,6 +72,50 @@ TEST(CpuBackend, TheEnvironmentsNumberOfThreadsIsBounded) {
     EXPECT_NE(make_cpu_backend({})->name().find("3 threads"), std::string::npos);
   }
   before ? setenv("OMP_NUM_THREADS", saved.c_str(), 1) : unsetenv("OMP_NUM_THREADS");
+}
+
+// Tile products read what a plain weight would be loaded as; few processors have them, all can make
+// the tiles.
+TEST(CpuBackend, DequantisedTilesLieAsPlainOnesDo) {
+  std::mt19937 random(1);
+  for (const WeightFormat format : {WeightFormat(WeightFormat::int4, 32),
+                                    {WeightFormat::int8, 96},
+                                    {WeightFormat::e4m3, 96},
+                                    {WeightFormat::int4, 45}})
+    for (const int64_t n : {7, 32, 50}) {
+      const int64_t k = format.group == 45 ? 45 : 96, scales = n * format.groups(k);
+      QuantizedRows rows;
+      for (int64_t i = 0; i < n * k; ++i)
+        rows.numbers.push_back(static_cast<int8_t>(i * 5 % 16 - 8));
+      for (int64_t i = 0; i < scales; ++i)
+        rows.scales.push_back(0.01f + 0.001f * static_cast<float>(random() % 100));
+      if (format.has_zeros()) rows.zeros.assign(static_cast<size_t>(scales), 3);
+      std::vector<std::byte> packed(cpu::quantised_bytes(format, n, k));
+      cpu::pack_quantised(packed.data(), format, n, k, rows, 1);
+      const cpu::QuantisedPanels panels = cpu::quantised_panels(packed.data(), format, k);
+      const cpu::WeightLayout layout = cpu::tile_layout(n, k);
+      for (const char* isa : {"base", "avx2", "avx512", "avx512_bf16", "amx"}) {
+        const cpu::Kernels* all = cpu::find_kernels(isa);
+        if (!all) continue;
+        const auto& kernels = format.numbers == WeightFormat::int4   ? all->int4
+                              : format.numbers == WeightFormat::int8 ? all->int8
+                                                                     : all->e4m3;
+        std::vector<bf16> plain(static_cast<size_t>(n * k)), panel(static_cast<size_t>(16 * k)),
+            want(layout.bytes / 2), got(layout.bytes / 2);
+        const int64_t block = (k + 31) / 32 * 32 * 32;  // elements of two panels
+        for (int64_t p = 0; p < (n + 15) / 16; ++p) {
+          kernels.dequantise(panel.data(), panels, p, 0);
+          for (int64_t r = p * 16; r < std::min(n, p * 16 + 16); ++r)
+            for (int64_t c = 0; c < k; ++c)
+              plain[static_cast<size_t>(r * k + c)] = panel[static_cast<size_t>(c * 16 + r % 16)];
+          kernels.dequantise_tiles(got.data() + p / 2 * block + p % 2 * 512, panels, p, 1024);
+        }
+        cpu::pack_rows(reinterpret_cast<std::byte*>(want.data()), DType::bf16, layout, 0,
+                       Tensor(plain.data(), DType::bf16, {n, k}), 1);
+        EXPECT_EQ(std::memcmp(got.data(), want.data(), layout.bytes), 0)
+            << isa << ", " << format.bits() << " bits, " << n << " x " << k;
+      }
+    }
 }
 
 TEST(CpuBackend, KnowsItsMemoryWhereProcIsNotMounted) {

@@ -275,6 +275,20 @@ TEST_F(ChangedScheme, MissingMisshapenAndImpossibleTensorsAreRefusedByName) {
   expect("weight_scale has a scale of inf", "int8-channel", "{}",
          first(".weight_scale", "\x80\x7f"));
   expect("input_scale has a scale of 0", "fp8-tensor-static", "{}", first(".input_scale", zero));
+  // 2^7 in f32 and bf16; 2^-101 in bf16.
+  expect("weight_scale_inv has a scale of 128", "fp8-blocks", "{}",
+         first(".weight_scale_inv", std::string("\0\0\0\x43", 4)));
+  expect("weight_scale has a scale of 128", "int8-channel", "{}",
+         first(".weight_scale", std::string("\0\x43", 2)));
+  expect("from 2^-100 to below 2^7", "int8-channel", "{}",
+         first(".weight_scale", std::string("\0\x0d", 2)));
+  expect("has a zero point of 8, beyond 4 bits", "packed-32-zeros-ordered", "{}",
+         [](auto& tensors) {
+           auto& zeros = find(tensors, ".weight_zero_point");
+           zeros.dtype = "I8";
+           zeros.shape = {128, 4};
+           zeros.bytes = std::string(128 * 4, '\x08');
+         });
   expect("weight has a NaN", "fp8-channel", "{}", first(".weight", "\xff"));
   expect("weight_shape says [127, 128]", "packed-128", "{}", first(".weight_shape", "\x7f"));
   expect("does not put 32 columns into each of 4 groups", "packed-32-zeros-ordered", "{}",
@@ -308,6 +322,20 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
   EXPECT_FALSE(is_plain(fp8, "model.layers.11.mlp.gate_proj"));
   EXPECT_TRUE(is_plain(fp8, "model.layers.2.self_attn.o_proj"));
   EXPECT_FALSE(is_plain(fp8, "model.layers.2.self_attn.q_proj"));
+  // AutoAWQ's list, GPTQ's list of what is quantised, and GPTQModel's rules (re.match).
+  const auto awq = parse(R"({"quant_method": "awq", "version": "gemm", "bits": 4,
+      "group_size": 128, "modules_to_not_convert": ["mlp.down_proj"]})");
+  EXPECT_TRUE(is_plain(awq, "model.layers.1.mlp.down_proj"));
+  EXPECT_FALSE(is_plain(awq, "model.layers.1.mlp.up_proj"));
+  const auto some = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
+      "modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.up_proj"]]})");
+  EXPECT_FALSE(is_plain(some, "model.layers.7.self_attn.q_proj"));
+  EXPECT_FALSE(is_plain(some, "model.layers.0.mlp.up_proj"));
+  EXPECT_TRUE(is_plain(some, "model.layers.0.mlp.down_proj"));
+  const auto rules = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
+      "dynamic": {"-:.*\\.1\\..*down_proj": {}}})");
+  EXPECT_TRUE(is_plain(rules, "model.layers.1.mlp.down_proj"));
+  EXPECT_FALSE(is_plain(rules, "model.layers.11.mlp.down_proj"));
   // compressed-tensors: names in full, expressions from the first character on (re.match).
   const auto packed = parse(R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
       "ignore": ["lm_head", "re:.*mlp\\.gate$", "re:layers.3"], "config_groups": {"a": {"targets": ["Linear"],
