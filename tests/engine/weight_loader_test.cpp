@@ -349,11 +349,11 @@ TEST_F(QuantisedLoaderTest, WeightsStayQuantisedWhereTheBackendKeepsThem) {
     EXPECT_EQ(loader.num_quantised(), backend.quantised);
     return backend.quantised;
   };
-  read("quantised-gptq-64-zeros");  // two layers; hidden 128, 192 in the MLP, groups of 64
-  constexpr int64_t kAttention = 2 * (256 * 128 + 128 * 128), kMlp = 2 * 3 * 192 * 128;
+  read("quantised-gptq-64-zeros");  // one layer; hidden 128, 192 in the MLP, groups of 64
+  constexpr int64_t kAttention = 256 * 128 + 128 * 128, kMlp = 3 * 192 * 128;
   EXPECT_EQ(load({}), kAttention + kMlp);
   // A half of down_proj's columns would cut a group.
-  EXPECT_EQ(load({0, 2}), 2 * (192 * 128 + 128 * 64) + 2 * 192 * 128);
+  EXPECT_EQ(load({0, 2}), 192 * 128 + 128 * 64 + 192 * 128);
   EXPECT_EQ(load({1, 2}), load({0, 2}));
 
   for (const char* end : {".qweight", ".qzeros", ".scales", ".g_idx"})
