@@ -5,35 +5,33 @@ namespace {
 
 /// ROWS x BLOCKS tiles of 1 x 16 outputs. x: f32 rows k apart; w: `BLOCKS` panels of k x 16.
 template <int ROWS, int BLOCKS, class T>
-NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, Vec (&acc)[ROWS][BLOCKS]) {
-  for (auto& row : acc)
-    for (Vec& v : row) v = Vec{};
+NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, Sum (&acc)[ROWS][BLOCKS]) {
   for (int64_t i = 0; i < k; ++i) {
     Vec column[BLOCKS];
     for (int b = 0; b < BLOCKS; ++b) column[b] = load(w + (b * k + i) * kGemmBlock);
     for (int r = 0; r < ROWS; ++r)
-      for (int b = 0; b < BLOCKS; ++b) acc[r][b] += x[r * k + i] * column[b];
+      for (int b = 0; b < BLOCKS; ++b) acc[r][b].add(x[r * k + i], column[b]);
   }
 }
 
 template <int ROWS, int BLOCKS, class T>
-NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Vec (&acc)[ROWS][BLOCKS], int64_t row,
+NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Sum (&acc)[ROWS][BLOCKS], int64_t row,
                               int64_t block) {
   for (int r = 0; r < ROWS; ++r) {
     for (int b = 0; b < BLOCKS; ++b) {
       const int64_t column = (block + b) * kGemmBlock, at = (row + r) * task.y_stride + column;
       const int64_t count = task.n - column < kLanes ? task.n - column : kLanes;
       if (task.y_is_f32)
-        put(static_cast<float*>(task.y) + at, acc[r][b], count);
+        put(static_cast<float*>(task.y) + at, acc[r][b].get(), count);
       else
-        put(static_cast<T*>(task.y) + at, acc[r][b], count);
+        put(static_cast<T*>(task.y) + at, acc[r][b].get(), count);
     }
   }
 }
 
 template <int ROWS, int BLOCKS, class T>
 void gemm_rows(const GemmTask<T>& task, const float* x, int64_t row, int64_t block) {
-  Vec acc[ROWS][BLOCKS];
+  Sum acc[ROWS][BLOCKS];
   gemm_tile<ROWS, BLOCKS>(x, task.w + block * task.k * kGemmBlock, task.k, acc);
   put_tile<ROWS, BLOCKS>(task, acc, row, block);
 }

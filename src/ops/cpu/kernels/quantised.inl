@@ -77,9 +77,7 @@ NANOVLLM_INLINE void for_groups(const QuantisedPanels& w, Body&& body) {
 /// ROWS x BLOCKS tiles of 1 x 16 outputs. x: f32 rows k apart; panel: the first of BLOCKS.
 template <class Group, int ROWS, int BLOCKS>
 NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, const uint8_t* panel,
-                                    Vec (&acc)[ROWS][BLOCKS]) {
-  for (auto& row : acc)
-    for (Vec& v : row) v = Vec{};
+                                    Sum (&acc)[ROWS][BLOCKS]) {
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
         Group group[BLOCKS];
@@ -93,7 +91,7 @@ NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, co
           Vec column[BLOCKS];
           for (int b = 0; b < BLOCKS; ++b) column[b] = group[b].column(load_unit(units[b]), j);
           for (int r = 0; r < ROWS; ++r)
-            for (int b = 0; b < BLOCKS; ++b) acc[r][b] += x[r * w.k + i] * column[b];
+            for (int b = 0; b < BLOCKS; ++b) acc[r][b].add(x[r * w.k + i], column[b]);
         };
         int64_t i = first;
         for (; i + Group::kColumns <= first + count; i += Group::kColumns) {
@@ -108,7 +106,7 @@ NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, co
 template <class Group, int ROWS, int BLOCKS>
 void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, const float* x,
                     int64_t row, int64_t block) {
-  Vec acc[ROWS][BLOCKS];
+  Sum acc[ROWS][BLOCKS];
   quantised_tile<Group, ROWS, BLOCKS>(x, w, w.data + block * w.panel_bytes, acc);
   put_tile<ROWS, BLOCKS>(task, acc, row, block);
 }

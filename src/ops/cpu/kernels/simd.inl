@@ -17,6 +17,27 @@ constexpr int64_t kLanes = 16;
 
 NANOVLLM_INLINE Vec splat(float value) { return value - Vec{}; }
 
+/// A Vec as the registers that it takes. Sums that a loop carries are kept so: GCC moves one of two
+/// registers through memory, in pieces that cannot be read back whole.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Sum {
+  Vec8 low{}, high{};
+  NANOVLLM_INLINE void add(float x, Vec v) {
+    low += x * __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    high += x * __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+  NANOVLLM_INLINE Vec get() const {
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+};
+#else
+struct Sum {
+  Vec all{};
+  NANOVLLM_INLINE void add(float x, Vec v) { all += x * v; }
+  NANOVLLM_INLINE Vec get() const { return all; }
+};
+#endif
+
 NANOVLLM_INLINE Vec load(const float* p) {
   Vec v;
   __builtin_memcpy(&v, p, sizeof v);
