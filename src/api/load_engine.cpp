@@ -41,11 +41,10 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
   if (model.quantization)
     list.push_back(fmt::format(
         "weights of {} are kept {} in memory", model.quantization->describe(),
-        plan.num_quantised > 0
-            ? fmt::format("as they are, {:.0f} % of all parameters,",
-                          100.0 * static_cast<double>(plan.num_quantised) /
-                              static_cast<double>(plan.num_parameters))
-            : "in the model's dtype"));
+        plan.num_quantised > 0 ? fmt::format("as they are, {:.0f} % of all parameters,",
+                                             100.0 * static_cast<double>(plan.num_quantised) /
+                                                 static_cast<double>(plan.num_parameters))
+                               : "in the model's dtype"));
   list.push_back((ranks > 1 ? fmt::format("{} ranks, the first ", ranks) : "") + device);
   const int64_t usual = std::min<int64_t>(4096, model.max_position_embeddings);
   if (config.max_model_len == 0 && plan.limits.max_model_len < usual)
