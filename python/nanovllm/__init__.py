@@ -25,13 +25,17 @@ from nanovllm.sampling_params import RequestOutputKind, SamplingParams, Structur
 
 if TYPE_CHECKING:
     from nanovllm.async_llm import AsyncLLM, OpenAIError
+    from nanovllm.engine.arg_utils import EngineArgs
+    from nanovllm.engine.llm_engine import LLMEngine
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
     "DeviceError",
+    "EngineArgs",
     "EngineError",
+    "LLMEngine",
     "Logprob",
     "ModelError",
     "OpenAIError",
@@ -45,11 +49,18 @@ __all__ = [
     "__version__",
 ]
 
+_LATE = {
+    "AsyncLLM": "nanovllm.async_llm",
+    "OpenAIError": "nanovllm.async_llm",
+    "EngineArgs": "nanovllm.engine.arg_utils",
+    "LLMEngine": "nanovllm.engine.llm_engine",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # asyncio takes as long to import as all the rest: programs that do without it do not wait.
-    if name in ("AsyncLLM", "OpenAIError"):
-        from nanovllm import async_llm
+    # asyncio takes as long to import as all the rest, dataclasses longer: programs that do without do not wait.
+    if name in _LATE:
+        from importlib import import_module
 
-        return getattr(async_llm, name)
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module 'nanovllm' has no attribute {name!r}")

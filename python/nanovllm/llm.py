@@ -49,7 +49,6 @@ class LLM:
         self._lock = threading.RLock()
         self._engine = _core.Engine(model, to_engine_options(model, options))
         self._tokenizer: Tokenizer | None = None
-        self._prompts: dict[int, Any] = {}
         weakref.finalize(self, exit_engine, self._engine)
 
     @property
@@ -118,19 +117,18 @@ class LLM:
     def add_request(self, prompt: Prompt, sampling_params: SamplingParams) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
-            number = self._engine.add_request(prompt, sampling_params._wire()[0])
-            self._prompts[number] = text_of(prompt)
-            return number
+            return self._engine.add_request(prompt, sampling_params._wire()[0])
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,
         and the tokens of the step: those of prompts, or minus the generated ones."""
+        raw, num_tokens = self._step()
+        return [(output[0], output[2][0][2]) for output in raw], num_tokens
+
+    def _step(self) -> tuple[list[tuple[Any, ...]], int]:
         with self._lock:
             raw, num_tokens = self._engine.step()
-            for output in raw:
-                if output[3]:
-                    self._prompts.pop(output[0], None)
-            return [(o[0], o[2][0][2]) for o in raw if o[3]], num_tokens
+            return [output for output in raw if output[3]], num_tokens
 
     def abort_request(self, request_id: int) -> None:
         """Ends a request of add_request(); an unknown id is ignored."""

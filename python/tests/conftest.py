@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import nanovllm
-from nanovllm import LLM
+from nanovllm import LLM, SamplingParams, StructuredOutputsParams
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DEMO = str(SOURCE / "models/demo")
@@ -35,3 +35,12 @@ def program():
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     return run
+
+
+def skip_without_grammars(engine):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))
+    try:
+        engine.generate(["a"], params, use_tqdm=False)
+    except ValueError as error:
+        assert "libnanovllm-grammar.so" in str(error)
+        pytest.skip("without the grammar module")

@@ -10,7 +10,7 @@ import re
 
 import jsonschema
 import pytest
-from conftest import DEMO, SOURCE
+from conftest import DEMO, SOURCE, skip_without_grammars
 
 from nanovllm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -29,18 +29,8 @@ def random_llm(tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).symlink_to(f"{DEMO}/{name}")
     with LLM(str(folder), device="cpu", load_format="dummy", num_threads=1) as engine:
-        if not _has_module(engine):
-            pytest.skip("without the grammar module")
+        skip_without_grammars(engine)
         yield engine
-
-
-def _has_module(engine):
-    try:
-        engine.generate(["a"], SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])), use_tqdm=False)
-    except ValueError as error:
-        assert "libnanovllm-grammar.so" in str(error)
-        return False
-    return True
 
 
 def random_regex(rng, depth=0):

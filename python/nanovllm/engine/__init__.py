@@ -1,0 +1,1 @@
+"""Modules at the places where vLLM's scripts import them from."""
