@@ -64,7 +64,7 @@ echo 'set(XGRAMMAR_BUILD_PYTHON_BINDINGS OFF)' >"$work/build/config.cmake"
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib \
-  -DCMAKE_CXX_FLAGS="-w -DXGRAMMAR_LOG_CUSTOMIZE=1 -fno-lto -fvisibility=hidden -ffile-prefix-map=$source=xgrammar" "${launcher[@]}" >"$work/log" 2>&1 &&
+  -DCMAKE_CXX_FLAGS="-w -DXGRAMMAR_LOG_CUSTOMIZE=1 -fno-lto -fvisibility=hidden -ffunction-sections -fdata-sections -ffile-prefix-map=$source=xgrammar" "${launcher[@]}" >"$work/log" 2>&1 &&
   cmake --build "$work/build" --target install >>"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; skip "XGrammar does not build"; }
 { cat "$source/LICENSE"; printf '\n---- NOTICE ----\n'; cat "$source/NOTICE"; printf '\n---- picojson ----\n'
   sed -n '1,/\*\//p' "$source/3rdparty/picojson/picojson.h"; } >"$prefix/LICENSE"

