@@ -42,10 +42,10 @@ async def ask(host, port, prompt, tokens, stream):
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
                  b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    size = last = 0
+    size, last = 0, b""
     while data := await reader.read(65536):
         assert size or data.startswith(b"HTTP/1.1 200"), data
-        size, last = size + len(data), data
+        size, last = size + len(data), (last + data)[-64:]
     assert not stream or b"[DONE]" in last
     writer.close()
 

@@ -2,60 +2,86 @@
 
     PYTHONPATH=build/release/python python3 bench/python_bench.py models/demo
 
-The time of the event loop's thread is its CPU time, so other programs of the machine do not count.
+Times of tokens are CPU times, so other programs of the machine count by its caches alone, and what is compared is measured in turns:
+of as many rounds as the time allows, the median and the middle half. Two minutes at most, import included, on a machine that is not idle.
 """
 
 import asyncio
+import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 
-TOKENS = 1500
+SECONDS = 25  # of rounds, for each of the two
+TOKENS = 300
+
+
+def spread(values):
+    if len(values) < 4:
+        return f"{statistics.median(values):5.1f}"
+    low, middle, high = statistics.quantiles(values)
+    return f"{middle:5.1f} ({low:.1f} to {high:.1f})"
 
 
 def import_ms(module):
     code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     runs = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-        for _ in range(15)
+        1000 * float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(9)
     ]
-    return f"{1000 * statistics.median(runs):.1f} ms (best {1000 * min(runs):.1f})"
+    return f"{spread(runs)} ms, best {min(runs):.1f}"
 
 
-def cpu_seconds_of_program(model, tokens):
+def small_model(model, folder):
+    """One small layer of random weights: a token takes little more than what is measured."""
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    config |= {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        os.symlink(os.path.abspath(os.path.join(model, name)), os.path.join(folder, name))
+
+
+def program_seconds(model, tokens):
+    """CPU time of the program for one answer of so many tokens, start included."""
     program = os.path.join(os.path.dirname(find_spec("nanovllm").origin), "nanovllm")
     command = [program, "generate", model, "-q", "--device", "cpu", "-t", "1", "--max-num-seqs", "1"]
-    command += ["--generation-config", "vllm", "--prompt", "x", "--ignore-eos", "--seed", "1"]
-    command += ["--max-tokens", str(tokens)]
+    command += ["--load-format", "dummy", "--generation-config", "vllm", "-i", "-", "-o", "-"]
+    request = {"prompt": "x", "sampling_params": {"max_tokens": tokens, "ignore_eos": True, "seed": 1}}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, check=True)
+    subprocess.run(command, input=json.dumps(request) + "\n", text=True, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def generate_us(model):
-    """CPU time of a token of the program and of generate(), measured in turns."""
+    """CPU time of a token of the program and of generate(), round by round."""
     from nanovllm import LLM, SamplingParams
 
-    llm = LLM(model, device="cpu", num_threads=1, max_num_seqs=1)
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=1)
-    runs = []
-    for _ in range(7):
+    llm = LLM(model, device="cpu", num_threads=1, max_num_seqs=1, load_format="dummy")
+
+    def seconds(tokens):
         begin = time.process_time()
-        llm.generate(["x"], params, use_tqdm=False)
-        ours = time.process_time() - begin
-        program = cpu_seconds_of_program(model, TOKENS) - cpu_seconds_of_program(model, 1)
-        runs.append((1e6 * program / TOKENS, 1e6 * ours / TOKENS))
+        llm.generate(["x"], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
+        return time.process_time() - begin
+
+    seconds(TOKENS)
+    rounds, end = [], time.monotonic() + SECONDS
+    while len(rounds) < 3 or time.monotonic() < end:
+        both = [of(TOKENS) - of(1) for of in (lambda n: program_seconds(model, n), seconds)]
+        rounds.append([1e6 * value / (TOKENS - 1) for value in both])
     llm.exit()
-    return [min(run[i] for run in runs) for i in (0, 1)]
+    return rounds
 
 
-async def asyncio_us():
-    """The time that asyncio itself takes to wake a task by a descriptor."""
+async def wake_up_us():
+    """CPU time that asyncio itself takes to wake a task by a descriptor."""
     loop, descriptor = asyncio.get_running_loop(), os.eventfd(0, os.EFD_NONBLOCK)
     waiter = None
 
@@ -75,34 +101,41 @@ async def asyncio_us():
 
 
 async def async_us(model):
-    from nanovllm import AsyncLLM, SamplingParams
+    """CPU time of the loop's thread for an output: everything so far, what is new, and asyncio's wake-up alone."""
+    from nanovllm import AsyncLLM, RequestOutputKind, SamplingParams
 
     llm = AsyncLLM(model, device="cpu", num_threads=1, max_num_seqs=1)
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=1)
-    results = []
-    for kind in (0, 1):
-        params.output_kind = kind
-        for _ in range(3):
-            begin = time.thread_time()
-            count = 0
-            async for output in llm.generate("x", params):
-                count += 1
-                output.outputs[0].text
-            results.append((kind, 1e6 * (time.thread_time() - begin) / count))
+
+    async def stream_us(kind):
+        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=1, output_kind=kind)
+        begin, count = time.thread_time(), 0
+        async for output in llm.generate("x", params):
+            count += 1
+            output.outputs[0].text
+        return 1e6 * (time.thread_time() - begin) / count
+
+    rounds, end = [], time.monotonic() + SECONDS
+    while len(rounds) < 3 or time.monotonic() < end:
+        kinds = (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA)
+        rounds.append([await stream_us(kind) for kind in kinds] + [await wake_up_us()])
     llm.exit()
-    return {kind: min(us for k, us in results if k == kind) for kind in (0, 1)}
+    return rounds
 
 
 def main():
     model = sys.argv[1]
-    print("import nanovllm          ", import_ms("nanovllm"))
-    print("import nanovllm.async_llm", import_ms("nanovllm.async_llm"))
-    print("import asyncio           ", import_ms("asyncio"))
-    program, ours = generate_us(model)
-    print(f"CPU time of a token: program {program:.1f} us, generate() {ours:.1f} us")
-    times = asyncio.run(async_us(model))
-    print(f"async for, a token: {times[0]:.1f} us of the loop's thread, {times[1]:.1f} in pieces;")
-    print(f"asyncio alone, a wake-up: {asyncio.run(asyncio_us()):.1f} us")
+    print(f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
+    print("import nanovllm             ", import_ms("nanovllm"), " (must 60, aim 20)")
+    print("import nanovllm.async_llm   ", import_ms("nanovllm.async_llm"))
+    with tempfile.TemporaryDirectory() as folder:
+        small_model(model, folder)
+        rounds = generate_us(folder)
+    print(f"generate(), a token: program {spread([r[0] for r in rounds])} us, generate() {spread([r[1] for r in rounds])} us;")
+    print(f"    added {spread([r[1] - r[0] for r in rounds])} us  (must 5, aim 1), {len(rounds)} rounds")
+    rounds = asyncio.run(async_us(model))
+    print(f"async for, a token: {spread([r[0] for r in rounds])} us of the loop's thread, best {min(r[0] for r in rounds):.1f}  (must 30, aim 15),")
+    print(f"    {spread([r[1] for r in rounds])} us in pieces, best {min(r[1] for r in rounds):.1f}; asyncio's wake-up alone {spread([r[2] for r in rounds])} us, {len(rounds)} rounds")
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

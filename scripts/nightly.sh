@@ -2,7 +2,8 @@
 # The checks that are too long for every commit: scripts/nightly.sh [SECONDS, default 1200]
 # The server under mixed random traffic for so long (tests/soak), with 10,000 idle connections in the middle; the server's tests under TSan;
 # the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time; all schemas of programs
-# and 10,000 answers of random weights under random structures, where there is XGrammar and a Python environment. Builds what it needs in
+# and 10,000 answers of random weights under random structures, and the Python package's threads and engines, where there is XGrammar and a
+# Python environment. Builds what it needs in
 # build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's lines of progress; logs are in
 # build/nightly. Exit 1 if a stage failed.
 set -euo pipefail
@@ -49,13 +50,22 @@ structures() {
     NANOVLLM_GENERATIONS=10000 PYTHONPATH=build/release/python OMP_WAIT_POLICY=PASSIVE build/python-env/bin/python -m pytest -q -s \
       -p no:cacheprovider python/tests/test_structured_output.py
 }
+# 32 threads and 4 event loops on one engine for half of the time, and 1,000 engines made and dropped.
+package() {
+  NANOVLLM_TEST_SECONDS=$((seconds / 2)) NANOVLLM_TEST_ENGINES=1000 PYTHONPATH=build/release/python OMP_WAIT_POLICY=PASSIVE \
+    build/python-env/bin/python -m pytest -q -s -p no:cacheprovider python/tests/test_async_llm.py python/tests/test_llm.py \
+    -k 'threads_and_loops or engines_that_are_dropped'
+}
 fuzz() { scripts/fuzz.sh $((seconds / 10 + 1)) http requests chat_parser sampling_params; }
 
 stage build build
 show=/dev/stdout stage soak soak
 stage models models
 stage threads threads
-if scripts/build-grammar.sh >/dev/null && scripts/python-env.sh; then stage structures structures; fi
+if scripts/build-grammar.sh >/dev/null && scripts/python-env.sh; then
+  stage structures structures
+  stage package package
+fi
 if command -v clang++ >/dev/null; then stage fuzz fuzz; fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -169,6 +169,7 @@ def test_many_threads_and_loops_with_random_cancellations_lose_nothing(engine, l
         thread.join()
     for loop in loops:
         loop.close()
+    print(f"{len(finished)} finished, {len(cancelled)} cancelled")
     assert not failures and finished and all(finished) and cancelled
     assert not engine._ports and not engine._names
 
