@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # The checks that are too long for every commit: scripts/nightly.sh [SECONDS, default 1200]
 # The server under mixed random traffic for so long (tests/soak), with 10,000 idle connections in the middle; the server's tests under TSan;
-# the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time; all schemas of programs
-# and 10,000 answers of random weights under random structures, and the Python package's threads and engines, where there is XGrammar and a
-# Python environment. Builds what it needs in
-# build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's lines of progress; logs are in
-# build/nightly. Exit 1 if a stage failed.
+# the long runs of the block manager and the scheduler; the fuzzers of the server's inputs for a tenth of that time; all schemas of programs,
+# 10,000 answers of random weights under random structures and the Python package's threads and engines, where there is XGrammar and a
+# Python environment. Builds what it needs in build/release, build/tsan and build/fuzz. One line for each stage as it ends, and the soak's
+# lines of progress; logs are in build/nightly. Exit 1 if a stage failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-1200}
