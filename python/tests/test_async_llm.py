@@ -129,10 +129,10 @@ def test_the_loop_wakes_up_once_a_step_at_most(engine):
 
 def test_many_threads_and_loops_with_random_cancellations_lose_nothing(engine, llm):
     """Four threads with a loop each, and 28 that give them work. NANOVLLM_TEST_SECONDS makes it longer."""
-    end = time.monotonic() + float(os.environ.get("NANOVLLM_TEST_SECONDS", "4"))
     expected = [llm.generate(PROMPT, params(i), use_tqdm=False)[0] for i in range(8)]
     loops = [asyncio.new_event_loop() for _ in range(4)]
     finished, cancelled, failures = [], [], []
+    end = time.monotonic() + float(os.environ.get("NANOVLLM_TEST_SECONDS", "4"))
 
     def client(number):
         rng = random.Random(number)
