@@ -122,23 +122,33 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
   QuantizedRows rows;
   const auto scales = static_cast<size_t>(n * format.groups(k));
   // The numbers' own deviations: of 16 and 256 integers, and of all E4M3 numbers.
-  rows.scales.assign(scales, 0.02f / (format.numbers == WeightFormat::int4   ? 4.6f
-                                      : format.numbers == WeightFormat::int8 ? 73.9f
-                                                                             : 112.0f));
+  const float scale = 0.02f / (format.numbers == WeightFormat::int4   ? 4.6f
+                               : format.numbers == WeightFormat::int8 ? 73.9f
+                                                                      : 112.0f);
+  rows.scales.assign(scales, static_cast<float>(bf16(scale)));  // as most checkpoints' scales
   if (format.has_zeros()) rows.zeros.assign(scales, 0);
-  rows.numbers.reserve(static_cast<size_t>(n * k) + 16);
+  // A tensor's elements are those of a table, over and over, from a place that its name says.
+  constexpr uint64_t kTable = 65537;  // a prime: rows begin at ever other places
+  std::vector<int8_t> table;
+  for (uint64_t i = 0; i < kTable; ++i) {
+    const auto q =
+        static_cast<uint8_t>((i * 0x9e3779b97f4a7c15u + seed) * 0xbf58476d1ce4e5b9u >> 56);
+    table.push_back(format.numbers == WeightFormat::int4
+                        ? static_cast<int8_t>(q % 16 - 8)
+                        : static_cast<int8_t>((q & 0x7f) == 0x7f ? 0 : q));
+  }
+  rows.numbers.reserve(static_cast<size_t>(n * k));
   for (const WeightPart& part : parts)
     for (int64_t row = part.row_begin, end = part.row_end < 0 ? part.shape[0] : part.row_end;
          row < end; ++row) {
-      const auto first = static_cast<uint64_t>(row * part.shape[1] + part.col_begin);
-      for (int64_t c = 0; c < k; ++c) {
-        const auto q = static_cast<uint8_t>(
-            ((first + static_cast<uint64_t>(c)) * 0x9e3779b97f4a7c15u + hash_of(part.name) + seed) *
-                0xbf58476d1ce4e5b9u >>
-            56);
-        rows.numbers.push_back(format.numbers == WeightFormat::int4
-                                   ? static_cast<int8_t>(q % 16 - 8)
-                                   : static_cast<int8_t>((q & 0x7f) == 0x7f ? 0 : q));
+      uint64_t at =
+          hash_of(part.name) + static_cast<uint64_t>(row * part.shape[1] + part.col_begin);
+      for (auto left = static_cast<uint64_t>(k); left > 0;) {
+        const uint64_t from = at % kTable, count = std::min(left, kTable - from);
+        const auto first = table.begin() + static_cast<std::ptrdiff_t>(from);
+        rows.numbers.insert(rows.numbers.end(), first, first + static_cast<std::ptrdiff_t>(count));
+        at += count;
+        left -= count;
       }
     }
   return rows;

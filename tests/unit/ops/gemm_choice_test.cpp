@@ -102,6 +102,27 @@ TEST(GemmChoice, OfOtherGpusAndShapes) {
   EXPECT_EQ(served_by(product(0, kSmallQkv)), "separate operations");
 }
 
+TEST(GemmChoice, OfQuantisedWeights) {
+  for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
+    const auto served = [&](GemmProblem problem) {
+      problem.weight = {numbers, 128};
+      return served_by(problem);
+    };
+    EXPECT_EQ(served(product(1, kLargeQkv)), "packed");
+    EXPECT_EQ(served(product(64, kLargeGateUp, GemmEnd::gate)), "packed");
+    EXPECT_EQ(served(product(65, kLargeQkv)), "unpacked");
+    EXPECT_EQ(served(product(65, kLargeGateUp, GemmEnd::gate)), "unpacked");
+    // No kernel of plain weights gates them: the weight is unpacked for the operation before.
+    EXPECT_EQ(served(product(300, kSmallGateUp, GemmEnd::gate)), "separate operations");
+    EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::store, DType::f32)), "unpacked");
+    EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
+    EXPECT_EQ(served(product(128, {4096, 2048}, GemmEnd::send)), "separate operations");
+    GemmProblem uneven = product(1, kLargeQkv);
+    uneven.is_even = false;
+    EXPECT_EQ(served(uneven), "unpacked");
+  }
+}
+
 TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
   for (const int sms : {2, 16, 78, 114, 132})
     for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {

@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <cuda.h>
@@ -54,9 +55,10 @@ class CudaBackend final : public Backend {
   bool has_graphs() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
+  /// Room to unpack a weight is part of it, of the largest that weight_bytes() was asked about.
   size_t scratch_bytes(const OperandLimits&) const override {
     return kMostLanes * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) + kExchangeBytes +
-           kScanBytes;
+           kScanBytes + unpacking_lanes() * most_unpacked_;
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -68,9 +70,11 @@ class CudaBackend final : public Backend {
   int lanes_for(const DecodeSize& size) const override;
   void run_lanes(int lanes, const std::function<void(int)>& body) override;
 
+  bool keeps(WeightFormat format, int64_t n, int64_t k) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
   Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;
+  void load_quantised(Weight dst, const QuantizedRows& rows) override;
   void load_all(std::span<const WeightSource> weights, const SourceReader& read,
                 const std::function<void(size_t)>& loaded) override;
 
@@ -180,6 +184,7 @@ class CudaBackend final : public Backend {
     Stream stream;
     Event fence;  // lane 0: the lanes begin; the others: their end
     Buffer blas_workspace, partials, plans, prefill_counters;
+    Buffer unpacked;                  // a quantised weight as bf16
     const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
     std::vector<PlanKey> step_plans;  // made since then
   };
@@ -231,6 +236,23 @@ class CudaBackend final : public Backend {
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
   /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
+  /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
+  void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
+  /// The lanes whose products may need a quantised weight as bf16.
+  size_t unpacking_lanes() const { return lane_sms_ > 0 ? kMostLanes : 1; }
+  /// f(w as plain bf16), in the lane's memory until the next call. No kernel of f may begin before
+  /// that is written, as it might with weights.
+  template <class F>
+  auto with_unpacked(const Weight& w, F&& f) {
+    const Weight plain = unpack(w);
+    struct Restore {
+      bool& place;
+      bool was;
+      ~Restore() { place = was; }
+    } const restore{can_launch_early_, std::exchange(can_launch_early_, false)};
+    return f(plain);
+  }
+  Weight unpack(const Weight& w);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
   /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
@@ -338,6 +360,9 @@ class CudaBackend final : public Backend {
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
+  std::unordered_set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
+  mutable size_t most_unpacked_ = 0;  // bytes as bf16, of the quantised weights asked about
+  size_t room_to_unpack_ = 0;         // that a lane has
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/quantised/packed.h"
 #include "ops/staged_load.h"
 
 namespace nanovllm {
@@ -75,18 +76,60 @@ void read_memory(std::span<std::byte> to, const std::byte* from) {
 
 }  // namespace
 
+// Elsewhere weights of few rows would have to be unpacked for each product.
+bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k) const {
+  const int64_t group = format.group;
+  return is_hopper_ && format.is_quantised() && n % kPackedRows == 0 && k % kPackedColumns == 0 &&
+         k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);
+}
+
 size_t CudaBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  if (format.is_quantised()) {
+    most_unpacked_ = std::max(most_unpacked_, static_cast<size_t>(n * k) * sizeof(bf16));
+    return static_cast<size_t>(PackedLayout(format, n, k).bytes(format.has_zeros()));
+  }
   return static_cast<size_t>(n) * static_cast<size_t>(k) * size_of(dtype_of(format));
 }
 
 Weight CudaBackend::weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const {
-  return {Tensor(data, dtype_of(format), {n, k}, device()), format};
+  Tensor t(data, dtype_of(format), {n, k}, device());
+  t.packed = format.is_quantised();
+  return {t, format};
 }
 
 void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   use_device();
   if (!staging_) staging_ = std::make_unique<PinnedLane>(stream());
   load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
+}
+
+// Numbers, scales and zero points travel to where the weight will be unpacked, and are packed from
+// there.
+void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
+  use_device();
+  if (room_to_unpack_ < most_unpacked_) {
+    synchronize();
+    for (Lane& lane : std::span(lanes_).first(unpacking_lanes()))
+      lane.unpacked = allocate(most_unpacked_);
+    room_to_unpack_ = most_unpacked_;
+  }
+  std::byte* const room = lane_->unpacked.get();
+  const auto send = [&](std::byte* to, const auto& from) {
+    const size_t bytes = from.size() * sizeof from[0];
+    cuda_check(cudaMemcpyAsync(to, from.data(), bytes, cudaMemcpyHostToDevice, stream()));
+    return to + bytes;
+  };
+  std::byte* const scales = send(room, rows.numbers);
+  std::byte* const zeros = send(scales, rows.scales);
+  (void)send(zeros, rows.zeros);
+  const bool even = unpacks_evenly(dst.format, rows);
+  if (even)
+    uneven_.erase(dst.data.data);
+  else
+    uneven_.insert(dst.data.data);
+  pack_weight(dst, reinterpret_cast<const int8_t*>(room), reinterpret_cast<const float*>(scales),
+              dst.format.has_zeros() ? reinterpret_cast<const int8_t*>(zeros) : nullptr, even,
+              stream());
 }
 
 void CudaBackend::load_all(std::span<const WeightSource> weights, const SourceReader& read,

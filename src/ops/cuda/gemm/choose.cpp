@@ -200,6 +200,51 @@ Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
   return kServes;
 }
 
+// -- packed --
+
+constexpr int64_t kMostPackedRows = 64;
+
+/// The cut that takes the fewest cycles: for 64 columns of k, those of the instructions that the
+/// busiest quarter of an SM issues, of the tensor cores, and of one warp alone. Measured on an
+/// H100.
+PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
+  constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
+      kAlone = 150, kTileCycles = 40;
+  const bool gated = p.end == GemmEnd::gate;
+  const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8,
+                tensor = 4 * std::max<int64_t>(13, p.rows / 2);
+  PackedPlan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int units = gated ? 2 : 1; units <= 2; ++units)
+    for (int warps = 1; warps <= 4 * kMostPackedGroups; ++warps) {
+      const PackedPlan plan{warps, units};
+      const int64_t tile = int64_t{kPackedRows} * (gated ? warps : warps * units),
+                    waves = ceil_div(ceil_div(p.outputs(), tile), num_sms),
+                    cost =
+                        waves *
+                        (std::max({plan.groups() * units * issue, plan.groups() * tensor, kAlone}) +
+                         kTileCycles);
+      if (cost < least) least = cost, best = plan;
+    }
+  return best;
+}
+
+Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows > kMostPackedRows) return "many rows";
+  if (p.y != DType::bf16) return "results in f32";
+  if (!p.is_even) return "scales or zero points that registers do not unpack";
+  if (p.outputs() % kPackedRows != 0) return "columns not in eights";
+  choice.packed = plan_packed(p, gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms);
+  return kServes;
+}
+
+Why try_unpacked(const GemmProblem& p, const GemmGpu& gpu, GemmChoice&) {
+  GemmProblem plain = p;
+  plain.weight = WeightFormat::bf16;
+  return choose_gemm(plain, gpu).kernel == GemmKernel::none ? "no kernel of bf16 has this end"
+                                                            : kServes;
+}
+
 // -- What every GPU has --
 
 /// cuBLASLt's kernels for fewer columns, or for others, add in other orders (gemm.cpp).
@@ -215,7 +260,7 @@ Why try_in_order(const GemmProblem&, const GemmGpu&, GemmChoice&) { return kServ
 
 struct Row {
   GemmEnd end;
-  WeightFormat weight;
+  WeightFormat::Numbers weight;
   GemmKernel kernel;
   bool needs_wgmma;   // sm_90a
   bool needs_slices;  // k in whole slices, rows that begin on 16 bytes
@@ -239,6 +284,18 @@ constexpr Row kTable[] = {
     {GemmEnd::send, kBf16, GemmKernel::wide, true, true, try_wide_to_send},
     {GemmEnd::send, kBf16, GemmKernel::mid, true, true, try_mid_to_send},
     {GemmEnd::scan, kBf16, GemmKernel::sample, true, true, try_sample},
+    {GemmEnd::store, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
 Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
@@ -269,6 +326,9 @@ std::string describe(const GemmChoice& choice) {
     case GemmKernel::sample:
       return fmt::format("{} x {} rows, {} blocks of rows", choice.sample.groups,
                          choice.sample.tile_rows, choice.sample.row_blocks);
+    case GemmKernel::packed:
+      return fmt::format("{} warps by {} rows of the weight", choice.packed.warps,
+                         choice.packed.units * kPackedRows);
     default:
       return {};
   }
@@ -280,7 +340,7 @@ GemmChoice choose_gemm(const GemmProblem& problem, const GemmGpu& gpu,
                        std::vector<GemmDecline>* declined) {
   GemmChoice choice{.end = problem.end};
   for (const Row& row : kTable) {
-    if (row.end != problem.end || row.weight != problem.weight) continue;
+    if (row.end != problem.end || row.weight != problem.weight.numbers) continue;
     const Why why = decline(row, problem, gpu, choice);
     if (why == kServes) {
       choice.kernel = row.kernel;
@@ -294,14 +354,22 @@ GemmChoice choose_gemm(const GemmProblem& problem, const GemmGpu& gpu,
 bool can_serve(GemmKernel kernel, const GemmProblem& problem, const GemmGpu& gpu) {
   GemmChoice choice;
   return std::any_of(std::begin(kTable), std::end(kTable), [&](const Row& row) {
-    return row.kernel == kernel && row.end == problem.end && row.weight == problem.weight &&
+    return row.kernel == kernel && row.end == problem.end && row.weight == problem.weight.numbers &&
            decline(row, problem, gpu, choice) == kServes;
   });
 }
 
 const char* name_of(GemmKernel kernel) {
-  constexpr const char* kNames[] = {
-      "separate operations", "wide", "mid", "skinny", "large", "sample", "blas", "in_order"};
+  constexpr const char* kNames[] = {"separate operations",
+                                    "wide",
+                                    "mid",
+                                    "skinny",
+                                    "large",
+                                    "sample",
+                                    "blas",
+                                    "in_order",
+                                    "packed",
+                                    "unpacked"};
   return kNames[static_cast<size_t>(kernel)];
 }
 

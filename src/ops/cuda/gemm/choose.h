@@ -18,6 +18,8 @@ enum class GemmKernel : uint8_t {
   sample,    ///< gemm_sample.cuh: the head and its scan for sampling
   blas,      ///< cuBLASLt; where it has no algorithm that adds in order, in_order
   in_order,  ///< gemm_in_order.cu: the definition, for any shape
+  packed,    ///< gemm_packed.cuh: few rows of a quantised weight, which registers unpack
+  unpacked,  ///< a quantised weight becomes bf16 first; then what serves that
 };
 
 /// The use of a product's sums.
@@ -36,6 +38,7 @@ struct GemmProblem {
   DType y = DType::bf16;
   int64_t rows = 0, n = 0, k = 0;
   bool is_aligned = true;  ///< every row of every operand begins on 16 bytes
+  bool is_even = true;     ///< a quantised weight that registers unpack (packed.h)
 
   int64_t outputs() const { return end == GemmEnd::gate ? n / 2 : n; }
   int64_t weight_bytes() const { return n * k * static_cast<int64_t>(size_of(dtype_of(weight))); }
@@ -71,6 +74,10 @@ struct SkinnyPlan {
 struct LargePlan {
   int64_t pairs = 0, row_pairs = 0;  ///< tiles of a cluster: all, those above each other
 };
+struct PackedPlan {
+  int warps = 0, units = 0;  ///< of a block; eights of the weight's rows for each
+  int groups() const { return (warps + 3) / 4; }
+};
 struct SamplePlan {
   int groups = 0, row_blocks = 0, tile_rows = 0;
 };
@@ -84,6 +91,7 @@ struct GemmChoice {
   SkinnyPlan skinny{};
   LargePlan large{};
   SamplePlan sample{};
+  PackedPlan packed{};
 };
 
 /// A kernel that could have this end and weight, and why it does not serve.

@@ -16,6 +16,7 @@
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/layout.h"
 #include "ops/cuda/gemm/gemm_check.h"
+#include "ops/cuda/quantised/packed.h"
 
 namespace nanovllm {
 
@@ -32,8 +33,8 @@ GemmChoice CudaBackend::choose(const GemmProblem& p) {
 bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end,
                            const HeadsInput* heads, const SentParts* sent) {
   const Tensor& w = weight.data;
-  const GemmChoice choice = choose(
-      {end, weight.format, y.dtype, x.shape[0], weight.n(), weight.k(), wide_rows({y, x, w})});
+  const GemmChoice choice = choose({end, weight.format, y.dtype, x.shape[0], weight.n(), weight.k(),
+                                    wide_rows({y, x, w}), !uneven_.contains(w.data)});
   use_device();
   switch (choice.kernel) {
 #ifdef NANOVLLM_CUDA_HOPPER
@@ -49,6 +50,9 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
     case GemmKernel::large:
       gemm_large(y, x, w, end, choice.large, heads);
       return true;
+    case GemmKernel::packed:
+      gemm_packed(y, x, weight, end == GemmEnd::gate, choice.packed);
+      return true;
 #endif
     case GemmKernel::blas:
       if (gemm_blas(y, x, w)) return true;
@@ -56,6 +60,8 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
     case GemmKernel::in_order:
       gemm_in_order(y, x, w, stream());
       return true;
+    case GemmKernel::unpacked:
+      return with_unpacked(weight, [&](const Weight& plain) { return run_gemm(y, x, plain, end); });
     default:
       return (void)heads, (void)sent, false;
   }
@@ -67,6 +73,13 @@ bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w) {
       {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
   return algorithm &&
          gemm_algorithms_->run(y, x, w, *algorithm, lane_->blas_workspace.get(), stream());
+}
+
+Weight CudaBackend::unpack(const Weight& w) {
+  use_device();
+  const Weight plain = weight_view(lane_->unpacked.get(), WeightFormat::bf16, w.n(), w.k());
+  unpack_weight(plain.data, w, !uneven_.contains(w.data.data), stream());
+  return plain;
 }
 
 void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {

@@ -35,6 +35,11 @@ constexpr int skinny_shared_bytes(int columns, int block_rows, int depth, int st
          (64 - block_rows) * kSliceRowBytes;
 }
 
+// -- gemm_packed.cuh --
+
+constexpr int kPackedRows = 8, kPackedColumns = 128;  // of a record (packed.h)
+constexpr int kMostPackedGroups = 3;                  // of four warps, of a block
+
 // -- gemm_mid.cuh --
 
 constexpr int kPair = 2;           // blocks of a cluster

@@ -63,8 +63,12 @@ struct ProductRing {
 struct SkinnyCursor : RingCursor {
   int item, step = 0;
   __device__ SkinnyCursor() : item(static_cast<int>(blockIdx.x)) {}
-  __device__ bool done(const SkinnyShape& shape) const { return item >= shape.items; }
-  __device__ void next(const SkinnyShape& shape) {
+  template <class Shape>
+  __device__ bool done(const Shape& shape) const {
+    return item >= shape.items;
+  }
+  template <class Shape>
+  __device__ void next(const Shape& shape) {
     if (++step == shape.steps) step = 0, item += static_cast<int>(gridDim.x);
     RingCursor::next(shape.stages);
   }

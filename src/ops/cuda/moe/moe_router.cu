@@ -205,9 +205,10 @@ void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x
   router.k = static_cast<int>(k);
   router.experts = static_cast<int>(experts);
   router.block_experts = static_cast<int>(ceil_div(experts, kRouterBlocks * 16)) * 16;
-  if (!encode_map_ || x.dtype != DType::bf16 || tokens < 1 || tokens > kMostRouterTokens ||
-      k % 128 != 0 || per_token > kWarp || router.block_experts > kRouterWarps * 16 ||
-      router.shared_bytes() > max_shared_bytes_ || !wide_rows({x, w}))
+  if (!encode_map_ || weight.format.is_quantised() || x.dtype != DType::bf16 || tokens < 1 ||
+      tokens > kMostRouterTokens || k % 128 != 0 || per_token > kWarp ||
+      router.block_experts > kRouterWarps * 16 || router.shared_bytes() > max_shared_bytes_ ||
+      !wide_rows({x, w}))
     return Backend::moe_router(weights, ids, logits, x, weight, normalise);
   router.x = device_ptr<bf16>(x);
   router.w = device_ptr<bf16>(w);

@@ -1,0 +1,350 @@
+// y[m, n] = x[m, k] w[n, k]^T for few rows and a packed weight (packed.cuh), on sm_90: the weight
+// streams through shared memory as it is stored, and becomes bf16 in registers.
+//
+// Floor: the stored bytes over the memory's bandwidth; k / 16 dependent tensor core steps of 13
+// cycles, or half as many as x has rows; and about 2.5 instructions for each number of 4 bits, 4
+// for one of 8. The weight's rows are wgmma's A, in registers, 16 to a warp or 8, where that gives
+// more SMs a part; the rows of x are B: one chain of k16 steps from zero, the bits of
+// gemm_in_order. One warp issues bulk copies into a ring of stages of 128 columns or 256; groups of
+// four multiply, and prepare the next numbers while they do.
+#pragma once
+
+#include "ops/cuda/gemm/gated.cuh"
+#include "ops/cuda/gemm/gemm_skinny.cuh"
+#include "ops/cuda/quantised/packed.cuh"
+
+namespace nanovllm {
+
+struct PackedShape {
+  int rows, columns;         // of y
+  int64_t stride;            // of y's rows
+  int block_rows;            // of x that are copied: a multiple of 8
+  int warps;                 // of a block that have rows of w
+  int units, up;             // eights of y's columns; of w's rows from a gate to its up, or 0
+  int items;                 // tiles of y
+  int record_bytes;          // of eight rows of w by 128 columns
+  int groups;                // PackedLayout::groups
+  int depth;                 // chunks in a stage: 1 or 2
+  int steps, stages;         // stages that cover k; of the ring
+  int x_bytes, stage_bytes;  // of a stage
+};
+
+constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of w
+constexpr int kPackedSlices = kPackedColumns / kSliceWidth;
+
+/// Shared memory, as skinny_shared_bytes(): B reads kRows rows, whatever there are.
+constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int stages) {
+  return kSkinnyBarrierBytes + 1024 + stages * stage_bytes + (rows - block_rows) * kSliceRowBytes;
+}
+
+// -- c += A B; A in registers --
+
+#define NANOVLLM_4(d, i) "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])
+#define NANOVLLM_8(d, i) NANOVLLM_4(d, i), NANOVLLM_4(d, i + 4)
+#define NANOVLLM_16(d, i) NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8)
+#define NANOVLLM_32(d, i) NANOVLLM_16(d, i), NANOVLLM_16(d, i + 16)
+#define NANOVLLM_D4 "%0, %1, %2, %3"
+#define NANOVLLM_D8 NANOVLLM_D4 ", %4, %5, %6, %7"
+#define NANOVLLM_D16 NANOVLLM_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NANOVLLM_D32 \
+  NANOVLLM_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NANOVLLM_PRODUCT(n, count, a_places, b_place, ...)                                      \
+  __device__ __forceinline__ void packed_product_n##n(float* d, const uint32_t(&a)[4],          \
+                                                      uint32_t b) {                             \
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" b_place                                        \
+                 ", 0x40000040};\n"                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" NANOVLLM_D##count \
+                 "}, {" a_places "}, b, 1, 1, 1, 0;\n}"                                         \
+                 : __VA_ARGS__                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));                         \
+  }
+NANOVLLM_PRODUCT(8, 4, "%4, %5, %6, %7", "%8", NANOVLLM_4(d, 0))
+NANOVLLM_PRODUCT(16, 8, "%8, %9, %10, %11", "%12", NANOVLLM_8(d, 0))
+NANOVLLM_PRODUCT(32, 16, "%16, %17, %18, %19", "%20", NANOVLLM_16(d, 0))
+NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32(d, 0))
+#undef NANOVLLM_PRODUCT
+#undef NANOVLLM_D32
+#undef NANOVLLM_D16
+#undef NANOVLLM_D8
+#undef NANOVLLM_D4
+#undef NANOVLLM_32
+#undef NANOVLLM_16
+#undef NANOVLLM_8
+#undef NANOVLLM_4
+
+template <int n>
+__device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4], uint32_t b) {
+  static_assert(n == 8 || n == 16 || n == 32 || n == 64);
+  if constexpr (n == 8) packed_product_n8(d, a, b);
+  if constexpr (n == 16) packed_product_n16(d, a, b);
+  if constexpr (n == 32) packed_product_n32(d, a, b);
+  if constexpr (n == 64) packed_product_n64(d, a, b);
+}
+
+// -- Copies --
+
+/// The first eight rows of w of a block's, in the tile of `item`.
+template <int kUnits>
+__device__ int packed_unit(const PackedShape& shape, int item) {
+  return item * shape.warps * (shape.up > 0 ? 1 : kUnits);
+}
+/// Where unit i of warp `warp` is among a block's: [2, warps] where gated, else [warps, kUnits].
+template <int kUnits>
+__device__ int packed_slot(const PackedShape& shape, int warp, int i) {
+  return shape.up > 0 ? i * shape.warps + warp : warp * kUnits + i;
+}
+/// A lane's row of w of those.
+template <int kUnits>
+__device__ int packed_row(const PackedShape& shape, int item, int warp, int i) {
+  const bool gated = shape.up > 0;
+  const int unit =
+      packed_unit<kUnits>(shape, item) + (gated ? warp : packed_slot<kUnits>(shape, warp, i));
+  return (min(unit, shape.units - 1) + (gated ? i * shape.up : 0)) * kPackedRows +
+         static_cast<int>(threadIdx.x) % kWarp / 4;
+}
+
+template <int kUnits>
+__device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const ProductRing& ring,
+                            const SkinnyCursor& at) {
+  uint64_t* barrier = ring.full + at.stage;
+  const int row = shape.depth * shape.record_bytes;
+  arrive_expecting(barrier, shape.x_bytes + shape.warps * kUnits * row);
+  copy_box_once(ring.weight(at.stage) + shape.x_bytes, &w, barrier, at.step * row / kMapUnit,
+                packed_unit<kUnits>(shape, at.item), 0, 0);
+}
+
+__device__ inline void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape,
+                                        const ProductRing& ring, const SkinnyCursor& at) {
+  copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, 0, 0,
+           at.step * shape.depth * kPackedSlices);
+}
+
+/// One thread's part: all copies, as produce() makes them.
+template <int kUnits>
+__device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const PackedShape& shape,
+                               const ProductRing& ring) {
+  SkinnyCursor weight;
+  for (; weight.parity == 0 && !weight.done(shape); weight.next(shape))
+    copy_packed<kUnits>(w, shape, ring, weight);
+  let_next_start();
+  wait_for_previous();
+  SkinnyCursor rows;
+  for (; rows.parity == 0 && !rows.done(shape); rows.next(shape))
+    copy_packed_rows(x, shape, ring, rows);
+  for (; !weight.done(shape); weight.next(shape)) {
+    wait_barrier(ring.empty + weight.stage, weight.parity ^ 1);
+    copy_packed<kUnits>(w, shape, ring, weight);
+    copy_packed_rows(x, shape, ring, weight);
+  }
+}
+
+// -- Products --
+
+/// A lane's part of a chunk, of kUnits eights of rows, as it is stored.
+template <WeightFormat::Numbers packing, int kUnits>
+struct PackedNumbers {
+  static constexpr int kParts = WeightFormat(packing).bits() / 4;  // of 16 bytes
+  uint4 parts[kUnits][kParts];
+  uint32_t scales[kUnits];     // of the chunk, or its first group
+  const unsigned char* words;  // of scale
+  /// `records`: of the warp's units, `unit_bytes` apart.
+  __device__ void load(const unsigned char* records, int unit_bytes, bool has_scales) {
+    const int lane = threadIdx.x % kWarp;
+    words = records + packed_number_bytes(packing) + lane / 4 * 4;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (has_scales) scales[u] = scale(unit_bytes, u, 0);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+        parts[u][p] = reinterpret_cast<const uint4*>(records + u * unit_bytes)[p * kWarp + lane];
+    }
+  }
+  __device__ uint32_t scale(int unit_bytes, int unit, int group) const {
+    return *reinterpret_cast<const uint32_t*>(words + unit * unit_bytes + group * kPackedRows * 4);
+  }
+  /// Word i of a lane's four or eight.
+  template <int i>
+  __device__ uint32_t word(int unit) const {
+    const uint4& v = parts[unit][i / 4];
+    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+  }
+};
+
+/// Two steps of a chunk, steps 2 quarter and 2 quarter + 1, as A.
+template <int quarter, WeightFormat::Numbers packing, int kUnits>
+__device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
+                                               const PackedNumbers<packing, kUnits>& numbers,
+                                               Unpack<packing> (&unpack)[kUnits], int unit_bytes,
+                                               int groups) {
+  constexpr int kWords = WeightFormat(packing).bits() / 4;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    if constexpr (quarter == 0) unpack[u] = Unpack<packing>(numbers.scales[u]);
+    if (quarter > 0 && groups * quarter % 4 == 0 && groups > 1)
+      unpack[u] = Unpack<packing>(numbers.scale(unit_bytes, u, groups * quarter / 4));
+    uint32_t pairs[4];
+    unpack[u](pairs, numbers.template word<quarter * kWords>(u),
+              numbers.template word<quarter * kWords + kWords - 1>(u));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
+  }
+}
+
+__device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
+#pragma unroll
+  for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
+}
+
+/// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g:
+/// each lane then stores two columns of one row.
+__device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
+                                 int row, int rows, bool inside) {
+  const bool odd = threadIdx.x & 4;
+  const float got = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
+  row += odd;
+  if (!inside || row >= rows) return;
+  const int g = threadIdx.x % kWarp / 4;
+  store_pair(y + row * stride + g / 2 * 2, odd ? got : first, odd ? second : got, 2);
+}
+
+template <int kRows, int kUnits>
+__device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
+                             const float (&sum)[kRows / 2], int item, int warp) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int u = 0; u < (kUnits == 2 ? 2 : 1); ++u) {
+    if (u == 1 && shape.up > 0) return;
+    const int unit =
+        shape.up > 0 ? item * shape.warps + warp : (item * shape.warps + warp) * kUnits + u;
+    const bool inside = warp < shape.warps && unit < shape.units;
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float first = sum[4 * j + 2 * u], second = sum[4 * j + 2 * u + 1];
+      if constexpr (kUnits == 2) {
+        if (shape.up > 0) {
+          const uint32_t gate = pack_bf16(first, second),
+                         up = pack_bf16(sum[4 * j + 2], sum[4 * j + 3]);
+          first = silu_times_straight(low_of(gate), low_of(up));
+          second = silu_times_straight(high_of(gate), high_of(up));
+        }
+      }
+      store_two(y + int64_t{unit} * kPackedRows, shape.stride, first, second, 8 * j + 2 * t,
+                shape.rows, inside);
+    }
+  }
+}
+
+/// Four warps' part. Two steps are under way, two wait in registers, and two are being unpacked.
+template <WeightFormat::Numbers packing, int kRows, int kUnits, int kDepth>
+__device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
+                               const PackedShape& shape, const ProductRing& ring, int warp) {
+  const bool leader = threadIdx.x % kWarp == 0;
+  const int slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
+      row = kDepth * shape.record_bytes, unit_bytes = (shape.up > 0 ? shape.warps : 1) * row,
+            first_record = shape.x_bytes + packed_slot<kUnits>(shape, slot, 0) * row;
+  const uint32_t x_slice = static_cast<uint32_t>(shape.block_rows * kSliceRowBytes >> 4);
+  float sum[kRows / 2];
+  uint32_t a[4][2][4];
+#pragma unroll
+  for (int i = 0; i < 32; ++i)  // 0, where no row of w is: in a register each, not made anew
+    if (kUnits == 1) a[i / 8][i / 4 % 2][i % 4] = static_cast<uint32_t>((shape.rows + i) >> 31);
+  PackedNumbers<packing, kUnits> numbers;
+  Unpack<packing> unpack[kUnits];
+  const auto unpack_next = [&]<int quarter>() {
+    unpack_quarter<quarter>(a[quarter], numbers, unpack, unit_bytes, shape.groups);
+  };
+  RingCursor at;
+  const auto load = [&](int chunk) {
+    numbers.load(ring.weight(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
+                 shape.groups > 0);
+  };
+  for (int item = static_cast<int>(blockIdx.x); item < shape.items;
+       item += static_cast<int>(gridDim.x)) {
+    if (shape.groups == 0)
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        numbers.scales[u] = row_scales[packed_row<kUnits>(shape, item, slot, u)];
+#pragma unroll
+    for (float& s : sum) s = 0.0f;
+    wait_barrier(ring.full + at.stage, at.parity);
+    load(0);
+    unpack_next.template operator()<0>();
+    unpack_next.template operator()<1>();
+    int last = -1;  // the stage before this one
+    for (int step = 0; step < shape.steps; ++step) {
+      uint32_t x = describe_rows(ring.rows(at.stage));
+      const int stage = at.stage;
+#pragma unroll
+      for (int chunk = 0; chunk < kDepth; ++chunk) {
+        const auto multiply = [&]<int quarter>() {
+          wgmma_fence();
+          packed_product<kRows>(sum, a[quarter][0], x + quarter % 2 * 4);
+          packed_product<kRows>(sum, a[quarter][1], x + quarter % 2 * 4 + 2);
+          wgmma_commit();
+          if (quarter % 2 == 1) x += x_slice;
+          wgmma_wait<2>();  // those that read the registers that are filled next
+          pin_registers(a[(quarter + 2) % 4]);
+        };
+        multiply.template operator()<0>();
+        unpack_next.template operator()<2>();
+        multiply.template operator()<1>();
+        if (chunk == 0 && leader && last >= 0) arrive(ring.empty + last);
+        unpack_next.template operator()<3>();
+        if (chunk + 1 < kDepth) {
+          load(chunk + 1);
+        } else if (step + 1 < shape.steps) {
+          at.next(shape.stages);
+          wait_barrier(ring.full + at.stage, at.parity);
+          load(0);
+        }
+        multiply.template operator()<2>();
+        unpack_next.template operator()<0>();
+        multiply.template operator()<3>();
+        unpack_next.template operator()<1>();
+      }
+      last = stage;
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
+    if (leader) arrive(ring.empty + last);
+    at.next(shape.stages);
+    store_packed<kRows, kUnits>(y, shape, sum, item, warp);
+  }
+}
+
+/// `w`: boxes of a block's records in a stage; `x`: of `block_rows` rows by the slices of a stage;
+/// `row_scales`: of whole rows, if that is what they are for.
+template <WeightFormat::Numbers packing, int kRows, int kUnits, int kDepth>
+__global__ void __launch_bounds__(kMostPackedGroups* kGroupThreads + kWarp, 1)
+    gemm_packed_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap w,
+                       const __grid_constant__ CUtensorMap x, const uint32_t* row_scales,
+                       const PackedShape shape) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto* const full = reinterpret_cast<uint64_t*>(shared);
+  uint64_t* const empty = full + kMostStages;
+  unsigned char* const data = shared + kSkinnyBarrierBytes;
+  // A stage: rows of x, then the weights.
+  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024, shape.stage_bytes, 0,
+                         full, empty};
+  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0),
+            consumers = static_cast<int>(blockDim.x) / kWarp - 1;
+  if (threadIdx.x == 0) {
+    prefetch_map(&w);
+    prefetch_map(&x);
+    for (int i = 0; i < shape.stages; ++i) {
+      init_barrier(&full[i], 1);
+      init_barrier(&empty[i], consumers);
+    }
+    fence_new_barriers();
+  }
+  __syncthreads();
+  if (warp == consumers) {
+    if (threadIdx.x % kWarp == 0) produce_packed<kUnits>(w, x, shape, ring);
+  } else {
+    wait_for_previous();
+    consume_packed<packing, kRows, kUnits, kDepth>(y, row_scales, shape, ring, warp);
+  }
+}
+
+}  // namespace nanovllm

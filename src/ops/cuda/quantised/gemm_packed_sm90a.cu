@@ -1,0 +1,105 @@
+// Chooses and launches a kernel of gemm_packed.cuh.
+#include <algorithm>
+
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/quantised/gemm_packed.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// What a ring takes of an SM's shared memory: less than half, so that the next product's weight
+/// can come in while this one ends; more for a weight of which that would be a small part.
+constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 184 * 1024;
+
+/// f<rows>() of wgmma's for m rows of x.
+template <class F>
+void with_rows(int64_t m, F&& f) {
+  if (m <= 8) return f.template operator()<8>();
+  if (m <= 16) return f.template operator()<16>();
+  if (m <= 32) return f.template operator()<32>();
+  f.template operator()<64>();
+}
+
+/// f<numbers, depth>() of chunks in a stage: about 1 KB of each eight rows.
+template <class F>
+void with_numbers(WeightFormat::Numbers numbers, int columns, F&& f) {
+  if (numbers == WeightFormat::int4 && columns % 2 == 0)
+    return f.template operator()<WeightFormat::int4, 2>();
+  if (numbers == WeightFormat::int4) return f.template operator()<WeightFormat::int4, 1>();
+  if (numbers == WeightFormat::int8) return f.template operator()<WeightFormat::int8, 1>();
+  f.template operator()<WeightFormat::e4m3, 1>();
+}
+
+/// How the copy engine sees a weight: [halves, eights of rows, bytes], in boxes of `units` eights
+/// of each half by `bytes`.
+CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLayout& layout, int halves,
+                        int units, int bytes) {
+  const auto row = static_cast<cuuint64_t>(layout.columns) *
+                   static_cast<cuuint64_t>(layout.record_bytes),
+             rows = static_cast<cuuint64_t>(layout.n / kPackedRows / halves);
+  const cuuint64_t sizes[] = {row / kMapUnit, rows, static_cast<cuuint64_t>(halves), 1};
+  const cuuint64_t strides[] = {row, row * rows, row * rows * static_cast<cuuint64_t>(halves)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(bytes / kMapUnit),
+                            static_cast<cuuint32_t>(units), static_cast<cuuint32_t>(halves), 1};
+  const cuuint32_t every[] = {1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_INT64, 4, w.data.data, sizes, strides, box, every,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
+        w.data.describe(), static_cast<int>(status));
+  return map;
+}
+
+}  // namespace
+
+void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
+                              const PackedPlan& plan) {
+  const int64_t m = x.shape[0], outputs = y.shape[1];
+  const PackedLayout layout(w.format, w.n(), w.k());
+  const int num_sms = divides_sms() ? lane_sms_ : num_sms_;
+  with_numbers(w.format.numbers, layout.columns, [&]<WeightFormat::Numbers numbers, int depth>() {
+    PackedShape shape{};
+    shape.rows = static_cast<int>(m);
+    shape.columns = static_cast<int>(outputs);
+    shape.stride = y.stride[0];
+    shape.block_rows = static_cast<int>(ceil_div(m, 8) * 8);
+    shape.warps = plan.warps;
+    shape.units = static_cast<int>(outputs / kPackedRows);
+    shape.up = gated ? shape.units : 0;
+    shape.items =
+        static_cast<int>(ceil_div(shape.units, gated ? plan.warps : plan.warps * plan.units));
+    shape.record_bytes = layout.record_bytes;
+    shape.groups = layout.groups;
+    shape.depth = depth;
+    shape.steps = layout.columns / depth;
+    shape.x_bytes = depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
+    const int64_t bytes = shape.x_bytes + plan.warps * plan.units * depth * layout.record_bytes;
+    shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
+    const int64_t all = ceil_div(shape.items, num_sms) * shape.steps,
+                  ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
+    shape.stages = static_cast<int>(
+        std::clamp<int64_t>(std::min(ring / shape.stage_bytes, all), 2, kMostStages));
+    const CUtensorMap records =
+        map_records(encode_map_, w, layout, gated ? 2 : 1,
+                    gated ? plan.warps : plan.warps * plan.units, depth * layout.record_bytes);
+    const CUtensorMap rows_of_x = gemm_map(
+        encode_map_, x, {.parts = 1, .rows = shape.block_rows, .slices = depth * kPackedSlices});
+    const auto* row_scales = reinterpret_cast<const uint32_t*>(w.data.data + layout.row_scales());
+    with_rows(m, [&]<int rows>() {
+      const auto go = [&](auto kernel) {
+        launch_early(kernel, grid_size(num_sms), plan.groups() * kGroupThreads + kWarp,
+                     static_cast<size_t>(packed_shared_bytes(rows, shape.block_rows,
+                                                             shape.stage_bytes, shape.stages)),
+                     device_ptr<bf16>(y), records, rows_of_x, row_scales, shape);
+      };
+      if (plan.units == 1)
+        go(gemm_packed_kernel<numbers, rows, 1, depth>);
+      else
+        go(gemm_packed_kernel<numbers, rows, 2, depth>);
+    });
+  });
+}
+
+}  // namespace nanovllm
