@@ -199,7 +199,8 @@ struct EngineConfig {
   int block_size = 64;  ///< tokens per KV block: a power of two, 8 to 256
   bool enable_prefix_caching = true;
   bool enforce_eager = false;  ///< no CUDA graphs
-  int decode_lanes = 0;        ///< parts of a decode step that run side by side, 1 or 2; 0: choose
+  int decode_micro_batches =
+      0;  ///< parts of a decode step that run side by side, 1 or 2; 0: choose
   /// Ranks that share the model: GPUs from `device` on, or shares of the CPU.
   int tensor_parallel_size = 1;
   uint64_t seed = 0;

@@ -54,7 +54,7 @@ constexpr ConfigField kFields[] = {
     field<&C::block_size>("block_size"),
     field<&C::enable_prefix_caching>("enable_prefix_caching"),
     field<&C::enforce_eager>("enforce_eager"),
-    field<&C::decode_lanes>("decode_lanes"),
+    field<&C::decode_micro_batches>("decode_micro_batches"),
     field<&C::tensor_parallel_size>("tensor_parallel_size"),
     field<&C::seed>("seed"),
     field<&C::num_threads>("num_threads"),

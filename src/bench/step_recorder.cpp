@@ -90,7 +90,7 @@ void StepRecorder::forget_steps() {
 }
 
 void StepRecorder::begin_step(const Batch& batch) {
-  if (!in_lanes_) {
+  if (!in_micro_batches_) {
     if (!is_capturing_) count_eager();
     current_ = std::make_shared<Ops>();
     if (communicator_ && !is_capturing_) eager_ = current_;
@@ -104,10 +104,10 @@ void StepRecorder::begin_step(const Batch& batch) {
 
 const char* StepRecorder::after_layer() const { return is_last_layer_ ? kHead : kQkv; }
 
-void StepRecorder::run_lanes(int lanes, const std::function<void(int)>& body) {
-  in_lanes_ = true;
-  ops_->run_lanes(lanes, body);
-  in_lanes_ = false;
+void StepRecorder::run_micro_batches(int micro_batches, const std::function<void(int)>& body) {
+  in_micro_batches_ = true;
+  ops_->run_micro_batches(micro_batches, body);
+  in_micro_batches_ = false;
 }
 
 void StepRecorder::note(const char* part, std::function<void()> run) {
@@ -249,7 +249,7 @@ bool StepRecorder::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k,
                                            cache))
     return false;
   qkv_columns_ = w.n();
-  // The kernel may be one of lanes: outside them the body is what runs again.
+  // The kernel may be one of micro-batches: outside them the body is what runs again.
   add_gemm(kQkv, x, w, double((q.numel() + 2 * k.numel()) * size_of(q.dtype)), [=, this] {
     ops_->gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch, cos_sin, cache);
   });

@@ -57,7 +57,7 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
 
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   void begin_step(const Batch& batch) override;
-  void run_lanes(int lanes, const std::function<void(int)>& body) override;
+  void run_micro_batches(int micro_batches, const std::function<void(int)>& body) override;
 
   void gemm(Tensor y, Tensor x, Weight w) override;
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override;
@@ -130,7 +130,7 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   std::shared_ptr<Ops> eager_;  // the operations of a step to be counted
   bool is_capturing_ = false;
   std::shared_ptr<Ops> current_ = std::make_shared<Ops>();
-  bool in_lanes_ = false;
+  bool in_micro_batches_ = false;
   const char* next_gemm_ =
       nullptr;               // which weight the next product reads: told by what came before
   int64_t qkv_columns_ = 0;  // of the first layer's, once it has run

@@ -291,9 +291,11 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.num_threads = static_cast<int>(parse_integer(s, 1, kMaxThreads));
         });
-  value("--decode-lanes", "N",
+  value("--decode-micro-batches", "N",
         "parts of a decode step that run side by side on a GPU, 1 or 2 (as many as pay)",
-        [&c](const std::string& s) { c.decode_lanes = static_cast<int>(parse_integer(s, 1, 2)); });
+        [&c](const std::string& s) {
+          c.decode_micro_batches = static_cast<int>(parse_integer(s, 1, 2));
+        });
   value("--seed", "N", "of all requests that bring no seed of their own (0)",
         [&c](const std::string& s) {
           c.seed = static_cast<uint64_t>(parse_integer(s, std::numeric_limits<int64_t>::min()));

@@ -90,7 +90,7 @@ std::string with_option_names(std::string message) {
                                               "cpu_kvcache_bytes",
                                               "block_size",
                                               "tensor_parallel_size",
-                                              "decode_lanes",
+                                              "decode_micro_batches",
                                               "load_format",
                                               "skip_tokenizer_init"};
   const auto is_name = [](char c) {

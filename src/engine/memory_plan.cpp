@@ -85,7 +85,7 @@ Batch shape_only_decodes(const StepLimits& limits) {
 
 /// Peak of the arena in the largest step. That is a step in which all rows need log probabilities
 /// (they are gathered before the head), or one in which half of them do (the most for which the
-/// last layer leaves the other rows out), or one that runs in lanes.
+/// last layer leaves the other rows out), or one that runs in micro-batches.
 size_t measure_workspace(const Model& model, const ModelConfig& config, const StepLimits& limits,
                          Shard shard) {
   NullBackend ops;
@@ -113,7 +113,7 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   }
   arena.release(0);
   const Batch decodes = shape_only_decodes(limits);
-  (void)model.forward({ops, comm, arena, decodes, caches, kMostLanes});
+  (void)model.forward({ops, comm, arena, decodes, caches, kMostMicroBatches});
   return arena.peak();
 }
 

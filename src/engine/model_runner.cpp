@@ -39,7 +39,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
       builder_(plan_.limits),
       masks_(plan_.limits),
       use_graphs_(!config.enforce_eager && backend_->has_graphs()),
-      lanes_(config.decode_lanes),
+      micro_batches_(config.decode_micro_batches),
       graphs_(*backend_, *comm_) {
   for (Slot& slot : slots_) {
     slot.input_host = backend_->allocate_host(BatchBuilder(plan_.limits).max_bytes());
@@ -179,7 +179,8 @@ void ModelRunner::place_output(Slot& slot) {
 }
 
 void ModelRunner::run_step(const Slot& slot, StepPart part) {
-  const Step step{*backend_,         *comm_,      arena_, slot.input.batch, kv_cache_, lanes_,
+  const Step step{*backend_,         *comm_,      arena_,
+                  slot.input.batch,  kv_cache_,   micro_batches_,
                   slot.input.halves, slot_tokens_};
   // A replayed forward pass leaves its result where the recorded one noted it.
   Forwarded& forwarded = forwarded_[slot.input.is_decode ? shape_of(slot.input) : StepShape{}];

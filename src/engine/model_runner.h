@@ -94,7 +94,7 @@ class ModelRunner final : public Runner {
   TokenMasks masks_;
   Sampler sampler_;
   const bool use_graphs_;
-  const int lanes_;
+  const int micro_batches_;
   std::map<StepShape, Forwarded> forwarded_;  // of steps that are not padded: {}
   StepGraphs graphs_;
   std::array<Slot, kSlots> slots_;

@@ -129,8 +129,8 @@ void check_config(const EngineConfig& c) {
        "positive and fewer than 2^31 tokens in all, or 0 to choose");
   need(c.tensor_parallel_size >= 1 && c.tensor_parallel_size <= kMaxRanks, "tensor_parallel_size",
        c.tensor_parallel_size, "between 1 and 64");
-  need(c.decode_lanes >= 0 && c.decode_lanes <= kMostLanes, "decode_lanes", c.decode_lanes,
-       "1 or 2, or 0 to choose");
+  need(c.decode_micro_batches >= 0 && c.decode_micro_batches <= kMostMicroBatches,
+       "decode_micro_batches", c.decode_micro_batches, "1 or 2, or 0 to choose");
   need(c.num_threads >= 0 && c.num_threads <= kMaxThreads, "num_threads", c.num_threads,
        "between 1 and 1024, or 0 to choose");
   need(c.scheduling_policy == "fcfs" || c.scheduling_policy == "priority", "scheduling_policy",

@@ -24,7 +24,7 @@ struct Step {
   Arena& arena;
   const Batch& batch;
   std::span<const KvCache> kv_cache;  // one per layer; this rank's heads
-  int lanes = 1;                      // of a decode step; 0: what the backend advises
+  int micro_batches = 1;              // of a decode step; 0: what the backend advises
   StepHalves halves = {};
   // i32 [blocks, block_size]: the token that each slot of the KV cache belongs to. So the tokens of
   // a sequence lie on the device wherever its keys do, however they came there.

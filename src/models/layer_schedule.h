@@ -1,13 +1,13 @@
 // LayerSchedule: how a step is taken through the layers of a decoder. run() is the plain way, and
-// the others give its bits: in lanes or as one operation, for decode steps; in halves, for steps of
-// many rows on several ranks; and the last layer with only the rows that need logits.
+// the others give its bits: in micro-batches or as one operation, for decode steps; in halves, for
+// steps of many rows on several ranks; and the last layer with only the rows that need logits.
 #pragma once
 
 #include <vector>
 
 #include "layers/layernorm.h"
 #include "models/halves.h"
-#include "models/lanes.h"
+#include "models/micro_batches.h"
 
 namespace nanovllm {
 
@@ -29,7 +29,8 @@ class LayerSchedule {
   /// stream.
   HiddenStates forward(const Step& step, Tensor residual) const {
     const Tensor x = step.arena.take(residual.dtype, {residual.shape[0], residual.shape[1]});
-    if (step.batch.is_decode() && (run_lanes(step, x, residual) || run_at_once(step, x, residual)))
+    if (step.batch.is_decode() &&
+        (run_micro_batches(step, x, residual) || run_at_once(step, x, residual)))
       return {x};
     const size_t last = layers_.size() - 1;
     const bool leaves_out = leaves_rows_out(step.batch);
@@ -57,11 +58,11 @@ class LayerSchedule {
     return i + 1 < layers_.size() ? layers_[i + 1].input_layernorm() : norm_;
   }
 
-  /// A decode step in lanes. False, and nothing is done, where they do not pay.
-  bool run_lanes(const Step& step, Tensor x, Tensor residual) const {
-    const int lanes = lanes_of(step);
-    if (lanes == 1) return false;
-    run_in_lanes(step, lanes, [&](const Step& part, int64_t from, int64_t to) {
+  /// A decode step in micro-batches. False, and nothing is done, where they do not pay.
+  bool run_micro_batches(const Step& step, Tensor x, Tensor residual) const {
+    const int micro_batches = micro_batches_of(step);
+    if (micro_batches == 1) return false;
+    run_in_micro_batches(step, micro_batches, [&](const Step& part, int64_t from, int64_t to) {
       run(part, layers_.size(), x.rows(from, to), residual.rows(from, to));
     });
     return true;
@@ -149,11 +150,13 @@ class LayerSchedule {
     return y;
   }
 
-  int lanes_of(const Step& step) const {
+  int micro_batches_of(const Step& step) const {
     if (step.comm.world_size() > 1) return 1;
     if (stack_.experts_per_token > 0) return 1;  // not a few large products
-    const int lanes = step.lanes > 0 ? step.lanes : step.ops.lanes_for(size_of_decode(step));
-    return step.batch.num_seqs() < lanes ? 1 : lanes;
+    const int micro_batches = step.micro_batches > 0
+                                  ? step.micro_batches
+                                  : step.ops.micro_batches_for(size_of_decode(step));
+    return step.batch.num_seqs() < micro_batches ? 1 : micro_batches;
   }
 
   DecodeSize size_of_decode(const Step& step) const {

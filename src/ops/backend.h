@@ -3,9 +3,9 @@
 // Conventions. Output first. Tensors are views, sizes come from them; rows may be strided (a slice
 // of a wider matrix), the last axis is dense. f32 or bf16 throughout; bf16 accumulates in f32 and
 // rounds once, at the end. An output may alias an input only where it says so. All work is ordered
-// on the backend's one stream, but for that of run_lanes(); nothing here waits for the device
-// except copy() to pageable memory and synchronize(). A backend belongs to one rank and is used by
-// one thread at a time.
+// on the backend's one stream, but for that of run_micro_batches(); nothing here waits for the
+// device except copy() to pageable memory and synchronize(). A backend belongs to one rank and is
+// used by one thread at a time.
 //
 // Exactness (docs/contract.md): a row's bits depend on that row's inputs alone, never on how many
 // rows there are, on their order, or on how a sequence was cut into chunks and blocks.
@@ -113,7 +113,7 @@ struct OperandLimits {
 };
 
 /// Parts of a decode step that may run at the same time, at most.
-constexpr int kMostLanes = 2;
+constexpr int kMostMicroBatches = 2;
 
 /// A decode step in figures: its sequences, and the bytes that its layers read of weights and, at
 /// most, of keys and values.
@@ -172,14 +172,15 @@ class Backend {
   /// attention of all layers shares (on CUDA: the division of the batch's keys among the SMs).
   virtual void begin_step(const Batch& batch) { (void)batch; }
 
-  // -- Lanes: parts of a step that may run at the same time
-  /// How many the layers of such a decode step should be divided among, 1 to kMostLanes.
-  virtual int lanes_for(const DecodeSize& size) const { return (void)size, 1; }
-  /// Issues body(0) to body(lanes - 1), each in a lane of its own. What one writes no other
-  /// touches. They begin with begin_step() of their own batch, and consist of what decoder layers
-  /// do in a decode step, operation by operation. What is issued later runs after all of them.
-  virtual void run_lanes(int lanes, const std::function<void(int)>& body) {
-    for (int i = 0; i < lanes; ++i) body(i);
+  // -- Micro-batches: parts of a step that may run at the same time
+  /// How many the layers of such a decode step should be divided among, 1 to kMostMicroBatches.
+  virtual int micro_batches_for(const DecodeSize& size) const { return (void)size, 1; }
+  /// Issues body(0) to body(micro_batches - 1), each in a micro-batch of its own. What one writes
+  /// no other touches. They begin with begin_step() of their own batch, and consist of what decoder
+  /// layers do in a decode step, operation by operation. What is issued later runs after all of
+  /// them.
+  virtual void run_micro_batches(int micro_batches, const std::function<void(int)>& body) {
+    for (int i = 0; i < micro_batches; ++i) body(i);
   }
 
   // -- Weights

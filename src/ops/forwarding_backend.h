@@ -32,9 +32,11 @@ class ForwardingBackend : public Backend {
   }
   void reserve(const OperandLimits& largest) override { ops_->reserve(largest); }
   void begin_step(const Batch& batch) override { ops_->begin_step(batch); }
-  int lanes_for(const DecodeSize& size) const override { return ops_->lanes_for(size); }
-  void run_lanes(int lanes, const std::function<void(int)>& body) override {
-    ops_->run_lanes(lanes, body);
+  int micro_batches_for(const DecodeSize& size) const override {
+    return ops_->micro_batches_for(size);
+  }
+  void run_micro_batches(int micro_batches, const std::function<void(int)>& body) override {
+    ops_->run_micro_batches(micro_batches, body);
   }
 
   bool keeps(WeightFormat format, int64_t n, int64_t k) const override {

@@ -109,12 +109,12 @@ void fill(const WeightSource& weight, const Chunk& chunk, const SourceReader& re
 }
 
 void pass(const WeightSource& weight, const Chunk& chunk, const SourceReader& read,
-          StagingLane& lane) {
+          StagingBuffer& staging) {
   const size_t size = size_of(weight.dst.dtype);
-  std::byte* buffer = lane.next_buffer();
+  std::byte* buffer = staging.next_buffer();
   fill(weight, chunk, read, buffer);
-  lane.send(weight.dst.data + static_cast<size_t>(chunk.begin) * size,
-            static_cast<size_t>(chunk.end - chunk.begin) * size);
+  staging.send(weight.dst.data + static_cast<size_t>(chunk.begin) * size,
+               static_cast<size_t>(chunk.end - chunk.begin) * size);
 }
 
 void cut(const WeightSource& weight, size_t index, size_t buffer_bytes, std::vector<Chunk>& into) {
@@ -157,12 +157,12 @@ class Crew {
   void work() {
     std::exception_ptr failure;
     try {
-      const auto lane = how_.open_lane();
+      const auto staging = how_.open_staging();
       for (size_t i; !stop_ && (i = next_++) < chunks_.size();) {
-        pass(weights_[chunks_[i].weight], chunks_[i], read_, *lane);
+        pass(weights_[chunks_[i].weight], chunks_[i], read_, *staging);
         was_read(chunks_[i].weight);
       }
-      lane->finish();
+      staging->finish();
     } catch (...) {
       failure = std::current_exception();
       stop_ = true;
@@ -201,11 +201,11 @@ void load_staged(const StagedLoad& how, std::span<const WeightSource> weights,
   Crew(how, weights, read).wait(loaded);
 }
 
-void load_staged(StagingLane& lane, size_t buffer_bytes, const WeightSource& weight,
+void load_staged(StagingBuffer& staging, size_t buffer_bytes, const WeightSource& weight,
                  const SourceReader& read) {
   std::vector<Chunk> chunks;
   cut(weight, 0, buffer_bytes, chunks);
-  for (const Chunk& chunk : chunks) pass(weight, chunk, read, lane);
+  for (const Chunk& chunk : chunks) pass(weight, chunk, read, staging);
 }
 
 }  // namespace nanovllm

@@ -13,8 +13,8 @@ namespace nanovllm {
 
 /// One thread's way to the device: a few buffers in turn, so that one is filled while another
 /// travels.
-struct StagingLane {
-  virtual ~StagingLane() = default;
+struct StagingBuffer {
+  virtual ~StagingBuffer() = default;
   /// A buffer that may be overwritten; waits until what was sent from it last has arrived.
   virtual std::byte* next_buffer() = 0;
   /// Sends the first `bytes` of that buffer to `target` on the device.
@@ -24,9 +24,10 @@ struct StagingLane {
 };
 
 struct StagedLoad {
-  size_t buffer_bytes = 0;  ///< of one buffer of a lane
+  size_t buffer_bytes = 0;  ///< of one of them
   int threads = 1;
-  std::function<std::unique_ptr<StagingLane>()> open_lane;  ///< called on the lane's thread
+  std::function<std::unique_ptr<StagingBuffer>()>
+      open_staging;  ///< called on the thread that uses it
 };
 
 /// Fills weights as Backend::load_all() says. Throws what the first thread threw that failed; the
@@ -34,9 +35,9 @@ struct StagedLoad {
 void load_staged(const StagedLoad& how, std::span<const WeightSource> weights,
                  const SourceReader& read, const std::function<void(size_t)>& loaded);
 
-/// The same for one weight, on the calling thread and `lane`, which may still be sending
+/// The same for one weight, on the calling thread and `staging`, which may still be sending
 /// afterwards.
-void load_staged(StagingLane& lane, size_t buffer_bytes, const WeightSource& weight,
+void load_staged(StagingBuffer& staging, size_t buffer_bytes, const WeightSource& weight,
                  const SourceReader& read);
 
 }  // namespace nanovllm

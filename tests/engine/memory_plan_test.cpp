@@ -143,14 +143,14 @@ TEST_F(MemoryPlanFuzz, EveryStepFitsWhateverTheBudgetTheSequencesAndTheFeatures)
       config.max_num_seqs = seqs;
       config.num_gpu_blocks_override = 16;
       config.enforce_eager = pick({false, false, true});
-      config.decode_lanes = pick({0, 1, 2});
+      config.decode_micro_batches = pick({0, 1, 2});
       const int64_t chunk = pick<int64_t>({1, 7, 64, 512}), halving = pick<int64_t>({0, 2, 32});
       const int ranks = pick({1, 1, 2, 4});
       SCOPED_TRACE(testing::Message()
                    << "budget " << budget << ", sequences " << seqs << ", max_model_len "
-                   << config.max_model_len << ", lanes " << config.decode_lanes << ", eager "
-                   << config.enforce_eager << ", rows of logits at once " << chunk << ", ranks "
-                   << ranks << ", halves from " << halving);
+                   << config.max_model_len << ", micro-batches " << config.decode_micro_batches
+                   << ", eager " << config.enforce_eager << ", rows of logits at once " << chunk
+                   << ", ranks " << ranks << ", halves from " << halving);
       StepsWithinLimits steps(wide_model(pick({false, true})), config, chunk, ranks, halving);
       const int64_t most = steps.most_sequences();
       for (const Asks asks : kAllAsks) {

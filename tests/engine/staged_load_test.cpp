@@ -16,9 +16,10 @@ namespace nanovllm {
 namespace {
 
 /// A device that is memory. Two buffers in turn, filled with rubbish before each use.
-class MemoryLane : public StagingLane {
+class MemoryBuffer : public StagingBuffer {
  public:
-  explicit MemoryLane(size_t bytes) : buffers_{std::string(bytes, 'x'), std::string(bytes, 'x')} {}
+  explicit MemoryBuffer(size_t bytes)
+      : buffers_{std::string(bytes, 'x'), std::string(bytes, 'x')} {}
   std::byte* next_buffer() override {
     turn_ ^= 1;
     std::fill(buffers_[turn_].begin(), buffers_[turn_].end(), 'x');
@@ -36,7 +37,7 @@ class MemoryLane : public StagingLane {
 };
 
 StagedLoad crew(int threads, size_t buffer_bytes) {
-  return {buffer_bytes, threads, [=] { return std::make_unique<MemoryLane>(buffer_bytes); }};
+  return {buffer_bytes, threads, [=] { return std::make_unique<MemoryBuffer>(buffer_bytes); }};
 }
 
 void read_memory(std::span<std::byte> to, const std::byte* from) {
@@ -113,8 +114,8 @@ TEST(StagedLoad, EveryNumberOfThreadsAndBufferSizeGivesTheSameBytes) {
 
 TEST(StagedLoad, OneWeightOnTheCallersThread) {
   Weights weights;
-  MemoryLane lane(64);
-  for (const WeightSource& weight : weights.sources) load_staged(lane, 64, weight, read_memory);
+  MemoryBuffer staging(64);
+  for (const WeightSource& weight : weights.sources) load_staged(staging, 64, weight, read_memory);
   weights.expect_loaded();
 }
 
@@ -151,11 +152,11 @@ TEST(StagedLoad, AFailingThreadReportsItsErrorOnce) {
     EXPECT_LT(reads, 3 + 2 * threads + 1000 * (threads - 1));  // of some 4000
 
     StagedLoad how = crew(threads, 64);
-    how.open_lane = []() -> std::unique_ptr<StagingLane> {
-      fail(ErrorKind::device, "no room for a lane");
+    how.open_staging = []() -> std::unique_ptr<StagingBuffer> {
+      fail(ErrorKind::device, "no room for a buffer");
     };
     EXPECT_EQ(message_of([&] { load_staged(how, weights.sources, read_memory, [](size_t) {}); }),
-              "no room for a lane");
+              "no room for a buffer");
     EXPECT_EQ(message_of([&] {
                 load_staged(crew(threads, 64), weights.sources, read_memory,
                             [](size_t) { fail(ErrorKind::engine, "stop here"); });

@@ -77,7 +77,7 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     c.enable_prefix_caching = pick(0, 3) != 0;
     c.num_threads = pick(1, 2);
     c.enforce_eager = pick(0, 1) == 0;
-    c.decode_lanes = pick(0, 2);
+    c.decode_micro_batches = pick(0, 2);
     if (pick(0, 1)) c.num_gpu_blocks_override = 400 / c.block_size + pick(1, 6);  // preempts
     return c;
   }

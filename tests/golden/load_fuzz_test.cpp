@@ -74,7 +74,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     config["eos_token_id"] = 1;
     config.merge_patch(Json::parse(shape.changes));
     vocabulary_ = config["vocab_size"].get<int>();
-    has_lanes_ = shape.ranks == 1 && !config.contains("num_experts");
+    has_micro_batches_ = shape.ranks == 1 && !config.contains("num_experts");
     std::ofstream(directory_ / "config.json") << config.dump();
     for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
       fs::copy_file(fs::path(demo()) / file, directory_ / file,
@@ -216,7 +216,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
                                    : pick_from({1, 2, 3, 7, 64, 100, 129, 1000, 16384});
     c.enable_prefix_caching = pick(0, 3) != 0;
     c.enforce_eager = pick(0, 3) == 0;
-    c.decode_lanes = pick_from({0, 0, 1, 2});
+    c.decode_micro_batches = pick_from({0, 0, 1, 2});
     c.num_threads = on_gpu() ? 0 : pick(1, 2);
     return c;
   }
@@ -264,7 +264,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
         arrival_of[id] = added++;
         perhaps_abort(id, 60);
       }
-      StepTokens step{.lanes = has_lanes_ && round.config.decode_lanes == 2};
+      StepTokens step{.micro_batches =
+                          has_micro_batches_ && round.config.decode_micro_batches == 2};
       for (RequestOutput& out : llm.step()) {
         const size_t arrival = arrival_of.at(out.request_id);
         add_to(step, requests[round.requests[arrival]].params, out);
@@ -295,7 +296,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
   fs::path directory_;
   EngineConfig base_;
   int vocabulary_ = 0;
-  bool has_lanes_ = false, long_answers_ = false;
+  bool has_micro_batches_ = false, long_answers_ = false;
   Tally tally_;
   Stopwatch watch_;
   const int64_t seed_ = setting("NANOVLLM_FUZZ_SEED", 20261122);
@@ -317,9 +318,9 @@ std::string describe(const Round& round) {
   const EngineConfig& c = round.config;
   return fmt::format(
       "{} requests, at most {} at a time; block_size {} max_num_seqs {} max_num_batched_tokens {} "
-      "blocks {} decode_lanes {}{}{}",
+      "blocks {} decode_micro_batches {}{}{}",
       round.requests.size(), round.most_arrivals, c.block_size, c.max_num_seqs,
-      c.max_num_batched_tokens, c.num_gpu_blocks_override, c.decode_lanes,
+      c.max_num_batched_tokens, c.num_gpu_blocks_override, c.decode_micro_batches,
       c.enforce_eager ? " eager" : "", c.enable_prefix_caching ? "" : " without prefix caching");
 }
 

@@ -30,7 +30,7 @@ class Stopwatch {
 /// A step's tokens, as its outputs show them.
 struct StepTokens {
   int64_t first = 0, later = 0;  // of requests that had none yet, and of others
-  bool logprobs = false, filters = false, masks = false, grammars = false, lanes = false;
+  bool logprobs = false, filters = false, masks = false, grammars = false, micro_batches = false;
 };
 
 /// Requests, tokens and steps by their kinds. A step whose prompts are not at their ends yet shows
@@ -43,7 +43,7 @@ struct Tally {
   int64_t tools = 0, failed = 0;               // of the requests that were drawn
   int64_t silent = 0, prompts = 0, mixed = 0;  // steps without tokens, of first ones alone, of both
   std::array<int64_t, kRows.size()> decodes{};
-  int64_t lanes = 0, logprobs = 0, filters = 0, masks = 0, grammars = 0,
+  int64_t micro_batches = 0, logprobs = 0, filters = 0, masks = 0, grammars = 0,
           plain = 0;                            // of the decode steps
   double alone = 0, opening = 0, together = 0;  // seconds
 
@@ -53,7 +53,7 @@ struct Tally {
     if (step.first > 0 || step.later == 0) return;
     const auto bucket = std::lower_bound(kRows.begin(), kRows.end() - 1, step.later);
     ++decodes[static_cast<size_t>(bucket - kRows.begin())];
-    lanes += step.lanes && step.later > 1;
+    micro_batches += step.micro_batches && step.later > 1;
     logprobs += step.logprobs;
     filters += step.filters;
     masks += step.masks;
@@ -80,12 +80,13 @@ struct Tally {
         "{} rounds, {} with tools and {} that fail drawn, {} requests, {} tokens, {} aborted, {} "
         "preemptions, {} tokens from the cache; "
         "steps: {} without tokens, {} of prompts, {} mixed, {} of decodes of up to {} rows, among "
-        "them {} in two lanes, {} with logprobs, {} with filters, {} with masks, {} with grammars, "
+        "them {} in two micro-batches, {} with logprobs, {} with filters, {} with masks, {} with "
+        "grammars, "
         "{} plain; "
         "seconds: {:.1f} alone, {:.1f} opening, {:.1f} together",
         rounds, tools, failed, requests, tokens, aborted, preemptions, hits, silent, prompts, mixed,
-        fmt::join(decodes, "+"), fmt::join(kRows, "/"), lanes, logprobs, filters, masks, grammars,
-        plain, alone, opening, together);
+        fmt::join(decodes, "+"), fmt::join(kRows, "/"), micro_batches, logprobs, filters, masks,
+        grammars, plain, alone, opening, together);
   }
 };
 

@@ -1,6 +1,6 @@
 // Steps of many rows take kernels of their own: large products, a warp for each row of a norm, a
 // warp for each token's heads. Each must give the bytes of the kernels that few rows take. So must
-// the products of steps in lanes, which have few SMs.
+// the products of steps in micro-batches, which have few SMs.
 #include <gtest/gtest.h>
 
 #include "gpu/gpu_test.h"
@@ -68,10 +68,10 @@ TEST_F(CudaManyRows, GatedProductsHaveTheBitsOfTheDefinition) {
   }
 }
 
-constexpr int64_t kRowsOfLanes[] = {1, 9, 24, 40, 64, 65, 100, 128, 200};
+constexpr int64_t kRowsOfMicroBatches[] = {1, 9, 24, 40, 64, 65, 100, 128, 200};
 
-TEST_F(CudaManyRows, ProductsInLanesHaveTheBitsOfTheDefinition) {
-  for (const int64_t m : kRowsOfLanes)
+TEST_F(CudaManyRows, ProductsInMicroBatchesHaveTheBitsOfTheDefinition) {
+  for (const int64_t m : kRowsOfMicroBatches)
     for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
              {4096, 1024}, {1024, 2048}, {1024, 3072}, {1000, 1088}, {24, 64}}) {
       const Shape s{m, n, k};
@@ -80,14 +80,14 @@ TEST_F(CudaManyRows, ProductsInLanesHaveTheBitsOfTheDefinition) {
       const std::vector<float> before(framed_size(s), 7.0f);
       const Framed want(rig, s, before), one(rig, s, before), two(rig, s, before);
       gpu_->gemm(want.inside, o.odd, o.w);
-      gpu_->run_lanes(2, [&](int i) { gpu_->gemm((i == 0 ? one : two).inside, o.x, o.w); });
+      gpu_->run_micro_batches(2, [&](int i) { gpu_->gemm((i == 0 ? one : two).inside, o.x, o.w); });
       for (const Framed* got : {&one, &two})
         EXPECT_TRUE(rig.bytes(got->all) == rig.bytes(want.all)) << m << " x " << n << " x " << k;
     }
 }
 
-TEST_F(CudaManyRows, GatedProductsInLanesHaveTheBitsOfTheDefinition) {
-  for (const int64_t m : kRowsOfLanes)
+TEST_F(CudaManyRows, GatedProductsInMicroBatchesHaveTheBitsOfTheDefinition) {
+  for (const int64_t m : kRowsOfMicroBatches)
     for (const auto& [n, k] :
          std::initializer_list<std::pair<int64_t, int64_t>>{{3072, 1024}, {1000, 1088}, {40, 64}}) {
       const Shape s{m, n, k};
@@ -98,7 +98,7 @@ TEST_F(CudaManyRows, GatedProductsInLanesHaveTheBitsOfTheDefinition) {
       const Framed want(rig, s, before), got(rig, s, before);
       gpu_->gemm(between, o.odd, o.w);
       gpu_->silu_and_mul(want.inside, between);
-      gpu_->run_lanes(2, [&](int i) {
+      gpu_->run_micro_batches(2, [&](int i) {
         if (i == 1) gpu_->gemm_silu_and_mul(got.inside, between, o.x, o.w);
       });
       EXPECT_TRUE(rig.bytes(got.all) == rig.bytes(want.all)) << m << " x " << n << " x " << k;
@@ -243,9 +243,9 @@ void compare_heads(Backend& gpu, const HeadsShape& shape, int64_t rows, int64_t 
   EXPECT_TRUE(rig.bytes(one.cache.v) == rig.bytes(two.cache.v)) << what;
 }
 
-/// Products that end in heads are Hopper's, as lanes are.
+/// Products that end in heads are Hopper's, as micro-batches are.
 bool makes_heads(const Backend& gpu) {
-  return gpu.lanes_for({.rows = 256, .weight_bytes = 1e9, .cache_bytes = 1e11}) > 1;
+  return gpu.micro_batches_for({.rows = 256, .weight_bytes = 1e9, .cache_bytes = 1e11}) > 1;
 }
 
 TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
@@ -257,16 +257,16 @@ TEST_F(CudaManyRows, HeadsOfAProductHaveTheBitsOfTwoSteps) {
   compare_heads(*gpu_, {15, 3, 128, 128}, 2999, 1088, product);
 }
 
-TEST_F(CudaManyRows, HeadsOfAProductInLanesHaveTheBitsOfTwoSteps) {
+TEST_F(CudaManyRows, HeadsOfAProductInMicroBatchesHaveTheBitsOfTwoSteps) {
   if (!makes_heads(*gpu_)) GTEST_SKIP() << "this GPU has no such kernel";
   const auto product = [&](const HeadsRig& rig, Tensor x, Weight w) {
-    gpu_->run_lanes(2, [&](int i) {
+    gpu_->run_micro_batches(2, [&](int i) {
       if (i == 1) {
-        ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in lanes";
+        ASSERT_TRUE(rig.run_product(*gpu_, x, w)) << "no kernel in micro-batches";
       }
     });
   };
-  for (const int64_t rows : kRowsOfLanes) {
+  for (const int64_t rows : kRowsOfMicroBatches) {
     compare_heads(*gpu_, {16, 8, 128, 128}, rows, 1024, product);
     compare_heads(*gpu_, {5, 1, 128, 128}, rows, 192, product);
   }

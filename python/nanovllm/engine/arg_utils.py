@@ -32,7 +32,7 @@ class EngineArgs:
     block_size: int | None = None
     enable_prefix_caching: bool | None = None
     enforce_eager: bool | None = None
-    decode_lanes: int | None = None
+    decode_micro_batches: int | None = None
     tensor_parallel_size: int | None = None
     seed: int | None = None
     num_threads: int | None = None

@@ -3,7 +3,7 @@
 
 #include "ops/cuda/attention/attention_decode.cuh"
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/core/micro_batches.h"
 
 namespace nanovllm {
 namespace {
@@ -20,8 +20,8 @@ struct PlanMemory {
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
 /// the kernel after this one.
 constexpr size_t kRingBytes = size_t{128} << 10;
-/// The same where another lane's products have the same SMs.
-constexpr size_t kLaneRingBytes = size_t{96} << 10;
+/// The same where another micro-batch's products have the same SMs.
+constexpr size_t kOverlapRingBytes = size_t{96} << 10;
 /// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
 /// as the kernel before this one ends, its SMs do not become free in turn.
 constexpr size_t kLeastSharedBytes = size_t{115} << 10;
@@ -48,21 +48,22 @@ DecodeMaps maps_of(EncodeMap encoder, const KvCache& cache, int block_shift) {
 }  // namespace
 
 void CudaBackend::begin_step(const Batch& batch) {
-  lane_->step = batch.context_lens.data;
-  lane_->step_plans.clear();
+  micro_batch_->step = batch.context_lens.data;
+  micro_batch_->step_plans.clear();
 }
 
 /// The plan for a batch, by its number. `is_new`: it is made by a kernel just launched.
 size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   is_new = false;
-  for (size_t i = 0; i < lane_->step_plans.size(); ++i)
-    if (lane_->step_plans[i] == key) return i;
+  for (size_t i = 0; i < micro_batch_->step_plans.size(); ++i)
+    if (micro_batch_->step_plans[i] == key) return i;
   is_new = true;
   // Plans that no step remembers share the last place.
-  const bool remember = key.context_lens == lane_->step && lane_->step_plans.size() + 1 < kMaxPlans;
-  const size_t plan = remember ? lane_->step_plans.size() : kMaxPlans - 1;
-  if (remember) lane_->step_plans.push_back(key);
-  const PlanMemory memory(lane_->plans.get(), num_sms_);
+  const bool remember =
+      key.context_lens == micro_batch_->step && micro_batch_->step_plans.size() + 1 < kMaxPlans;
+  const size_t plan = remember ? micro_batch_->step_plans.size() : kMaxPlans - 1;
+  if (remember) micro_batch_->step_plans.push_back(key);
+  const PlanMemory memory(micro_batch_->plans.get(), num_sms_);
   launch(attention_plan_kernel, 1, kPlanThreads, plan_shared_bytes(key.num_seqs),
          PlanArguments{.cu_seqlens_q = reinterpret_cast<const int*>(key.cu_seqlens_q),
                        .context_lens = reinterpret_cast<const int*>(key.context_lens),
@@ -90,10 +91,10 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
       encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows>() {
-    const bool has_neighbours = runs_lanes_ && !divides_sms();
-    const int stages =
-        stages_in<kHeadDim, kRows>(has_neighbours ? kLaneRingBytes : kRingBytes, max_shared_bytes_);
-    const int64_t sms = num_sms_ - (divides_sms() ? lane_sms_ : 0);
+    const bool has_neighbours = runs_micro_batches_ && !divides_sms();
+    const int stages = stages_in<kHeadDim, kRows>(has_neighbours ? kOverlapRingBytes : kRingBytes,
+                                                  max_shared_bytes_);
+    const int64_t sms = num_sms_ - (divides_sms() ? other_sms_ : 0);
     if (stages == 0) return;
     // An even number: behind their sums the outputs are aligned.
     const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes / 2 * 2;
@@ -109,7 +110,7 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                      .shares = sms,
                                      .max_slots = max_slots},
                                     is_new);
-    const PlanMemory memory(lane_->plans.get(), num_sms_);
+    const PlanMemory memory(micro_batch_->plans.get(), num_sms_);
     arguments.partial_sum = reinterpret_cast<float2*>(partial_results());
     arguments.partial_out =
         reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
@@ -117,11 +118,11 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                           .counters = memory.counters,
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
                           .stages = stages,
-                          .lets_next_wait = runs_lanes_};
+                          .lets_next_wait = runs_micro_batches_};
     const size_t shared_bytes = std::max(
         static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
             sizeof(DecodeExchange<kHeadDim, kRows>),
-        std::min(divides_sms() ? kLaneAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
+        std::min(divides_sms() ? kOverlapAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
     // The first kernel after the plan waits for all that went before: the later ones count on it,
     // and on old keys. Where this step makes those, too, every kernel waits.
     launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(sms), kDecodeThreads,

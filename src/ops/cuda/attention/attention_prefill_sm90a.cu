@@ -53,7 +53,7 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
                                    static_cast<int>(ceil_div(batch.max_context_len, kTileKeys)),
                                    section.seqs,
                                    section.heads,
-                                   reinterpret_cast<int*>(lane_->prefill_counters.get()),
+                                   reinterpret_cast<int*>(micro_batch_->prefill_counters.get()),
                                    reciprocal_of_group(static_cast<int>(q.shape[1] / kv_heads))};
   const auto map = [&](const Tensor& half) {  // swizzled as wgmma reads it
     return cache_map(encode_map_, half, std::min<int64_t>(kTileKeys, half.shape[2]),

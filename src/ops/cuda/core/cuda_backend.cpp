@@ -9,7 +9,7 @@
 
 #include "ops/cuda/comm/communicator.h"
 #include "ops/cuda/core/code_architecture.h"
-#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/core/micro_batches.h"
 
 namespace nanovllm {
 namespace {
@@ -133,14 +133,14 @@ CudaBackend::CudaBackend(int index) : index_(index) {
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
 #ifdef NANOVLLM_CUDA_HOPPER
   is_hopper_ = architecture == 90;  // code for sm_90a runs nowhere else
-  lane_sms_ = is_hopper_ && num_sms_ > 2 * kLaneProductSms ? kLaneProductSms : 0;
+  other_sms_ = is_hopper_ && num_sms_ > 2 * kOverlapProductSms ? kOverlapProductSms : 0;
 #endif
   int cooperative = 0;
   cuda_check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
   can_run_cooperatively_ = is_hopper_ && cooperative != 0;
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
-  for (Lane& lane : lanes_) open_lane(lane);
+  for (MicroBatch& micro_batch : micro_batches_) open_micro_batch(micro_batch);
   cublasLtHandle_t blas = nullptr;
   cublas_check(cublasLtCreate(&blas));
   blas_.reset(blas);
@@ -155,7 +155,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
 CudaBackend::~CudaBackend() {
   // What is still running reads the buffers that go now. Errors have nobody to go to.
   (void)cudaSetDevice(index_);
-  for (const Lane& lane : lanes_) (void)cudaStreamSynchronize(lane.stream.get());
+  for (const MicroBatch& micro_batch : micro_batches_)
+    (void)cudaStreamSynchronize(micro_batch.stream.get());
 }
 
 MemoryInfo CudaBackend::memory() const {

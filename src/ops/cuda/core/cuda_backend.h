@@ -1,6 +1,6 @@
 // CudaBackend: the catalogue of ops/backend.h on one NVIDIA GPU. One op, one launch (or two), on
-// one non-blocking stream (or two: run_lanes); nothing is allocated and nothing waits inside an op,
-// so that any sequence of ops can be recorded into a graph.
+// one non-blocking stream (or two: run_micro_batches); nothing is allocated and nothing waits
+// inside an op, so that any sequence of ops can be recorded into a graph.
 #pragma once
 
 #include <array>
@@ -57,8 +57,8 @@ class CudaBackend final : public Backend {
   int64_t max_logits_rows() const override { return 512; }
   /// Room to unpack a weight is part of it, of the largest that weight_bytes() was asked about.
   size_t scratch_bytes(const OperandLimits&) const override {
-    return kMostLanes * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) + kExchangeBytes +
-           kScanBytes + unpacking_lanes() * most_unpacked_;
+    return kMostMicroBatches * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) +
+           kExchangeBytes + kScanBytes + unpacking_micro_batches() * most_unpacked_;
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -67,8 +67,8 @@ class CudaBackend final : public Backend {
   /// own rows is stored in the cache. To be recorded together with the step.
   void begin_step(const Batch& batch) override;
 
-  int lanes_for(const DecodeSize& size) const override;
-  void run_lanes(int lanes, const std::function<void(int)>& body) override;
+  int micro_batches_for(const DecodeSize& size) const override;
+  void run_micro_batches(int micro_batches, const std::function<void(int)>& body) override;
 
   bool keeps(WeightFormat format, int64_t n, int64_t k) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
@@ -179,26 +179,28 @@ class CudaBackend final : public Backend {
     bool operator==(const PlanKey&) const = default;
   };
 
-  /// What operations of different lanes must not share.
-  struct Lane {
+  /// What operations of different micro-batches must not share.
+  struct MicroBatch {
     Stream stream;
-    Event fence;  // lane 0: the lanes begin; the others: their end
+    Event fence;  // micro-batch 0: the micro-batches begin; the others: their end
     Buffer blas_workspace, partials, plans, prefill_counters;
     Buffer unpacked;                  // a quantised weight as bf16
     const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
     std::vector<PlanKey> step_plans;  // made since then
   };
-  void open_lane(Lane& lane);
-  cudaStream_t stream() const { return lane_->stream.get(); }
+  void open_micro_batch(MicroBatch& micro_batch);
+  cudaStream_t stream() const { return micro_batch_->stream.get(); }
   Stream ahead_ = make_stream();  // copy_ahead()'s
   Event copied_ahead_ = make_event();
-  /// Whether the operations issued now share the GPU's SMs with another lane's, each with its own.
-  bool divides_sms() const { return runs_lanes_ && lane_sms_ > 0; }
+  /// Whether the operations issued now share the GPU's SMs with another micro-batch's, each with
+  /// its own.
+  bool divides_sms() const { return runs_micro_batches_ && other_sms_ > 0; }
   void use_device() const { cuda_check(cudaSetDevice(index_)); }
-  /// Of attention in this lane. The last lane's is the comparison's until that is done.
+  /// Of attention in this micro-batch. The last micro-batch's is the comparison's until that is
+  /// done.
   std::byte* partial_results() {
-    if (lane_ == &lanes_.back()) await_gemm_families();
-    return lane_->partials.get();
+    if (micro_batch_ == &micro_batches_.back()) await_gemm_families();
+    return micro_batch_->partials.get();
   }
   /// Finds out which of cuBLASLt's families give the bits of gemm_in_order() here, beside whatever
   /// else is done (gemm_tuning.cpp).
@@ -208,16 +210,17 @@ class CudaBackend final : public Backend {
   void compare_with_in_order(
       const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
       const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use);
-  /// As the choice of a product's kernel sees this GPU, in the lane whose operations are issued.
+  /// As the choice of a product's kernel sees this GPU, in the micro-batch whose operations are
+  /// issued.
   GemmGpu gemm_gpu() const {
     return {.has_wgmma = is_hopper_,
             .has_tma = encode_map_ != nullptr,
             .num_sms = num_sms_,
             .shared_bytes = max_shared_bytes_,
-            .share = !runs_lanes_    ? SmShare::whole
-                     : divides_sms() ? SmShare::divided
-                                     : SmShare::mixed,
-            .own_sms = lane_sms_};
+            .share = !runs_micro_batches_ ? SmShare::whole
+                     : divides_sms()      ? SmShare::divided
+                                          : SmShare::mixed,
+            .own_sms = other_sms_};
   }
   /// choose_gemm() for this GPU; with NANOVLLM_DEBUG=gemm, said on standard error the first time.
   GemmChoice choose(const GemmProblem& problem);
@@ -238,10 +241,10 @@ class CudaBackend final : public Backend {
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
   /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
-  /// The lanes whose products may need a quantised weight as bf16.
-  size_t unpacking_lanes() const { return lane_sms_ > 0 ? kMostLanes : 1; }
-  /// f(w as plain bf16), in the lane's memory until the next call. No kernel of f may begin before
-  /// that is written, as it might with weights.
+  /// The micro-batches whose products may need a quantised weight as bf16.
+  size_t unpacking_micro_batches() const { return other_sms_ > 0 ? kMostMicroBatches : 1; }
+  /// f(w as plain bf16), in the micro-batch's memory until the next call. No kernel of f may begin
+  /// before that is written, as it might with weights.
   template <class F>
   auto with_unpacked(const Weight& w, F&& f) {
     const Weight plain = unpack(w);
@@ -270,7 +273,7 @@ class CudaBackend final : public Backend {
   /// Whether what a kernel of this step reads of the batch is there before it is launched: since
   /// begin_step() a kernel has waited for all before it, as the first attention after a plan does.
   bool is_settled(const Batch& batch) const {
-    return lane_->step == batch.context_lens.data && !lane_->step_plans.empty();
+    return micro_batch_->step == batch.context_lens.data && !micro_batch_->step_plans.empty();
   }
   /// How the copy engine sees a stack of weights: [64, rows of a half, halves, slices of 64 along
   /// k, experts], in boxes of `box_rows` of each half by `box_slices`.
@@ -353,23 +356,23 @@ class CudaBackend final : public Backend {
   uint32_t last_epoch_ = 0;                  // of decoder_layers(); 0: as it has it
   size_t max_shared_bytes_ = 0;              // of one block
   std::string name_;
-  std::array<Lane, kMostLanes> lanes_;
-  Lane* lane_ = &lanes_[0];  // whose operations are issued
-  bool runs_lanes_ = false;  // several of them
-  int lane_sms_ = 0;         // that attention then leaves to another lane's products; 0: none
+  std::array<MicroBatch, kMostMicroBatches> micro_batches_;
+  MicroBatch* micro_batch_ = &micro_batches_[0];  // whose operations are issued
+  bool runs_micro_batches_ = false;               // several of them
+  int other_sms_ = 0;  // that attention then leaves to another micro-batch's products; 0: none
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
   std::unordered_set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
   mutable size_t most_unpacked_ = 0;  // bytes as bf16, of the quantised weights asked about
-  size_t room_to_unpack_ = 0;         // that a lane has
+  size_t room_to_unpack_ = 0;         // that a micro-batch has
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
   bool logs_choices_ = false;                                      // NANOVLLM_DEBUG=gemm
   std::set<std::string> logged_choices_;                           // lines
   std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
-  std::unique_ptr<StagingLane> staging_;                           // of load(), opened by the first
+  std::unique_ptr<StagingBuffer> staging_;                         // of load(), opened by the first
   std::future<void> families_compared_;  // its thread uses what stands above
 };
 

@@ -17,14 +17,14 @@ namespace {
 // Enough for a thread to fill one buffer while another travels. Pinned memory is slow to get, page
 // by page: these are huge pages where the system has them, which takes a tenth of the time.
 constexpr size_t kStageBytes = size_t{2} << 20;
-constexpr size_t kStagesPerLane = 2;
+constexpr size_t kStages = 2;
 // One thread copies 5 GB/s out of the page cache, PCIe takes 55: measured on an H100's host, 8
 // threads reach 40 GB/s, 12 reach 48, and 16 no more.
 constexpr int kLoadThreads = 12;
 
 /// Pinned, in huge pages if possible.
 Buffer allocate_stages() {
-  constexpr size_t kHugePage = size_t{2} << 20, kBytes = kStagesPerLane * kStageBytes;
+  constexpr size_t kHugePage = size_t{2} << 20, kBytes = kStages * kStageBytes;
   static_assert(kBytes % kHugePage == 0);
   auto* data = static_cast<std::byte*>(std::aligned_alloc(kHugePage, kBytes));
   check(data != nullptr, ErrorKind::device, "no room for {} bytes of host memory", kBytes);
@@ -40,17 +40,17 @@ Buffer allocate_stages() {
   });
 }
 
-class PinnedLane final : public StagingLane {
+class PinnedBuffer final : public StagingBuffer {
  public:
-  /// Sends on `stream`, which outlives the lane.
-  explicit PinnedLane(cudaStream_t stream) : stream_(stream), stages_(allocate_stages()) {
+  /// Sends on `stream`, which outlives this.
+  explicit PinnedBuffer(cudaStream_t stream) : stream_(stream), stages_(allocate_stages()) {
     for (Event& event : sent_) event = make_event();
   }
-  ~PinnedLane() override {  // after a failure, too: the device may still be reading
+  ~PinnedBuffer() override {  // after a failure, too: the device may still be reading
     for (const Event& event : sent_) (void)cudaEventSynchronize(event.get());
   }
   std::byte* next_buffer() override {
-    stage_ = (stage_ + 1) % kStagesPerLane;
+    stage_ = (stage_ + 1) % kStages;
     cuda_check(cudaEventSynchronize(sent_[stage_].get()));  // an event never recorded is done
     return stages_.get() + stage_ * kStageBytes;
   }
@@ -66,7 +66,7 @@ class PinnedLane final : public StagingLane {
  private:
   cudaStream_t stream_;
   Buffer stages_;
-  std::array<Event, kStagesPerLane> sent_;  // when the device has read a stage
+  std::array<Event, kStages> sent_;  // when the device has read a stage
   size_t stage_ = 0;
 };
 
@@ -99,7 +99,7 @@ Weight CudaBackend::weight_view(std::byte* data, WeightFormat format, int64_t n,
 
 void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   use_device();
-  if (!staging_) staging_ = std::make_unique<PinnedLane>(stream());
+  if (!staging_) staging_ = std::make_unique<PinnedBuffer>(stream());
   load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
 }
 
@@ -109,11 +109,11 @@ void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
   use_device();
   if (room_to_unpack_ < most_unpacked_) {
     synchronize();
-    for (Lane& lane : std::span(lanes_).first(unpacking_lanes()))
-      lane.unpacked = allocate(most_unpacked_);
+    for (MicroBatch& micro_batch : std::span(micro_batches_).first(unpacking_micro_batches()))
+      micro_batch.unpacked = allocate(most_unpacked_);
     room_to_unpack_ = most_unpacked_;
   }
-  std::byte* const room = lane_->unpacked.get();
+  std::byte* const room = micro_batch_->unpacked.get();
   const auto send = [&](std::byte* to, const auto& from) {
     const size_t bytes = from.size() * sizeof from[0];
     cuda_check(cudaMemcpyAsync(to, from.data(), bytes, cudaMemcpyHostToDevice, stream()));
@@ -137,9 +137,9 @@ void CudaBackend::load_all(std::span<const WeightSource> weights, const SourceRe
   StagedLoad how;
   how.buffer_bytes = kStageBytes;
   how.threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kLoadThreads);
-  how.open_lane = [this] {
+  how.open_staging = [this] {
     use_device();
-    return std::make_unique<PinnedLane>(stream());
+    return std::make_unique<PinnedBuffer>(stream());
   };
   load_staged(how, weights, read, loaded);
   if (has_ranks_) await_gemm_families();

@@ -91,7 +91,8 @@ MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
   for (int i = 0; i < static_cast<int>(std::size(kMidKernels)); ++i) {
     const MidKernel& kernel = kMidKernels[i];
     const MidTile& t = kernel.tile;
-    if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y || (kernel.for_lanes && !divided))
+    if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y ||
+        (kernel.for_micro_batches && !divided))
       continue;
     if (p.end == GemmEnd::heads && !kernel.makes_heads()) continue;
     if (p.end == GemmEnd::send && !kernel.can_send()) continue;

@@ -72,12 +72,12 @@ bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w) {
   const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
       {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
   return algorithm &&
-         gemm_algorithms_->run(y, x, w, *algorithm, lane_->blas_workspace.get(), stream());
+         gemm_algorithms_->run(y, x, w, *algorithm, micro_batch_->blas_workspace.get(), stream());
 }
 
 Weight CudaBackend::unpack(const Weight& w) {
   use_device();
-  const Weight plain = weight_view(lane_->unpacked.get(), WeightFormat::bf16, w.n(), w.k());
+  const Weight plain = weight_view(micro_batch_->unpacked.get(), WeightFormat::bf16, w.n(), w.k());
   unpack_weight(plain.data, w, !uneven_.contains(w.data.data), stream());
   return plain;
 }

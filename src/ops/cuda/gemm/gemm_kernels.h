@@ -74,20 +74,20 @@ constexpr int kMidWholeRing = 222 * 1024, kMidHalfRing = 104 * 1024;
 
 /// A kernel, and whether two blocks above each other share their weights. Measured on an H200:
 /// copies of less than 8 KB cost more than sharing saves, and so do two groups that wait for two
-/// others. Some are for lanes alone, where a product has fewer SMs.
+/// others. Some are for micro-batches alone, where a product has fewer SMs.
 struct MidKernel {
   MidTile tile;
   bool shares;
   int ring = kMidWholeRing;
   DType out = DType::bf16;
-  bool for_lanes = false;
+  bool for_micro_batches = false;
   /// Whether its tile is heads, which its end finishes.
   constexpr bool makes_heads() const {
     return tile.columns == kProductHead && tile.tiles == 1 && !tile.gated;
   }
   /// Whether its end can send results to other ranks.
   constexpr bool can_send() const {
-    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_lanes;
+    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_micro_batches;
   }
 };
 inline constexpr MidKernel kMidKernels[] = {

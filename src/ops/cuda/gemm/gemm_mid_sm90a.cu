@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/core/micro_batches.h"
 #include "ops/cuda/gemm/gemm_mid.cuh"
 
 namespace nanovllm {
@@ -50,7 +50,7 @@ void CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, const MidPlan& plan,
     using Y = std::conditional_t<kMidKernels[i].out == DType::f32, float, bf16>;
     constexpr MidTile tile = kMidKernels[i].tile;
     const MidShape shape = shape_of(kMidKernels[i], plan, y, x.shape[1],
-                                    divides_sms() ? kLaneProductBytes : max_shared_bytes_);
+                                    divides_sms() ? kOverlapProductBytes : max_shared_bytes_);
     const unsigned cluster = shape.paired ? kPair : 1;
     constexpr int kBlocksPerSm = kMidKernels[i].ring == kMidHalfRing ? 2 : 1;
     const int64_t blocks = kStays<Y>       ? std::min(shape.blocks, num_sms_ * kBlocksPerSm)

@@ -93,7 +93,7 @@ GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
   for (const auto* algorithms : {&ordered, &others})
     for (const auto& algorithm : *algorithms)
       candidates.push_back({[&, a = &algorithm] {
-        return gemm_algorithms_->run(y, x, w, *a, lane_->blas_workspace.get(), stream());
+        return gemm_algorithms_->run(y, x, w, *a, micro_batch_->blas_workspace.get(), stream());
       }});
   const double flops = 2.0 * static_cast<double>(rows * key.n * key.k);
   measure(stream(), std::max(5e-6, flops / 600e12), candidates);
@@ -119,7 +119,7 @@ void CudaBackend::compare_with_in_order(
   // A stream of its own: beside this, operations may be issued, and recorded.
   const Stream own = make_stream();
   const cudaStream_t stream = own.get();
-  const Lane& lane = lanes_.back();
+  const Lane& lane = micro_batches_.back();
   for (const GemmKey& key : kComparedProducts) {
     auto algorithms = choose(key);
     if (algorithms.size() > kMostCompared) algorithms.resize(kMostCompared);

@@ -58,7 +58,7 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
                               const PackedPlan& plan) {
   const int64_t m = x.shape[0], outputs = y.shape[1];
   const PackedLayout layout(w.format, w.n(), w.k());
-  const int num_sms = divides_sms() ? lane_sms_ : num_sms_;
+  const int num_sms = divides_sms() ? other_sms_ : num_sms_;
   with_numbers(w.format.numbers, layout.columns, [&]<WeightFormat::Numbers numbers, int depth>() {
     PackedShape shape{};
     shape.rows = static_cast<int>(m);

@@ -1,8 +1,9 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
 // warp, up to 512 elements); it is read once, into registers, and written once. Where there are
-// many rows, and in lanes, a row belongs to one warp: no barrier then, and more bytes under way.
+// many rows, and in micro-batches, a row belongs to one warp: no barrier then, and more bytes under
+// way.
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/core/micro_batches.h"
 #include "ops/cuda/rowwise/row_math.cuh"
 
 namespace nanovllm {
@@ -271,7 +272,7 @@ bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, 
     const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true>
                                       : many_rows_kernel<kAdd, kVectors, false>;
     launch_early(kernel, grid_size(ceil_div(x.shape[0], kRowsPerBlock)), kRowsPerBlock * kWarp,
-                 divides_sms() ? kLaneNormBytes : 0, rows_of<bf16>(y),
+                 divides_sms() ? kOverlapNormBytes : 0, rows_of<bf16>(y),
                  rows_of<bf16>(kAdd ? residual : x), rows_of<bf16>(x), device_ptr<bf16>(w),
                  grid_size(x.shape[0]), eps);
   });

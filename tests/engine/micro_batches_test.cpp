@@ -1,7 +1,7 @@
-// A decode step in lanes: each lane sees its own sequences and takes memory of its own, and no
-// token and no log probability changes. That lanes run side by side is for the GPU's tests; here
-// they run one after another.
-#include "models/lanes.h"
+// A decode step in micro-batches: each micro-batch sees its own sequences and takes memory of its
+// own, and no token and no log probability changes. That micro-batches run side by side is for the
+// GPU's tests; here they run one after another.
+#include "models/micro_batches.h"
 
 #include <cstring>
 
@@ -9,7 +9,7 @@
 
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
-#include "ops/cuda/core/lanes.h"
+#include "ops/cuda/core/micro_batches.h"
 #include "ops/null_backend.h"
 
 namespace nanovllm {
@@ -37,16 +37,16 @@ struct Case {
   int requests, longest;  // prompt
 };
 
-/// What `lanes` give to requests of many lengths, which end at different times. Where log
+/// What `micro_batches` give to requests of many lengths, which end at different times. Where log
 /// probabilities are asked for no step is recorded.
-std::vector<RequestOutput> outputs(const Case& c, int lanes) {
+std::vector<RequestOutput> outputs(const Case& c, int micro_batches) {
   ModelConfig model = small_model();
   model.dtype = c.dtype;
   EngineConfig config;
   config.block_size = 16;
   config.max_num_batched_tokens = 256;
   config.num_gpu_blocks_override = c.requests * (c.longest + 100) / 16;
-  config.decode_lanes = lanes;
+  config.decode_micro_batches = micro_batches;
   config.enforce_eager = c.eager;
   auto runner =
       std::make_unique<ModelRunner>(make_backend(c.device, {.num_threads = 1}),
@@ -75,9 +75,9 @@ std::vector<RequestOutput> outputs(const Case& c, int lanes) {
   return done;
 }
 
-class Lanes : public testing::TestWithParam<Case> {};
+class MicroBatches : public testing::TestWithParam<Case> {};
 
-TEST_P(Lanes, DoNotShowInTokensAndLogprobs) {
+TEST_P(MicroBatches, DoNotShowInTokensAndLogprobs) {
   const Case& c = GetParam();
   if (std::string(c.device) == "cuda") {
     try {
@@ -100,30 +100,31 @@ TEST_P(Lanes, DoNotShowInTokensAndLogprobs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Lanes,
+INSTANTIATE_TEST_SUITE_P(All, MicroBatches,
                          testing::Values(Case{"CpuF32", "cpu", DType::f32, true, 11, 17},
                                          Case{"CpuBf16", "cpu", DType::bf16, true, 11, 17},
                                          Case{"CudaEager", "cuda", DType::bf16, true, 150, 700},
                                          Case{"CudaGraphs", "cuda", DType::bf16, false, 250, 1500}),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
-/// Notes where each lane's products and attention read and write, and which sequences it has.
-class LanesBackend final : public NullBackend {
+/// Notes where each micro-batch's products and attention read and write, and which sequences it
+/// has.
+class MicroBatchesBackend final : public NullBackend {
  public:
   struct Seen {
     std::vector<Tensor> activations;
     Batch batch;
     int begins = 0;
   };
-  std::vector<Seen> lanes = std::vector<Seen>(1);  // 0: what no lane does
+  std::vector<Seen> micro_batches = std::vector<Seen>(1);  // 0: what no micro-batch does
 
   void begin_step(const Batch& batch) override {
-    lanes.back().batch = batch;
-    ++lanes.back().begins;
+    micro_batches.back().batch = batch;
+    ++micro_batches.back().begins;
   }
-  void run_lanes(int count, const std::function<void(int)>& body) override {
+  void run_micro_batches(int count, const std::function<void(int)>& body) override {
     for (int i = 0; i < count; ++i) {
-      lanes.emplace_back();
+      micro_batches.emplace_back();
       body(i);
     }
   }
@@ -134,7 +135,7 @@ class LanesBackend final : public NullBackend {
 
  private:
   void note(std::initializer_list<Tensor> tensors) {
-    auto& seen = lanes.back().activations;
+    auto& seen = micro_batches.back().activations;
     seen.insert(seen.end(), tensors);
   }
 };
@@ -146,12 +147,12 @@ std::pair<const std::byte*, const std::byte*> extent(const Tensor& t) {
   return {t.data, t.data + static_cast<size_t>(last + 1) * size_of(t.dtype)};
 }
 
-class LanesOfAStep : public testing::Test {
+class MicroBatchesOfAStep : public testing::Test {
  protected:
   static constexpr int64_t kRows = 7, kBlocks = 4;
 
   /// A step of seven decodes over the null backend, with real memory for its activations.
-  void run(int lanes) {
+  void run(int micro_batches) {
     const ModelConfig config = small_model();
     WeightLoader loader(ops_, DType::f32, {});
     const auto model = find_architecture(config.architecture).make(config, {loader, {}});
@@ -164,7 +165,7 @@ class LanesOfAStep : public testing::Test {
     std::vector<std::byte> memory(size_t{1} << 20);
     Arena arena(memory.data(), memory.size(), {});
     SingleCommunicator comm;
-    (void)model->forward({ops_, comm, arena, batch_, caches, lanes});
+    (void)model->forward({ops_, comm, arena, batch_, caches, micro_batches});
     EXPECT_LT(arena.mark(), memory.size() / 2);
   }
   Tensor i32(std::initializer_list<int64_t> shape) {
@@ -174,18 +175,18 @@ class LanesOfAStep : public testing::Test {
     return t;
   }
 
-  LanesBackend ops_;
+  MicroBatchesBackend ops_;
   Batch batch_;
   std::vector<std::vector<int32_t>> values_;
 };
 
-TEST_F(LanesOfAStep, HaveTheirSequencesAndMemoryToThemselves) {
+TEST_F(MicroBatchesOfAStep, HaveTheirSequencesAndMemoryToThemselves) {
   run(2);
-  ASSERT_EQ(ops_.lanes.size(), 3);
-  EXPECT_EQ(ops_.lanes[0].activations.size(), 0);
-  EXPECT_EQ(ops_.lanes[1].begins, 1);
-  EXPECT_EQ(ops_.lanes[2].begins, 1);
-  const Batch &low = ops_.lanes[1].batch, &high = ops_.lanes[2].batch;
+  ASSERT_EQ(ops_.micro_batches.size(), 3);
+  EXPECT_EQ(ops_.micro_batches[0].activations.size(), 0);
+  EXPECT_EQ(ops_.micro_batches[1].begins, 1);
+  EXPECT_EQ(ops_.micro_batches[2].begins, 1);
+  const Batch &low = ops_.micro_batches[1].batch, &high = ops_.micro_batches[2].batch;
   EXPECT_EQ(low.num_seqs(), 3);
   EXPECT_EQ(high.num_seqs(), 4);
   EXPECT_EQ(high.num_tokens(), 4);
@@ -195,14 +196,14 @@ TEST_F(LanesOfAStep, HaveTheirSequencesAndMemoryToThemselves) {
     EXPECT_EQ((high.*member).data, (batch_.*member)[3].data);
     EXPECT_EQ((high.*member).shape[0], 4);
   }
-  for (const Batch* lane : {&low, &high}) {
-    ASSERT_EQ(lane->cu_seqlens_q.shape[0], lane->num_seqs() + 1);
-    for (int64_t i = 0; i <= lane->num_seqs(); ++i)
-      EXPECT_EQ(lane->cu_seqlens_q.ptr<int32_t>()[i], i);
+  for (const Batch* micro_batch : {&low, &high}) {
+    ASSERT_EQ(micro_batch->cu_seqlens_q.shape[0], micro_batch->num_seqs() + 1);
+    for (int64_t i = 0; i <= micro_batch->num_seqs(); ++i)
+      EXPECT_EQ(micro_batch->cu_seqlens_q.ptr<int32_t>()[i], i);
   }
-  ASSERT_GT(ops_.lanes[1].activations.size(), 10);
-  for (const Tensor& a : ops_.lanes[1].activations)
-    for (const Tensor& b : ops_.lanes[2].activations) {
+  ASSERT_GT(ops_.micro_batches[1].activations.size(), 10);
+  for (const Tensor& a : ops_.micro_batches[1].activations)
+    for (const Tensor& b : ops_.micro_batches[2].activations) {
       const auto [a_begin, a_end] = extent(a);
       const auto [b_begin, b_end] = extent(b);
       EXPECT_TRUE(a_end <= b_begin || b_end <= a_begin) << a.describe() << ", " << b.describe();
@@ -211,28 +212,28 @@ TEST_F(LanesOfAStep, HaveTheirSequencesAndMemoryToThemselves) {
 
 /// Of a step of `rows` sequences of `context` tokens: bytes of the layers' weights, and of a
 /// token's keys and values.
-int lanes_on_a_gpu(double weights, double token, int64_t rows, int64_t context) {
-  return decode_lanes({rows, weights, token * static_cast<double>(rows * context)});
+int micro_batches_on_a_gpu(double weights, double token, int64_t rows, int64_t context) {
+  return decode_micro_batches({rows, weights, token * static_cast<double>(rows * context)});
 }
 
-TEST(LanesRule, WeighsTheKeysAgainstASecondReadingOfTheWeights) {
+TEST(MicroBatchesRule, WeighsTheKeysAgainstASecondReadingOfTheWeights) {
   const double small = 0.88e9, small_token = 28 * 4096, large = 13.9e9, large_token = 36 * 4096;
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 1024), 2);
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 1024), 2);
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 48, 1024), 2);
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 128, 512), 2);
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 32, 4096), 1);  // few rows
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 64, 512), 1);   // few keys
-  EXPECT_EQ(lanes_on_a_gpu(small, small_token, 256, 256), 1);  // few keys for so many rows
-  EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 1024), 1);
-  EXPECT_EQ(lanes_on_a_gpu(large, large_token, 256, 8192), 1);  // much to read twice
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 256, 1024), 2);
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 64, 1024), 2);
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 48, 1024), 2);
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 128, 512), 2);
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 32, 4096), 1);  // few rows
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 64, 512), 1);   // few keys
+  EXPECT_EQ(micro_batches_on_a_gpu(small, small_token, 256, 256), 1);  // few keys for so many rows
+  EXPECT_EQ(micro_batches_on_a_gpu(large, large_token, 256, 1024), 1);
+  EXPECT_EQ(micro_batches_on_a_gpu(large, large_token, 256, 8192), 1);  // much to read twice
 }
 
-TEST_F(LanesOfAStep, AreAsManyAsAskedForOrAdvised) {
+TEST_F(MicroBatchesOfAStep, AreAsManyAsAskedForOrAdvised) {
   run(1);
-  EXPECT_EQ(ops_.lanes.size(), 1);
+  EXPECT_EQ(ops_.micro_batches.size(), 1);
   run(0);  // the null backend advises one
-  EXPECT_EQ(ops_.lanes.size(), 1);
+  EXPECT_EQ(ops_.micro_batches.size(), 1);
 }
 
 }  // namespace

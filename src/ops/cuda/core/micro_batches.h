@@ -1,4 +1,4 @@
-// When the layers of a decode step run in two lanes, and how these share the GPU.
+// When the layers of a decode step run in two micro-batches, and how these share the GPU.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,16 @@
 
 namespace nanovllm {
 
-/// Two lanes where attention takes most of the step. They hide the time in which products, norms
-/// and rotations wait for one another, behind the attention of the other half, which waits for
-/// memory. They cost a second reading of every weight: so weights must be small, and small beside
-/// the keys and values; and the more rows, the longer products take on few SMs.
+/// Two micro-batches where attention takes most of the step. They hide the time in which products,
+/// norms and rotations wait for one another, behind the attention of the other half, which waits
+/// for memory. They cost a second reading of every weight: so weights must be small, and small
+/// beside the keys and values; and the more rows, the longer products take on few SMs.
 ///
 /// Measured on an H200 with 0.9 GB of weights: 48 rows of 1,024 tokens gain 16 %, 96 and 192 rows
 /// 6 %, 256 rows 3 %; 128 and 256 rows of 400 tokens 3 to 4 %; 64 rows of 400 tokens lose 2 %, 128
 /// and 256 rows of 200 tokens 12 to 15 %, 24 rows of 1,024 tokens 5 %. 14 GB of weights lose a
 /// quarter.
-constexpr int decode_lanes(const DecodeSize& size) {
+constexpr int decode_micro_batches(const DecodeSize& size) {
   constexpr int64_t kFewestRows = 40;
   constexpr double kMostWeights = 2e9;
   // For each byte of weights: bytes of keys and values, or of a bound, up to twice what is there.
@@ -27,14 +27,14 @@ constexpr int decode_lanes(const DecodeSize& size) {
   return pays && size.weight_bytes <= kMostWeights ? 2 : 1;
 }
 
-/// On Hopper the SMs are divided: one lane's attention leaves so many to the other's products.
-/// There, a product of few, large tiles reads its rows seldom from the L2 cache, and waits for no
-/// SM's queue of keys.
-constexpr int kLaneProductSms = 32;
+/// On Hopper the SMs are divided: one micro-batch's attention leaves so many to the other's
+/// products. There, a product of few, large tiles reads its rows seldom from the L2 cache, and
+/// waits for no SM's queue of keys.
+constexpr int kOverlapProductSms = 32;
 /// What keeps them apart: shared memory that a block of attention takes at least, and
 /// products and norms at most. A norm has room beside a product, and neither beside
 /// attention.
-constexpr size_t kLaneAttentionBytes = size_t{200} << 10, kLaneProductBytes = size_t{196} << 10,
-                 kLaneNormBytes = size_t{28} << 10;
+constexpr size_t kOverlapAttentionBytes = size_t{200} << 10,
+                 kOverlapProductBytes = size_t{196} << 10, kOverlapNormBytes = size_t{28} << 10;
 
 }  // namespace nanovllm

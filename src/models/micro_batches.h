@@ -1,7 +1,7 @@
-// The decoder layers of a decode step in lanes: the sequences are divided, and each part goes
-// through all layers on its own, so that the attention of one, which waits for memory, runs beside
-// the products of another, which wait for each other. No sequence knows of the others: no bits
-// change.
+// The decoder layers of a decode step in micro-batches: the sequences are divided, and each part
+// goes through all layers on its own, so that the attention of one, which waits for memory, runs
+// beside the products of another, which wait for each other. No sequence knows of the others: no
+// bits change.
 #pragma once
 
 #include <functional>
@@ -23,14 +23,14 @@ inline Batch decode_rows(const Batch& batch, int64_t from, int64_t to) {
   return part;
 }
 
-/// Calls layers(step, from, to) for each lane: a step over the sequences from .. to - 1 of a step
-/// in which each has one row. Memory that a lane takes is not another's.
+/// Calls layers(step, from, to) for each micro-batch: a step over the sequences from .. to - 1 of a
+/// step in which each has one row. Memory that a micro-batch takes is not another's.
 template <class Layers>
-void run_in_lanes(const Step& step, int lanes, const Layers& layers) {
+void run_in_micro_batches(const Step& step, int micro_batches, const Layers& layers) {
   ArenaScope scope(step.arena);
   const int64_t rows = step.batch.num_seqs();
-  const auto lane = [&](int i) {
-    const int64_t from = rows * i / lanes, to = rows * (i + 1) / lanes;
+  const auto micro_batch = [&](int i) {
+    const int64_t from = rows * i / micro_batches, to = rows * (i + 1) / micro_batches;
     const Batch batch = decode_rows(step.batch, from, to);
     Arena arena = step.arena.rest();
     step.ops.begin_step(batch);
@@ -38,7 +38,7 @@ void run_in_lanes(const Step& step, int lanes, const Layers& layers) {
     const auto words = static_cast<int64_t>(arena.peak() / sizeof(int32_t));
     (void)step.arena.take(DType::i32, {words});
   };
-  step.ops.run_lanes(lanes, std::cref(lane));
+  step.ops.run_micro_batches(micro_batches, std::cref(micro_batch));
 }
 
 }  // namespace nanovllm
