@@ -206,8 +206,8 @@ Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
 constexpr int64_t kMostPackedRows = 64;
 
 /// The cut that takes the fewest cycles: for 64 columns of k, those of the instructions that the
-/// busiest quarter of an SM issues, of the tensor cores, and of one warp alone. Cycles are estimates
-/// from a micro-benchmark on an H100; whole products were not compared cut by cut.
+/// busiest quarter of an SM issues, of the tensor cores, and of one warp alone. Cycles are
+/// estimates from a micro-benchmark on an H100; whole products were not compared cut by cut.
 PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
   constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
       kAlone = 150, kTileCycles = 40;
