@@ -49,7 +49,7 @@ done
 for program in "$folder"/parity_*_test; do
   [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*cuda*:*Cuda*'
 done
-for program in "$folder"/{huggingface,adjusted_answers,exactness}_test; do  # they read tests/data where they were built
+for program in "$folder"/{huggingface,adjusted_answers,exactness,quantised}_test; do  # they read tests/data where they were built
   [ -e "$program" ] && run "$(basename "$program")" "$program" --gtest_filter='*Cuda*'
 done
 if [ $sanitize = 1 ]; then
