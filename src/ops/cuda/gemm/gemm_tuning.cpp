@@ -119,12 +119,12 @@ void CudaBackend::compare_with_in_order(
   // A stream of its own: beside this, operations may be issued, and recorded.
   const Stream own = make_stream();
   const cudaStream_t stream = own.get();
-  const Lane& lane = micro_batches_.back();
+  const MicroBatch& last = micro_batches_.back();
   for (const GemmKey& key : kComparedProducts) {
     auto algorithms = choose(key);
     if (algorithms.size() > kMostCompared) algorithms.resize(kMostCompared);
     if (algorithms.empty()) continue;
-    std::byte* free = lane.partials.get();
+    std::byte* free = last.partials.get();
     const auto take = [&](DType dtype, int64_t rows, int64_t columns) {
       const Tensor t(free, dtype, {rows, columns}, device());
       free += ceil_div(static_cast<int64_t>(t.bytes()), 256) * 256;
@@ -141,7 +141,7 @@ void CudaBackend::compare_with_in_order(
     std::array<bool, kMostCompared> ran{};
     for (size_t i = 0; i < algorithms.size(); ++i) {
       cuda_check(cudaMemsetAsync(y.data, 0xff, y.bytes(), stream));
-      ran[i] = gemm_algorithms_->run(y, x, w, algorithms[i], lane.blas_workspace.get(), stream);
+      ran[i] = gemm_algorithms_->run(y, x, w, algorithms[i], last.blas_workspace.get(), stream);
       count_different(y, wanted, counts + i, stream);
     }
     std::array<int, kMostCompared> different{};
