@@ -156,7 +156,7 @@ void CudaBackend::compare_with_in_order(
 // Some 200 ms, most of them the library's first search and the loading of its kernels: memory is
 // planned, weights are loaded and first steps run meanwhile.
 void CudaBackend::compare_gemm_families() {
-  synchronize();  // the last lane's scratch is zeros by now
+  synchronize();  // the last micro-batch's scratch is zeros by now
   families_compared_ = std::async(std::launch::async, [this] {
     GemmFamilies& families = gemm_algorithms_->families();
     compare_with_in_order(
