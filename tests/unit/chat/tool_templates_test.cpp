@@ -119,7 +119,7 @@ TEST(ToolTemplates, CallsThatTheyWriteParseBackHoweverTheyAreCut) {
       EXPECT_EQ(message.reasoning, "") << text;
       ASSERT_EQ(message.tool_calls.size(), calls.size()) << text;
       for (size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_EQ(message.tool_calls[i].name, calls[i]["function"]["name"]);
+        EXPECT_EQ(message.tool_calls[i].name, calls[i]["function"]["name"].get<std::string>());
         const Json found = Json::parse(message.tool_calls[i].arguments, nullptr, false);
         EXPECT_EQ(nlohmann::json(found), nlohmann::json(expected[i])) << text;
       }
