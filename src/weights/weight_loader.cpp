@@ -127,15 +127,17 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
                                                                       : 112.0f);
   rows.scales.assign(scales, static_cast<float>(bf16(scale)));  // as most checkpoints' scales
   if (format.has_zeros()) rows.zeros.assign(scales, 0);
-  // A tensor's elements are those of a table, over and over, from a place that its name says.
+  // A tensor's elements are those of a table, over and over, from a place that its name says. Of
+  // E4M3 without subnormal numbers: few of a checkpoint's are, and some processors are slow there.
   constexpr uint64_t kTable = 65537;  // a prime: rows begin at ever other places
   std::vector<int8_t> table;
   for (uint64_t i = 0; i < kTable; ++i) {
     const auto q =
         static_cast<uint8_t>((i * 0x9e3779b97f4a7c15u + seed) * 0xbf58476d1ce4e5b9u >> 56);
-    table.push_back(format.numbers == WeightFormat::int4
-                        ? static_cast<int8_t>(q % 16 - 8)
-                        : static_cast<int8_t>((q & 0x7f) == 0x7f ? 0 : q));
+    int number = format.numbers == WeightFormat::int4 ? q % 16 - 8 : q;
+    if (format.numbers == WeightFormat::e4m3 && (q & 0x7f) == 0x7f) number = 0;  // no NaN
+    if (format.numbers == WeightFormat::e4m3 && (q & 0x78) == 0) number |= 8;
+    table.push_back(static_cast<int8_t>(number));
   }
   rows.numbers.reserve(static_cast<size_t>(n * k));
   for (const WeightPart& part : parts)
