@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 
@@ -58,7 +59,7 @@ class Server {
           });
     if (!is_embedded())
       log_.note(fmt::format("listening on {}; loading {}", http_.address(), options_.model));
-    std::thread loader([this] { load(); });
+    std::jthread loader([this] { load(); });
     http_.run();
     const std::jthread patience = watch_end();
     loader.join();
@@ -216,13 +217,18 @@ class Server {
   std::jthread watch_end() const {
     if (!options_.give_up || options_.watchdog_timeout <= 0) return {};
     const std::chrono::duration<double> time(is_hanging_ ? 0 : options_.watchdog_timeout);
-    return std::jthread([this, time](const std::stop_token& ended) {
+    const auto watch = [this, time](const std::stop_token& ended) {
       std::mutex mutex;
       std::condition_variable_any wake;
       std::unique_lock lock(mutex);
       wake.wait_for(lock, ended, time, [] { return false; });
       if (!ended.stop_requested()) options_.give_up(why_hanging());
-    });
+    };
+    try {
+      return std::jthread(watch);
+    } catch (const std::system_error&) {  // no more threads: then the end is awaited
+      return {};
+    }
   }
   std::string why_hanging() const {
     return fmt::format("the engine has finished no step for {} s", options_.watchdog_timeout);

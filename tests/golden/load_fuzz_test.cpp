@@ -273,7 +273,9 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
           perhaps_abort(out.request_id, 600);
           continue;
         }
-        EXPECT_EQ(was_aborted(out), aborted.count(out.request_id) > 0);
+        if (out.outputs[0].finish_reason !=
+            FinishReason::error)  // it may fail before it is aborted
+          EXPECT_EQ(was_aborted(out), aborted.count(out.request_id) > 0);
         outputs[arrival] = std::move(out);
       }
       tally_.add(step);

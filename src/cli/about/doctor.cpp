@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "api/find_model.h"
 #include "cli/about/build_info.h"
 #include "cli/about/findings.h"
 #include "cli/about/version.h"
@@ -18,7 +19,6 @@
 #include "cli/inspect.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
-#include "io/find_model.h"
 
 namespace nanovllm::cli {
 namespace {

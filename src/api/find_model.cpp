@@ -1,4 +1,4 @@
-#include "io/find_model.h"
+#include "api/find_model.h"
 
 #include <algorithm>
 #include <cstdlib>
