@@ -273,9 +273,10 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
           perhaps_abort(out.request_id, 600);
           continue;
         }
-        if (out.outputs[0].finish_reason !=
-            FinishReason::error)  // it may fail before it is aborted
+        // A request may fail before it is aborted.
+        if (out.outputs[0].finish_reason != FinishReason::error) {
           EXPECT_EQ(was_aborted(out), aborted.count(out.request_id) > 0);
+        }
         outputs[arrival] = std::move(out);
       }
       tally_.add(step);
