@@ -43,7 +43,7 @@ constexpr float kLeastScale = 0x1p-100f, kMostScale = 0x1p+7f;
 constexpr WeightFormat plain_format(DType dtype) {
   return dtype == DType::f32 ? WeightFormat::f32 : WeightFormat::bf16;
 }
-/// What the numbers are.
+/// The dtype of the numbers that a weight stands for.
 constexpr DType dtype_of(WeightFormat format) {
   return format == WeightFormat::f32 ? DType::f32 : DType::bf16;
 }

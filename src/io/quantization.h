@@ -51,6 +51,8 @@ struct QuantScheme {
   int zero_offset = 0;      ///< what GPTQ's first format adds to the zero points that it stores
   std::string scale_name;   ///< of the tensor, behind "<module>."
 
+  /// Whether its numbers are stored as a byte each, as they are.
+  bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
   /// The format that keeps columns [begin, end) of such a weight as they are; nothing where none
   /// does: the columns are not in the order of their groups, or cut one.
   std::optional<WeightFormat> kept_format(int64_t begin, int64_t end) const;

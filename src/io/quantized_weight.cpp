@@ -324,7 +324,7 @@ std::vector<float> QuantizedWeight::group_zeros(const WeightBlock& block) const 
 std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
   const int64_t rows = block.rows(), cols = block.cols();
   std::vector<uint8_t> out(static_cast<size_t>(rows * cols));
-  if (scheme_.storage == QuantStorage::e4m3 || scheme_.storage == QuantStorage::int8) {
+  if (scheme_.is_bytes()) {
     const auto bytes = read(numbers_, block);
     std::memcpy(out.data(), bytes.data(), bytes.size());
     check(scheme_.storage == QuantStorage::int8 || std::none_of(out.begin(), out.end(), is_nan),
@@ -375,8 +375,7 @@ void QuantizedWeight::copy_rows(QuantizedRows& to, int64_t first, const WeightBl
   const WeightFormat format = scheme_.kept_format(block.col_begin, block.col_end).value();
   const int64_t rows = block.rows(), cols = block.cols(), groups = format.groups(cols);
   // Integers that are stored from 0 on become signed.
-  const bool is_bytes =
-      scheme_.storage == QuantStorage::e4m3 || scheme_.storage == QuantStorage::int8;
+  const bool is_bytes = scheme_.is_bytes();
   const int middle = is_bytes ? 0 : 1 << (scheme_.bits - 1);
   const auto stored = integers(block);
   std::transform(stored.begin(), stored.end(), to.numbers.begin() + first * cols,
@@ -398,7 +397,7 @@ template <class T>
 void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
   const int64_t rows = block.rows(), cols = block.cols();
   const bool is_e4m3 = scheme_.storage == QuantStorage::e4m3;
-  const bool is_bytes = is_e4m3 || scheme_.storage == QuantStorage::int8;
+  const bool is_bytes = scheme_.is_bytes();
   const std::vector<uint8_t> stored = integers(block);
   const auto scales = group_scales(block);
   const auto zeros = is_bytes ? std::vector<float>(scales.size(), 0) : group_zeros(block);

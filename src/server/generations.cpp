@@ -31,9 +31,7 @@ std::string fingerprint(const ServerOptions& options, const EngineInfo& info) {
   const std::string facts =
       fmt::format("{} {} {} {} {} {} {}", options.version, options.commit, info.architecture,
                   info.num_parameters, info.dtype, info.ranks.size(), device);
-  uint64_t hash = 14695981039346656037U;  // FNV-1a
-  for (const char c : facts) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  return fmt::format("fp_{:010x}", hash >> 24U);
+  return fmt::format("fp_{:016x}", std::hash<std::string>{}(facts));
 }
 
 }  // namespace

@@ -213,7 +213,7 @@ class Server {
     is_hanging_ = hangs;
     log_.note(hangs ? why_hanging() + ": /health answers 503" : "the engine goes on");
   }
-  /// Whoever waits for this program must not wait for such a device with it.
+  /// The program ends even where such a device does not: others may wait for it.
   std::jthread watch_end() const {
     if (!options_.give_up || options_.watchdog_timeout <= 0) return {};
     const std::chrono::duration<double> time(is_hanging_ ? 0 : options_.watchdog_timeout);

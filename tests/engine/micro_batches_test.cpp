@@ -37,8 +37,8 @@ struct Case {
   int requests, longest;  // prompt
 };
 
-/// What `micro_batches` give to requests of many lengths, which end at different times. Where log
-/// probabilities are asked for no step is recorded.
+/// The outputs that `micro_batches` give for requests of many lengths, which end at different
+/// times. Where log probabilities are asked for no step is recorded.
 std::vector<RequestOutput> outputs(const Case& c, int micro_batches) {
   ModelConfig model = small_model();
   model.dtype = c.dtype;

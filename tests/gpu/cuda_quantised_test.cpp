@@ -8,11 +8,12 @@
 #include <gtest/gtest.h>
 
 #include "gpu/gpu_test.h"
+#include "parity/e4m3.h"
 
 namespace nanovllm {
 namespace {
 
-/// What the scales of a checkpoint are, and whether its integers have zero points.
+/// The scales of a checkpoint, and whether its integers have zero points.
 struct Kind {
   const char* name;
   DType scales;
@@ -28,15 +29,6 @@ float rounded(float x, DType dtype) {
   if (dtype == DType::f16)  // 11 significant bits
     return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xffffe000u);
   return x;
-}
-
-/// FP8 E4M3: a sign, four bits of exponent with a bias of 7, three of mantissa.
-float e4m3_value(uint8_t bits) {
-  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-  const float magnitude = exponent == 0
-                              ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return bits & 0x80 ? -magnitude : magnitude;
 }
 
 /// A quantised weight on the GPU, and its numbers as a plain one.

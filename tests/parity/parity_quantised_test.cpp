@@ -7,19 +7,11 @@
 
 #include <fmt/format.h>
 
+#include "parity/e4m3.h"
 #include "parity/harness.h"
 
 namespace nanovllm::parity {
 namespace {
-
-/// FP8 E4M3: a sign, four bits of exponent with a bias of 7, three of mantissa.
-float e4m3_value(uint8_t bits) {
-  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-  const float magnitude = exponent == 0
-                              ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return bits & 0x80 ? -magnitude : magnitude;
-}
 
 struct Scales {
   const char* name;

@@ -8,6 +8,27 @@
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {
+namespace {
+
+/// y = x w^T for the weight's panels [begin, end). A quantised weight is not read as the task's w.
+template <class T>
+GemmTask<T> panel_task(const Tensor& y, const Tensor& x, const Weight& w, int64_t begin,
+                       int64_t end, float* scratch) {
+  return {.x = x.ptr<T>(),
+          .x_stride = x.stride[0],
+          .w = reinterpret_cast<const T*>(w.data.data),
+          .y = y.data,
+          .y_is_f32 = y.dtype == DType::f32,
+          .y_stride = y.stride[0],
+          .m = x.shape[0],
+          .n = w.n(),
+          .k = w.k(),
+          .first_block = begin,
+          .end_block = end,
+          .scratch = scratch};
+}
+
+}  // namespace
 
 const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const {
   check(n > 0 && k > 0 && (dtype == DType::f32 || dtype == DType::bf16),
@@ -90,18 +111,7 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   dispatch_float(x.dtype, [&]<class T>() {
     const int64_t blocks = (n + kGemmBlock - 1) / kGemmBlock;
     parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
-      kernels_.of<T>().gemm({.x = x.ptr<T>(),
-                             .x_stride = x.stride[0],
-                             .w = reinterpret_cast<const T*>(w.data.data),
-                             .y = y.data,
-                             .y_is_f32 = y.dtype == DType::f32,
-                             .y_stride = y.stride[0],
-                             .m = m,
-                             .n = n,
-                             .k = k,
-                             .first_block = begin,
-                             .end_block = end,
-                             .scratch = scratch(thread)});
+      kernels_.of<T>().gemm(panel_task<T>(y, x, w, begin, end, scratch(thread)));
     });
   });
 }
@@ -112,17 +122,7 @@ void CpuBackend::quantised_gemm(const Tensor& y, const Tensor& x, const Weight& 
   const QuantisedKernels& kernels = quantised(w.format);
   reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
   parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
-    GemmTask<bf16> task{.x = x.ptr<bf16>(),
-                        .x_stride = x.stride[0],
-                        .y = y.data,
-                        .y_is_f32 = y.dtype == DType::f32,
-                        .y_stride = y.stride[0],
-                        .m = m,
-                        .n = n,
-                        .k = k,
-                        .first_block = begin,
-                        .end_block = end,
-                        .scratch = scratch(thread)};
+    GemmTask<bf16> task = panel_task<bf16>(y, x, w, begin, end, scratch(thread));
     if (m <= kQuantisedRows) return kernels.gemm(task, panels);
     auto* plain = reinterpret_cast<bf16*>(scratch(thread) + gemm_scratch_floats(k));
     for (int64_t block = begin; block < end; block += kPanelsAtOnce) {

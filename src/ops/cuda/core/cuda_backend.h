@@ -179,7 +179,7 @@ class CudaBackend final : public Backend {
     bool operator==(const PlanKey&) const = default;
   };
 
-  /// What operations of different micro-batches must not share.
+  /// The memory that operations of different micro-batches must not share.
   struct MicroBatch {
     Stream stream;
     Event fence;  // micro-batch 0: the micro-batches begin; the others: their end

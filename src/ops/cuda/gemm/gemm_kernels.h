@@ -68,8 +68,8 @@ struct MidTile {
   }
 };
 
-/// What a ring takes of an SM's shared memory: nearly all, or half where two blocks share an SM,
-/// one of which stores its tile while the other multiplies.
+/// The bytes that a ring takes of an SM's shared memory: nearly all, or half where two blocks share
+/// an SM, one of which stores its tile while the other multiplies.
 constexpr int kMidWholeRing = 222 * 1024, kMidHalfRing = 104 * 1024;
 
 /// A kernel, and whether two blocks above each other share their weights. Measured on an H200:

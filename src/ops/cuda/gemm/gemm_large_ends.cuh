@@ -16,7 +16,7 @@ struct LargeShape {
   int up;      // w's row where those of `up` begin, if gated
 };
 
-/// What an end takes besides the product.
+/// The operands of an end besides the product's.
 template <GemmEnd end>
 struct LargeInput {};
 

@@ -28,8 +28,9 @@ void with_columns(int columns, F&& f) {
   }
 }
 
-/// What a ring takes of an SM's shared memory: less than half, so that the next product's weight
-/// can come in while this one ends; nearly all for a weight of which that would be a small part.
+/// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
+/// weight can come in while this one ends; nearly all for a weight of which that would be a small
+/// part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 }  // namespace

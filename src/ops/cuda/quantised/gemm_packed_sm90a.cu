@@ -7,8 +7,8 @@
 namespace nanovllm {
 namespace {
 
-/// What a ring takes of an SM's shared memory: less than half, so that the next product's weight
-/// can come in while this one ends; more for a weight of which that would be a small part.
+/// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
+/// weight can come in while this one ends; more for a weight of which that would be a small part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 184 * 1024;
 
 /// f<rows>() of wgmma's for m rows of x.
