@@ -31,14 +31,14 @@ struct UnitWorker {
   const int tiles = unit.tiles(), first_key = unit.first_tile() * kTileKeys;
   const bool has_new_key = unit.position / kChunk == unit.chunk;
 
-  __device__ Ring::Place key_place(int tile) const { return w.ring.place(tile); }
-  __device__ Ring::Place value_place(int tile) const { return w.ring.place(tiles + tile); }
+  __device__ RingCursor key_place(int tile) const { return w.ring.place(tile); }
+  __device__ RingCursor value_place(int tile) const { return w.ring.place(tiles + tile); }
 
   // -- Query, new key and new value --
 
   /// Where this lane's part of the new key or value goes: the tile that was read from the cache
   /// before.
-  __device__ HeadPart* new_in_tile(Ring::Place place) const {
+  __device__ HeadPart* new_in_tile(RingCursor place) const {
     w.ring.wait_full(place);
     return reinterpret_cast<HeadPart*>(
                key_in_tile(w.ring.at(place), unit.position % kTileKeys, lane % kLanes / 2 * 8)) +
@@ -62,7 +62,7 @@ struct UnitWorker {
   __device__ void clear_values(int of_these, int these) const {
     const auto clear = [&](int tile, int begin, int end) {
       if (begin >= end) return;
-      const Ring::Place place = value_place(tile);
+      const RingCursor place = value_place(tile);
       w.ring.wait_full(place);
       // A key's 16 bytes at a time, the same ones of each.
       constexpr int kOfKey = kHeadDim / 8, kKeys = kWarp / kOfKey;

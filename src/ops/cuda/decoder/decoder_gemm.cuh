@@ -19,7 +19,7 @@ namespace nanovllm::decoder {
 __device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const MatrixCut& cut, int row,
                                   int first, int calm, int most, int later) {
   for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms, --calm) {
-    const Ring::Place place = ring.claim(calm > 0 ? most : later);
+    const RingCursor place = ring.claim(calm > 0 ? most : later);
     arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
     copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, 0, 0, row / 8, first + atom);
   }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
                                                Sums& c) {
   const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
             in_stage = at - stage * cut.atoms_that_fit;
-  const Ring::Place place = p.ring.place(stage);
+  const RingCursor place = p.ring.place(stage);
   p.ring.wait_full(place);
   __syncwarp();
   const uint32_t address = shared_address(p.ring.at(place)) + in_stage * cut.groups * kAtomBytes;
@@ -131,12 +131,12 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
 #pragma unroll
   for (int i = 0; i < kMostHeld / kWarp; ++i) {
     const int at = min(lane + i * kWarp, cut.atoms - 1), stage = stage_of(cut, at);
-    const Ring::Place place = ring.place(stage);
+    const RingCursor place = ring.place(stage);
     ring.wait_full(place);
     address[i] = shared_address(ring.at(place)) +
                  (at - stage * cut.atoms_that_fit) * cut.groups * kAtomBytes;
   }
-  const Ring::Place own = ring.place(min(lane, cut.stages - 1));
+  const RingCursor own = ring.place(min(lane, cut.stages - 1));
   uint32_t at_x = describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at);
   __syncwarp();
 #pragma unroll 1

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
   unsigned char* operand = memory + a.operand_place;
   auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(memory + a.shared_place);
   auto* residual = reinterpret_cast<__nv_bfloat16*>(memory + a.residual_place);
-  Ring ring{stages, shared.full, shared.empty, static_cast<uint32_t>(a.stages)};
+  Ring ring{{stages, kStageBytes, shared.full, shared.empty}, a.stages, {}};
   const uint32_t epoch = a.epochs[blockIdx.x];
   if (threadIdx.x < a.stages) {
     init_barrier(&shared.full[threadIdx.x], 1);

@@ -44,7 +44,7 @@ __device__ inline void bring_down(Ring& ring, const Arguments& a, const int* cho
       for (int i = 0; i < kExpertsAtOnce; ++i)
         matrices[i] = chosen[first + i] * a.mixture.down_steps[0] + layer * a.mixture.down_steps[1];
       for (int atom = 0; atom < cut.atoms; atom += kExpertAtoms) {
-        const Ring::Place place = ring.claim(a.mixture.most_underway);
+        const RingCursor place = ring.claim(a.mixture.most_underway);
         arrive_expecting(&ring.full[place.stage], kStageBytes);
 #pragma unroll
         for (int i = 0; i < kExpertsAtOnce; ++i)
@@ -195,7 +195,7 @@ __device__ __forceinline__ void gather_activations(const Worker<kHeadDim>& w) {
 /// c += weights x activations^T, of some stages. Waits and ends as multiply_atoms() does.
 template <int kHeadDim, int kStages>
 __device__ __forceinline__ void multiply_stages(Ring& ring, uint32_t& at_x, int lane, Sums& c) {
-  const Ring::Place place = ring.place(min(lane, kStages - 1));
+  const RingCursor place = ring.place(min(lane, kStages - 1));
   ring.wait_full(place);
   __syncwarp();
   const uint32_t address = shared_address(ring.at(place));

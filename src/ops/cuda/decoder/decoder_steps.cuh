@@ -36,7 +36,7 @@ __device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const
     const CUtensorMap* map = i < tiles ? &a.k : &a.v;
     const int first = (unit.first_tile() + i % tiles) * kTileKeys, key = first + (box << shift);
     const int present = min(boxes, (unit.position - first >> shift) + 1);
-    const Ring::Place place = ring.place();
+    const RingCursor place = ring.place();
     ring.pace(most_underway);
     ring.advance();
     ring.wait_empty(place);

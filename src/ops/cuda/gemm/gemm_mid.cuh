@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     return;
   }
   const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                         tile.stage_bytes(shape.block_rows), tile.weight_bytes(), full, empty};
+                         tile.stage_bytes(shape.block_rows), full, empty, tile.weight_bytes()};
   const TilePlace place = place_of(shape, tile.outputs(), block);
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);

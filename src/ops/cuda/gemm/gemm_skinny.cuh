@@ -50,15 +50,6 @@ __device__ TilePlace place_of(const Shape& shape, int outputs, int block) {
   return {max(min(own, shape.rows - shape.block_rows), 0), block / shape.row_blocks * outputs, own};
 }
 
-/// A ring whose stages hold weights and, behind them, rows.
-struct ProductRing {
-  unsigned char* data;
-  int stage_bytes, weight_bytes;
-  uint64_t *full, *empty;  // a barrier for each stage
-  __device__ unsigned char* weight(int stage) const { return data + stage * stage_bytes; }
-  __device__ unsigned char* rows(int stage) const { return weight(stage) + weight_bytes; }
-};
-
 /// The steps of a block's items one after another, and their places in the ring.
 struct SkinnyCursor : RingCursor {
   int item, step = 0;
@@ -228,8 +219,8 @@ __global__ void __launch_bounds__(kSkinnyThreads)
   unsigned char* const data = shared + kSkinnyBarrierBytes;
   constexpr int kWeightBytes = kDepth * kColumns * kSliceRowBytes;
   const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                         kWeightBytes + kDepth * shape.block_rows * kSliceRowBytes, kWeightBytes,
-                         full, empty};
+                         kWeightBytes + kDepth * shape.block_rows * kSliceRowBytes, full, empty,
+                         kWeightBytes};
   // The same in all lanes, and known to be: the roles' code need not reckon with divided warps.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   const bool producer = threadIdx.x == kSkinnyConsumers;

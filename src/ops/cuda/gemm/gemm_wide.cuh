@@ -25,23 +25,15 @@ struct WideShape {
   int stages, row_stages;  // of the rings of weights and of rows
 };
 
-/// A ring of stages, each with a barrier for its bytes and one for its readers.
-struct WideRing {
-  unsigned char* data;
-  int bytes;
-  uint64_t *full, *empty;
-  __device__ unsigned char* at(int stage) const { return data + stage * bytes; }
-};
-
 template <WideTile tile>
-__device__ void wide_copy_weight(const CUtensorMap& w, const WideRing& ring, const TilePlace& place,
-                                 int step, int stage) {
+__device__ void wide_copy_weight(const CUtensorMap& w, const StageRing& ring,
+                                 const TilePlace& place, int step, int stage) {
   arrive_expecting(ring.full + stage, tile.weight_bytes());
   copy_box_once(ring.at(stage), &w, ring.full + stage, 0, 0, 0, place.column / kWideUnit,
                 step * tile.depth);
 }
 template <WideTile tile>
-__device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
+__device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const StageRing& ring,
                             const TilePlace& place, int step, int stage) {
   arrive_expecting(ring.full + stage, tile.depth * shape.block_rows * kSliceRowBytes);
   copy_box(ring.at(stage), &x, ring.full + stage, 0, place.row, 0, step * tile.depth);
@@ -50,7 +42,7 @@ __device__ void wide_copy_x(const CUtensorMap& x, const WideShape& shape, const 
 /// One thread's part. What fits the ring is asked for before the kernel before has ended.
 template <WideTile tile>
 __device__ void wide_copy_weights(const CUtensorMap& w, const WideShape& shape,
-                                  const WideRing& ring, const TilePlace& place) {
+                                  const StageRing& ring, const TilePlace& place) {
   RingCursor at;
   for (int step = 0; step < shape.steps; ++step) {
     if (step == shape.stages) let_next_start();
@@ -62,7 +54,7 @@ __device__ void wide_copy_weights(const CUtensorMap& w, const WideShape& shape,
 }
 /// Another's.
 template <WideTile tile>
-__device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, const WideRing& ring,
+__device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, const StageRing& ring,
                                const TilePlace& place) {
   wait_for_previous();
   RingCursor at;
@@ -75,7 +67,7 @@ __device__ void wide_copy_rows(const CUtensorMap& x, const WideShape& shape, con
 /// Both where no warp is there for it: by one thread, before the products.
 template <WideTile tile>
 __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, const WideShape& shape,
-                                const WideRing& weights, const WideRing& rows,
+                                const StageRing& weights, const StageRing& rows,
                                 const TilePlace& place) {
   for (int step = 0; step < min(shape.stages, shape.steps); ++step)
     wide_copy_weight<tile>(w, weights, place, step, step);
@@ -87,7 +79,7 @@ __device__ void wide_copy_first(const CUtensorMap& w, const CUtensorMap& x, cons
 /// And when the stages of `step` are left.
 template <WideTile tile>
 __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const WideShape& shape,
-                               const WideRing& weights, const WideRing& rows,
+                               const StageRing& weights, const StageRing& rows,
                                const TilePlace& place, int step, const RingCursor& w_at,
                                const RingCursor& x_at) {
   if (step + shape.stages < shape.steps) {
@@ -104,8 +96,8 @@ __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const
 template <WideTile tile>
 __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_map,
                               const CUtensorMap& x_map, const WideShape& shape,
-                              const WideRing& weights, const WideRing& rows, const TilePlace& place,
-                              int group) {
+                              const StageRing& weights, const StageRing& rows,
+                              const TilePlace& place, int group) {
   const int lane = threadIdx.x % kWarp;
   const uint64_t next_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
 #pragma unroll
@@ -220,7 +212,7 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
   auto* const barriers = reinterpret_cast<uint64_t*>(shared);
   unsigned char* data = shared + kWideBarrierBytes;
   data += (1024 - shared_address(data) % 1024) % 1024;
-  const WideRing weights{data, tile.weight_bytes(), barriers, barriers + kMostStages},
+  const StageRing weights{data, tile.weight_bytes(), barriers, barriers + kMostStages},
       rows{data + shape.stages * tile.weight_bytes(), tile.row_bytes(), barriers + 2 * kMostStages,
            barriers + 3 * kMostStages};
   const TilePlace place = place_of(shape, tile.outputs(), block);

@@ -24,17 +24,10 @@ struct ManyCut {
   static constexpr int kColumns(bool gated) { return gated ? kRows / 2 : kRows; }  // of y
 };
 
-struct ManyRing {
-  unsigned char* data;
-  uint64_t *full, *empty;
-  __device__ unsigned char* tokens(int stage) const { return data + stage * ManyCut::kStageBytes; }
-  __device__ unsigned char* weight(int stage) const { return tokens(stage) + ManyCut::kTokenBytes; }
-};
-
 /// The warpgroup that copies. A thread has one 16-byte chunk of every 16th row.
 template <bool kGated>
 __device__ void bring_units(const ExpertProduct<__nv_bfloat16>& product, const ExpertPlan& plan,
-                            const CUtensorMap* map, const ManyRing& ring, int units,
+                            const CUtensorMap* map, const ProductRing& ring, int units,
                             int row_blocks) {
   using Cut = ManyCut;
   constexpr int kRowsAtOnce = 16, kCopies = Cut::kTokens / kRowsAtOnce;
@@ -66,7 +59,7 @@ __device__ void bring_units(const ExpertProduct<__nv_bfloat16>& product, const E
       }
 #pragma unroll
       for (int i = 0; i < kCopies; ++i)
-        copy_async(ring.tokens(at.stage) + place + i * kRowsAtOnce * Cut::kRowBytes, from[i] + k,
+        copy_async(ring.rows(at.stage) + place + i * kRowsAtOnce * Cut::kRowBytes, from[i] + k,
                    i * kRowsAtOnce + row0 < tile.rows);
       commit_copies();
       if (behind == kBehind) {
@@ -113,7 +106,7 @@ __device__ void store_many(const ExpertProduct<__nv_bfloat16>& product, const Ex
 /// A multiplying warpgroup's part.
 template <bool kGated>
 __device__ void multiply_many(const ExpertProduct<__nv_bfloat16>& product, const ExpertPlan& plan,
-                              const ManyRing& ring, int units, int row_blocks) {
+                              const ProductRing& ring, int units, int row_blocks) {
   using Cut = ManyCut;
   const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / 128, 0),
             warp = threadIdx.x / kWarp;
@@ -126,7 +119,7 @@ __device__ void multiply_many(const ExpertProduct<__nv_bfloat16>& product, const
     int last = -1;
     for (int k = 0; k < product.k; k += Cut::kDepth, at.next(ManyCut::kStages)) {
       wait_barrier(ring.full + at.stage, at.parity);
-      const uint64_t x = tile_of(ring.tokens(at.stage) + group * 64 * Cut::kRowBytes),
+      const uint64_t x = tile_of(ring.rows(at.stage) + group * 64 * Cut::kRowBytes),
                      w = tile_of(ring.weight(at.stage));
       wgmma_fence();
 #pragma unroll
@@ -153,7 +146,8 @@ __global__ void __launch_bounds__(ManyCut::kThreads, 1)
   using Cut = ManyCut;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t full[Cut::kStages], empty[Cut::kStages];
-  const ManyRing ring{shared + (1024 - shared_address(shared) % 1024) % 1024, full, empty};
+  const ProductRing ring{shared + (1024 - shared_address(shared) % 1024) % 1024, Cut::kStageBytes,
+                         full, empty, Cut::kWeightBytes};
   if (threadIdx.x == Cut::kConsumers) {
     prefetch_map(&map);
     for (int i = 0; i < Cut::kStages; ++i) {

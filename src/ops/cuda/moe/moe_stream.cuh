@@ -47,9 +47,8 @@ __device__ inline ExpertTile fresh_tile(const ExpertPlan& plan, int i) {
 }
 
 /// A block's stages one after another, and their places in the ring.
-struct StreamCursor {
-  int unit, k = 0, stage = 0;
-  uint32_t round = 0;
+struct StreamCursor : RingCursor {
+  int unit, k = 0;
   ExpertTile tile{};
   int64_t row = 0;  // of x, this lane's
 
@@ -57,13 +56,13 @@ struct StreamCursor {
   __device__ void next(int k_end, int depth, int stages) {
     k += depth * kSliceColumns;
     if (k >= k_end) k = 0, unit += static_cast<int>(gridDim.x);
-    if (++stage == stages) stage = 0, ++round;
+    RingCursor::next(stages);
   }
 };
 
-struct StreamRing {
-  unsigned char *weights, *tokens;
-  uint64_t *full, *empty;
+/// Of weights; the stages' tokens lie behind all of them.
+struct StreamRing : StageRing {
+  unsigned char* tokens;
   int stages;
 };
 
@@ -82,7 +81,7 @@ struct StreamSource {
     const int length = min(Cut::kDepth * kSliceColumns, product.k - at.k);
     arrive_expecting(ring.full + at.stage, Cut::kWeightBytes + at.tile.rows * length * 2);
     const auto copy = [&](auto... at_box) {
-      unsigned char* to = ring.weights + at.stage * Cut::kWeightBytes;
+      unsigned char* to = ring.at(at.stage);
       if constexpr (Cut::kNi == 1)  // hardly two tiles have one expert
         copy_box_once(to, map, ring.full + at.stage, at_box...);
       else
@@ -105,18 +104,19 @@ struct StreamSource {
   __device__ void next(StreamCursor& at) const { at.next(product.k, Cut::kDepth, ring.stages); }
 
   __device__ void run(bool early) const {
-    StreamCursor weight;
-    if (early)
-      for (; weight.round == 0 && weight.unit < units; next(weight)) copy_weight(weight);
-    if (early) wait_for_previous();
-    let_next_start();
     StreamCursor at;
+    if (early) {
+      for (StreamCursor weight; weight.parity == 0 && weight.unit < units; next(weight))
+        copy_weight(weight);
+      wait_for_previous();
+    }
+    let_next_start();
+    if (early)
+      for (; at.parity == 0 && at.unit < units; next(at)) copy_tokens(at);
     for (; at.unit < units; next(at)) {
-      if (!early || at.round > 0) {
-        wait_barrier(ring.empty + at.stage, (at.round - 1) & 1);
-        copy_weight(at);
-        __syncwarp();
-      }
+      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+      copy_weight(at);
+      __syncwarp();
       copy_tokens(at);
     }
   }
@@ -191,8 +191,8 @@ __device__ void multiply_units(const ExpertProduct<__nv_bfloat16>& product, cons
     float sum[Cut::kNi][4] = {};
     const int token = lane % 8 * Cut::kTokenPitch + lane / 8 * 16;
     do {
-      wait_barrier(ring.full + at.stage, at.round & 1);
-      const unsigned char *weights = ring.weights + at.stage * Cut::kWeightBytes + own,
+      wait_barrier(ring.full + at.stage, at.parity);
+      const unsigned char *weights = ring.at(at.stage) + own,
                           *tokens = ring.tokens + at.stage * Cut::kTokenBytes + token;
 #pragma unroll
       for (int slice = 0; slice < Cut::kDepth; ++slice)
@@ -223,7 +223,8 @@ __global__ void __launch_bounds__(Cut::kThreads)
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t full[kMostStreamStages], empty[kMostStreamStages];
   unsigned char* const data = shared + (1024 - shared_address(shared) % 1024) % 1024;
-  const StreamRing ring{data, data + stages * Cut::kWeightBytes, full, empty, stages};
+  const StreamRing ring{
+      {data, Cut::kWeightBytes, full, empty}, data + stages * Cut::kWeightBytes, stages};
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == Cut::kWarps * kWarp) {
     prefetch_map(&map);

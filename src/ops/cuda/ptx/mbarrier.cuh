@@ -88,6 +88,26 @@ struct RingCursor {
     }
     return later;
   }
+  /// The same, at most a round further on.
+  __device__ RingCursor ahead(int n, int stages) const {
+    const int later = stage + n;
+    return later < stages ? RingCursor{later, parity} : RingCursor{later - stages, parity ^ 1};
+  }
+};
+
+/// A ring of stages in shared memory, each with a barrier for its bytes and one for its readers.
+struct StageRing {
+  unsigned char* data;
+  int stage_bytes;
+  uint64_t *full, *empty;
+  __device__ unsigned char* at(int stage) const { return data + stage * stage_bytes; }
+};
+
+/// One whose stages hold weights and, behind them, rows.
+struct ProductRing : StageRing {
+  int weight_bytes;
+  __device__ unsigned char* weight(int stage) const { return at(stage); }
+  __device__ unsigned char* rows(int stage) const { return at(stage) + weight_bytes; }
 };
 
 }  // namespace nanovllm

@@ -104,25 +104,25 @@ __device__ int packed_row(const PackedShape& shape, int item, int warp, int i) {
 }
 
 template <int kUnits>
-__device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const ProductRing& ring,
+__device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const StageRing& ring,
                             const SkinnyCursor& at) {
   uint64_t* barrier = ring.full + at.stage;
   const int row = shape.depth * shape.record_bytes;
   arrive_expecting(barrier, shape.x_bytes + shape.warps * kUnits * row);
-  copy_box_once(ring.weight(at.stage) + shape.x_bytes, &w, barrier, at.step * row / kMapUnit,
+  copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier, at.step * row / kMapUnit,
                 packed_unit<kUnits>(shape, at.item), 0, 0);
 }
 
 __device__ inline void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape,
-                                        const ProductRing& ring, const SkinnyCursor& at) {
-  copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, 0, 0,
+                                        const StageRing& ring, const SkinnyCursor& at) {
+  copy_box(ring.at(at.stage), &x, ring.full + at.stage, 0, 0, 0,
            at.step * shape.depth * kPackedSlices);
 }
 
 /// One thread's part: all copies, as produce() makes them.
 template <int kUnits>
 __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const PackedShape& shape,
-                               const ProductRing& ring) {
+                               const StageRing& ring) {
   SkinnyCursor weight;
   for (; weight.parity == 0 && !weight.done(shape); weight.next(shape))
     copy_packed<kUnits>(w, shape, ring, weight);
@@ -237,7 +237,7 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
 /// Four warps' part. Two steps are under way, two wait in registers, and two are being unpacked.
 template <WeightFormat::Numbers packing, int kRows, int kUnits, int kDepth>
 __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
-                               const PackedShape& shape, const ProductRing& ring, int warp) {
+                               const PackedShape& shape, const StageRing& ring, int warp) {
   const bool leader = threadIdx.x % kWarp == 0;
   const int slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
       row = kDepth * shape.record_bytes, unit_bytes = (shape.up > 0 ? shape.warps : 1) * row,
@@ -255,7 +255,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
   };
   RingCursor at;
   const auto load = [&](int chunk) {
-    numbers.load(ring.weight(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
+    numbers.load(ring.at(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
                  shape.groups > 0);
   };
   for (int item = static_cast<int>(blockIdx.x); item < shape.items;
@@ -272,7 +272,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     unpack_next.template operator()<1>();
     int last = -1;  // the stage before this one
     for (int step = 0; step < shape.steps; ++step) {
-      uint32_t x = describe_rows(ring.rows(at.stage));
+      uint32_t x = describe_rows(ring.at(at.stage));
       const int stage = at.stage;
 #pragma unroll
       for (int chunk = 0; chunk < kDepth; ++chunk) {
@@ -325,8 +325,8 @@ __global__ void __launch_bounds__(kMostPackedGroups* kGroupThreads + kWarp, 1)
   uint64_t* const empty = full + kMostStages;
   unsigned char* const data = shared + kSkinnyBarrierBytes;
   // A stage: rows of x, then the weights.
-  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024, shape.stage_bytes, 0,
-                         full, empty};
+  const StageRing ring{data + (1024 - shared_address(data) % 1024) % 1024, shape.stage_bytes, full,
+                       empty};
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0),
             consumers = static_cast<int>(blockDim.x) / kWarp - 1;
   if (threadIdx.x == 0) {

@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(HeadLayout{kGroups, 64}.threads(), 1)
   auto* const logits = reinterpret_cast<float*>(shared + layout.logits_at());
   unsigned char* const data = shared + layout.ring_at();
   const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024, layout.stage_bytes(),
-                         kHeadWeightBytes, full, empty};
+                         full, empty, kHeadWeightBytes};
   const int block = static_cast<int>(blockIdx.x);
   const HeadPlace place{block / shape.row_blocks, block % shape.row_blocks * layout.rows()};
   const int count = min(layout.rows(), shape.rows - place.row);
