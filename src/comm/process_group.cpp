@@ -25,19 +25,15 @@ ProcessPlace process_place() {
 }
 
 std::unique_ptr<ProcessGroup> join_processes() {
-  std::string missing;
+  std::string why;
   // MPI's own plugins need its symbols.
-  void* module = load_module(kMpiModuleFile, RTLD_NOW | RTLD_GLOBAL, missing);
-  check(module != nullptr, ErrorKind::device,
+  constexpr int kMode = RTLD_NOW | RTLD_GLOBAL;
+  check(load_module(kMpiModuleFile, kMode, why) != nullptr, ErrorKind::device,
         "mpirun started this process, but {}; the MPI module is built where MPI is installed "
         "(libopenmpi-dev)",
-        missing);
-  auto* open = reinterpret_cast<OpenMpiFunction*>(dlsym(module, kMpiModuleEntry));
-  check(open != nullptr, ErrorKind::device, "{} has no {}: it belongs to another program",
-        kMpiModuleFile, kMpiModuleEntry);
-  std::array<char, 512> why{};
-  std::unique_ptr<ProcessGroup> group(open(module_version(), why.data(), why.size()));
-  check(group != nullptr, ErrorKind::device, "{}", why.data());
+        why);
+  auto group = make_in_module<OpenMpiFunction>(kMpiModuleFile, kMpiModuleEntry, kMode, why);
+  check(group != nullptr, ErrorKind::device, "{}", why);
   return group;
 }
 

@@ -1,7 +1,5 @@
 #include "constrain/grammar_compiler.h"
 
-#include <array>
-
 #include <dlfcn.h>
 #include <nlohmann/json.hpp>
 
@@ -129,18 +127,13 @@ GrammarModule& GrammarCompiler::module() {
   const std::lock_guard lock(mutex_);
   if (module_) return *module_;
   std::string why;
-  void* library = load_module(kGrammarModuleFile, RTLD_NOW | RTLD_LOCAL, why);
-  auto* open = library
-                   ? reinterpret_cast<OpenGrammarFunction*>(::dlsym(library, kGrammarModuleEntry))
-                   : nullptr;
-  if (library && !open) why = fmt::format("{} has no {}", kGrammarModuleFile, kGrammarModuleEntry);
-  std::array<char, 512> error{};
-  if (open) {
+  constexpr int kMode = RTLD_NOW | RTLD_LOCAL;
+  if (load_module(kGrammarModuleFile, kMode, why)) {
     TokenTable vocabulary = token_table_of(*tokenizer_, vocab_size_, eos_);
     vocabulary.common_rules = schema_to_ebnf(kCommonSchema);
-    module_.reset(open(module_version(), vocabulary, error.data(), error.size()));
+    module_ = make_in_module<OpenGrammarFunction>(kGrammarModuleFile, kGrammarModuleEntry, kMode,
+                                                  why, vocabulary);
   }
-  if (open && !module_) why = error.data();
   check(module_ != nullptr, ErrorKind::invalid_argument,
         "structured_outputs needs {}: {}; scripts/build-grammar.sh makes what it is built from",
         kGrammarModuleFile, why);
@@ -183,10 +176,8 @@ TokenTable token_table_of(const Tokenizer& tokenizer, int64_t vocab_size,
 }
 
 std::string grammar_library(std::string& why) {
-  void* library = load_module(kGrammarModuleFile, RTLD_NOW | RTLD_LOCAL, why);
-  if (!library) return "";
-  const auto* name = static_cast<const char* const*>(::dlsym(library, kGrammarModuleLibrary));
-  if (!name) why = fmt::format("{} has no {}", kGrammarModuleFile, kGrammarModuleLibrary);
+  const auto* name = static_cast<const char* const*>(
+      module_function(kGrammarModuleFile, kGrammarModuleLibrary, RTLD_NOW | RTLD_LOCAL, why));
   return name ? *name : "";
 }
 

@@ -41,4 +41,12 @@ void* load_module(const char* file, int mode, std::string& why) {
   return module;
 }
 
+void* module_function(const char* file, const char* name, int mode, std::string& why) {
+  void* module = load_module(file, mode, why);
+  void* function = module ? dlsym(module, name) : nullptr;
+  if (module && !function)
+    why = fmt::format("{} has no {}: it belongs to another program", file, name);
+  return function;
+}
+
 }  // namespace nanovllm

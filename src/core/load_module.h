@@ -2,7 +2,10 @@
 // same program runs where they, or what they need, are missing.
 #pragma once
 
+#include <array>
+#include <memory>
 #include <string>
+#include <type_traits>
 
 namespace nanovllm {
 
@@ -15,5 +18,22 @@ const char* module_version();
 /// all that it makes lies in it. Null, with the reason in `why`, where there is none or it is
 /// broken.
 void* load_module(const char* file, int mode, std::string& why);
+/// A function of such a module by its name.
+void* module_function(const char* file, const char* name, int mode, std::string& why);
+
+/// What a module's function `entry`, of type Open, makes of the version, the arguments and room for
+/// one line about what went wrong. Null, with the reason in `why`, where it makes nothing.
+template <class Open, class... Args>
+auto make_in_module(const char* file, const char* entry, int mode, std::string& why,
+                    const Args&... args) {
+  std::array<char, 512> error{};
+  using Made = std::invoke_result_t<Open*, const char*, const Args&..., char*, size_t>;
+  std::unique_ptr<std::remove_pointer_t<Made>> made;
+  auto* open = reinterpret_cast<Open*>(module_function(file, entry, mode, why));
+  if (!open) return made;
+  made.reset(open(module_version(), args..., error.data(), error.size()));
+  if (!made) why = error.data();
+  return made;
+}
 
 }  // namespace nanovllm

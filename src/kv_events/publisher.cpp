@@ -1,6 +1,5 @@
 #include "kv_events/publisher.h"
 
-#include <array>
 #include <string_view>
 
 #include <dlfcn.h>
@@ -12,19 +11,14 @@ namespace nanovllm {
 
 std::unique_ptr<KvEventPublisher> open_kv_events(const KvEventsConfig& config, int block_size) {
   if (!config.is_on()) return nullptr;
-  std::string missing;
-  void* module = load_module(kKvEventsModuleFile, RTLD_NOW, missing);
-  check(module != nullptr, ErrorKind::device,
+  std::string why = kv_events_problem();
+  check(why.empty(), ErrorKind::device,
         "kv_events_config asks for events, but {}; their module is built where ZeroMQ is installed "
         "(libzmq3-dev)",
-        missing);
-  auto* open = reinterpret_cast<OpenKvEventsFunction*>(dlsym(module, kKvEventsModuleEntry));
-  check(open != nullptr, ErrorKind::device, "{} has no {}: it belongs to another program",
-        kKvEventsModuleFile, kKvEventsModuleEntry);
-  std::array<char, 512> why{};
-  std::unique_ptr<KvEventPublisher> publisher(
-      open(module_version(), config, block_size, why.data(), why.size()));
-  check(publisher != nullptr, ErrorKind::device, "{}", why.data());
+        why);
+  auto publisher = make_in_module<OpenKvEventsFunction>(kKvEventsModuleFile, kKvEventsModuleEntry,
+                                                        RTLD_NOW, why, config, block_size);
+  check(publisher != nullptr, ErrorKind::device, "{}", why);
   return publisher;
 }
 

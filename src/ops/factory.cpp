@@ -14,24 +14,18 @@
 namespace nanovllm {
 namespace {
 
-void* load_cuda_module(std::string& why) {
-  return load_module(kCudaModuleFile, RTLD_NOW | RTLD_LOCAL, why);
+constexpr int kCudaMode = RTLD_NOW | RTLD_LOCAL;
+
+/// A function of the CUDA module; null where there is none.
+template <class Function>
+Function* cuda_function(const char* name) {
+  std::string why;
+  return reinterpret_cast<Function*>(module_function(kCudaModuleFile, name, kCudaMode, why));
 }
 
 /// Null with the reason in `why` where there is no such GPU, no driver, or no module.
 std::unique_ptr<Backend> open_cuda(int index, std::string& why) {
-  void* module = load_cuda_module(why);
-  if (!module) return nullptr;
-  auto* open = reinterpret_cast<OpenCudaFunction*>(dlsym(module, kCudaModuleEntry));
-  if (!open) {
-    why = fmt::format("{} has no {}: it belongs to another program", kCudaModuleFile,
-                      kCudaModuleEntry);
-    return nullptr;
-  }
-  std::array<char, 512> error{};
-  std::unique_ptr<Backend> backend(open(module_version(), index, error.data(), error.size()));
-  if (!backend) why = error.data();
-  return backend;
+  return make_in_module<OpenCudaFunction>(kCudaModuleFile, kCudaModuleEntry, kCudaMode, why, index);
 }
 
 /// "cuda" or "cuda:N".
@@ -49,10 +43,7 @@ int parse_cuda_index(const std::string& device) {
 
 std::optional<GpuRates> measure_gpu_rates(const std::string& device) {
   if (!device.starts_with("cuda")) return std::nullopt;
-  std::string why;
-  void* module = load_cuda_module(why);
-  auto* measure =
-      module ? reinterpret_cast<CudaRatesFunction*>(dlsym(module, kCudaRatesEntry)) : nullptr;
+  auto* measure = cuda_function<CudaRatesFunction>(kCudaRatesEntry);
   GpuRates rates;
   if (!measure || measure(parse_cuda_index(device.substr(0, device.find(' '))), &rates) != 0)
     return std::nullopt;
@@ -61,10 +52,7 @@ std::optional<GpuRates> measure_gpu_rates(const std::string& device) {
 
 std::string explain_gemm(Backend& backend, const GemmQuestion& question) {
   if (backend.device().kind != Device::cuda) return {};
-  std::string why;
-  void* module = load_cuda_module(why);
-  auto* explain =
-      module ? reinterpret_cast<ExplainGemmFunction*>(dlsym(module, kExplainGemmEntry)) : nullptr;
+  auto* explain = cuda_function<ExplainGemmFunction>(kExplainGemmEntry);
   std::array<char, 1024> text{};
   if (explain) explain(&backend, &question, text.data(), text.size());
   return text.data();
