@@ -69,8 +69,9 @@ class QuantisedParity : public BackendTest {
     std::vector<bf16> numbers = meaning_of(format, n, k, rows);
     const Tensor part(numbers.data(), DType::bf16, {n, k});
     ops().load(same.data, {&part, 1});
-    for (const int64_t m : {1, 2, 3, 4, 5, 33, 130, 530}) {
+    for (const int64_t m : {1, 2, 3, 4, 5, 33, 65, 130, 256, 530}) {
       if (m > 5 && m * n * k > 30'000'000) continue;
+      if (n % 16 == 0) expect_same_gated(format, w, same, m);
       for (const DType y_type : {DType::bf16, DType::f32}) {
         const Operand x(ops(), DType::bf16, {m, k}, random_values(DType::bf16, m * k, 1),
                         Layout{.lead = m % 3, .trail = 5});
@@ -85,6 +86,19 @@ class QuantisedParity : public BackendTest {
         got.expect_guards("y");
       }
     }
+  }
+  /// Of a weight of gates and ups.
+  void expect_same_gated(WeightFormat format, const nanovllm::Weight& w,
+                         const nanovllm::Weight& same, int64_t m) {
+    const int64_t n = w.n() / 2, k = w.k();
+    const Operand x(ops(), DType::bf16, {m, k}, random_values(DType::bf16, m * k, 2)),
+        room(ops(), DType::bf16, {m, 2 * n}), got(ops(), DType::bf16, {m, n}),
+        want(ops(), DType::bf16, {m, n});
+    ops().gemm_silu_and_mul(got, room, x, w);
+    ops().gemm_silu_and_mul(want, room, x, same);
+    ops().synchronize();
+    ASSERT_TRUE(got.bits() == want.bits()) << fmt::format(
+        "gated, {} bits, groups of {}, {} x {} x {}", format.bits(), format.group, m, 2 * n, k);
   }
   int kept_ = 0;
 };

@@ -203,7 +203,7 @@ Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
 
 // -- packed --
 
-constexpr int64_t kMostPackedRows = 64;
+constexpr int64_t kMostPackedRows = 256;
 
 /// The cut that takes the fewest cycles: for 64 columns of k, those of the instructions that the
 /// busiest quarter of an SM issues, of the tensor cores, and of one warp alone. Cycles are
@@ -213,14 +213,15 @@ PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
       kAlone = 150, kTileCycles = 40;
   const bool gated = p.end == GemmEnd::gate;
   const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8,
-                tensor = 4 * std::max<int64_t>(13, p.rows / 2);
+                row_blocks = ceil_div(p.rows, kMostPackedTile),
+                tensor = 4 * std::max<int64_t>(13, ceil_div(p.rows, row_blocks) / 2);
   PackedPlan best;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int units = gated ? 2 : 1; units <= 2; ++units)
     for (int warps = 1; warps <= 4 * kMostPackedGroups; ++warps) {
-      const PackedPlan plan{warps, units};
+      const PackedPlan plan{warps, units, static_cast<int>(row_blocks)};
       const int64_t tile = int64_t{kPackedRows} * (gated ? warps : warps * units),
-                    waves = ceil_div(ceil_div(p.outputs(), tile), num_sms),
+                    waves = ceil_div(row_blocks * ceil_div(p.outputs(), tile), num_sms),
                     cost =
                         waves *
                         (std::max({plan.groups() * units * issue, plan.groups() * tensor, kAlone}) +
@@ -328,8 +329,9 @@ std::string describe(const GemmChoice& choice) {
       return fmt::format("{} x {} rows, {} blocks of rows", choice.sample.groups,
                          choice.sample.tile_rows, choice.sample.row_blocks);
     case GemmKernel::packed:
-      return fmt::format("{} warps by {} rows of the weight", choice.packed.warps,
-                         choice.packed.units * kPackedRows);
+      return fmt::format("{} warps by {} rows of the weight, {} blocks of rows",
+                         choice.packed.warps, choice.packed.units * kPackedRows,
+                         choice.packed.row_blocks);
     default:
       return {};
   }

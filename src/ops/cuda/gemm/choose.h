@@ -76,6 +76,7 @@ struct LargePlan {
 };
 struct PackedPlan {
   int warps = 0, units = 0;  ///< of a block; eights of the weight's rows for each
+  int row_blocks = 0;
   int groups() const { return (warps + 3) / 4; }
 };
 struct SamplePlan {

@@ -39,6 +39,7 @@ constexpr int skinny_shared_bytes(int columns, int block_rows, int depth, int st
 
 constexpr int kPackedRows = 8, kPackedColumns = 128;  // of a record (packed.h)
 constexpr int kMostPackedGroups = 3;                  // of four warps, of a block
+constexpr int kMostPackedTile = 128;                  // rows of x
 
 // -- gemm_mid.cuh --
 

@@ -1,5 +1,5 @@
-// y[m, n] = x[m, k] w[n, k]^T for few rows and a packed weight (packed.cuh), on sm_90: the weight
-// streams through shared memory as it is stored, and becomes bf16 in registers.
+// y[m, n] = x[m, k] w[n, k]^T for up to some hundred rows and a packed weight (packed.cuh), on
+// sm_90: the weight streams through shared memory as it is stored, and becomes bf16 in registers.
 //
 // Floor: the stored bytes over the memory's bandwidth; k / 16 dependent tensor core steps of 13
 // cycles, or half as many as x has rows; and about 2.5 instructions for each number of 4 bits, 4
@@ -18,7 +18,8 @@ namespace nanovllm {
 struct PackedShape {
   int rows, columns;         // of y
   int64_t stride;            // of y's rows
-  int block_rows;            // of x that are copied: a multiple of 8
+  int block_rows;            // of x that a tile has: a multiple of 8
+  int row_blocks;            // that cover all rows
   int warps;                 // of a block that have rows of w
   int units, up;             // eights of y's columns; of w's rows from a gate to its up, or 0
   int items;                 // tiles of y
@@ -43,11 +44,16 @@ constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int
 #define NANOVLLM_8(d, i) NANOVLLM_4(d, i), NANOVLLM_4(d, i + 4)
 #define NANOVLLM_16(d, i) NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8)
 #define NANOVLLM_32(d, i) NANOVLLM_16(d, i), NANOVLLM_16(d, i + 16)
+#define NANOVLLM_64(d, i) NANOVLLM_32(d, i), NANOVLLM_32(d, i + 32)
 #define NANOVLLM_D4 "%0, %1, %2, %3"
 #define NANOVLLM_D8 NANOVLLM_D4 ", %4, %5, %6, %7"
 #define NANOVLLM_D16 NANOVLLM_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NANOVLLM_D32 \
   NANOVLLM_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NANOVLLM_D64                                                                     \
+  NANOVLLM_D32                                                                           \
+      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+      ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NANOVLLM_PRODUCT(n, count, a_places, b_place, ...)                                      \
   __device__ __forceinline__ void packed_product_n##n(float* d, const uint32_t(&a)[4],          \
                                                       uint32_t b) {                             \
@@ -62,11 +68,14 @@ NANOVLLM_PRODUCT(8, 4, "%4, %5, %6, %7", "%8", NANOVLLM_4(d, 0))
 NANOVLLM_PRODUCT(16, 8, "%8, %9, %10, %11", "%12", NANOVLLM_8(d, 0))
 NANOVLLM_PRODUCT(32, 16, "%16, %17, %18, %19", "%20", NANOVLLM_16(d, 0))
 NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32(d, 0))
+NANOVLLM_PRODUCT(128, 64, "%64, %65, %66, %67", "%68", NANOVLLM_64(d, 0))
 #undef NANOVLLM_PRODUCT
+#undef NANOVLLM_D64
 #undef NANOVLLM_D32
 #undef NANOVLLM_D16
 #undef NANOVLLM_D8
 #undef NANOVLLM_D4
+#undef NANOVLLM_64
 #undef NANOVLLM_32
 #undef NANOVLLM_16
 #undef NANOVLLM_8
@@ -74,11 +83,12 @@ NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32(d, 0))
 
 template <int n>
 __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4], uint32_t b) {
-  static_assert(n == 8 || n == 16 || n == 32 || n == 64);
+  static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 128);
   if constexpr (n == 8) packed_product_n8(d, a, b);
   if constexpr (n == 16) packed_product_n16(d, a, b);
   if constexpr (n == 32) packed_product_n32(d, a, b);
   if constexpr (n == 64) packed_product_n64(d, a, b);
+  if constexpr (n == 128) packed_product_n128(d, a, b);
 }
 
 // -- Copies --
@@ -86,7 +96,11 @@ __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4],
 /// The first eight rows of w of a block's, in the tile of `item`.
 template <int kUnits>
 __device__ int packed_unit(const PackedShape& shape, int item) {
-  return item * shape.warps * (shape.up > 0 ? 1 : kUnits);
+  return item / shape.row_blocks * shape.warps * (shape.up > 0 ? 1 : kUnits);
+}
+/// The first row of x in the tile of `item`.
+__device__ inline int packed_first_row(const PackedShape& shape, int item) {
+  return item % shape.row_blocks * shape.block_rows;
 }
 /// Where unit i of warp `warp` is among a block's: [2, warps] where gated, else [warps, kUnits].
 template <int kUnits>
@@ -115,7 +129,7 @@ __device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, cons
 
 __device__ inline void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape,
                                         const StageRing& ring, const SkinnyCursor& at) {
-  copy_box(ring.at(at.stage), &x, ring.full + at.stage, 0, 0, 0,
+  copy_box(ring.at(at.stage), &x, ring.full + at.stage, 0, packed_first_row(shape, at.item), 0,
            at.step * shape.depth * kPackedSlices);
 }
 
@@ -210,12 +224,12 @@ __device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, 
 template <int kRows, int kUnits>
 __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
                              const float (&sum)[kRows / 2], int item, int warp) {
-  const int t = threadIdx.x % 4;
+  const int t = threadIdx.x % 4, first_row = packed_first_row(shape, item),
+            rows = min(first_row + shape.block_rows, shape.rows);
 #pragma unroll
   for (int u = 0; u < (kUnits == 2 ? 2 : 1); ++u) {
     if (u == 1 && shape.up > 0) return;
-    const int unit =
-        shape.up > 0 ? item * shape.warps + warp : (item * shape.warps + warp) * kUnits + u;
+    const int unit = packed_unit<kUnits>(shape, item) + (shape.up > 0 ? warp : warp * kUnits + u);
     const bool inside = warp < shape.warps && unit < shape.units;
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
@@ -228,8 +242,8 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
           second = silu_times_straight(high_of(gate), high_of(up));
         }
       }
-      store_two(y + int64_t{unit} * kPackedRows, shape.stride, first, second, 8 * j + 2 * t,
-                shape.rows, inside);
+      store_two(y + int64_t{unit} * kPackedRows, shape.stride, first, second,
+                first_row + 8 * j + 2 * t, rows, inside);
     }
   }
 }
