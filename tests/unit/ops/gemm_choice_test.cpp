@@ -112,7 +112,7 @@ TEST(GemmChoice, OfQuantisedWeights) {
     EXPECT_EQ(served(product(64, kLargeGateUp, GemmEnd::gate)), "packed");
     EXPECT_EQ(served(product(256, kLargeQkv)), "packed");
     EXPECT_EQ(served(product(257, kLargeQkv)), "unpacked");
-    EXPECT_EQ(served(product(257, kLargeGateUp, GemmEnd::gate)), "unpacked");
+    EXPECT_EQ(served(product(2048, kLargeGateUp, GemmEnd::gate)), "unpacked");
     // No kernel of plain weights gates them: the weight is unpacked for the operation before.
     EXPECT_EQ(served(product(300, kSmallGateUp, GemmEnd::gate)), "separate operations");
     EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::store, DType::f32)), "unpacked");
