@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # Builds the Python package for other machines: scripts/wheel.sh [--cuda] makes dist/nano_vllm_cpp-VERSION-cp310-abi3-manylinux_*.whl and
-# the sdist, in an environment of its own. auditwheel puts the libraries of this distribution into the wheel. With --cuda the module for GPUs is in it.
+# the sdist, in an environment of its own. auditwheel puts the libraries of this distribution into the wheel. With --cuda the module for GPUs is in
+# it, with code for every GPU from sm_80 on (an hour of one core).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cuda=OFF
-if [ "${1:-}" = --cuda ]; then cuda=ON; shift; fi
+if [ "${1:-}" = --cuda ]; then
+  cuda=ON
+  shift
+  set -- -Ccmake.define.NANOVLLM_CUDA_ARCHITECTURES=all "$@"
+fi
 scripts/install-deps.sh advancecomp
 if ! scripts/build-grammar.sh; then echo "Going on without structured output."; fi
 env=build/wheel-env

@@ -25,11 +25,12 @@ from nanovllm.sampling_params import RequestOutputKind, SamplingParams, Structur
 
 if TYPE_CHECKING:
     from nanovllm.async_llm import AsyncLLM, OpenAIError
-    from nanovllm.engine.arg_utils import EngineArgs
+    from nanovllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from nanovllm.engine.llm_engine import LLMEngine
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
     "DeviceError",
@@ -52,6 +53,7 @@ __all__ = [
 _LATE = {
     "AsyncLLM": "nanovllm.async_llm",
     "OpenAIError": "nanovllm.async_llm",
+    "AsyncEngineArgs": "nanovllm.engine.arg_utils",
     "EngineArgs": "nanovllm.engine.arg_utils",
     "LLMEngine": "nanovllm.engine.llm_engine",
 }

@@ -6,8 +6,9 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import to_engine_options
@@ -15,6 +16,9 @@ from nanovllm.llm import Prompt, exit_engine, text_of
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nanovllm.engine.arg_utils import EngineArgs
 
 __all__ = ["AsyncLLM", "OpenAIError", "Response"]
 
@@ -85,6 +89,11 @@ class AsyncLLM:
         self._names: dict[str, int] = {}
         self._tokenizer: Tokenizer | None = None
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """AsyncLLM() of the options that are not None."""
+        return cls(**{name: value for name, value in vars(engine_args).items() if value is not None})
+
     async def generate(
         self,
         prompt: Prompt,
@@ -107,7 +116,9 @@ class AsyncLLM:
             await self._add(port, number, prompt, params)
             text = text_of(prompt)
             while True:
-                raw = await stream.get()
+                while not stream.items:
+                    await stream.news()
+                raw = stream.pop()
                 if prompt_token_ids is None:
                     prompt_token_ids = raw[1]
                 output = make_output(raw, text, prompt_token_ids, name)
@@ -258,26 +269,58 @@ class AsyncLLM:
     shutdown = exit
 
 
+class _Waiter(asyncio.Future[None]):
+    """What the task of a stream waits for. It goes on from the port's own callback: by a plain future
+    it would in another round of the loop, which takes as long as all the rest of a token."""
+
+    __slots__ = ("_context", "_wake_up")
+
+    def add_done_callback(
+        self, fn: Callable[[Any], object], *, context: Context | None = None
+    ) -> None:
+        self._wake_up = fn
+        self._context = copy_context() if context is None else context
+
+    def go_on(self) -> None:
+        self.set_result(None)
+        self._context.run(self._wake_up, self)
+
+    def go_on_soon(self) -> None:
+        self.set_result(None)
+        self.get_loop().call_soon(self._wake_up, self, context=self._context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        self.get_loop().call_soon(self._wake_up, self, context=self._context)
+        return True
+
+
 class _Stream:
     """The news of one request that were not read yet."""
 
-    __slots__ = ("items", "_loop", "_waiter")
+    __slots__ = ("items", "waiter", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.items: deque[Any] = deque()
+        self.waiter: _Waiter | None = None
         self._loop = loop
-        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Any) -> None:
         self.items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+    def pop(self) -> Any:
+        return self.items.popleft()
+
+    def news(self) -> _Waiter:
+        """To be awaited while there are no items."""
+        self.waiter = waiter = _Waiter(loop=self._loop)
+        return waiter
 
     async def get(self) -> Any:
         while not self.items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        return self.items.popleft()
+            await self.news()
+        return self.pop()
 
 
 class _GrowingStream(_Stream):
@@ -291,27 +334,27 @@ class _GrowingStream(_Stream):
         self._answers: list[list[Any]] = [[i, "", [], None, None, None] for i in range(count)]
         self._prompt: tuple[Any, Any] = (None, None)  # token ids, log probabilities
 
-    async def get(self) -> Any:
-        number, _, _, finished, error, _, metrics = await super().get()
+    def pop(self) -> Any:
+        number, _, _, finished, error, _, metrics = self.items.pop()
+        self.items.clear()  # a slow reader misses some
         ids, prompt_logprobs = self._prompt
         answers = [
-            (index, text, token_ids[:], logprobs and logprobs[:], *end)
-            for index, text, token_ids, logprobs, *end in self._answers
+            (index, text, token_ids[:], logprobs and logprobs[:], reason, stop)
+            for index, text, token_ids, logprobs, reason, stop in self._answers
         ]
         return number, ids, answers, finished, error, prompt_logprobs, metrics
 
     def put(self, item: Any) -> None:
         if item[1]:
             self._prompt = (item[1], item[5])
-        for index, text, token_ids, logprobs, *end in item[2]:
+        for index, text, token_ids, logprobs, reason, stop in item[2]:
             answer = self._answers[index]
             answer[1] += text
             answer[2] += token_ids
             if logprobs is not None:
                 answer[3] = [*(answer[3] or ()), *logprobs]
-            answer[4:] = end
-        self.items.clear()  # a slow reader misses some
-        super().put(item)
+            answer[4], answer[5] = reason, stop
+        self.items.append(item)
 
 
 class _LoopPort:
@@ -329,7 +372,6 @@ class _LoopPort:
         self._engine = engine
         self._ports = ports
         self._streams: dict[int, _Stream] = {}
-        self._known_prompts: set[int] = set()
         loop.add_reader(self.handle.fileno(), self._take)
 
     def open(self, number: int, stream: _Stream | None = None) -> _Stream:
@@ -338,7 +380,6 @@ class _LoopPort:
 
     def close(self, number: int) -> bool:
         """Forgets a stream; True if its end had not come."""
-        self._known_prompts.discard(number)
         unfinished = self._streams.pop(number, None) is not None
         self.end_if_idle()
         return unfinished
@@ -349,19 +390,25 @@ class _LoopPort:
             del self._ports[self.loop]
 
     def _take(self) -> None:
-        for number, output, answer, is_last in self._engine.take(self.handle, self._known_prompts):
+        waiters = []
+        for number, item, is_last in self._engine.take(self.handle):
             stream = self._streams.get(number)
             if stream is None:
                 continue  # it was left
-            if output is not None:
-                self._known_prompts.add(number)
-                stream.put(output)
-            elif answer is not None:
-                stream.put((*answer, is_last))
+            stream.put(item)
             if is_last:
                 # The rest is the reader's: close() must not abort what has ended.
                 del self._streams[number]
-                self._known_prompts.discard(number)
+            waiter = stream.waiter
+            if waiter is not None and not waiter.done():
+                stream.waiter = None
+                waiters.append(waiter)
+        # One that raises KeyboardInterrupt must not take the others along.
+        if len(waiters) == 1:
+            waiters[0].go_on()
+        else:
+            for waiter in waiters:
+                waiter.go_on_soon()
 
 
 def _parse(response: Response, body: bytes) -> Any:

@@ -197,11 +197,10 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def text_of(prompt: Any) -> str | None:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, dict):
-        return prompt.get("prompt")
-    return prompt.text if isinstance(prompt, _core.Prompt) else None
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    if isinstance(text, _core.Prompt):
+        return text.text
+    return text if isinstance(text, str) else None
 
 
 class _Progress:

@@ -241,19 +241,20 @@ bool AsyncEngine::drain(double seconds) {
 }
 
 // Outputs that came before exit() can be read after it, but for the texts of candidates.
-nb::list AsyncEngine::take(PortHandle& port, const nb::set& known_prompts) {
+nb::list AsyncEngine::take(PortHandle& to) {
   const std::shared_lock lock(life_);
   const Tokenizer* tokenizer = server_.llm ? server_.llm->llm().tokenizer() : nullptr;
   nb::list list;
-  for (Port::Event& event : port.port->take()) {
-    const nb::object id = nb::cast(event.id);
-    nb::object output = nb::none(), answer = nb::none();
-    if (event.is_answer)
-      answer = nb::make_tuple(event.status, event.content_type,
-                              nb::bytes(event.body.data(), event.body.size()));
-    else
-      output = to_python(event.output, tokenizer, !known_prompts.contains(id));
-    list.append(nb::make_tuple(id, output, answer, event.is_last));
+  for (Port::Event& event : to.port->take()) {
+    nb::object item;
+    if (event.is_answer) {
+      const nb::bytes body(event.body.data(), event.body.size());
+      item = nb::make_tuple(event.status, event.content_type, body, event.is_last);
+    } else {
+      item = to_python(event.output, tokenizer, to.known_prompts.insert(event.id).second);
+      if (event.is_last) to.known_prompts.erase(event.id);
+    }
+    list.append(nb::make_tuple(event.id, item, event.is_last));
   }
   return list;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "nanovllm/async_llm.h"
 
@@ -22,6 +23,7 @@ namespace nanovllm::python {
 /// Python's hold on a port: a shared_ptr that the engine's thread drops must not need the GIL.
 struct PortHandle {
   std::shared_ptr<Port> port = std::make_shared<Port>();
+  std::unordered_set<int64_t> known_prompts{};  // of requests that have not ended
 };
 
 /// Its methods may be called from any thread.
@@ -53,9 +55,9 @@ class AsyncEngine {
   void exit();
   /// Throws once it has been freed.
   Pinned pin();
-  /// The news of a port: [(id, output or None, (status, content_type, body) or None,
-  /// is_last)]. Outputs of `known_prompts` come without the ids of their prompts.
-  nb::list take(PortHandle& port, const nb::set& known_prompts);
+  /// The news of a port: [(id, output or (status, content_type, body, is_last), is_last)]. A
+  /// request's first output alone has the ids of its prompt.
+  nb::list take(PortHandle& to);
 
  private:
   class Answer;

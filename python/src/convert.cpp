@@ -88,11 +88,19 @@ nb::list to_python(const std::vector<PositionLogprobs>& positions, const Tokeniz
   return list;
 }
 
+/// A stop string, or a stop token's id, which the engine gives in decimal.
+nb::object stop_reason_of(const CompletionOutput& answer) {
+  if (answer.finish_reason != FinishReason::stop || answer.token_ids.empty() ||
+      answer.stop_reason != std::to_string(answer.token_ids.back()))
+    return none_or(answer.stop_reason);
+  return nb::int_(answer.token_ids.back());
+}
+
 nb::tuple to_python(const CompletionOutput& answer, const Tokenizer* tokenizer) {
   return nb::make_tuple(
       answer.index, answer.text, answer.token_ids,
       answer.logprobs.empty() ? nb::none() : nb::object(to_python(answer.logprobs, tokenizer)),
-      none_or(to_string(answer.finish_reason)), none_or(answer.stop_reason));
+      none_or(to_string(answer.finish_reason)), stop_reason_of(answer));
 }
 
 }  // namespace

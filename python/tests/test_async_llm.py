@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from concurrent.futures import CancelledError
+from contextvars import ContextVar
 
 import pytest
 from conftest import DEMO
@@ -125,6 +126,55 @@ def test_the_loop_wakes_up_once_a_step_at_most(engine):
 
     takes, steps = asyncio.run(main())
     assert 0 < takes <= steps + 1
+
+
+def test_a_reader_goes_on_in_the_round_of_the_loop_that_brings_its_news(engine):
+    async def main():
+        port, late = engine._port(), []
+
+        def take():
+            port.loop.call_soon(late.append, None)
+            port._take()
+
+        port.loop.add_reader(port.handle.fileno(), take)
+        count = 0
+        async for _ in engine.generate(PROMPT, params(max_tokens=8, ignore_eos=True)):
+            assert len(late) == count
+            count += 1
+            await asyncio.sleep(0)
+        return count
+
+    assert asyncio.run(main()) > 1
+
+
+def test_readers_keep_their_context(engine):
+    name = ContextVar("name")
+
+    async def read(number):
+        name.set(number)
+        async for _ in engine.generate(PROMPT, params(number, 16)):
+            assert name.get() == number
+            await asyncio.sleep(0)  # here the loop gives the task its own context
+            number += 10
+            name.set(number)
+
+    async def main():
+        await read(8)  # alone: it goes on from the port's callback
+        await asyncio.gather(*(read(number) for number in range(4)))
+
+    asyncio.run(main())
+
+
+def test_a_reader_may_wait_for_some_time_only(engine):
+    async def main():
+        outputs = engine.generate(PROMPT, LONG)
+        await outputs.__anext__()
+        with pytest.raises(asyncio.TimeoutError):
+            while True:
+                await asyncio.wait_for(outputs.__anext__(), 0.0001)
+
+    asyncio.run(main())
+    wait_until_idle(engine)
 
 
 def test_many_threads_and_loops_with_random_cancellations_lose_nothing(engine, llm):

@@ -1,6 +1,8 @@
 """The spellings of vLLM's offline examples: basic, chat, parameters for each prompt, structured output, log probabilities."""
 
+import asyncio
 import dataclasses
+import inspect
 import json
 import re
 from argparse import ArgumentParser
@@ -8,7 +10,7 @@ from argparse import ArgumentParser
 import pytest
 from conftest import DEMO, skip_without_grammars
 
-from nanovllm import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams, _core
+from nanovllm import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
 from nanovllm.engine.arg_utils import EngineArgs as EngineArgsByPath
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.utils import FlexibleArgumentParser
@@ -49,6 +51,54 @@ def test_a_command_line_makes_an_engine():
     assert args == EngineArgs(model=DEMO, enforce_eager=True)
     with pytest.raises(SystemExit):
         plain.parse_args(["--max-num-seqs", "many"])
+
+
+def test_async_engine_args_are_the_options_of_an_async_llm():
+    """As vLLM's async_llm_streaming.py has it."""
+    from nanovllm import AsyncEngineArgs
+    from nanovllm.engine.arg_utils import AsyncEngineArgs as ArgsByPath
+    from nanovllm.v1.engine.async_llm import AsyncLLM
+
+    own = list(inspect.signature(AsyncLLM.__init__).parameters)[2:-1]
+    names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    assert names == [*(field.name for field in dataclasses.fields(EngineArgs)), *own]
+    line = ["--model", DEMO, "--device=cpu", "--num-threads=1", "--max-num-seqs=3", "--served-model-name=x"]
+    args = ArgsByPath.from_cli_args(ArgsByPath.add_cli_args(ArgumentParser()).parse_args(line))
+    engine = AsyncLLM.from_engine_args(args)
+
+    async def main():
+        delta = SamplingParams(max_tokens=9, temperature=0.8, seed=42, output_kind=RequestOutputKind.DELTA)
+        pieces = []
+        async for output in engine.generate(request_id="a-1", prompt=PROMPTS[0], sampling_params=delta):
+            pieces.extend(answer.text for answer in output.outputs)
+            assert output.request_id == "a-1"
+            if output.finished:
+                break
+        return "".join(pieces), await engine.openai("/v1/models")
+
+    text, models = asyncio.run(main())
+    assert engine.info["max_num_seqs"] == 3 and models["data"][0]["id"] == "x"
+    engine.shutdown()
+    with LLM(DEMO, device="cpu", num_threads=1) as plain:
+        whole = SamplingParams(max_tokens=9, temperature=0.8, seed=42)
+        assert text == plain.generate(PROMPTS[0], whole, use_tqdm=False)[0].outputs[0].text
+
+
+def test_a_stop_reason_is_a_string_or_a_token(llm):
+    long = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    plain = llm.generate(PROMPTS[0], long, use_tqdm=False)[0].outputs[0]
+    assert (plain.finish_reason, plain.stop_reason) == ("length", None)
+    token = next(t for i, t in enumerate(plain.token_ids) if i and t not in plain.token_ids[:i])
+    long.stop_token_ids = [token]
+    by_token = llm.generate(PROMPTS[0], long, use_tqdm=False)[0].outputs[0]
+    assert (by_token.stop_reason, by_token.token_ids[-1]) == (token, token)
+    stop = SamplingParams(temperature=0, max_tokens=12, stop=[plain.text[2:4]])
+    assert llm.generate(PROMPTS[0], stop, use_tqdm=False)[0].outputs[0].stop_reason == plain.text[2:4]
+
+
+def test_best_of_is_refused_as_vllm_does():
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(n=2, best_of=5)
 
 
 def test_an_llm_engine_gives_what_generate_gives(llm):

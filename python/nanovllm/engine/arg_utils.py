@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from argparse import BooleanOptionalAction, Namespace, _ActionsContainer
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-__all__ = ["EngineArgs"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AsyncEngineArgs", "EngineArgs"]
 
 _Parser = TypeVar("_Parser", bound=_ActionsContainer)
 
@@ -52,6 +55,17 @@ class EngineArgs:
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: Namespace) -> EngineArgs:
+    def from_cli_args(cls, args: Namespace) -> Self:
         """The options among a command line's."""
         return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """The options of AsyncLLM; None leaves one to it."""
+
+    served_model_name: str | None = None
+    generation_config: str | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    request_timeout: float | None = None
