@@ -2,8 +2,8 @@
 
     PYTHONPATH=build/release/python python3 bench/python_bench.py models/demo
 
-Times of tokens are CPU times, so other programs of the machine count by its caches alone, and what is compared is measured in turns:
-of as many rounds as the time allows, the median and the middle half. Two minutes at most, import included, on a machine that is not idle.
+Times of tokens are CPU times, so other programs of the machine count by its caches alone, and what is compared is measured in turns, on one
+core: of as many rounds as the time allows, the median and the middle half. Two minutes at most, import included, on a machine that is not idle.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from importlib.util import find_spec
 
 SECONDS = 25  # of rounds, for each of the two
 TOKENS = 1500
+REQUESTS = 8  # one after another, so that the program's start weighs little
 
 
 def spread(values):
@@ -49,13 +50,13 @@ def small_model(model, folder):
 
 
 def program_seconds(model, tokens):
-    """CPU time of the program for one answer of so many tokens, start included."""
+    """CPU time of the program for answers of so many tokens, start included."""
     program = os.path.join(os.path.dirname(find_spec("nanovllm").origin), "nanovllm")
     command = [program, "generate", model, "-q", "--device", "cpu", "-t", "1", "--max-num-seqs", "1"]
     command += ["--load-format", "dummy", "--generation-config", "vllm", "-i", "-", "-o", "-"]
     request = {"prompt": "x", "sampling_params": {"max_tokens": tokens, "ignore_eos": True, "seed": 1}}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, input=json.dumps(request) + "\n", text=True, capture_output=True, check=True)
+    subprocess.run(command, input=REQUESTS * (json.dumps(request) + "\n"), text=True, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -64,19 +65,22 @@ def generate_us(model):
     """CPU time of a token of the program and of generate(), round by round."""
     from nanovllm import LLM, SamplingParams
 
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
     llm = LLM(model, device="cpu", num_threads=1, max_num_seqs=1, load_format="dummy")
 
     def seconds(tokens):
         begin = time.process_time()
-        llm.generate(["x"], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
+        llm.generate(REQUESTS * ["x"], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
         return time.process_time() - begin
 
     seconds(TOKENS)
     rounds, end = [], time.monotonic() + SECONDS
     while len(rounds) < 3 or time.monotonic() < end:
         both = [of(TOKENS) - of(1) for of in (lambda n: program_seconds(model, n), seconds)]
-        rounds.append([1e6 * value / (TOKENS - 1) for value in both])
+        rounds.append([1e6 * value / (TOKENS - 1) / REQUESTS for value in both])
     llm.exit()
+    os.sched_setaffinity(0, cores)
     return rounds
 
 
