@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Python package for other machines: scripts/wheel.sh [--cuda] makes dist/nano_vllm_cpp-VERSION-cp310-abi3-manylinux_*.whl and
 # the sdist, in an environment of its own. auditwheel puts the libraries of this distribution into the wheel. With --cuda the module for GPUs is in
-# it, with code for every GPU from sm_80 on (an hour of one core).
+# it, with code for every GPU from sm_80 on (half an hour of one core).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cuda=OFF
