@@ -1,5 +1,7 @@
 // The GPU as a device: memory, loading, copies, graphs, and what it says when something is not
 // there.
+#include <filesystem>
+
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -157,6 +159,13 @@ TEST_F(CudaBackendTest, TwoBackendsShareOneDevice) {
   gpu_->add(x, x);
   other->add(y, y);
   EXPECT_EQ(a.floats(x), b.floats(y));
+}
+
+/// The driver is asked before anything is made on a device.
+TEST(CudaModule, SaysThatThereIsNoDriver) {
+  if (std::filesystem::exists("/proc/driver/nvidia")) GTEST_SKIP() << "there is one";
+  EXPECT_EQ(error_of(ErrorKind::device, [] { make_backend("cuda", {}); }),
+            "--device cuda: no NVIDIA driver was found; use --device cpu to run without a GPU");
 }
 
 /// Needs the module but no device.

@@ -141,6 +141,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   max_shared_bytes_ = properties.sharedMemPerBlockOptin;
 
   for (MicroBatch& micro_batch : micro_batches_) open_micro_batch(micro_batch);
+  ahead_ = make_stream();
+  copied_ahead_ = make_event();
   cublasLtHandle_t blas = nullptr;
   cublas_check(cublasLtCreate(&blas));
   blas_.reset(blas);

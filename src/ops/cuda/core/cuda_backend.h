@@ -190,8 +190,8 @@ class CudaBackend final : public Backend {
   };
   void open_micro_batch(MicroBatch& micro_batch);
   cudaStream_t stream() const { return micro_batch_->stream.get(); }
-  Stream ahead_ = make_stream();  // copy_ahead()'s
-  Event copied_ahead_ = make_event();
+  Stream ahead_;  // copy_ahead()'s
+  Event copied_ahead_;
   /// Whether the operations issued now share the GPU's SMs with another micro-batch's, each with
   /// its own.
   bool divides_sms() const { return runs_micro_batches_ && other_sms_ > 0; }
