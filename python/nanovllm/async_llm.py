@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextvars import Context, copy_context
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import to_engine_options
 from nanovllm.llm import Prompt, exit_engine, text_of
+from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
@@ -85,7 +84,7 @@ class AsyncLLM:
         self._timeout = float(request_timeout)
         self._engine = _core.AsyncEngine(model, to_engine_options(model, options), service)
         weakref.finalize(self, exit_engine, self._engine)
-        self._ports: dict[asyncio.AbstractEventLoop, _LoopPort] = {}
+        self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._names: dict[str, int] = {}
         self._tokenizer: Tokenizer | None = None
 
@@ -109,7 +108,7 @@ class AsyncLLM:
         port = self._port()
         name = str(number) if request_id is None else request_id
         grows = params.output_kind == RequestOutputKind.CUMULATIVE
-        stream = port.open(number, _GrowingStream(port.loop, params.n) if grows else None)
+        stream = port.open(number, GrowingStream(port.loop, params.n) if grows else None)
         self._names[name] = number
         prompt_token_ids: list[int] | None = None
         try:
@@ -183,7 +182,7 @@ class AsyncLLM:
         stream.items.appendleft((status, content_type, first, is_last))
         return Response(status, content_type, parts)
 
-    async def _parts(self, port: _LoopPort, number: int, stream: _Stream) -> AsyncIterator[bytes]:
+    async def _parts(self, port: LoopPort, number: int, stream: Stream) -> AsyncIterator[bytes]:
         try:
             is_last = False
             while not is_last:
@@ -193,16 +192,16 @@ class AsyncLLM:
         finally:
             self._leave(port, number)
 
-    def _leave(self, port: _LoopPort, number: int) -> None:
+    def _leave(self, port: LoopPort, number: int) -> None:
         if port.close(number):
             self._engine.abandon(number)
 
     async def _add(
-        self, port: _LoopPort, number: int, prompt: Prompt, params: SamplingParams
+        self, port: LoopPort, number: int, prompt: Prompt, params: SamplingParams
     ) -> None:
         wire, kind = params._wire()
         if kind == RequestOutputKind.CUMULATIVE:
-            kind = RequestOutputKind.DELTA  # _GrowingStream adds up
+            kind = RequestOutputKind.DELTA  # GrowingStream adds up
         text = text_of(prompt)
         given = (number, port.handle, prompt, wire, kind, self._timeout)
         if (text is None or len(text) < _LONG_PROMPT) and params.structured_outputs is None:
@@ -212,11 +211,11 @@ class AsyncLLM:
         # task is cancelled, the thread goes on, and generate()'s abort holds for what it adds.
         await port.loop.run_in_executor(None, lambda: self._engine.add_request(*given))
 
-    def _port(self) -> _LoopPort:
+    def _port(self) -> LoopPort:
         loop = asyncio.get_running_loop()
         port = self._ports.get(loop)
         if port is None:
-            port = self._ports[loop] = _LoopPort(loop, self._engine, self._ports)
+            port = self._ports[loop] = LoopPort(loop, self._engine, self._ports)
         return port
 
     @property
@@ -267,148 +266,6 @@ class AsyncLLM:
         self._engine.exit()
 
     shutdown = exit
-
-
-class _Waiter(asyncio.Future[None]):
-    """What the task of a stream waits for. It goes on from the port's own callback: by a plain future
-    it would in another round of the loop, which takes as long as all the rest of a token."""
-
-    __slots__ = ("_context", "_wake_up")
-
-    def add_done_callback(
-        self, fn: Callable[[Any], object], *, context: Context | None = None
-    ) -> None:
-        self._wake_up = fn
-        self._context = copy_context() if context is None else context
-
-    def go_on(self) -> None:
-        self.set_result(None)
-        self._context.run(self._wake_up, self)
-
-    def go_on_soon(self) -> None:
-        self.set_result(None)
-        self.get_loop().call_soon(self._wake_up, self, context=self._context)
-
-    def cancel(self, msg: Any = None) -> bool:
-        if not super().cancel(msg):
-            return False
-        self.get_loop().call_soon(self._wake_up, self, context=self._context)
-        return True
-
-
-class _Stream:
-    """The news of one request that were not read yet."""
-
-    __slots__ = ("items", "waiter", "_loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.items: deque[Any] = deque()
-        self.waiter: _Waiter | None = None
-        self._loop = loop
-
-    def put(self, item: Any) -> None:
-        self.items.append(item)
-
-    def pop(self) -> Any:
-        return self.items.popleft()
-
-    def news(self) -> _Waiter:
-        """To be awaited while there are no items."""
-        self.waiter = waiter = _Waiter(loop=self._loop)
-        return waiter
-
-    async def get(self) -> Any:
-        while not self.items:
-            await self.news()
-        return self.pop()
-
-
-class _GrowingStream(_Stream):
-    """The same of a request whose reader wants everything so far. The engine gives what is new: to
-    give all of it anew with each token would take the longer the longer the answer is."""
-
-    __slots__ = ("_answers", "_prompt")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        super().__init__(loop)
-        self._answers: list[list[Any]] = [[i, "", [], None, None, None] for i in range(count)]
-        self._prompt: tuple[Any, Any] = (None, None)  # token ids, log probabilities
-
-    def pop(self) -> Any:
-        number, _, _, finished, error, _, metrics = self.items.pop()
-        self.items.clear()  # a slow reader misses some
-        ids, prompt_logprobs = self._prompt
-        answers = [
-            (index, text, token_ids[:], logprobs and logprobs[:], reason, stop)
-            for index, text, token_ids, logprobs, reason, stop in self._answers
-        ]
-        return number, ids, answers, finished, error, prompt_logprobs, metrics
-
-    def put(self, item: Any) -> None:
-        if item[1]:
-            self._prompt = (item[1], item[5])
-        for index, text, token_ids, logprobs, reason, stop in item[2]:
-            answer = self._answers[index]
-            answer[1] += text
-            answer[2] += token_ids
-            if logprobs is not None:
-                answer[3] = [*(answer[3] or ()), *logprobs]
-            answer[4], answer[5] = reason, stop
-        self.items.append(item)
-
-
-class _LoopPort:
-    """The way from the engine to one event loop, as long as a request of the loop is under way. It
-    belongs to the loop's thread; the engine wakes it once a step at most (port.h)."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        engine: _core.AsyncEngine,
-        ports: dict[asyncio.AbstractEventLoop, _LoopPort],
-    ) -> None:
-        self.loop = loop
-        self.handle = _core.Port()
-        self._engine = engine
-        self._ports = ports
-        self._streams: dict[int, _Stream] = {}
-        loop.add_reader(self.handle.fileno(), self._take)
-
-    def open(self, number: int, stream: _Stream | None = None) -> _Stream:
-        stream = self._streams[number] = stream or _Stream(self.loop)
-        return stream
-
-    def close(self, number: int) -> bool:
-        """Forgets a stream; True if its end had not come."""
-        unfinished = self._streams.pop(number, None) is not None
-        self.end_if_idle()
-        return unfinished
-
-    def end_if_idle(self) -> None:
-        if not self._streams and self._ports.get(self.loop) is self:
-            self.loop.remove_reader(self.handle.fileno())
-            del self._ports[self.loop]
-
-    def _take(self) -> None:
-        waiters = []
-        for number, item, is_last in self._engine.take(self.handle):
-            stream = self._streams.get(number)
-            if stream is None:
-                continue  # it was left
-            stream.put(item)
-            if is_last:
-                # The rest is the reader's: close() must not abort what has ended.
-                del self._streams[number]
-            waiter = stream.waiter
-            if waiter is not None and not waiter.done():
-                stream.waiter = None
-                waiters.append(waiter)
-        # One that raises KeyboardInterrupt must not take the others along.
-        if len(waiters) == 1:
-            waiters[0].go_on()
-        else:
-            for waiter in waiters:
-                waiter.go_on_soon()
 
 
 def _parse(response: Response, body: bytes) -> Any:
