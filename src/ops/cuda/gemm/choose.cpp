@@ -203,6 +203,7 @@ Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
 
 // -- packed --
 
+/// The workload of the 8B in int4 takes 15.15 s with 256 or 512, 20.2 with 64 (an H100).
 constexpr int64_t kMostPackedRows = 256;
 
 /// The cut that takes the fewest cycles: for 64 columns of k, those of the instructions that the
