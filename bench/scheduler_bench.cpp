@@ -1,4 +1,4 @@
-// What the scheduler costs per step: schedule() and process() for running decodes, at one and at
+// The cost of the scheduler per step: schedule() and process() for running decodes, at one and at
 // two steps in flight. Not a test: prints medians over many steps.
 #include <algorithm>
 #include <chrono>

@@ -25,7 +25,7 @@ GREEDY = 64
 
 COMMON = dict(max_position_embeddings=512, rms_norm_eps=1e-6, eos_token_id=None, bos_token_id=None, pad_token_id=None,
               initializer_range=0.12)
-# What the models that show a RoPE scaling have in common. Prompts are longer than the 64 positions they "were trained with".
+# Shared by the models that show a RoPE scaling. Prompts are longer than the 64 positions they "were trained with".
 SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
              num_key_value_heads=1, head_dim=64, tie_word_embeddings=True)
 EXPERTS = dict(num_experts=12, num_experts_per_tok=3, moe_intermediate_size=40)

@@ -85,7 +85,7 @@ LATER = [
     "{{ [1, nope]|sort }}",
     "{{ nope|last }}{{ nope|last is undefined }}{{ nope|first is undefined }}",
     "{{ 5|last }}",
-    # What a chat template cannot have, where it is never reached and where it is.
+    # Syntax that a chat template cannot have, where it is never reached and where it is.
     "{% if no %}{% import 'x' as y %}{% from 'x' import a, b as c with context %}{% include 'x' ignore missing %}{% endif %}A",
     "{% import 'x' as y %}",
     "{% include 'x' %}",
@@ -251,7 +251,7 @@ next' }}",
     "{{ dict(a=1, b=2) }} {{ dict([('x', 1)]) }} {{ dict({'p': 1}, q=2) }} {{ strftime_now('%d %b %Y %H:%M:%S %A %B %j %y %-d %e %p %I %%') }} [{{ strftime_now('') }}]",
     "{{ raise_exception('custom message: ' ~ n) }}",
     "{% if no %}{{ raise_exception('not reached') }}{% endif %}fine",
-    # What must fail.
+    # Cases that must fail.
     "{{ missing.attr }}",
     "{{ missing + 1 }}",
     "{{ missing() }}",
@@ -301,7 +301,7 @@ next' }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ name | nosuchfilter }}",
     "{{ name is nosuchtest }}",
-    # What does not parse.
+    # Cases that do not parse.
     "{{ name",
     "{% if yes %}",
     "{% endif %}",

@@ -64,9 +64,9 @@ struct CharacterRange {{
 
 // clang-format off
 {table("kSpecialCases", "SpecialCase", [f'{{0x{ord(c):04X}, "{literal(c.upper())}", "{literal(c.title())}"}}' for c in special])}
-/// What has case beside the categories Lu, Ll and Lt.
+/// The characters that have case beside the categories Lu, Ll and Lt.
 {table("kOtherCased", "CharacterRange", [f"{{0x{a:04X}, 0x{b:04X}}}" for a, b in cased])}
-/// What a final sigma looks across beside the categories Mn, Me, Cf, Lm and Sk.
+/// The characters that a final sigma looks across beside the categories Mn, Me, Cf, Lm and Sk.
 {table("kOtherCaseIgnorable", "CharacterRange", [f"{{0x{a:04X}, 0x{b:04X}}}" for a, b in ignorable])}// clang-format on
 
 }}  // namespace nanovllm::jinja

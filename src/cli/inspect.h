@@ -1,4 +1,4 @@
-// What `nanovllm inspect` says of a model, for other commands that say it too.
+// The facts that `nanovllm inspect` prints of a model, for other commands that print them too.
 #pragma once
 
 #include "nanovllm/llm.h"
@@ -10,7 +10,7 @@ namespace nanovllm::cli {
 /// Sequences of `length` tokens, no prefix shared, that the KV cache holds at once.
 int64_t fitting_sequences(const EngineInfo& info, int64_t length);
 
-/// What `inspect --json` prints.
+/// The object that `inspect --json` prints.
 Json inspection_json(const EngineInfo& info);
 
 }  // namespace nanovllm::cli

@@ -53,9 +53,9 @@ std::vector<std::string> with_usual_words(int argc, char** argv) {
   return list;
 }
 
-// What CLI11 does not take as it stands: "-tp 2" and "-tp=2", vLLM's short name of two letters,
-// "-ngl", llama.cpp's of three, which it would take for -n, names with underscores, and "--name=",
-// an empty value. In reverse, as its parse() wants them.
+// Arguments that CLI11 does not take as they stand: "-tp 2" and "-tp=2", vLLM's short name of two
+// letters, "-ngl", llama.cpp's of three, which it would take for -n, names with underscores, and
+// "--name=", an empty value. In reverse, as its parse() wants them.
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> list;
   bool all_text = false;  // behind "--"

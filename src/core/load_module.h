@@ -21,8 +21,9 @@ void* load_module(const char* file, int mode, std::string& why);
 /// A function of such a module by its name.
 void* module_function(const char* file, const char* name, int mode, std::string& why);
 
-/// What a module's function `entry`, of type Open, makes of the version, the arguments and room for
-/// one line about what went wrong. Null, with the reason in `why`, where it makes nothing.
+/// The object that a module's function `entry`, of type Open, makes of the version, the arguments
+/// and room for one line about what went wrong. Null, with the reason in `why`, where it makes
+/// nothing.
 template <class Open, class... Args>
 auto make_in_module(const char* file, const char* entry, int mode, std::string& why,
                     const Args&... args) {

@@ -117,7 +117,7 @@ void check_observer(const JsonObject& args) {
           "min_max", "imatrix", "imatrix_mse"});
 }
 
-/// Which numbers share a scale, and the order of the columns.
+/// Reads which numbers share a scale, and the order of the columns.
 void read_scales(const JsonObject& args, QuantScheme& scheme) {
   const int64_t size = args.optional_integer("group_size", -1, int64_t{1} << 20).value_or(0);
   const std::string strategy = one_of(args, "strategy",

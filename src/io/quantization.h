@@ -23,7 +23,7 @@ enum class QuantStorage : uint8_t {
   int8,    ///< weight I8 [n, k]
 };
 
-/// Which numbers share a scale.
+/// The numbers that share a scale.
 enum class QuantScales : uint8_t {
   tensor,   ///< all
   channel,  ///< a row of the weight

@@ -94,7 +94,7 @@ void draw(const Grammar& grammar, Mutator& random) {
   }
 }
 
-/// What became of one, by the error's words that say so.
+/// The fate of one, by the error's words that say so.
 std::string outcome_of(const std::string& error) {
   for (const char* part : {"ended its process", "no token of this model", "kMax"}) {
     const size_t at = error.find(part);

@@ -19,7 +19,7 @@ ProcessResult chat(const std::string& input, std::vector<std::string> more = {},
   return nanovllm_program(arguments, options);
 }
 
-/// What `generate` answers to a conversation: the reference of every answer here.
+/// The answer of `generate` to a conversation: the reference of every answer here.
 std::string answer_to(const Json& messages) {
   ProcessOptions options;
   options.input =

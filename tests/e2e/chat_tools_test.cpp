@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What stands before DONE is the answer to a question; a prompt that ends in DONE, as that behind a
+// The text before DONE is the answer to a question; a prompt that ends in DONE, as that behind a
 // result does, leads to what follows it.
 const std::string kAnswer =
     "A sum.\n<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"23 + 58\", "

@@ -69,7 +69,7 @@ class Completion : public ::testing::Test {
     return path.string();
   }
 
-  /// What bash proposes for the last of `words`, which are written as a shell's array.
+  /// The words that bash proposes for the last of `words`, which are written as a shell's array.
   Words bash(const std::string& words) const {
     const auto result = shell("bash", "compopt() { :; }; cd " NANOVLLM_SOURCE_DIR "; . " +
                                           script("bash") + "; COMP_WORDS=(nanovllm " + words +

@@ -228,7 +228,8 @@ TEST(Generate, VllmsNamesOfTheModelAndTheRanksAreUnderstood) {
 }
 
 TEST(Generate, FindsAModelInHuggingFacesCache) {
-  // What `hf download nano/demo` leaves: refs/main names the commit whose files are in snapshots.
+  // The tree that `hf download nano/demo` leaves: refs/main names the commit whose files are in
+  // snapshots.
   TempDirectory directory;
   const auto repository = directory.path() / "hub" / "models--nano--demo";
   std::filesystem::create_directories(repository / "refs");
@@ -259,7 +260,7 @@ TEST(Generate, FindsAModelInHuggingFacesCache) {
   EXPECT_NE(run("HF_HOME", directory.path(), "nano/demo").errors.find("several snapshots"),
             std::string::npos);
   std::filesystem::remove(repository / "snapshots" / "4567cdef");
-  // What is no file, or never ends, is not read.
+  // A path that is no file, or never ends, is not read.
   std::filesystem::create_symlink("/dev/zero", repository / "refs" / "main");
   EXPECT_NE(run("HF_HOME", directory.path(), "nano/demo").errors.find("is not a regular file"),
             std::string::npos);

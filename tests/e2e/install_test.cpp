@@ -1,4 +1,4 @@
-// What cmake --install makes: a tree that can be moved, whose program runs and against whose
+// The result of cmake --install: a tree that can be moved, whose program runs and against whose
 // library a user's program is compiled.
 
 #include <cctype>

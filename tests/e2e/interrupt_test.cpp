@@ -1,4 +1,4 @@
-// What happens to results when a run ends early: Ctrl-C, a full disk, a reader that goes away.
+// The fate of results when a run ends early: Ctrl-C, a full disk, a reader that goes away.
 #include "cli/terminal/interrupt.h"
 
 #include <fcntl.h>
@@ -54,8 +54,8 @@ TEST(Interrupt, CtrlCKeepsFinishedResultsAndMarksTheRestAborted) {
       << result.errors;
 }
 
-/// What a run does whose input comes from `producer`, a shell command, when it is interrupted after
-/// its first result.
+/// The end of a run whose input comes from `producer`, a shell command, when it is interrupted
+/// after its first result.
 ProcessResult interrupted_reader_of(const std::string& producer) {
   ProcessOptions options;
   options.time_limit = std::chrono::seconds(30);

@@ -33,7 +33,7 @@ class Terminal {
   std::string unseen_;
 };
 
-/// What was written, without the escape sequences of a terminal.
+/// The text that was written, without the escape sequences of a terminal.
 std::string without_escapes(const std::string& text);
 
 }  // namespace nanovllm

@@ -23,7 +23,7 @@ std::vector<std::string> chat(std::vector<std::string> more = {}) {
   return arguments;
 }
 
-/// What `generate` answers to one message: the reference of the answers here.
+/// The answer of `generate` to one message: the reference of the answers here.
 std::string answer_to(const std::string& text) {
   ProcessOptions options;
   options.input = Json({{"messages", {{{"role", "user"}, {"content", text}}}},

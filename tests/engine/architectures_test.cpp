@@ -27,7 +27,7 @@ std::string refusal(const Json& json, const EngineConfig& engine = {}) {
     plan_memory(ops, parse_model_config(json, config_defaults), engine, DType::f32, {});
     return {};
   } catch (const Error& error) {
-    // What fits is another question: NullBackend has no memory.
+    // Whether it fits is another question: NullBackend has no memory.
     return error.kind() == ErrorKind::device ? std::string() : error.what();
   }
 }

@@ -12,8 +12,8 @@
 namespace nanovllm {
 namespace {
 
-/// What build() should give, by the definitions in core/batch.h and layers/sampler.h, one row at a
-/// time.
+/// The result that build() should give, by the definitions in core/batch.h and layers/sampler.h,
+/// one row at a time.
 struct Expected {
   std::vector<int32_t> tokens, positions, slots, starts{0}, contexts, logits_rows, targets;
   std::vector<float> temperature;

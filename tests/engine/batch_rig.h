@@ -1,4 +1,4 @@
-// What tests of batches share: sequences in arbitrary states, and plans of them.
+// Shared by tests of batches: sequences in arbitrary states, and plans of them.
 #pragma once
 
 #include <algorithm>

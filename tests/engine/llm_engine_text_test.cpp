@@ -10,7 +10,7 @@ namespace {
 /// Over a tokenizer of bytes and of the pieces that the tests name.
 class LLMEngineTextTest : public LLMEngineTest {
  protected:
-  /// What a request gets whose tokens are `tokens`.
+  /// The output of a request whose tokens are `tokens`.
   CompletionOutput answer(const std::vector<int32_t>& tokens, SamplingParams p) {
     model_.vocab_size = 300;
     p.seed = 1;

@@ -16,7 +16,7 @@
 namespace nanovllm {
 namespace {
 
-/// What the sequences of a step ask of their sampling.
+/// The features that the sequences of a step ask of their sampling.
 enum class Asks {
   nothing,
   filters,

@@ -210,8 +210,8 @@ class StepsInFlightTest : public testing::TestWithParam<Case> {
       request.grammar = hash_grammar(static_cast<uint64_t>(number(0, 1000)), kVocab, kEos);
     return request;
   }
-  /// What the device's function makes of a request. min_tokens masks nothing here (this device has
-  /// no logits), but the engine may not end a sequence before it.
+  /// The tokens that the device's function makes of a request. min_tokens masks nothing here (this
+  /// device has no logits), but the engine may not end a sequence before it.
   std::vector<int32_t> expected(const Request& request) const {
     std::vector<int32_t> tokens = request.prompt;
     const auto prompt = request.prompt.size();

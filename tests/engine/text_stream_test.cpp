@@ -103,7 +103,7 @@ TEST(TextStream, WhatStandsBeforeMinTokensStopsNothingLater) {
   EXPECT_EQ(visible(stream), "ab");
 }
 
-// What TextStream promises, from the whole text after every token.
+// The promise of TextStream, from the whole text after every token.
 struct Oracle {
   const SamplingParams& params;
   std::string text;

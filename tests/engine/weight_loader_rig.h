@@ -1,4 +1,4 @@
-// What tests of loading share: small models, checkpoints whose every element has a value of its
+// Shared by tests of loading: small models, checkpoints whose every element has a value of its
 // own, and a device that keeps what is loaded.
 #pragma once
 

@@ -29,7 +29,7 @@ void require(bool condition) {
   if (!condition) __builtin_trap();
 }
 
-/// What is streamed adds up to what is decoded at once, and is valid UTF-8 at every step.
+/// Streamed pieces add up to the text that is decoded at once, and is valid UTF-8 at every step.
 void check_decoding(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, bool skip) {
   IncrementalDetokenizer stream(tokenizer, skip);
   std::string text;

@@ -1,4 +1,4 @@
-// What engines do with a GPU's memory: they share it as they are told, say what is missing, and
+// The ways of engines with a GPU's memory: they share it as they are told, say what is missing, and
 // give all of it back.
 
 #include "llm_rig.h"
@@ -16,7 +16,7 @@ class CudaMemory : public testing::Test {
     config_.load_format = "dummy";
     total_ = free_bytes(1.0);
   }
-  /// What an engine would get of a GPU that is nobody else's: `share` of it at most.
+  /// The memory that an engine would get of a GPU that is nobody else's: `share` of it at most.
   static int64_t free_bytes(double share) {
     return inspect(kModel, {.device = "cuda", .gpu_memory_utilization = share}).available_bytes;
   }
@@ -44,7 +44,7 @@ class CudaMemory : public testing::Test {
     }
   }
 
-  // What a driver keeps for itself, and another program may take in the meantime.
+  // The memory that a driver keeps for itself, and that another program may take in the meantime.
   static constexpr int64_t kSlack = int64_t{256} << 20;
   EngineConfig config_;
   int64_t total_ = 0;

@@ -1,4 +1,5 @@
-// What the public API loads: weights of every stored type, random ones, and what it refuses.
+// The models that the public API loads: weights of every stored type, random ones, and what it
+// refuses.
 #include <cstring>
 
 #include "llm_rig.h"

@@ -1,4 +1,4 @@
-// What the tests of the public API share: models, requests, and ways to look at what comes back.
+// Shared by the tests of the public API: models, requests, and ways to look at what comes back.
 #pragma once
 
 #include <cstring>

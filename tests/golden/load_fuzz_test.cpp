@@ -209,8 +209,8 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     EngineConfig c = base_;
     c.block_size = 8 << pick(0, on_gpu() ? 5 : 2);
     c.max_num_seqs = on_gpu() ? pick_from({1, 3, 8, 20, 70, 130, 200, 256, 320}) : pick(1, 12);
-    // Those below 64 take a step for every few tokens; 100, 129 and 300 lie between two sizes that
-    // steps are padded to.
+    // Numbers below 64 take a step for every few tokens; 100, 129 and 300 lie between two sizes
+    // that steps are padded to.
     c.max_num_batched_tokens = on_gpu()
                                    ? pick_from({64, 100, 129, 200, 256, 300, 1000, 4096, 16384})
                                    : pick_from({1, 2, 3, 7, 64, 100, 129, 1000, 16384});

@@ -1,4 +1,4 @@
-// What a run of the exactness fuzz was made of.
+// The requests and steps of which a run of the exactness fuzz was made.
 #pragma once
 
 #include <algorithm>

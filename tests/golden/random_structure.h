@@ -1,4 +1,4 @@
-// What the answers of GrammarLLM's requests have to be.
+// The structures that the answers of GrammarLLM's requests must have.
 #pragma once
 
 #include <functional>

@@ -28,7 +28,7 @@ inline void expect_same(const std::vector<PositionLogprobs>& alone,
   }
 }
 
-/// What an aborted answer got until then is the beginning of what it gets alone.
+/// The tokens that an aborted answer got until then are the beginning of what it gets alone.
 inline void expect_beginning(const CompletionOutput& alone, const CompletionOutput& together) {
   const size_t count = together.token_ids.size();
   ASSERT_LE(count, alone.token_ids.size());

@@ -14,7 +14,7 @@ struct Shape {
   int64_t m, n, k;
 };
 
-/// What is multiplied: x, the same at an odd address, which takes the kernel that defines the order
+/// The operands: x, the same at an odd address, which takes the kernel that defines the order
 /// of the sums, and weights [columns, k].
 struct Operands {
   Tensor x, odd;
@@ -225,7 +225,7 @@ TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
     }
 }
 
-/// What two steps make of x and w, and one; `product` runs the one.
+/// The results of two steps for x and w, and of one; `product` runs the one.
 template <class Product>
 void compare_heads(Backend& gpu, const HeadsShape& shape, int64_t rows, int64_t k,
                    Product&& product) {

@@ -1,4 +1,4 @@
-// What tests ask of the CUDA module beyond the catalogue (ops/cuda_trial.h).
+// The questions that tests ask of the CUDA module beyond the catalogue (ops/cuda_trial.h).
 #pragma once
 
 #include <dlfcn.h>

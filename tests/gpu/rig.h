@@ -192,7 +192,7 @@ struct PagedSequences {
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
     for (auto& list : blocks)
       for (int32_t& b : list) b = order[static_cast<size_t>(b)];
-    // What no sequence has written is NaN: whoever reads it shows.
+    // Slots that no sequence has written are NaN: whoever reads it shows.
     const std::vector<float> nan(static_cast<size_t>(count * heads * block * d),
                                  std::numeric_limits<float>::quiet_NaN());
     cache = {rig.upload(nan, dtype, {count, heads, block, d}),

@@ -1,4 +1,4 @@
-// What is the CPU backend's own: threads, memory, and how a device is chosen.
+// The CPU backend's own: threads, memory, and how a device is chosen.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

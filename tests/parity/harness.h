@@ -1,4 +1,4 @@
-// What every parity test is made of: the backends there are, operands whose surroundings are
+// The parts of every parity test: the backends there are, operands whose surroundings are
 // guarded, and comparison with a reference computed in float64.
 //
 // Operands are rounded to their dtype before anything is computed from them, so that only the

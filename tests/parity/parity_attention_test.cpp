@@ -38,7 +38,7 @@ class Setting {
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i + 1);
     if (shuffle_blocks) std::shuffle(order.begin(), order.end(), std::mt19937(seed));
 
-    // What is not a key of any row is NaN: reading it shows.
+    // Slots that hold no row's key are NaN: reading it shows.
     Values k(static_cast<size_t>(blocks * kv * size * d), NAN), v = k, q;
     std::vector<int32_t> tables(problem.sequences.size() * static_cast<size_t>(max_blocks),
                                 0x7fffffff);

@@ -191,7 +191,7 @@ TEST_P(SamplingTest, FrequenciesFollowTheDistribution) {
       }
       std::vector<double> counts(logits.size()), expected(logits.size());
       for (const int32_t id : sample(many, vocab, rows)) ++counts[static_cast<size_t>(id)];
-      // What the filters leave of this small distribution, from the definition.
+      // The tokens that the filters leave of this small distribution, from the definition.
       std::vector<int32_t> order(logits.size());
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {

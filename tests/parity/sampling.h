@@ -1,4 +1,4 @@
-// What the tests of sampling share: a fixture that samples rows, and the sampler in plain float64.
+// Shared by the tests of sampling: a fixture that samples rows, and the sampler in plain float64.
 #pragma once
 
 #include <algorithm>

@@ -211,8 +211,8 @@ TEST(CudaCollectives, AllReduceWithTheNormIsTheTwoOneAfterTheOther) {
   }
 }
 
-// What a rank would do by its GPU alone, others must do, too: here no kernel waits for another, so
-// that ranks may share a GPU.
+// A choice that a rank would make by its GPU alone, others must make, too: here no kernel waits for
+// another, so that ranks may share a GPU.
 TEST(CudaCollectives, RanksOfUnlikeGpusAgreeOnWhatAllOfThemDo) {
   if (devices_for(1).empty()) GTEST_SKIP() << "no cuda device here";
   const std::vector<std::string> devices{"cuda:0", "cuda:0"};

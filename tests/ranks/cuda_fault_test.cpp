@@ -25,7 +25,7 @@ struct Case {
   Phase phase;
 };
 
-/// What the devices of a test share.
+/// The state that the devices of a test share.
 struct Scene {
   Case now;
   std::atomic<bool> decodes = false;  // all graphs are recorded

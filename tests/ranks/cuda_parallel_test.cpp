@@ -110,7 +110,8 @@ void run_with_an_absent_rank(const std::vector<std::string>& devices) {
     throw Error(failure->kind, describe(*failure, group->world_size()));
 }
 
-/// What `requests` prompts get, all at once or one after another: tokens and log probabilities.
+/// The answers that `requests` prompts get, all at once or one after another: tokens and log
+/// probabilities.
 std::vector<std::vector<std::pair<int32_t, float>>> scores(LLMEngine& engine, int32_t requests,
                                                            bool at_once, float temperature) {
   SamplingParams params{.temperature = temperature, .max_tokens = 24};

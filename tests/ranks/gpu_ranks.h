@@ -1,4 +1,4 @@
-// What tests of ranks on GPUs share.
+// Shared by tests of ranks on GPUs.
 #pragma once
 
 #include <chrono>

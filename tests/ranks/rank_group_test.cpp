@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 enum class Fault { none, error, other_exception, hang, slow };
 enum class Phase { open, load, prefill, decode };
 
-/// What all ranks' devices of a test share.
+/// The state that all ranks' devices of a test share.
 struct Scene {
   Fault fault = Fault::none;
   Phase phase = Phase::open;

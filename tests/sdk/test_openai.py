@@ -65,7 +65,7 @@ def test_parse_with_pydantic(server):
         operator: Literal["+", "-"]
         remark: str = pydantic.Field(max_length=10)
 
-    # Nobody told models/demo of the form: the grammar makes it write it.
+    # models/demo was not told of the form: the grammar makes it write it.
     ask = dict(model="demo", messages=MESSAGES, temperature=1, seed=3, max_tokens=200, response_format=Sum)
     answer = client(server).chat.completions.parse(**ask)
     parsed = answer.choices[0].message.parsed

@@ -45,7 +45,7 @@ std::string text_of_events(const std::vector<Json>& events) {
   return text;
 }
 
-/// What the library says to questions[q]: as a conversation, or as the beginning of a text.
+/// The library's answer to questions[q]: as a conversation, or as the beginning of a text.
 std::string generated(LLM& llm, size_t q, int seed, bool is_chat) {
   SamplingParams params = llm.default_sampling_params();
   params.temperature = 0.8;

@@ -12,7 +12,7 @@ constexpr int kThreads = 1;  // OpenMP's runtime is not instrumented
 constexpr int kThreads = 2;
 #endif
 
-/// What the library gives for the same conversation.
+/// The library's answer to the same conversation.
 RequestOutput generated(const Json& body) {
   EngineConfig config;
   config.device = "cpu";

@@ -7,7 +7,7 @@ import arithmetic
 import questions
 import small_talk
 
-# What can stand in a form: the key's names, the first being the usual one, and the type of its value.
+# The entries of a form: the key's names, the first being the usual one, and the type of its value.
 KEYS = {
     "a": (["a", "first", "x"], "integer"), "b": (["b", "second", "y"], "integer"), "op": (["op", "operator"], "string"),
     "result": (["result", "sum", "difference"], "integer"), "name": (["name", "who"], "string"), "thing": (["thing", "item"], "string"),

@@ -69,7 +69,7 @@ class BlockManager {
 
   /// From now on, notes what enters and leaves the cache, in order.
   void record_events() { records_events_ = true; }
-  /// What was noted since the last call.
+  /// The events that were noted since the last call.
   std::vector<BlockEvent> take_events() { return std::exchange(events_, {}); }
 
   /// Throws Error(engine) if an invariant is broken. O(num_blocks).

@@ -15,7 +15,7 @@ struct ChatTemplateLimits {
   size_t max_depth = 600;  ///< nested expressions, blocks and macro calls while running
 };
 
-/// What `strftime_now` tells the time by.
+/// The clock of `strftime_now`.
 using ChatClock = std::function<std::tm()>;
 
 }  // namespace nanovllm

@@ -87,7 +87,7 @@ void read_stream(const JsonObject& o, const RequestDefaults& defaults, Generatio
   r.continuous_usage = options->optional_bool("continuous_usage_stats").value_or(false);
 }
 
-/// What both endpoints have; `own` are the fields that the endpoint reads itself.
+/// The fields that both endpoints have; `own` are the fields that the endpoint reads itself.
 GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaults,
                               std::span<const Field> own) {
   GenerationRequest r;

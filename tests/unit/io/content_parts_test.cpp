@@ -10,7 +10,7 @@
 namespace nanovllm {
 namespace {
 
-/// What `source` makes of one message of two text parts, "a" and "b".
+/// The text that `source` makes of one message of two text parts, "a" and "b".
 std::string render_parts(const std::string& source) {
   const ChatTemplate chat_template(source, "chat_template");
   ChatRequest request;

@@ -1,4 +1,4 @@
-// What a template may cost, what it must not reach, and the variables it is given.
+// The cost that a template may have, the things that it must not reach, and its variables.
 #include <string>
 #include <thread>
 #include <vector>
@@ -145,8 +145,8 @@ TEST(ChatContext, GivesTheVariablesTransformersGives) {
   EXPECT_EQ(context["messages"][1]["thinking"], "why");
 }
 
-// What transformers' _alias_reasoning_fields gives: templates that print a whole message show the
-// order.
+// The result of transformers' _alias_reasoning_fields: templates that print a whole message show
+// the order.
 TEST(ChatContext, ThinkingComesFirstInAMessage) {
   ChatRequest request;
   request.messages = Json::parse(

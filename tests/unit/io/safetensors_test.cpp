@@ -200,8 +200,8 @@ TEST(Safetensors, EveryFlippedHeaderBitIsRefusedOrKeepsTheLayout) {
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
     if (refusal(flipped) != "accepted") continue;
     ++accepted;
-    // What still parses differs in a name, in a dtype of equal size or in how one size is split,
-    // never in the bytes.
+    // A file that still parses differs in a name, in a dtype of equal size or in how one size is
+    // split, never in the bytes.
     const auto tensors = parse_safetensors(bytes_of(flipped), "flipped").tensors;
     ASSERT_EQ(tensors.size(), original.size());
     for (size_t i = 0; i < tensors.size(); ++i)

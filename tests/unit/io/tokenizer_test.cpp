@@ -1,4 +1,4 @@
-// What the tokenizer refuses, and where it must stay linear.
+// The files that the tokenizer refuses, and the places where it must stay linear.
 #include "nanovllm/tokenizer.h"
 
 #include <algorithm>

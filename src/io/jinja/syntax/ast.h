@@ -39,7 +39,7 @@ struct FilterCall {
 struct Literal {
   Value value;
 };
-/// What Jinja has and this engine has not: an error when it is reached. Also a statement.
+/// Syntax that Jinja has and this engine has not: an error when it is reached. Also a statement.
 struct Unavailable {
   std::string why;
 };

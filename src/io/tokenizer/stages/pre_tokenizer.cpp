@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kGpt2Regex =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-/// What Rust's char::is_numeric takes: \p{N}, here with the numerals of Unicode 17.
+/// The characters that Rust's char::is_numeric takes: \p{N}, here with the numerals of Unicode 17.
 constexpr std::string_view kDigit = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";
 
 /// The reference library's punctuation: ASCII's, and \p{P} of an older Unicode, here
@@ -27,7 +27,7 @@ constexpr std::string_view kPunctuation =
     "\U00011F43-\U00011F4F\U00011FFF\U00012FF1-\U00012FF2\U00016D6D-\U00016D6F"
     "\U00016E97-\U00016E9A\U00016FE2\U0001E5FF\U0001E95E-\U0001E95F"
     "])[!-/:-@\\[-`{-~\\p{P}\u166D\U000111C9]";
-/// What `\w` is in Rust's regular expressions.
+/// The class `\w` of Rust's regular expressions.
 constexpr std::string_view kWord =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200C\u200D\u24B6-\u24E9\U0001F130-\U0001F149"
     "\U0001F150-\U0001F169\U0001F170-\U0001F189";

@@ -1,4 +1,4 @@
-// What the attention kernels share: where a query row stands, where its keys lie, and the
+// Shared by the attention kernels: where a query row stands, where its keys lie, and the
 // arithmetic that defines its bits.
 //
 // Exactness. The keys of a sequence are cut at fixed absolute positions into chunks of kChunk and
@@ -99,7 +99,7 @@ __device__ inline float weight_of(float score, float base, float scale_log2) {
   return power_of_two(__fmaf_rn(score, scale_log2, -__fmul_rn(base, scale_log2)));
 }
 
-/// What results relative to an old base are multiplied with to be relative to a new one. Not
+/// The factor that makes results relative to an old base relative to a new one. Not
 /// weight_of(): an unchanged base must give exactly 1, or keys that a row does not see would show.
 __device__ inline float rescaling(float old_base, float new_base, float scale_log2) {
   return power_of_two(__fmul_rn(__fsub_rn(old_base, new_base), scale_log2));

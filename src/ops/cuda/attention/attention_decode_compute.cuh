@@ -7,7 +7,7 @@ namespace nanovllm {
 
 __device__ inline void sync_computing() { sync_threads<1, kDecodeWarps * kWarp>(); }
 
-/// What a warp keeps of the pair (sequence, KV head) it is at: the result of the chunks so far for
+/// A warp's state of the pair (sequence, KV head) it is at: the result of the chunks so far for
 /// its part of the head's elements. A lane has rows lane / 4 and, with two of them, 8 below.
 template <int kHeadDim, int kRows>
 struct PairState {
@@ -171,7 +171,7 @@ __device__ void add_values(ChunkState<kHeadDim, kRows>& chunk, const DecodeTile<
     add(std::false_type{});
 }
 
-/// What is added to is multiplied with this before the tile, row by row.
+/// Sums so far are multiplied with this before the tile is added, row by row.
 template <int kRows>
 using TileFactors = float[kChunkTiles][kRows];
 

@@ -5,12 +5,12 @@ namespace {
 
 // Costs count groups of 16 keys.
 constexpr int kCostKeys = 16;
-/// What a pair and a unit cost beside their keys: measured with sequences of all lengths, by when
-/// blocks with many of each end.
+/// The cost of a pair and of a unit beside their keys: measured with sequences of all lengths, by
+/// when blocks with many of each end.
 constexpr int kPairCost = 6, kUnitCost = 10;
 /// Of a chunk that is seen whole.
 constexpr int kChunkCost = kChunk / kCostKeys + kUnitCost;
-/// What it costs to merge pairs that several blocks share where blocks have nothing else to do.
+/// The cost of merging pairs that several blocks share where blocks have nothing else to do.
 constexpr int kMergeCost = kChunkCost / 2;
 
 /// Of one pair.
@@ -188,7 +188,7 @@ struct Division {
   }
 };
 
-/// What pairs cost, summed up over the sequences. Returns the largest cost.
+/// The cost of pairs, summed up over the sequences. Returns the largest cost.
 __device__ int sum_costs(const Planner& planner, int* cost_before, int* sums) {
   const PlanArguments& a = planner.a;
   const int b = threadIdx.x, each = (a.num_seqs + kPlanThreads - 1) / kPlanThreads;

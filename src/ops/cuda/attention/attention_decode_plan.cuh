@@ -43,7 +43,7 @@ struct RowKeys {
   __device__ int last_chunk() const { return (end - 1) / kChunk; }
 };
 
-/// What one block does: the units begin .. end.
+/// The work of one block: the units begin .. end.
 struct alignas(16) ShareUnits {
   UnitPlace begin, end;
   UnitPlace middle;           // where the pair begins that a later block goes on with; else end

@@ -1,4 +1,4 @@
-// What the warps of the decode kernel have in common (attention_decode.cuh): its sizes, what they
+// Shared by the warps of the decode kernel (attention_decode.cuh): its sizes, what they
 // exchange in shared memory, and the walk over a share's units, which all do alike.
 #pragma once
 

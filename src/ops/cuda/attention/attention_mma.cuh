@@ -203,7 +203,7 @@ __device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
   }
 }
 
-/// Which rows a block has: 64 of a sequence's packed rows, query by query, the heads of the group
+/// The rows of a block: 64 of a sequence's packed rows, query by query, the heads of the group
 /// within. Row numbers below count from the tile's first row.
 struct RowTile {
   int first_token, first_position, first_row, group, first_head, rows;
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   commit_copies();
   load_queries(tile, a, mine);
 
-  // Which warp has which rows varies with the block: decode fills one warp's rows, and not always
+  // The rows of a warp vary with the block: decode fills one warp's rows, and not always
   // those of the same scheduler.
   const int warp_row = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % 4 * 16;
   const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;

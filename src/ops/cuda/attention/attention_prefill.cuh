@@ -11,7 +11,7 @@
 
 namespace nanovllm {
 
-/// What a warpgroup keeps of an item: its queries, the output of the chunk it is in, and the result
+/// A warpgroup's state of an item: its queries, the output of the chunk it is in, and the result
 /// of the chunks before (the values in shared memory).
 template <int kHeadDim>
 struct Consumer {

@@ -86,8 +86,8 @@ __device__ void clear_outside(typename PrefillShared<kHeadDim>::Tile& tile, int 
   __syncwarp();
 }
 
-/// What is the same in all lanes, in a way that the compiler knows it, too: it then computes with
-/// it once for the warp.
+/// A value that is the same in all lanes, in a way that the compiler knows it, too: it then
+/// computes with it once for the warp.
 __device__ inline int uniform(int x) { return __shfl_sync(kFullMask, x, 0); }
 
 /// Item n, as warp 0 left it.

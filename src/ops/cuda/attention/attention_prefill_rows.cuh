@@ -1,4 +1,4 @@
-// What a lane of the prefill kernel of Hopper (attention_prefill.cuh) has of its warp's 16 rows:
+// A lane's part of its warp's 16 rows in the prefill kernel of Hopper (attention_prefill.cuh):
 // the keys that they see, and their softmax.
 #pragma once
 

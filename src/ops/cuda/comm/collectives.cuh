@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   exchange.end();
 }
 
-/// What all_reduce, then add_rms_norm (norm.cu) give, bit for bit: residual += sum of x, x =
+/// The result of all_reduce, then add_rms_norm (norm.cu), bit for bit: residual += sum of x, x =
 /// norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld vectors each
 /// at most. kShares: every rank sums some warps' vectors of each row for all (WarpSum), and hears
 /// every other in every round.

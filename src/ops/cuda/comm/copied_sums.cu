@@ -9,8 +9,8 @@ namespace {
 
 constexpr size_t kScratchBytes = size_t{48} << 20;  // of each half
 
-/// What all_reduce, then add_rms_norm (norm.cu) give, bit for bit, where the other ranks' parts are
-/// here: those of a rank begin `distance` vectors behind those of the one before. A row is a
+/// The result of all_reduce, then add_rms_norm (norm.cu), bit for bit, where the other ranks' parts
+/// are here: those of a rank begin `distance` vectors behind those of the one before. A row is a
 /// block's, whose threads are those of add_rms_norm, kHeld vectors each at most.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(512)

@@ -30,7 +30,7 @@ class CopiedSums {
   void finish(int half);
 
  private:
-  /// What the other ranks see of this one.
+  /// The other ranks' view of this one.
   struct Half {
     Event sent, done;    // its parts lie with the others; the results of its share do
     std::byte* scratch;  // where the others' parts of its share go

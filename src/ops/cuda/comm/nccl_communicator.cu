@@ -111,7 +111,7 @@ class NcclCommunicator final : public Communicator {
                   most = static_cast<int64_t>(kScratchBytes) / (shares ? 1 : world_) / unit * unit;
     for (int64_t begin = 0; begin < bytes;) {
       const int64_t left = std::min(most, bytes - begin);
-      // What the ranks cannot divide equally goes to all of them.
+      // The rest that does not divide equally goes to all ranks.
       const bool divided = shares && left >= unit;
       const int64_t size = divided ? left / unit * unit : left;
       dispatch_float(x.dtype, [&]<class T>() { reduce<T>(x.data + begin, size, divided); });

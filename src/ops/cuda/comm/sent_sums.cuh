@@ -95,9 +95,9 @@ class SentSum {
   int owner_, first_part_, sum_;
 };
 
-/// What all_reduce of the parts, then add_rms_norm (norm.cu) give, bit for bit: residual += sum, x
-/// = norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld vectors
-/// each at most. All blocks run at once (PeerTable::most_blocks).
+/// The result of all_reduce of the parts, then add_rms_norm (norm.cu), bit for bit: residual +=
+/// sum, x = norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld
+/// vectors each at most. All blocks run at once (PeerTable::most_blocks).
 template <int kHeld>
 __global__ void __launch_bounds__(512, 2)
     sum_sent_norm_kernel(__nv_bfloat16* x, __nv_bfloat16* residual, const __nv_bfloat16* w,

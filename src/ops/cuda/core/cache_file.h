@@ -9,10 +9,10 @@
 namespace nanovllm {
 
 /// The file `name` of $XDG_CACHE_HOME/nanovllm/ or ~/.cache/nanovllm/; empty if nothing says where.
-/// What is neither letter, digit, '-' nor '.' becomes '_'.
+/// A character that is neither letter, digit, '-' nor '.' becomes '_'.
 std::filesystem::path cache_file(std::string name);
 
-/// What the file says; empty if there is none, if it is larger than `most_bytes`, or no file.
+/// The file's text; empty if there is none, if it is larger than `most_bytes`, or no file.
 std::string read_cache(const std::filesystem::path& file, size_t most_bytes);
 
 /// Replaces the file as a whole: who reads it meanwhile sees the old text or the new one.

@@ -158,7 +158,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
 }
 
 CudaBackend::~CudaBackend() {
-  // What is still running reads the buffers that go now. Errors have nobody to go to.
+  // Work that still runs reads the buffers that go now. Errors have nobody to go to.
   (void)cudaSetDevice(index_);
   for (const MicroBatch& micro_batch : micro_batches_)
     (void)cudaStreamSynchronize(micro_batch.stream.get());

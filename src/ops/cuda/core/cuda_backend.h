@@ -134,7 +134,8 @@ class CudaBackend final : public Backend {
   std::string explain(const GemmProblem& problem) const {
     return explain_gemm(problem, gemm_gpu());
   }
-  /// What decides which kernels run here. Ranks that differ in it may choose differently.
+  /// The facts that decide which kernels run here. Ranks that differ in them may choose
+  /// differently.
   struct Kind {
     int code_architecture, num_sms;
     size_t shared_bytes;
@@ -172,7 +173,7 @@ class CudaBackend final : public Backend {
   static constexpr size_t kExchangeBytes = size_t{16} << 20;  // decoder_layers()
   static constexpr size_t kScanBytes = size_t{8} << 20;  // sampling: what a pass over rows finds
 
-  /// What the division of a decode step depends on.
+  /// The facts that the division of a decode step depends on.
   struct PlanKey {
     const std::byte *cu_seqlens_q, *context_lens, *block_tables;
     int64_t table_stride, block_shift, num_seqs, kv_heads, window, shares, max_slots;

@@ -1,4 +1,4 @@
-// What this module was made with.
+// The versions that this module was made with.
 #include <cstdio>
 #include <cstring>
 

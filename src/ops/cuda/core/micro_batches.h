@@ -31,7 +31,7 @@ constexpr int decode_micro_batches(const DecodeSize& size) {
 /// products. There, a product of few, large tiles reads its rows seldom from the L2 cache, and
 /// waits for no SM's queue of keys.
 constexpr int kOverlapProductSms = 32;
-/// What keeps them apart: shared memory that a block of attention takes at least, and
+/// The means to keep them apart: shared memory that a block of attention takes at least, and
 /// products and norms at most. A norm has room beside a product, and neither beside
 /// attention.
 constexpr size_t kOverlapAttentionBytes = size_t{200} << 10,

@@ -1,5 +1,5 @@
-// What the GPU reaches, for benchmarks to compare with: a read-only stream, and cuBLASLt's large
-// products.
+// The rates that the GPU reaches, for benchmarks to compare with: a read-only stream, and
+// cuBLASLt's large products.
 #include <algorithm>
 #include <array>
 

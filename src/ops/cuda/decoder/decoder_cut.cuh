@@ -17,7 +17,8 @@ inline int64_t cycles_of_tile(int groups, int64_t atoms) {
   return atoms * 4 * kStep + ceil_div(atoms, atoms_of_stage(groups)) * kStage + kAround;
 }
 
-/// What follows for a cut from the groups of its tiles, the atoms of k and the columns of all.
+/// The parts of a cut that follow from the groups of its tiles, the atoms of k and the columns of
+/// all.
 inline MatrixCut cut_of(int64_t columns, int64_t columns_of_tile, int groups, int64_t atoms) {
   MatrixCut cut{};
   cut.columns = static_cast<int>(columns);
@@ -92,11 +93,11 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
 /// their operand: what comes still earlier is only in the way of the words.
 inline int most_stages(const Arguments& a) { return a.most_underway > 1 ? kMostStages : 11; }
 
-/// What depends on how long the ring is. The exchange before a product is over when its operand is
-/// there, so when the ring has been filled with its first stages; those behind come as fast as
-/// memory can bring them; not down's, where the exchange is in the middle. And what does not fit
-/// into the ring is only asked for when the first stages are free: soon, if few are waited for at
-/// once.
+/// The parts that depend on how long the ring is. The exchange before a product is over when its
+/// operand is there, so when the ring has been filled with its first stages; those behind come as
+/// fast as memory can bring them; not down's, where the exchange is in the middle. And what does
+/// not fit into the ring is only asked for when the first stages are free: soon, if few are waited
+/// for at once.
 inline void pace_products(Arguments& a) {
   constexpr int kMoreLater = 1;
   for (MatrixCut& cut : a.cuts) {

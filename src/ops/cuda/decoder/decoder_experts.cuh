@@ -49,8 +49,8 @@ struct ExpertAxis {
   bool fits() const { return stride % 16 == 0 && size <= INT32_MAX; }
 };
 
-/// What the arguments take from the experts' weights, `layer_stride` bytes from a layer's to the
-/// next one's; false where the kernel does not fit them.
+/// The part of the arguments that the experts' weights give, `layer_stride` bytes from a layer's to
+/// the next one's; false where the kernel does not fit them.
 inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                              int64_t layer_stride) {
   if (!takes_experts(a, stack)) return false;

@@ -118,7 +118,7 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   p.inside -= passed * cut.atoms_that_fit;
 }
 
-/// What of its operand a product waits for.
+/// The part of its operand that a product waits for.
 enum class Waits { no, all, parts };
 
 /// multiply() of a tile whose stages are all in the ring at once, as they are by the time that the

@@ -42,7 +42,7 @@ struct HeadWorker {
     return reciprocal_of_mean(__fmul_rn(sum, 1.0f / kHeadDim), w.a.eps);
   }
 
-  /// What turns this lane's elements: x = x * cosine + partner's * sine, the sine negative for
+  /// The rotation of this lane's elements: x = x * cosine + partner's * sine, the sine negative for
   /// those of the first half.
   struct Turn {
     float cosine[4], sine[4];

@@ -1,4 +1,4 @@
-// What the parts of the decoder layers' kernel share: its arguments, how activations travel between
+// Shared by the parts of the decoder layers' kernel: its arguments, how activations travel between
 // blocks, and the ring through which weights and keys stream into shared memory.
 //
 // Exchange. A word of 8 bytes carries 4 bytes of data and a 4-byte epoch, written and read in one
@@ -34,7 +34,7 @@ constexpr int kAtomRow = 2 * kAtomDepth;  // bytes of one of its rows
 constexpr int kMostGroups = 8;            // of a tile: the 64 rows of wgmma's A
 /// Of a tile of so many groups, in a stage.
 constexpr int atoms_of_stage(int groups) { return kStageBytes / kAtomBytes / groups; }
-/// What atom / atoms_of_stage() is found with: a multiplication and a shift by kInverseBits, for
+/// The means to find atom / atoms_of_stage(): a multiplication and a shift by kInverseBits, for
 /// the few atoms that are ever counted from a stage's start.
 constexpr int kInverseBits = 16;
 constexpr int inverse_of(int divisor) { return ((1 << kInverseBits) + divisor - 1) / divisor; }
@@ -145,7 +145,7 @@ __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x))
 
 // -- Exchange --
 
-/// What other blocks sent, of this block's replica.
+/// The words that other blocks sent, of this block's replica.
 __device__ inline const uint64_t* inbox(const Arguments& a, int64_t words) {
   return a.words + blockIdx.x % kReplicas * kReplicaWords + words;
 }
@@ -283,7 +283,7 @@ struct AttentionShared {
   float sum[kWarps][kWarp];
 };
 
-/// What there is of each row of the step.
+/// The values of each row of the step.
 template <int kHeadDim>
 struct RowShared {
   float4 squares[kWarps / 4];  // of each warp that has a part in the row; 0 of the others
@@ -330,7 +330,7 @@ struct Layout {
   __host__ __device__ static int64_t round_up(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 };
 
-/// What a consumer thread carries along.
+/// The state that a consumer thread carries along.
 template <int kHeadDim>
 struct Worker {
   const Arguments& a;
@@ -354,8 +354,8 @@ struct Worker {
     for (int i = 0; i < kReplicas; ++i) send(words + i * kReplicaWords, tagged(data, epoch));
   }
   __device__ void together() const { sync_threads<1, kThreads>(); }
-  /// Those of together() that have a part in the norms. One instruction: racecheck takes one under
-  /// a predicate for a barrier that all have passed.
+  /// The threads of together() that have a part in the norms. One instruction: racecheck takes one
+  /// under a predicate for a barrier that all have passed.
   __device__ void norm_together() const {
     const int threads = norms_apart ? kGathering : kThreads;
     asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory");

@@ -8,7 +8,7 @@
 // operations and layers, as far ahead as the ring is long. Only activations wait for each other:
 // they travel through the L2 cache in words that say of which layer they are (decoder_layers.cuh).
 //
-// What a layer costs beside its bytes is latency: the chain of tensor core steps of each product
+// The cost of a layer beside its bytes is latency: the chain of tensor core steps of each product
 // (its order is fixed: docs/contract.md) and six exchanges between blocks. Three things made it far
 // slower than it need be: copies of weights on their way, behind which the exchange's words queue
 // (most_underway(), pace_products()); a ring too short for memory to work on while an exchange
@@ -173,7 +173,7 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
   return stride;
 }
 
-/// What the arguments take from the weights; false where the kernel does not fit them.
+/// Fills the arguments that the weights give; false where the kernel does not fit them.
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                       int blocks) {
   const auto list = [](const DecoderWeights& w) {

@@ -54,7 +54,7 @@ __device__ inline void bring_down(Ring& ring, const Arguments& a, const int* cho
     }
 }
 
-/// What a layer reads after the router's weights.
+/// The weights that a layer reads after the router's.
 template <int kHeadDim>
 __device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
                                               Shared<kHeadDim>& shared, int layer) {
@@ -68,13 +68,13 @@ __device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
 
 __device__ inline float comparable(float logit) { return logit == logit ? logit : kMinusInfinity; }
 
-/// What the choice keeps in shared memory.
+/// The state of the choice in shared memory.
 struct Ranking {
   float comparable[kMostExperts];
   int rank[kMostExperts];  // how many experts come before this one
 };
 
-/// What a mixture keeps where attention has its part of shared memory.
+/// The state of a mixture where attention has its part of shared memory.
 union MixtureShared {
   Ranking ranking;
   float sums[2][kMostChosen][64];  // of a tile of down, [expert][column], and of the next one

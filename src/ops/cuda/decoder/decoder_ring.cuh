@@ -20,7 +20,7 @@ struct Ring : StageRing {
   __device__ void wait_full(RingCursor p) const { wait_barrier(&full[p.stage], p.parity); }
   __device__ void wait_empty(RingCursor p) const { wait_barrier(&empty[p.stage], p.parity ^ 1); }
   /// Of the producer, before it asks for the next stage: at most so many are on their way then.
-  /// What else goes through the L2 cache would queue behind them all.
+  /// Other traffic of the L2 cache would queue behind them all.
   __device__ void pace(int most) const {
     if (most >= stages) return;
     const bool around = next.stage < most;

@@ -268,10 +268,10 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
   fence_shared_for_async();
 }
 
-/// What a block without units of attention does before it asks for attention's output: it would ask
-/// for long, and all such blocks together keep the L2 cache so busy that the others wait for it. So
-/// one thread asks for a word of a chunk's output, where chunks are merged, which comes an exchange
-/// earlier, or else for the first word.
+/// The wait of a block without units of attention before it asks for attention's output: it would
+/// ask for long, and all such blocks together keep the L2 cache so busy that the others wait for
+/// it. So one thread asks for a word of a chunk's output, where chunks are merged, which comes an
+/// exchange earlier, or else for the first word.
 template <int kHeadDim>
 __device__ __forceinline__ void await_chunks(const Worker<kHeadDim>& w) {
   const int position = w.shared.context[0] - 1;

@@ -1,4 +1,4 @@
-// What the kernels of a mixture of experts share: how the pairs (token, one of its experts) are
+// Shared by the kernels of a mixture of experts: how the pairs (token, one of its experts) are
 // grouped, and the arguments of the grouped products.
 //
 // A place is a pair's row in the intermediate results. Places are sorted by expert and cut into

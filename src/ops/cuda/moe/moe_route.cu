@@ -1,4 +1,4 @@
-// Which experts, in which order, and the sum of what they said. Each reads and writes a few
+// The choice of experts, their order, and the sum of what they said. Each reads and writes a few
 // kilobytes per token: their time is that of a launch.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/moe/moe.cuh"

@@ -91,7 +91,7 @@ __device__ void multiply_chain(float (&sum)[4], const unsigned char* weights,
   }
 }
 
-/// What moe_route() makes of a token's logits, which lie in shared memory; by the whole block. The
+/// moe_route() of a token's logits, which lie in shared memory; by the whole block. The
 /// arithmetic and its order are those of route_kernel().
 __device__ void route_token(const Router& r, const float* logits, int token,
                             float* chosen_weights) {

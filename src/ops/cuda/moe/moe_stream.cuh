@@ -39,7 +39,7 @@ struct StreamCut {
 
 #if __CUDA_ARCH__ >= 900
 
-/// What a plan written by an earlier kernel says, past the L1 cache.
+/// A tile of a plan that an earlier kernel wrote, past the L1 cache.
 __device__ inline ExpertTile fresh_tile(const ExpertPlan& plan, int i) {
   if (!plan.tiles) return {__ldcg(plan.ids + i), i, 1, 0};
   const int4 t = __ldcg(reinterpret_cast<const int4*>(plan.tiles) + i);

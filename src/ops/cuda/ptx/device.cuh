@@ -1,4 +1,4 @@
-// What every kernel shares: element types, 16-byte loads and stores, reductions in a fixed order.
+// Shared by all kernels: element types, 16-byte loads and stores, reductions in a fixed order.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// What products of more rows take of Hopper beside gemm_wgmma.cuh: clusters of two blocks, and
+// Hopper's means for products of more rows, beside gemm_wgmma.cuh: clusters of two blocks, and
 // wgmma of 64 rows by 256 columns with both operands in shared memory.
 #pragma once
 

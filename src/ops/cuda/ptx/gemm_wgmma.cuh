@@ -1,4 +1,4 @@
-// What the skinny products take of Hopper beside tma.cuh and wgmma.cuh: copies of what is read
+// Hopper's means for skinny products, beside tma.cuh and wgmma.cuh: copies of what is read
 // once, and wgmma with both operands in shared memory, for tiles of few columns.
 #pragma once
 

@@ -29,7 +29,7 @@ __device__ float row_sum(float x, unsigned threads, float* shared) {
   return threads == kWarp ? warp_sum(x) : block_sum(x, shared);
 }
 
-/// What one thread has of a row: the vectors at first, first + step, ... The first kHeld of them
+/// One thread's part of a row: the vectors at first, first + step, ... The first kHeld of them
 /// stay in registers between the two passes, any others are read again.
 constexpr int kHeld = 2;
 

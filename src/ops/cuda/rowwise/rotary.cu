@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMaxFusedHeadDim = 256;
 
-/// Which head of which token this warp has, among `heads` of them; false past the end.
+/// The head and the token of this warp, among `heads` of them; false past the end.
 __device__ bool my_head(int64_t tokens, int heads, int64_t& token, int& head) {
   const unsigned index = blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarp,
                  count = static_cast<unsigned>(heads);

@@ -1,4 +1,4 @@
-// What the kernels of rotary.cu share, also with products that end as they do, and the one of them
+// Shared by the kernels of rotary.cu, also with products that end as they do, and the one of them
 // that steps of many tokens take.
 #pragma once
 
@@ -104,8 +104,8 @@ struct alignas(16) Words {
   __device__ float high(int i) const { return high_of(pair[i]); }
 };
 
-/// What turns the elements from `c` on of a token's heads: those of both halves turn by the same
-/// angles. `turned_back`: the sines of the first half change their sign.
+/// The rotation of the elements from `c` on of a token's heads: those of both halves turn by the
+/// same angles. `turned_back`: the sines of the first half change their sign.
 template <class T, int kParts>
 __device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
                                            Vec<float> (&sines)[kParts], const FusedArguments<T>& a,

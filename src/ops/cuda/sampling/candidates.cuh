@@ -21,7 +21,7 @@ struct GatherScratch {
   uint64_t warp_keys[2][kWarp];
 };
 
-/// What the warps of a scan found of a row, put together.
+/// The finds of a scan's warps in a row, put together.
 struct RowSummary {
   uint64_t keys[2];  // the largest of each kind
   float lowest;      // finite chunk maximum

@@ -9,7 +9,7 @@
 // leave their sums in shared memory, where more warps look through them while the next tile is
 // multiplied: noise takes the other units of an SM as long as a product takes its tensor cores.
 //
-// What is known of a row lies in shared memory: the best keys so far, and bounds that rule out
+// The state of a row lies in shared memory: the best keys so far, and bounds that rule out
 // nearly all that follows. Blocks tell each other their bounds.
 #pragma once
 
@@ -38,7 +38,7 @@ constexpr int kHeadPitch = kHeadColumns + 8;  // of a row of logits: no two lane
 /// registers: noise takes longer than products. One group waits for memory.
 constexpr int head_scan_warps(int groups) { return groups == 1 ? 8 : 11; }
 
-/// What a block knows of a row of logits. One warp has the row.
+/// A block's knowledge of a row of logits. One warp has the row.
 struct SampledRow {
   float most = -kInfinity,
         offset;              // the largest logit, and Bar::offset of a score that a token has

@@ -18,8 +18,8 @@ constexpr int kScanWarps = 8;  // warps of a block
 constexpr int kScanBlocksPerSm = 4;
 constexpr uint32_t kMinusInfinityOrder = 0x007fffffu;  // order_of(-inf)
 
-/// What all blocks know of a row of logits while they scan it, as order_of(): the largest logit and
-/// a score that a token has; zeros before.
+/// The knowledge that all blocks share of a row of logits while they scan it, as order_of(): the
+/// largest logit and a score that a token has; zeros before.
 struct alignas(8) KnownRow {
   uint32_t most, score;
 };

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kScanWarps* kWarp, kScanBlocksPerSm)
 
 enum class Draw { greedy, noisy, filtered, failed };
 
-/// What a row is once its likeliest token is known.
+/// The kind of a row once its likeliest token is known.
 __device__ Draw draw_of(const RowRule& rule, uint64_t likeliest) {
   const float maximum = logit_of(likeliest);
   if (!isfinite(maximum)) return Draw::failed;
@@ -115,7 +115,7 @@ __device__ Draw draw_of(const RowRule& rule, uint64_t likeliest) {
   return rule.filtered() ? Draw::filtered : Draw::noisy;
 }
 
-/// What the warps have found of a row, in every lane: the best keys without noise and with it.
+/// The finds of the warps in a row, in every lane: the best keys without noise and with it.
 struct BestKeys {
   uint64_t likeliest = 0, noisy = 0;
 

@@ -65,7 +65,7 @@ struct Candidates {
 struct Histogram {  // sums of 64 bits in halves: shared memory adds 32 bits at a time
   uint32_t low[kBins], high[kBins];
 };
-/// What the functions below share among the threads of the block.
+/// The state of the functions below that the threads of the block share.
 struct SelectScratch {
   union {
     Histogram histogram;

@@ -1,4 +1,5 @@
-// What BlockManager tells of the prefix cache, and that whoever follows it knows the cache.
+// The events by which BlockManager tells of the prefix cache, and that whoever follows it knows the
+// cache.
 #include <gtest/gtest.h>
 
 #include "engine/scheduler/block_manager.h"

@@ -14,8 +14,8 @@
 namespace nanovllm {
 namespace {
 
-/// What BlockManager promises, in the most obvious data structures. Every entry has a serial number
-/// of its own, never used twice.
+/// The promise of BlockManager, in the most obvious data structures. Every entry has a serial
+/// number of its own, never used twice.
 class BlockManagerModel {
  public:
   using Tokens = std::vector<int32_t>;

@@ -15,7 +15,8 @@
 
 namespace nanovllm {
 
-/// What stands for the keys and values of one position: they depend on all tokens up to it.
+/// The numbers that stand for the keys and values of one position: they depend on all tokens up to
+/// it.
 inline uint64_t fake_state(uint64_t previous, int32_t token) {
   uint64_t x = (previous ^ static_cast<uint64_t>(token + 1)) * 0x9e3779b97f4a7c15u;
   x ^= x >> 29;

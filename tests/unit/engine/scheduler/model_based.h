@@ -1,4 +1,4 @@
-// What the model-based tests share: their length, and their randomness.
+// Shared by the model-based tests: their length, and their randomness.
 //
 // NANOVLLM_LONG_TESTS=1 runs 10^7 operations instead of 10^5.
 #pragma once

@@ -1,4 +1,4 @@
-// What the scheduler takes from the prefix cache, and what it leaves there.
+// The blocks that the scheduler takes from the prefix cache, and those that it leaves there.
 #include <gtest/gtest.h>
 
 #include "unit/engine/scheduler/scheduler_rig.h"

@@ -1,4 +1,4 @@
-// What the scheduler's tests share: small configurations, sequences made of counted tokens, and
+// Shared by the scheduler's tests: small configurations, sequences made of counted tokens, and
 // ways to step. Functions are inline because each test is a program of its own.
 #pragma once
 
