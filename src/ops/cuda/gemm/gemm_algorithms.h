@@ -1,4 +1,4 @@
-// Which of cuBLASLt's algorithms computes a product: one that adds the k products of an output in
+// The choice of cuBLASLt's algorithm for a product: one that adds the k products of an output in
 // one chain, in order (gemm.cpp, gemm_families.h), and of those the one that was measured to be
 // fastest, or else the one that cuBLASLt proposes first.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace nanovllm {
 
-/// What an algorithm is chosen by. One serves all row counts of a bucket.
+/// The key by which an algorithm is chosen. One serves all row counts of a bucket.
 struct GemmKey {
   int64_t rows, n, k;  // rows: row_bucket() of them
   bool f32_out;
@@ -46,8 +46,8 @@ class BlasOperation {
   cublasLtMatmulDescOpaque_t opaque_{};
 };
 
-/// Which of cuBLASLt's proposals: all; those that do not split K, of families that may turn out to
-/// add in order; those that do add in order.
+/// The choice among cuBLASLt's proposals: all; those that do not split K, of families that may turn
+/// out to add in order; those that do add in order.
 enum class GemmOrder { any, candidates, in_order };
 
 class GemmAlgorithms {

@@ -1,4 +1,4 @@
-// Which families of cuBLASLt's algorithms may compute products: those that give the bits of the
+// The families of cuBLASLt's algorithms that may compute products: those that give the bits of the
 // module's own kernel on this GPU, with this driver and this library. NVIDIA promises no order of
 // summation, so each family is compared at the first start; the verdicts are kept in a file.
 #pragma once

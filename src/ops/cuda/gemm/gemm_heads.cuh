@@ -36,7 +36,7 @@ struct HeadWeights {
   }
 };
 
-/// What is read for a lane's two rows, eight rows apart, of any head.
+/// The values that are read for a lane's two rows, eight rows apart, of any head.
 struct HeadReads {
   int slot[2];
   HeadAngles angles[2][2];

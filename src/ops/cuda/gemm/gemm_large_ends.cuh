@@ -1,4 +1,4 @@
-// What becomes of the sums of a large product (gemm_large.cuh).
+// The ends of a large product's sums (gemm_large.cuh).
 #pragma once
 
 #include "ops/cuda/gemm/choose.h"

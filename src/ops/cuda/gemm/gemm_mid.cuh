@@ -214,7 +214,7 @@ __device__ void store_gated(__nv_bfloat16* y, int64_t stride, const float (&sum)
   }
 }
 
-/// What products take that store their sums, as they are or gated.
+/// The arguments of products that store their sums, as they are or gated.
 struct MidNothing {};
 
 /// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.

@@ -31,7 +31,7 @@ MidShape shape_of(const MidKernel& kernel, const MidPlan& plan, const Tensor& y,
   return shape;
 }
 
-/// What is copied of the weights at once; `paired` blocks bring a part each.
+/// The part of the weights that is copied at once; `paired` blocks bring a part each.
 MapBox weights_box(const MidTile& tile, bool paired) {
   const int parts = tile.gated ? 2 : 1;
   MapBox box{.parts = parts, .rows = tile.columns, .parts_of_box = parts, .slices = tile.depth};
