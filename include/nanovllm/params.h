@@ -206,6 +206,12 @@ struct EngineConfig {
   uint64_t seed = 0;
   int num_threads = 0;  ///< CPU backend, all ranks; 0: OMP_NUM_THREADS or the physical cores
   std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)
+  /// fp8 | int8 | int4: quantise a plain checkpoint's linear layers while they are loaded; auto, or
+  /// the name of its own method: as the checkpoint is (docs/quantisation.md).
+  std::string quantization = "auto";
+  /// Quantised weights become numbers of the model's dtype while they are loaded: more memory, the
+  /// same answers, and less time over large batches.
+  bool dequantize = false;
   bool skip_tokenizer_init = false;  ///< token ids in, token ids out
   /// Text of control tokens ("<|im_end|>") in messages becomes the tokens whoever wrote it, as with
   /// Hugging Face; otherwise it stays text there, but for the system's and the assistant's

@@ -59,6 +59,8 @@ constexpr ConfigField kFields[] = {
     field<&C::seed>("seed"),
     field<&C::num_threads>("num_threads"),
     field<&C::load_format>("load_format"),
+    field<&C::quantization>("quantization"),
+    field<&C::dequantize>("dequantize"),
     field<&C::skip_tokenizer_init>("skip_tokenizer_init"),
     field<&C::parse_special_in_messages>("parse_special_in_messages"),
     {"kv_events_config",

@@ -6,6 +6,7 @@
 
 #include "engine/request_checks.h"
 #include "io/quantization.h"
+#include "io/quantize.h"
 #include "io/safetensors/checkpoint.h"
 #include "kv_events/publisher.h"
 #include "ranks/open_ranks.h"
@@ -60,6 +61,7 @@ EngineInfo engine_info(const std::string& device, const ModelConfig& model,
   EngineInfo info{.device = device,
                   .architecture = model.architecture,
                   .dtype = std::string(name_of(compute_dtype(model, config))),
+                  .quantization = model.quantization ? model.quantization->describe() : "",
                   .num_parameters = count_parameters(model),
                   .num_blocks = plan.num_blocks,
                   .block_size = plan.limits.block_size,
@@ -91,7 +93,8 @@ std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
 
 EngineInfo plan_engine(const std::string& directory, const EngineConfig& config) {
   check_config(config);
-  const ModelConfig model = load_model_config(directory, config_defaults);
+  ModelConfig model = load_model_config(directory, config_defaults);
+  choose_quantization(model, config.quantization, config.dequantize);
   const int world = config.tensor_parallel_size;
   check_parallel_size(model, world);
   std::string note;
@@ -117,6 +120,7 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   LoadedEngine loaded;
   loaded.model =
       log.run("config.json", [&] { return load_model_config(directory, config_defaults); });
+  choose_quantization(loaded.model, config.quantization, config.dequantize);
   check_parallel_size(loaded.model, config.tensor_parallel_size);
   const WatchForStoppedRanks watch("the others to start");
   RunnerLoader loader(loaded.model, config, log);

@@ -173,6 +173,7 @@ void add_bench(CLI::App& program, Action& action) {
   add_bench_step(bench, action);
   add_bench_attention(bench, action);
   add_bench_gemm(bench, action);
+  add_bench_quality(bench, action);
 }
 
 }  // namespace nanovllm::cli

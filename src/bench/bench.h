@@ -156,5 +156,6 @@ void add_bench_startup(CLI::App& bench, Action& action);
 void add_bench_step(CLI::App& bench, Action& action);
 void add_bench_attention(CLI::App& bench, Action& action);
 void add_bench_gemm(CLI::App& bench, Action& action);
+void add_bench_quality(CLI::App& bench, Action& action);
 
 }  // namespace nanovllm::cli

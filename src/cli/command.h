@@ -11,6 +11,7 @@ void add_chat(CLI::App& program, Action& action);
 void add_serve(CLI::App& program, Action& action);
 void add_top(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
+void add_quantize(CLI::App& program, Action& action);
 void add_tokenize(CLI::App& program, Action& action);
 void add_inspect(CLI::App& program, Action& action);
 void add_doctor(CLI::App& program, Action& action);

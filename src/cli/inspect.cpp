@@ -48,6 +48,7 @@ std::string describe_model(const EngineInfo& i) {
                                (count >= 1e9 ? fmt::format(" ({:.3g} B)", count / 1e9)
                                              : fmt::format(" ({:.3g} M)", count / 1e6))});
   facts.add({"dtype", i.dtype});
+  if (!i.quantization.empty()) facts.add({"quantization", i.quantization});
   facts.add({"vocabulary", with_commas(i.vocab_size)});
   facts.add({i.ranks.size() > 1 ? "device of rank 0" : "device", i.device});
   facts.add({"max_model_len", with_commas(i.max_model_len) + " tokens"});
@@ -110,6 +111,7 @@ Json inspection_json(const EngineInfo& i) {
       {"num_blocks", i.num_blocks},
       {"tokens", i.num_blocks * i.block_size},
       {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};
+  if (!i.quantization.empty()) json["quantization"] = i.quantization;
   if (i.ranks.size() > 1)
     for (const RankInfo& rank : i.ranks)
       json["ranks"].push_back({{"device", rank.device},

@@ -177,6 +177,7 @@ int run(int argc, char** argv) {
   add_serve(program, action);
   add_top(program, action);
   add_bench(program, action);
+  add_quantize(program, action);
   add_tokenize(program, action);
   add_inspect(program, action);
   add_doctor(program, action);

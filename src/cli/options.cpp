@@ -187,8 +187,9 @@ CLI::Option* add_argument(CLI::App& command, const std::string& names, const std
 }
 
 void name_environment_twins(CLI::App& command) {
-  static const std::set<std::string> kNoTwin = {"help", "version", "prompt", "input", "output",
-                                                "json", "file",    "ids",    "show",  "tools"};
+  static const std::set<std::string> kNoTwin = {"help",   "version", "prompt", "input",
+                                                "output", "json",    "file",   "ids",
+                                                "show",   "tools",   "text",   "format"};
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || !option->get_envname().empty()) continue;
     std::string name = option->get_lnames().front();
@@ -304,9 +305,14 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.load_format = one_of(s, {"auto", "dummy"});
         });
+  value("--quantization", "auto|fp8|int8|int4",
+        "quantise a plain checkpoint's linear layers while they are loaded (auto: as it is)",
+        [&c](const std::string& s) { c.quantization = s; });
   const auto flag = [&](const char* names, bool& field, const char* help) {
     add_flag(command, names, field, help)->group(group);
   };
+  flag("--dequantize", c.dequantize,
+       "keep quantised weights in the model's dtype: more memory, faster over large batches");
   flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
        "reuse the KV cache of shared prefixes (on)");
   flag("--allow-long-max-model-len", c.allow_long_max_model_len,

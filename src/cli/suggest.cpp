@@ -92,6 +92,7 @@ std::string with_option_names(std::string message) {
                                               "tensor_parallel_size",
                                               "decode_micro_batches",
                                               "load_format",
+                                              "quantization",
                                               "skip_tokenizer_init"};
   const auto is_name = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_';

@@ -363,6 +363,15 @@ std::string QuantizationConfig::describe() const {
   return fmt::format("{} ({})", name, method_);
 }
 
+void QuantizationConfig::quantise_while_loading() {
+  method_ = "quantised while loading";
+  for (Group& group : groups_) group.scheme.while_loading = true;
+}
+
+void QuantizationConfig::dequantise_while_loading() {
+  for (Group& group : groups_) group.scheme.is_kept = false;
+}
+
 std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end) const {
   const int64_t columns = scales == QuantScales::group   ? group_size
                           : scales == QuantScales::block ? kBlock

@@ -50,6 +50,9 @@ struct QuantScheme {
   bool is_ordered = false;  ///< g_idx says which group a column belongs to
   int zero_offset = 0;      ///< what GPTQ's first format adds to the zero points that it stores
   std::string scale_name;   ///< of the tensor, behind "<module>."
+  bool while_loading =
+      false;            ///< the checkpoint has the plain weight, which is rounded as it is read
+  bool is_kept = true;  ///< false: numbers of the model's dtype are wanted in memory
 
   /// Whether its numbers are stored as a byte each, as they are.
   bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
@@ -70,8 +73,12 @@ class QuantizationConfig {
   const QuantScheme* find(const std::string& module) const;
   /// "gptq", "compressed-tensors": for messages.
   const std::string& method() const { return method_; }
-  /// The bits of a weight of the first scheme, for people: "int4", "fp8".
+  /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)".
   std::string describe() const;
+  /// The same schemes, of weights that are plain in the checkpoint.
+  void quantise_while_loading();
+  /// The same weights, kept in the model's dtype.
+  void dequantise_while_loading();
 
  private:
   struct Rules;  // regular expressions and names

@@ -29,8 +29,8 @@ float e4m3_value(uint8_t bits) {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-const char* number_name(QuantStorage storage) {
-  switch (storage) {
+const char* number_name(const QuantScheme& scheme) {
+  switch (scheme.while_loading ? QuantStorage::int8 : scheme.storage) {
     case QuantStorage::packed:
       return ".weight_packed";
     case QuantStorage::gptq:
@@ -59,7 +59,7 @@ uint32_t word_at(const std::vector<std::byte>& bytes, int64_t i) {
 
 bool QuantizedWeight::is_in(const Checkpoint& checkpoint, const std::string& module,
                             const QuantScheme& scheme) {
-  return checkpoint.find(module + number_name(scheme.storage)) != nullptr;
+  return checkpoint.find(module + number_name(scheme)) != nullptr;
 }
 
 QuantizedWeight::QuantizedWeight(const Checkpoint& checkpoint, const std::string& module,
@@ -78,7 +78,9 @@ QuantizedWeight::QuantizedWeight(const Checkpoint& checkpoint, const std::string
   } else if (scheme.scales == QuantScales::block) {
     groups_ = divide_up(k, kBlock);
   }
-  if (scheme.storage == QuantStorage::packed)
+  if (scheme.while_loading)
+    numbers_ = take(".weight", {"BF16", "F16", "F32"}, {{n, k}}, k);
+  else if (scheme.storage == QuantStorage::packed)
     take_packed(n, k);
   else if (scheme.storage == QuantStorage::gptq || scheme.storage == QuantStorage::awq)
     take_transposed(n, k);
@@ -371,17 +373,21 @@ std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
   return out;
 }
 
+QuantizedWeight::Stored QuantizedWeight::stored(const WeightBlock& block) const {
+  if (scheme_.while_loading) return quantise(block);
+  Stored all{integers(block), group_scales(block), {}};
+  all.zeros = scheme_.is_bytes() ? std::vector<float>(all.scales.size(), 0) : group_zeros(block);
+  return all;
+}
+
 void QuantizedWeight::copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const {
   const WeightFormat format = scheme_.kept_format(block.col_begin, block.col_end).value();
   const int64_t rows = block.rows(), cols = block.cols(), groups = format.groups(cols);
   // Integers that are stored from 0 on become signed.
-  const bool is_bytes = scheme_.is_bytes();
-  const int middle = is_bytes ? 0 : 1 << (scheme_.bits - 1);
-  const auto stored = integers(block);
-  std::transform(stored.begin(), stored.end(), to.numbers.begin() + first * cols,
+  const int middle = scheme_.is_bytes() ? 0 : 1 << (scheme_.bits - 1);
+  const auto [numbers, scales, zeros] = stored(block);
+  std::transform(numbers.begin(), numbers.end(), to.numbers.begin() + first * cols,
                  [&](uint8_t q) { return static_cast<int8_t>(q - middle); });
-  const auto scales = group_scales(block);
-  const auto zeros = is_bytes ? std::vector<float>(scales.size(), 0) : group_zeros(block);
   const int64_t before = group_of(block.col_begin);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t g = 0; g < groups; ++g) {
@@ -398,9 +404,7 @@ void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
   const int64_t rows = block.rows(), cols = block.cols();
   const bool is_e4m3 = scheme_.storage == QuantStorage::e4m3;
   const bool is_bytes = scheme_.is_bytes();
-  const std::vector<uint8_t> stored = integers(block);
-  const auto scales = group_scales(block);
-  const auto zeros = is_bytes ? std::vector<float>(scales.size(), 0) : group_zeros(block);
+  const auto [numbers, scales, zeros] = stored(block);
   float value[256];
   for (int q = 0; q < 256; ++q)
     value[q] = is_e4m3    ? e4m3_value(static_cast<uint8_t>(q))
@@ -411,7 +415,7 @@ void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
       const int64_t column = block.col_begin + c, group = group_of(column);
       const auto place = static_cast<size_t>(r * groups_ + group);
       const float scale = scales[place], zero = zeros[place];
-      const uint8_t* q = stored.data() + r * cols + c;
+      const uint8_t* q = numbers.data() + r * cols + c;
       T* out = to + r * cols + c;
       const int64_t run = std::min(cols - c, run_from(column));
       const auto number = [&](int stored_as) {

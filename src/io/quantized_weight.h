@@ -1,4 +1,5 @@
-// One module's quantised weight in a checkpoint: its tensors, checked in full, and its numbers.
+// One module's quantised weight in a checkpoint: its tensors, checked in full, and its numbers; or
+// a plain one that is quantised as it is read.
 // w = scale * (q - zero), computed in f32 and rounded once to what it is stored as
 // (docs/contract.md).
 #pragma once
@@ -64,6 +65,12 @@ class QuantizedWeight {
   std::vector<uint8_t> integers(const WeightBlock& block) const;
   std::vector<float> group_scales(const WeightBlock& block) const;
   std::vector<float> group_zeros(const WeightBlock& block) const;
+  struct Stored {
+    std::vector<uint8_t> numbers;      // of the block, a byte each
+    std::vector<float> scales, zeros;  // [rows of the block, groups]
+  };
+  Stored stored(const WeightBlock& block) const;
+  Stored quantise(const WeightBlock& block) const;  // the same of a plain weight: quantize.cpp
   template <class T>
   void dequantise(T* to, const WeightBlock& block) const;
 

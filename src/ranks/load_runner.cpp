@@ -4,6 +4,7 @@
 
 #include "engine/model_runner.h"
 #include "engine/request_checks.h"
+#include "io/quantize.h"
 #include "io/safetensors/checkpoint.h"
 #include "ranks/open_ranks.h"
 #include "ranks/process_runner.h"
@@ -50,7 +51,8 @@ std::unique_ptr<Backend> open_device(const EngineConfig& config, const ProcessGr
 }
 
 void serve(const std::string& directory, const EngineConfig& config) {
-  const ModelConfig model = load_model_config(directory, config_defaults);
+  ModelConfig model = load_model_config(directory, config_defaults);
+  choose_quantization(model, config.quantization, config.dequantize);
   check_parallel_size(model, config.tensor_parallel_size);
   std::unique_ptr<const Checkpoint> checkpoint;
   if (config.load_format != "dummy") checkpoint = std::make_unique<const Checkpoint>(directory);

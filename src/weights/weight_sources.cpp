@@ -3,14 +3,12 @@
 #include "weights/weight_sources.h"
 
 #include <algorithm>
-#include <atomic>
-#include <future>
 #include <memory>
-#include <thread>
 
 #include <fmt/ranges.h>
 
 #include "io/quantized_weight.h"
+#include "io/run_all.h"
 #include "io/safetensors/checkpoint.h"
 
 namespace nanovllm {
@@ -20,26 +18,11 @@ namespace {
 constexpr size_t kMostHostBytes = size_t{256} << 20;
 /// Rows of a weight that are read and dequantised at once.
 constexpr int64_t kRowsAtOnce = 128;
-constexpr size_t kMostThreads = 16;
 
 /// The module whose weight the tensor is; of others none.
 std::string module_of(const std::string& tensor) {
   constexpr std::string_view kWeight = ".weight";
   return tensor.ends_with(kWeight) ? tensor.substr(0, tensor.size() - kWeight.size()) : "";
-}
-
-/// Does all the work, in any order, on several threads. Throws what one of it threw.
-void run_all(const std::vector<std::function<void()>>& work) {
-  std::atomic<size_t> next{0};
-  const auto some = [&] {
-    for (size_t i; (i = next++) < work.size();) work[i]();
-  };
-  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  std::vector<std::future<void>> others;
-  for (size_t i = 1; i < std::min({work.size(), kMostThreads, cores}); ++i)
-    others.push_back(std::async(std::launch::async, some));
-  some();
-  for (auto& other : others) other.get();
 }
 
 }  // namespace
@@ -225,8 +208,9 @@ WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64
     const QuantScheme* scheme = quantization_ && dtype_ == DType::bf16
                                     ? quantization_->find(module_of(part.name))
                                     : nullptr;
-    const auto format =
-        scheme ? scheme->kept_format(part.col_begin, part.col_begin + k) : std::nullopt;
+    const auto format = scheme && scheme->is_kept
+                            ? scheme->kept_format(part.col_begin, part.col_begin + k)
+                            : std::nullopt;
     if (!format || (one && *format != *one)) return plain_format(dtype_);
     one = format;
   }

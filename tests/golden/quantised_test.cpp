@@ -2,7 +2,11 @@
 // with its weights dequantised while they are loaded, on one rank and on two.
 #include "devices.h"
 #include "grammar_llm.h"
+#include "io/quantize.h"
+#include "io/safetensors/checkpoint.h"
+#include "models/model.h"
 #include "same_output.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -18,10 +22,12 @@ std::vector<std::string> quantised_goldens() {
   return names;
 }
 
-TEST_P(QuantisedWeights, GiveTheBytesOfThePlainNumbersThatTheyStandFor) {
-  const auto& [name, target] = GetParam();
-  const std::string directory = (goldens() / name).string();
-  SKIP_WITHOUT(target, directory);
+struct Requests {
+  std::vector<Prompt> prompts;
+  std::vector<SamplingParams> params;
+};
+
+Requests requests() {
   SamplingParams params;
   params.max_tokens = 24;
   params.temperature = 0;
@@ -33,7 +39,14 @@ TEST_P(QuantisedWeights, GiveTheBytesOfThePlainNumbersThatTheyStandFor) {
     for (int i = 0; i < length; ++i) tokens.push_back((i * 29 + length) % 60);
     prompts.emplace_back(tokens);
   }
-  const std::vector<SamplingParams> all(prompts.size(), params);
+  return {prompts, std::vector<SamplingParams>(prompts.size(), params)};
+}
+
+TEST_P(QuantisedWeights, GiveTheBytesOfThePlainNumbersThatTheyStandFor) {
+  const auto& [name, target] = GetParam();
+  const std::string directory = (goldens() / name).string();
+  SKIP_WITHOUT(target, directory);
+  const auto [prompts, all] = requests();
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(testing::Message() << ranks << " ranks");
     EngineConfig config = config_for(target);
@@ -50,6 +63,60 @@ TEST_P(QuantisedWeights, GiveTheBytesOfThePlainNumbersThatTheyStandFor) {
       GTEST_SKIP() << kept.info().device << " keeps no quantised weights";
   }
 }
+
+class QuantisedHere : public testing::TestWithParam<std::tuple<std::string, Target>> {};
+
+// Quantised while it is loaded, kept so or not, and read from the files of `nanovllm quantize`: a
+// plain checkpoint gives the same bytes.
+TEST_P(QuantisedHere, GivesTheSameBytesHoweverItIsKeptAndWhereverFrom) {
+  const auto& [name, target] = GetParam();
+  const std::string directory = (goldens() / name).string();
+  SKIP_WITHOUT(target, directory);
+  const auto [prompts, all] = requests();
+  std::vector<RequestOutput> earlier;  // of another format, or plain
+  {
+    GrammarLLM plain(directory, config_for(target));
+    earlier = plain.generate(prompts, all);
+  }
+  for (const std::string format : {"fp8", "int8", "int4"})
+    for (const int ranks : {1, 2}) {
+      if (format == "int4" && name.find("moe") != name.npos) continue;  // no group fits
+      SCOPED_TRACE(testing::Message() << format << " " << ranks << " ranks");
+      EngineConfig config = config_for(target);
+      config.tensor_parallel_size = ranks;
+      if (ranks == 2 && std::string(target.device) == "cuda") continue;  // perhaps there is one
+      const TempDirectory temp;
+      const std::string written = (temp.path() / "written").string();
+      write_quantised(directory, written, format, config_defaults, {}, 50'000);
+      EXPECT_TRUE(std::filesystem::exists(written + "/model.safetensors.index.json"));
+      GrammarLLM from_files(written, config);
+      config.quantization = format;
+      GrammarLLM kept(directory, config);
+      config.dequantize = true;
+      GrammarLLM plain(directory, config);
+      const auto want = kept.generate(prompts, all), got = plain.generate(prompts, all),
+                 read = from_files.generate(prompts, all);
+      bool differs = false;
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        expect_same(want[i], got[i]);
+        expect_same(want[i], read[i]);
+        for (size_t j = 1; j < want[i].prompt_token_ids.size(); ++j)
+          differs = differs || want[i].prompt_logprobs[j][0].logprob !=
+                                   earlier[i].prompt_logprobs[j][0].logprob;
+      }
+      EXPECT_TRUE(differs) << "the format changes nothing";
+      earlier = want;
+      EXPECT_EQ(kept.info().weight_bytes, from_files.info().weight_bytes);
+      EXPECT_LE(kept.info().weight_bytes, plain.info().weight_bytes);
+      EXPECT_NE(kept.info().quantization.find("while loading"), std::string::npos);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, QuantisedHere,
+                         testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-parallel-tied",
+                                                          "qwen3-moe-parallel"),
+                                          testing::Values(kTargets[0], kTargets[1], kTargets[3])),
+                         case_name);
 
 INSTANTIATE_TEST_SUITE_P(All, QuantisedWeights,
                          testing::Combine(testing::ValuesIn(quantised_goldens()),

@@ -25,6 +25,8 @@ class EngineArgs:
     device: str | None = None
     dtype: str | None = None
     load_format: str | None = None
+    quantization: str | None = None
+    dequantize: bool | None = None
     max_model_len: int | None = None
     allow_long_max_model_len: bool | None = None
     max_num_seqs: int | None = None
