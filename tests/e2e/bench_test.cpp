@@ -114,6 +114,58 @@ TEST(Bench, GemmMeasuresEveryWeightOfALayerAndTheHead) {
   EXPECT_EQ(names, (std::vector<std::string>{"qkv", "o", "gate_up", "down", "lm_head"}));
 }
 
+// What float64 computation finds of the same text: tools/make_quality.py.
+TEST(Bench, QualityIsThatOfTheDefinition) {
+  const Json expected = Json::parse(file_text(NANOVLLM_SOURCE_DIR "/tests/data/demo/quality.json"));
+  const TempDirectory directory;
+  const std::string text = directory.path() / "text";
+  write_file(text, expected["text"].get<std::string>());
+  const auto result = nanovllm_program(
+      {"bench", "quality", demo_model(), "--text", text, "--context", expected["context"].dump(),
+       "--chunks", expected["chunks"].dump(), "--dtype", "f32", "--device", "cpu", "--json", "-"});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const Json report = Json::parse(result.output);
+  EXPECT_EQ(report["tokens"], expected["tokens"]);
+  ASSERT_EQ(report["rows"].size(), expected["rows"].size());
+  for (size_t i = 0; i < expected["rows"].size(); ++i) {
+    const Json &row = report["rows"][i], &want = expected["rows"][i];
+    SCOPED_TRACE(row.dump());
+    const auto near = [&](const char* key, double relative, double absolute = 0) {
+      const auto value = want[key].get<double>();
+      EXPECT_NEAR(row[key].get<double>(), value, relative * value + absolute) << key;
+    };
+    EXPECT_EQ(row["weights"], want["weights"]);
+    near("perplexity", 1e-4);
+    EXPECT_GT(row["weight_bytes"].get<int64_t>(), 0);
+    if (i == 0) continue;
+    near("kl_divergence", 1e-2, 1e-7);
+    near("same_top_token", 0, 0.004);  // one of 285
+    EXPECT_GE(row["kl_divergence_p99"].get<double>(), row["kl_divergence"].get<double>());
+  }
+}
+
+TEST(Bench, QualityTakesFormatsAndModelsThatAreNotQuantised) {
+  const TempDirectory directory;
+  const std::string text = directory.path() / "text";
+  write_file(text, "Once upon a time, there was a small fox named Bruno.");
+  const auto run = [&](const std::string& model, const std::string& formats) {
+    return nanovllm_program(
+        {"bench", "quality", model, "--text", text, "--quantization", formats, "--device", "cpu"});
+  };
+  const auto table = run(demo_model(), "int8,fp8");
+  EXPECT_EQ(table.exit_code, 0) << table.errors;
+  for (const char* row : {"\n| bf16 ", "\n| int8 ", "\n| fp8 ", "same top token"})
+    EXPECT_NE(table.output.find(row), std::string::npos) << row << " is not in\n" << table.output;
+  EXPECT_EQ(table.output.find("int4"), std::string::npos) << table.output;
+  const auto unknown = run(demo_model(), "int8,int3");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.errors.find("--quantization is \"int3\""), std::string::npos) << unknown.errors;
+  const auto quantised =
+      run(NANOVLLM_SOURCE_DIR "/tests/data/goldens/quantised-packed-128", "int8");
+  EXPECT_EQ(quantised.exit_code, 2);
+  EXPECT_NE(quantised.errors.find("is quantised already"), std::string::npos) << quantised.errors;
+}
+
 TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
   const Json report =
       bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});

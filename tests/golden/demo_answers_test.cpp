@@ -71,6 +71,23 @@ TEST_F(DemoAnswers, SumsThatItNeverSawAndQuestions) {
   }
 }
 
+// docs/quantisation.md has the scores.
+TEST_F(DemoAnswers, SumsWithQuantisedWeights) {
+  const std::vector<Json> rows = rows_of("arithmetic_heldout.jsonl");
+  std::vector<Prompt> prompts;
+  for (const Json& row : rows) prompts.emplace_back(row["prompt"].get<std::string>());
+  for (const char* format : {"fp8", "int8", "int4"}) {
+    EngineConfig config = demo_config();
+    config.quantization = format;
+    LLM llm(demo(), config);
+    const auto outputs = llm.generate(prompts, greedy(160));
+    int64_t right = 0;
+    for (size_t i = 0; i < rows.size(); ++i)
+      right += outputs[i].outputs[0].text.starts_with(rows[i]["expected"].get<std::string>());
+    EXPECT_GE(right, 297) << format;
+  }
+}
+
 TEST_F(DemoAnswers, CallsOfToolsAndWhatIsSaidOfTheirResults) {
   const std::vector<Json> rows = rows_of("calls.jsonl");
   std::vector<Prompt> asked, answered;
