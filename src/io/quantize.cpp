@@ -14,7 +14,7 @@ namespace nanovllm {
 namespace {
 
 constexpr float kMostE4m3 = 448;
-constexpr uint8_t kMostE4m3Bits = 0x7e;
+constexpr int32_t kMostE4m3Bits = 0x7e;
 
 /// The bits of the largest magnitude: more than those of kInfinity where one is a NaN.
 constexpr uint32_t kInfinity = 0x7f800000;
@@ -33,13 +33,14 @@ float round_even(float x) {
 
 /// The nearest E4M3 number's bits, ties to even, of a number that rounds to 448 at most.
 uint8_t to_e4m3(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffff;
+  // Signed, which vectors compare without instructions of their own.
+  const auto bits = std::bit_cast<int32_t>(x), magnitude = bits & 0x7fffffff;
   // From 2^-6 on three bits of the mantissa stay; below, multiples of 2^-9.
-  const uint32_t normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
-  const uint32_t subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 0xf;
-  const uint32_t number = magnitude >= std::bit_cast<uint32_t>(0x1p-6f) ? normal : subnormal;
-  return static_cast<uint8_t>((bits >> 24 & 0x80) | std::min<uint32_t>(number, kMostE4m3Bits));
+  const int32_t normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
+  const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 0xf;
+  const int32_t is_normal = -static_cast<int32_t>(magnitude >= std::bit_cast<int32_t>(0x1p-6f));
+  const int32_t number = (normal & is_normal) | (subnormal & ~is_normal);
+  return static_cast<uint8_t>((bits >> 24 & 0x80) | std::min(number, kMostE4m3Bits));
 }
 
 float scale_for(float largest, float most) {
@@ -49,21 +50,17 @@ float scale_for(float largest, float most) {
 /// The sum of the squared errors of int4 under `scale`, in a fixed order.
 float int4_error(std::span<const float> numbers, float scale) {
   constexpr size_t kLanes = 16;
-  float sums[kLanes] = {};
+  const float inverse = 1 / scale;  // near enough: this only chooses
+  const auto square = [&](float x) {
+    const float error = std::clamp(round_even(x * inverse), -8.0f, 7.0f) * scale - x;
+    return error * error;
+  };
+  float sums[kLanes] = {}, sum = 0;
   size_t i = 0;
   for (; i + kLanes <= numbers.size(); i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const float x = numbers[i + lane];
-      const float error = std::clamp(round_even(x / scale), -8.0f, 7.0f) * scale - x;
-      sums[lane] += error * error;
-    }
-  float sum = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += square(numbers[i + lane]);
   for (const float lane : sums) sum += lane;
-  for (; i < numbers.size(); ++i) {
-    const float error =
-        std::clamp(round_even(numbers[i] / scale), -8.0f, 7.0f) * scale - numbers[i];
-    sum += error * error;
-  }
+  for (; i < numbers.size(); ++i) sum += square(numbers[i]);
   return sum;
 }
 

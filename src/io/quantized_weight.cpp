@@ -421,9 +421,9 @@ void QuantizedWeight::dequantise(T* to, const WeightBlock& block) const {
       const auto number = [&](int stored_as) {
         return static_cast<T>(scale * (value[stored_as] - zero));
       };
-      if (scheme_.bits == 4 && run >= 16) {
-        T table[16];
-        for (int i = 0; i < 16; ++i) table[i] = number(i);
+      if (const int count = 1 << scheme_.bits; run >= count) {
+        T table[256];
+        for (int i = 0; i < count; ++i) table[i] = number(i);
         for (int64_t i = 0; i < run; ++i) out[i] = table[q[i]];
       } else {
         for (int64_t i = 0; i < run; ++i) out[i] = number(q[i]);

@@ -17,7 +17,7 @@ namespace {
 /// Host memory for dequantised numbers that are loaded together, but for one that is larger.
 constexpr size_t kMostHostBytes = size_t{256} << 20;
 /// Rows of a weight that are read and dequantised at once.
-constexpr int64_t kRowsAtOnce = 128;
+constexpr int64_t kRowsAtOnce = 128, kPlainRowsAtOnce = 16;
 
 /// The module whose weight the tensor is; of others none.
 std::string module_of(const std::string& tensor) {
@@ -186,11 +186,13 @@ class WeightLoader::CheckpointSources {
     const auto weight = std::make_shared<const QuantizedWeight>(
         checkpoint_, module_of(part.name), *scheme_of(part), part.shape[0], part.shape[1]);
     const WeightBlock block = block_of(part);
-    for (int64_t r = 0; r < block.rows(); r += kRowsAtOnce)
+    // Of a plain weight as many as take so little memory that the next ones get the same.
+    const int64_t step = scheme_of(part)->while_loading ? kPlainRowsAtOnce : kRowsAtOnce;
+    for (int64_t r = 0; r < block.rows(); r += step)
       work.push_back([=] {
         WeightBlock some = block;
         some.row_begin += r;
-        some.row_end = std::min(some.row_begin + kRowsAtOnce, block.row_end);
+        some.row_end = std::min(some.row_begin + step, block.row_end);
         take(*weight, some, r);
       });
   }
