@@ -101,7 +101,7 @@ class Scorer {
   LoadedEngine loaded_;
 };
 
-/// What a row of logits says of the token that came.
+/// Both models' rows of logits beside the token that came.
 struct Row {
   double reference_nll = 0, nll = 0, divergence = 0;
   bool same_top = false;

@@ -104,7 +104,7 @@ struct NewTensor {
   }
 };
 
-/// What becomes of one tensor of the checkpoint.
+/// One tensor of the checkpoint, and the tensors that it becomes.
 struct Entry {
   std::string source;
   const QuantScheme* scheme = nullptr;  // null: it is copied

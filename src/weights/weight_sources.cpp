@@ -186,7 +186,7 @@ class WeightLoader::CheckpointSources {
     const auto weight = std::make_shared<const QuantizedWeight>(
         checkpoint_, module_of(part.name), *scheme_of(part), part.shape[0], part.shape[1]);
     const WeightBlock block = block_of(part);
-    // Of a plain weight as many as take so little memory that the next ones get the same.
+    // Pieces of a plain weight are small: the memory of one is good for the next.
     const int64_t step = scheme_of(part)->while_loading ? kPlainRowsAtOnce : kRowsAtOnce;
     for (int64_t r = 0; r < block.rows(); r += step)
       work.push_back([=] {

@@ -114,7 +114,7 @@ TEST(Bench, GemmMeasuresEveryWeightOfALayerAndTheHead) {
   EXPECT_EQ(names, (std::vector<std::string>{"qkv", "o", "gate_up", "down", "lm_head"}));
 }
 
-// What float64 computation finds of the same text: tools/make_quality.py.
+// Expected values are float64 computation's of the same text: tools/make_quality.py.
 TEST(Bench, QualityIsThatOfTheDefinition) {
   const Json expected = Json::parse(file_text(NANOVLLM_SOURCE_DIR "/tests/data/demo/quality.json"));
   const TempDirectory directory;
