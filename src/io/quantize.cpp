@@ -117,6 +117,13 @@ float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t
   return scale;
 }
 
+QuantizedWeight::Stored QuantizedWeight::stored(const WeightBlock& block) const {
+  if (scheme_.while_loading) return quantise(block);
+  Stored all{integers(block), group_scales(block), {}};
+  all.zeros = scheme_.is_bytes() ? std::vector<float>(all.scales.size(), 0) : group_zeros(block);
+  return all;
+}
+
 QuantizedWeight::Stored QuantizedWeight::quantise(const WeightBlock& block) const {
   // Whole groups: a scale is that of all its numbers, whichever of them the block has.
   const int64_t rows = block.rows(), cols = block.cols(), group = k_ / groups_;

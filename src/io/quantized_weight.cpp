@@ -373,13 +373,6 @@ std::vector<uint8_t> QuantizedWeight::integers(const WeightBlock& block) const {
   return out;
 }
 
-QuantizedWeight::Stored QuantizedWeight::stored(const WeightBlock& block) const {
-  if (scheme_.while_loading) return quantise(block);
-  Stored all{integers(block), group_scales(block), {}};
-  all.zeros = scheme_.is_bytes() ? std::vector<float>(all.scales.size(), 0) : group_zeros(block);
-  return all;
-}
-
 void QuantizedWeight::copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const {
   const WeightFormat format = scheme_.kept_format(block.col_begin, block.col_end).value();
   const int64_t rows = block.rows(), cols = block.cols(), groups = format.groups(cols);

@@ -69,8 +69,8 @@ class QuantizedWeight {
     std::vector<uint8_t> numbers;      // of the block, a byte each
     std::vector<float> scales, zeros;  // [rows of the block, groups]
   };
-  Stored stored(const WeightBlock& block) const;
-  Stored quantise(const WeightBlock& block) const;  // the same of a plain weight: quantize.cpp
+  Stored stored(const WeightBlock& block) const;    // this one and the next: quantize.cpp
+  Stored quantise(const WeightBlock& block) const;  // the same of a plain weight
   template <class T>
   void dequantise(T* to, const WeightBlock& block) const;
 
