@@ -8,18 +8,28 @@
 
 namespace nanovllm {
 
-/// How a weight's numbers are stored. A quantised weight is a matrix of bf16 numbers as much as any
-/// other: bf16(scale * (number - zero)), computed in f32 (docs/contract.md). Its products give the
-/// bits that the product with those bf16 numbers gives.
+/// How a weight's numbers are stored, and how the rows that meet them are. A quantised weight that
+/// meets plain rows is a matrix of bf16 numbers as much as any other: bf16(scale * (number -
+/// zero)), computed in f32 (docs/contract.md). Its products give the bits that the product with
+/// those bf16 numbers gives. One that meets quantised rows has products of their own definition.
 struct WeightFormat {
   enum Numbers : uint8_t { f32, bf16, int4, int8, e4m3 } numbers = bf16;
+  /// Which numbers of a row share a scale when gemm() quantises it to numbers of the weight's kind,
+  /// E4M3 or int8: none, for it stays as it is; all (by its largest magnitude); each kRowGroup (by
+  /// theirs; E4M3 with `group` kRowGroup); those of all rows (the checkpoint's input_scale; E4M3).
+  /// With token and tensor `group` is k.
+  enum class Rows : uint8_t { plain, token, group, tensor } rows = Rows::plain;
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
   /// k, or a multiple of 32 that divides k.
   int64_t group = 0;
 
-  constexpr WeightFormat(Numbers is, int64_t group_size = 0) : numbers(is), group(group_size) {}
+  constexpr WeightFormat(Numbers is, int64_t group_size = 0, Rows meet = Rows::plain)
+      : numbers(is), rows(meet), group(group_size) {}
   constexpr bool is_quantised() const { return numbers > bf16; }
-  constexpr bool has_zeros() const { return numbers == int4 || numbers == int8; }
+  constexpr bool quantises_rows() const { return rows != Rows::plain; }
+  constexpr bool has_zeros() const {
+    return numbers == int4 || (numbers == int8 && !quantises_rows());
+  }
   constexpr int bits() const {
     return numbers == f32 ? 32 : numbers == bf16 ? 16 : numbers == int4 ? 4 : 8;
   }
@@ -33,10 +43,15 @@ struct QuantizedRows {
   std::vector<int8_t> numbers;  // [n, k]: int8; int4 as -8 to 7; the bits of an E4M3, none a NaN
   std::vector<float> scales;    // [n, groups], from kLeastScale to below kMostScale
   std::vector<int8_t> zeros;    // [n, groups], of the numbers' range; empty without zero points
+  float input_scale = 0;        // of the rows that meet it, with WeightFormat::Rows::tensor
 };
 /// Of a weight's scales: between them no product with a number that is not 0 leaves f32's normal
 /// numbers, nor does a scale times 2^120.
 constexpr float kLeastScale = 0x1p-100f, kMostScale = 0x1p+7f;
+/// Columns of a product with quantised rows that are summed before scales and f32 sums.
+constexpr int64_t kRowGroup = 128;
+/// The magnitude from which the scale of quantised rows is computed, at least.
+constexpr float kLeastMagnitude = 0x1p-100f;
 
 /// The format in which a checkpoint's plain numbers are kept by a model that computes in `dtype`,
 /// f32 or bf16.

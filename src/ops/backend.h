@@ -109,7 +109,8 @@ struct OperandLimits {
   int64_t rows = 0;                // of activations: tokens of a step
   int64_t hidden = 0, widest = 0;  // columns of activations: the stream's, and the most
   int64_t vocab = 0, head_dim = 0;
-  int64_t expert_inner = 0;  // columns between an expert's products; 0: no experts
+  int64_t expert_inner = 0;       // columns between an expert's products; 0: no experts
+  int64_t quantised_columns = 0;  // the most of rows that a product quantises; 0: none does
 };
 
 /// Parts of a decode step that may run at the same time, at most.
@@ -185,7 +186,8 @@ class Backend {
 
   // -- Weights
   /// Whether gemm(), and all that is made of it, takes a quantised [n, k] weight of this format
-  /// beside bf16 activations. Where it does not, weights are dequantised while they are loaded.
+  /// beside bf16 activations. Where it takes none that quantises rows, the format without that is
+  /// asked for; where it does not take that either, weights are dequantised while they are loaded.
   virtual bool keeps(WeightFormat format, int64_t n, int64_t k) const {
     return (void)format, (void)n, (void)k, false;
   }
@@ -217,7 +219,8 @@ class Backend {
 
   // -- Primitives
   /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is of a format for x's dtype:
-  /// its plain one or, for bf16, a quantised one that keeps() takes, with the same bits.
+  /// its plain one or, for bf16, a quantised one that keeps() takes, with the same bits. Where its
+  /// format quantises rows, x is quantised first, in scratch (docs/contract.md: the definition).
   virtual void gemm(Tensor y, Tensor x, Weight w) = 0;
   /// Measures what may serve such a product, for a second or so, and lets gemm() use the fastest
   /// from now on, here and in later processes (a file in the user's cache). No bits change. Leaves

@@ -79,8 +79,9 @@ void read_memory(std::span<std::byte> to, const std::byte* from) {
 // Elsewhere weights of few rows would have to be unpacked for each product.
 bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k) const {
   const int64_t group = format.group;
-  return is_hopper_ && format.is_quantised() && n % kPackedRows == 0 && k % kPackedColumns == 0 &&
-         k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);
+  return is_hopper_ && format.is_quantised() && !format.quantises_rows() && n % kPackedRows == 0 &&
+         k % kPackedColumns == 0 && k % group == 0 &&
+         (group == 32 || group == 64 || group % kPackedColumns == 0);
 }
 
 size_t CudaBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
