@@ -39,13 +39,19 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
                                const MemoryPlan& plan, const std::string& device) {
   std::vector<std::string> list = model.warnings;
   const int ranks = config.tensor_parallel_size;
+  const auto share = [&](int64_t parameters) {
+    return fmt::format("{:.0f} % of all parameters", 100.0 * static_cast<double>(parameters) /
+                                                         static_cast<double>(plan.num_parameters));
+  };
   if (model.quantization)
     list.push_back(fmt::format(
         "weights of {} are kept {} in memory", model.quantization->describe(),
-        plan.num_quantised > 0 ? fmt::format("as they are, {:.0f} % of all parameters,",
-                                             100.0 * static_cast<double>(plan.num_quantised) /
-                                                 static_cast<double>(plan.num_parameters))
+        plan.num_quantised > 0 ? fmt::format("as they are, {},", share(plan.num_quantised))
                                : "in the model's dtype"));
+  if (model.quantization && model.quantization->has_activations())
+    list.push_back(plan.num_row_quantising > 0 ? fmt::format("activations are quantised, for {}",
+                                                             share(plan.num_row_quantising))
+                                               : "activations are not quantised here");
   list.push_back((ranks > 1 ? fmt::format("{} ranks, the first ", ranks) : "") + device);
   const int64_t usual = std::min<int64_t>(4096, model.max_position_embeddings);
   if (config.max_model_len == 0 && plan.limits.max_model_len < usual)

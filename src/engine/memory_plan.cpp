@@ -249,7 +249,9 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.weights = counter.bytes();
   plan.num_parameters = counter.num_parameters();
   plan.num_quantised = counter.num_quantised();
+  plan.num_row_quantising = counter.num_row_quantising();
   plan.operands = operands_of(model, plan.limits, dtype, shard);
+  plan.operands.quantised_columns = counter.quantised_columns();
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +

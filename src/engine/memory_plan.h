@@ -24,9 +24,10 @@ struct MemoryPlan {
   size_t available = 0;             // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;
-  int64_t num_quantised = 0;  // parameters that stay quantised in memory
-  StepLimits limits;          // with the defaults filled in
-  OperandLimits operands;     // of the largest steps
+  int64_t num_quantised = 0;       // parameters that stay quantised in memory
+  int64_t num_row_quantising = 0;  // of these, those that quantise the rows that they meet
+  StepLimits limits;               // with the defaults filled in
+  OperandLimits operands;          // of the largest steps
 
   /// Bytes of the KV cache.
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }

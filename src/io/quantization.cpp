@@ -207,10 +207,12 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
     read_awq(config);
   else
     read_fp8(config);
-  if (std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
-        return group.scheme.activations != QuantActivations::none;
-      }))
-    warnings.push_back(fmt::format("activations of {} are not quantised", describe()));
+}
+
+bool QuantizationConfig::has_activations() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return group.scheme.activations != QuantActivations::none;
+  });
 }
 
 void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
@@ -378,10 +380,16 @@ std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end)
                                                          : end - begin;
   const bool in_rows = scales == QuantScales::tensor || scales == QuantScales::channel;
   if (is_ordered || (!in_rows && (begin % columns != 0 || end % columns != 0))) return std::nullopt;
-  return WeightFormat(storage == QuantStorage::e4m3                ? WeightFormat::e4m3
+  const bool is_e4m3 = storage == QuantStorage::e4m3;
+  using Rows = WeightFormat::Rows;
+  const Rows rows = activations == QuantActivations::group && is_e4m3    ? Rows::group
+                    : activations == QuantActivations::token && in_rows  ? Rows::token
+                    : activations == QuantActivations::tensor && is_e4m3 ? Rows::tensor
+                                                                         : Rows::plain;
+  return WeightFormat(is_e4m3                                      ? WeightFormat::e4m3
                       : storage == QuantStorage::int8 || bits == 8 ? WeightFormat::int8
                                                                    : WeightFormat::int4,
-                      columns);
+                      columns, rows);
 }
 
 }  // namespace nanovllm

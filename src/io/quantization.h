@@ -31,8 +31,7 @@ enum class QuantScales : uint8_t {
   block,    ///< 128 rows by 128 columns
 };
 
-/// How the rows that meet the weight are quantised where it was made. They are not here: the model
-/// computes in its own dtype (docs/contract.md).
+/// How the rows that meet the weight are quantised.
 enum class QuantActivations : uint8_t {
   none,    ///< not at all
   token,   ///< each row by its largest magnitude
@@ -56,8 +55,9 @@ struct QuantScheme {
 
   /// Whether its numbers are stored as a byte each, as they are.
   bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
-  /// The format that keeps columns [begin, end) of such a weight as they are; nothing where none
-  /// does: the columns are not in the order of their groups, or cut one.
+  /// The format that keeps columns [begin, end) of such a weight as they are, and quantises the
+  /// rows that meet it as the scheme says where that is defined; nothing where none does: the
+  /// columns are not in the order of their groups, or cut one.
   std::optional<WeightFormat> kept_format(int64_t begin, int64_t end) const;
 };
 
@@ -71,6 +71,8 @@ class QuantizationConfig {
   /// The scheme of a linear layer by its checkpoint name, "model.layers.0.mlp.up_proj"; null where
   /// the layer is plain. Lives as long as this object.
   const QuantScheme* find(const std::string& module) const;
+  /// Whether a scheme quantises the rows that meet its weights.
+  bool has_activations() const;
   /// "gptq", "compressed-tensors": for messages.
   const std::string& method() const { return method_; }
   /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)".

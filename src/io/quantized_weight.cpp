@@ -86,8 +86,13 @@ QuantizedWeight::QuantizedWeight(const Checkpoint& checkpoint, const std::string
     take_transposed(n, k);
   else
     take_bytes(n, k);
-  if (scheme.activations == QuantActivations::tensor)  // checked, though not used
-    (void)read_floats(take(".input_scale", {"F32", "F16", "BF16"}, {{1}, {}}, 1), {0, 1, 0, 1});
+  if (scheme.activations == QuantActivations::tensor) {
+    const Place place = take(".input_scale", {"F32", "F16", "BF16"}, {{1}, {}}, 1);
+    input_scale_ = read_floats(place, {0, 1, 0, 1}).front();
+    check(input_scale_ >= kLeastScale && input_scale_ <= 1 / kLeastScale, ErrorKind::model,
+          "{}: tensor {} has a scale of {}: scales of activations are from 2^-100 to 2^100",
+          checkpoint.file_of(place.name), place.name, input_scale_);
+  }
 }
 
 QuantizedWeight::Place QuantizedWeight::take(const std::string& name,
@@ -387,7 +392,7 @@ void QuantizedWeight::copy_rows(QuantizedRows& to, int64_t first, const WeightBl
       const auto from = static_cast<size_t>(r * groups_ + before + g),
                  at = static_cast<size_t>((first + r) * groups + g);
       to.scales[at] = scales[from];
-      if (format.has_zeros())
+      if (!to.zeros.empty())
         to.zeros[at] = static_cast<int8_t>(zeros[from] - static_cast<float>(middle));
     }
 }

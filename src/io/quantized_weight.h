@@ -35,13 +35,15 @@ class QuantizedWeight {
 
   /// The tensors that it is made of.
   const std::vector<std::string>& names() const { return names_; }
+  /// The scale of the rows that meet it; 0 where the checkpoint has none.
+  float input_scale() const { return input_scale_; }
 
   /// The numbers of `block`, row-major, as f32 or bf16; read from the file, not through its
   /// mapping. May be called from several threads. Throws Error(model) naming the tensor: a scale
   /// that is not finite and above 0, a weight that is NaN, a zero point that the scheme lacks.
   void dequantise(std::byte* to, DType dtype, const WeightBlock& block) const;
   /// The same as they are stored: rows [first, first + block.rows()) of `to`, in the scheme's
-  /// kept_format().
+  /// kept_format() or that for plain rows.
   void copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const;
 
  private:
@@ -81,6 +83,7 @@ class QuantizedWeight {
   int per_word_;
   Place numbers_, scales_, zeros_;
   bool zeros_are_bytes_ = false;
+  float input_scale_ = 0;
   std::vector<int32_t> order_;  // of each column, its group
   std::vector<std::string> names_;
 };

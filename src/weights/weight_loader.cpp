@@ -1,5 +1,6 @@
 #include "weights/weight_loader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -46,6 +47,10 @@ Weight WeightLoader::matrix(WeightFormat format, std::vector<WeightPart> parts, 
       backend_.weight_view(place(backend_.weight_bytes(format, n, k)), format, n, k);
   num_parameters_ += n * k;
   if (format.is_quantised()) num_quantised_ += n * k;
+  if (format.quantises_rows()) {
+    num_row_quantising_ += n * k;
+    quantised_columns_ = std::max(quantised_columns_, k);
+  }
   parameters_.push_back({weight.data, std::move(parts), true, format});
   return weight;
 }
@@ -127,6 +132,7 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
                                                                       : 112.0f);
   rows.scales.assign(scales, static_cast<float>(bf16(scale)));  // as most checkpoints' scales
   if (format.has_zeros()) rows.zeros.assign(scales, 0);
+  if (format.rows == WeightFormat::Rows::tensor) rows.input_scale = 0.01f;
   // A tensor's elements are those of a table, over and over, from a place that its name says. Of
   // E4M3 without subnormal numbers: few of a checkpoint's are, and some processors are slow there.
   constexpr uint64_t kTable = 65537;  // a prime: rows begin at ever other places

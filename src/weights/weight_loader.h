@@ -8,7 +8,8 @@
 // shape, and a tensor that no layer asked for are errors that name it.
 //
 // A weight that the checkpoint quantises stays so where its layer asks for it and the backend can
-// multiply by it; any other becomes numbers of the model's dtype while it is loaded.
+// multiply by it, with the rows quantised that the checkpoint quantises or, where the backend has
+// only that, with plain ones; any other becomes numbers of the model's dtype while it is loaded.
 #pragma once
 
 #include <functional>
@@ -75,7 +76,10 @@ class WeightLoader {
   size_t bytes() const { return used_; }  ///< storage that the parameters so far occupy
   int64_t num_parameters() const { return num_parameters_; }  ///< elements, of this shard
 
-  int64_t num_quantised() const { return num_quantised_; }  ///< of these, kept quantised
+  int64_t num_quantised() const { return num_quantised_; }            ///< of these, kept quantised
+  int64_t num_row_quantising() const { return num_row_quantising_; }  ///< of these, so are rows
+  /// The most columns of a weight that quantises the rows that it meets; 0: none does.
+  int64_t quantised_columns() const { return quantised_columns_; }
 
   /// Fills everything handed out, from a checkpoint. Throws Error(model).
   void load(const Checkpoint& checkpoint, const LoadProgress& progress);
@@ -91,7 +95,8 @@ class WeightLoader {
     WeightFormat format;
   };
   Weight matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n, int64_t k);
-  /// The one in which the backend keeps all the parts as the checkpoint has them, or the plain one.
+  /// The first of these in which the backend keeps all the parts: as the checkpoint has them; that
+  /// beside plain rows; plain.
   WeightFormat format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k) const;
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);
@@ -113,7 +118,8 @@ class WeightLoader {
   std::byte* storage_;
   const QuantizationConfig* quantization_;
   size_t used_ = 0;
-  int64_t num_parameters_ = 0, num_quantised_ = 0;
+  int64_t num_parameters_ = 0, num_quantised_ = 0, num_row_quantising_ = 0;
+  int64_t quantised_columns_ = 0;
   std::vector<Parameter> parameters_;
   std::unordered_set<std::string> ignored_;
 };

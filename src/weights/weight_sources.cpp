@@ -152,10 +152,13 @@ class WeightLoader::CheckpointSources {
     if (p.format.has_zeros()) rows.zeros.resize(rows.scales.size());
     int64_t at = 0;
     for (const WeightPart& part : p.parts) {
-      in_pieces(part, work,
-                [&rows, at](const QuantizedWeight& weight, const WeightBlock& some, int64_t first) {
-                  weight.copy_rows(rows, at + first, some);
-                });
+      const float input_scale =
+          in_pieces(part, work,
+                    [&rows, at](const QuantizedWeight& weight, const WeightBlock& some,
+                                int64_t first) { weight.copy_rows(rows, at + first, some); });
+      // Parts of one product meet the same rows: the largest of their scales holds all of these.
+      if (p.format.rows == WeightFormat::Rows::tensor)
+        rows.input_scale = std::max(rows.input_scale, input_scale);
       at += block_of(part).rows();
     }
   }
@@ -180,9 +183,9 @@ class WeightLoader::CheckpointSources {
   }
 
   /// Adds what take() does with some rows of the part's quantised weight at a time, those from
-  /// `first` of its block on.
+  /// `first` of its block on. Its input_scale().
   template <class Take>
-  void in_pieces(const WeightPart& part, std::vector<std::function<void()>>& work, Take take) {
+  float in_pieces(const WeightPart& part, std::vector<std::function<void()>>& work, Take take) {
     const auto weight = std::make_shared<const QuantizedWeight>(
         checkpoint_, module_of(part.name), *scheme_of(part), part.shape[0], part.shape[1]);
     const WeightBlock block = block_of(part);
@@ -195,6 +198,7 @@ class WeightLoader::CheckpointSources {
         some.row_end = std::min(some.row_begin + step, block.row_end);
         take(*weight, some, r);
       });
+    return weight->input_scale();
   }
 
   const Checkpoint& checkpoint_;
@@ -216,7 +220,11 @@ WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64
     if (!format || (one && *format != *one)) return plain_format(dtype_);
     one = format;
   }
-  return one && backend_.keeps(*one, n, k) ? *one : plain_format(dtype_);
+  if (!one) return plain_format(dtype_);
+  const WeightFormat beside_plain_rows(one->numbers, one->group);
+  return backend_.keeps(*one, n, k)                ? *one
+         : backend_.keeps(beside_plain_rows, n, k) ? beside_plain_rows
+                                                   : plain_format(dtype_);
 }
 
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {

@@ -64,13 +64,13 @@ void CpuBackend::reserve_experts(size_t bytes) {
 
 int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
   const bool tiles = uses_tiles(largest.dtype), panels = !uses_onednn(largest.dtype) && !tiles;
-  return std::max(
-      {attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
-       panels ? gemm_scratch_floats(largest.widest) + panel_scratch_floats(largest.widest) : 0,
-       tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) +
-                   tile_block_floats(largest.widest)
-             : 0,
-       2 * largest.vocab});  // sorting: keys of 8 bytes
+  const int64_t columns = panels ? largest.widest : largest.quantised_columns;
+  return std::max({attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
+                   gemm_scratch_floats(columns) + panel_scratch_floats(columns),
+                   tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) +
+                               tile_block_floats(largest.widest)
+                         : 0,
+                   2 * largest.vocab});  // sorting: keys of 8 bytes
 }
 
 size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
@@ -78,6 +78,7 @@ size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
   return static_cast<size_t>(floats) * sizeof(float) +
          static_cast<size_t>(largest.rows) * sizeof(AttentionUnit) + expert_bytes(largest) +
          (uses_tiles(largest.dtype) ? row_tiles_bytes(largest.rows, largest.widest) : 0) +
+         quantised_row_bytes(largest.rows, largest.quantised_columns) +
          (uses_onednn(largest.dtype) ? OneDnn::kMostBytes : 0);
 }
 
@@ -85,6 +86,7 @@ void CpuBackend::reserve(const OperandLimits& largest) {
   reserve_scratch(scratch_floats(largest));
   reserve_experts(expert_bytes(largest));
   if (uses_tiles(largest.dtype)) reserve_row_tiles(row_tiles_bytes(largest.rows, largest.widest));
+  reserve_quantised_rows(quantised_row_bytes(largest.rows, largest.quantised_columns));
   attention_units_.reserve(static_cast<size_t>(largest.rows));
 }
 

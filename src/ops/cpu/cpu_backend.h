@@ -83,10 +83,16 @@ class CpuBackend : public Backend {
   /// tile_gemm's product of the rows that are tiles with some blocks of the weight.
   void multiply_blocks(GemmTask<bf16> task, const Weight& w, bf16* plain) const;
   void quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w);
+  /// The same of x's quantised rows.
+  void quantise_rows_and_multiply(const Tensor& y, const Tensor& x, const Weight& w);
+  /// What both have in common: the task's product with a weight that lies so.
+  void multiply_panels(const GemmTask<bf16>& task, const QuantisedKernels& kernels,
+                       const QuantisedPanels& panels);
   const QuantisedKernels& quantised(WeightFormat format) const {
+    const bool rows = format.quantises_rows();
     return format.numbers == WeightFormat::int4   ? kernels_.int4
-           : format.numbers == WeightFormat::int8 ? kernels_.int8
-                                                  : kernels_.e4m3;
+           : format.numbers == WeightFormat::int8 ? (rows ? kernels_.int8_rows : kernels_.int8)
+                                                  : (rows ? kernels_.e4m3_rows : kernels_.e4m3);
   }
   /// A thread's share of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
@@ -99,10 +105,13 @@ class CpuBackend : public Backend {
     return dtype == DType::f32 ? kernels_.f32.attention_rows : kernels_.half.attention_rows;
   }
 
-  /// The rows of a product that tile_gemm() turns into tiles at once.
+  /// The rows of a product that tile_gemm() turns into tiles, or that are quantised, at once.
   static constexpr int64_t kRowsAsTiles = 512;
   size_t row_tiles_bytes(int64_t m, int64_t k) const;
   void reserve_row_tiles(size_t bytes);
+
+  static size_t quantised_row_bytes(int64_t m, int64_t k);
+  void reserve_quantised_rows(size_t bytes);
 
   int64_t scratch_floats(const OperandLimits& largest) const;
   /// Makes sure that every thread has this much scratch; grows only when more is asked for than
@@ -123,6 +132,8 @@ class CpuBackend : public Backend {
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
   Buffer row_tiles_;                            // tile_gemm: rows of x, as tiles
   size_t row_tiles_bytes_ = 0;
+  Buffer quantised_rows_;  // of a product: numbers, and their scales
+  size_t quantised_row_bytes_ = 0;
   Buffer expert_rows_;  // moe_mlp: what one expert works on
   size_t expert_bytes_ = 0;
 };

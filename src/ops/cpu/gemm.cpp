@@ -10,6 +10,9 @@
 namespace nanovllm::cpu {
 namespace {
 
+/// Sums of so many products of int8 numbers are exact in 32 bits.
+constexpr int64_t kMostQuantisedColumns = int64_t{1} << 17;
+
 /// y = x w^T for the weight's panels [begin, end). A quantised weight is not read as the task's w.
 template <class T>
 GemmTask<T> panel_task(const Tensor& y, const Tensor& x, const Weight& w, int64_t begin,
@@ -39,8 +42,11 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
   return it->second;
 }
 
-// oneDNN's own order of additions is kept by oneDNN alone, which takes no panels.
-bool CpuBackend::keeps(WeightFormat, int64_t, int64_t) const { return !uses_onednn(DType::bf16); }
+// oneDNN's own order of additions is kept by oneDNN alone, which takes no panels; products with
+// quantised rows have an order of their own.
+bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k) const {
+  return format.quantises_rows() ? k <= kMostQuantisedColumns : !uses_onednn(DType::bf16);
+}
 
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
   if (format.is_quantised()) return quantised_bytes(format, n, k);
@@ -92,7 +98,8 @@ void CpuBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
              scales = static_cast<size_t>(n * dst.format.groups(k));
   check(dst.format.is_quantised() && rows.numbers.size() == numbers &&
             rows.scales.size() == scales &&
-            rows.zeros.size() == (dst.format.has_zeros() ? scales : 0),
+            rows.zeros.size() == (dst.format.has_zeros() ? scales : 0) &&
+            (rows.input_scale > 0) == (dst.format.rows == WeightFormat::Rows::tensor),
         "cannot load {} quantised numbers into {}", rows.numbers.size(), dst.data);
   pack_quantised(dst.data.data, dst.format, n, k, rows, threads_);
 }
@@ -104,6 +111,7 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   check(w.data.packed && w.data.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm {} = {} x {}", y, x, w.data);
   if (m == 0) return;
+  if (w.format.quantises_rows()) return quantise_rows_and_multiply(y, x, w);
   if (uses_tiles(x.dtype)) return tile_gemm(y, x, w);
   if (w.format.is_quantised()) return quantised_gemm(y, x, w);
   if (uses_onednn(x.dtype)) return onednn_->gemm(y, x, w.data);
@@ -117,26 +125,73 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
 }
 
 void CpuBackend::quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
-  const int64_t m = x.shape[0], n = w.n(), k = w.k(), blocks = (n + kGemmBlock - 1) / kGemmBlock;
-  const QuantisedPanels panels = quantised_panels(w.data.data, w.format, k);
-  const QuantisedKernels& kernels = quantised(w.format);
-  reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
+  reserve_scratch(gemm_scratch_floats(w.k()) + panel_scratch_floats(w.k()));
+  multiply_panels(panel_task<bf16>(y, x, w, 0, 0, nullptr), quantised(w.format),
+                  quantised_panels(w.data.data, w.format, w.k()));
+}
+
+void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKernels& kernels,
+                                 const QuantisedPanels& panels) {
+  const int64_t m = all.m, n = all.n, k = all.k, blocks = (n + kGemmBlock - 1) / kGemmBlock;
   parallel_for(threads_, blocks, m * n * k, [&](int64_t begin, int64_t end, int thread) {
-    GemmTask<bf16> task = panel_task<bf16>(y, x, w, begin, end, scratch(thread));
+    GemmTask<bf16> task = all;
+    task.scratch = scratch(thread);
+    task.first_block = begin;
+    task.end_block = end;
     if (m <= kQuantisedRows) return kernels.gemm(task, panels);
-    auto* plain = reinterpret_cast<bf16*>(scratch(thread) + gemm_scratch_floats(k));
+    auto* plain = reinterpret_cast<bf16*>(task.scratch + gemm_scratch_floats(k));
+    QuantisedPanels some = panels;
     for (int64_t block = begin; block < end; block += kPanelsAtOnce) {
       const int64_t count = std::min(kPanelsAtOnce, end - block), column = block * kGemmBlock;
       for (int64_t i = 0; i < count; ++i)
         kernels.dequantise(plain + i * k * kGemmBlock, panels, block + i, 0);
       task.w = plain;
-      task.y = y.data + static_cast<size_t>(column) * size_of(y.dtype);
+      task.y = static_cast<std::byte*>(all.y) +
+               static_cast<size_t>(column) * (all.y_is_f32 ? sizeof(float) : sizeof(bf16));
       task.n = n - column;
       task.first_block = 0;
       task.end_block = count;
-      kernels_.half.gemm(task);
+      some.data = panels.data + block * panels.panel_bytes;
+      kernels.gemm_panels(task, some);
     }
   });
+}
+
+// Scales of all rows, then numbers.
+size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) {
+  const int64_t groups = (k + kRowGroup - 1) / kRowGroup;
+  return static_cast<size_t>(std::min(m, kRowsAsTiles) * (k * 2 + groups * 4));
+}
+
+void CpuBackend::reserve_quantised_rows(size_t bytes) {
+  if (bytes <= quantised_row_bytes_) return;
+  quantised_rows_ = cpu::allocate(bytes);
+  quantised_row_bytes_ = bytes;
+}
+
+void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, const Weight& w) {
+  const int64_t m = x.shape[0], n = w.n(), k = w.k(), groups = w.format.groups(k);
+  static_assert(kSummedColumns == kRowGroup && kLeastRowMagnitude == kLeastMagnitude);
+  const QuantisedKernels& kernels = quantised(w.format);
+  reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
+  reserve_quantised_rows(quantised_row_bytes(m, k));
+  float* const scales = reinterpret_cast<float*>(quantised_rows_.get());
+  auto* const numbers = reinterpret_cast<bf16*>(scales + std::min(m, kRowsAsTiles) * groups);
+  const float given = input_scale(w.data.data, w.format, n, k);
+  GemmTask<bf16> task = panel_task<bf16>(y, x, w, 0, 0, nullptr);
+  task.x = numbers;
+  task.x_stride = k;
+  task.row_scales = scales;
+  for (int64_t first = 0; first < m; first += kRowsAsTiles) {
+    task.m = std::min(kRowsAsTiles, m - first);
+    parallel_for(threads_, task.m, 4 * task.m * k, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r)
+        kernels.quantise(numbers + r * k, scales + r * groups,
+                         x.ptr<bf16>() + (first + r) * x.stride[0], k, w.format.group, given);
+    });
+    task.y = y.data + static_cast<size_t>(first * y.stride[0]) * size_of(y.dtype);
+    multiply_panels(task, kernels, quantised_panels(w.data.data, w.format, k));
+  }
 }
 
 // A product's last tile of rows has only those that there are.

@@ -187,13 +187,30 @@ QuantisedPanels quantised_panels(const std::byte* data, WeightFormat format, int
           .panel_bytes = units + (k + per_unit - 1) / per_unit * kUnit};
 }
 
-size_t quantised_bytes(WeightFormat format, int64_t n, int64_t k) {
+namespace {
+// input_scale lies behind the panels.
+size_t all_panels_bytes(WeightFormat format, int64_t n, int64_t k) {
   return static_cast<size_t>(panels_of(n) * quantised_panels(nullptr, format, k).panel_bytes);
+}
+}  // namespace
+
+size_t quantised_bytes(WeightFormat format, int64_t n, int64_t k) {
+  return all_panels_bytes(format, n, k) +
+         (format.rows == WeightFormat::Rows::tensor ? sizeof(float) : 0);
+}
+
+float input_scale(const std::byte* data, WeightFormat format, int64_t n, int64_t k) {
+  float scale = 0;
+  if (format.rows == WeightFormat::Rows::tensor)
+    std::memcpy(&scale, data + all_panels_bytes(format, n, k), sizeof scale);
+  return scale;
 }
 
 void pack_quantised(std::byte* data, WeightFormat format, int64_t n, int64_t k,
                     const QuantizedRows& rows, int threads) {
   const QuantisedPanels w = quantised_panels(data, format, k);
+  if (format.rows == WeightFormat::Rows::tensor)
+    std::memcpy(data + all_panels_bytes(format, n, k), &rows.input_scale, sizeof(float));
   parallel_for(threads, panels_of(n), n * k, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p)
       pack_panel(data + p * w.panel_bytes, w, format, p * kGemmBlock, n, rows);

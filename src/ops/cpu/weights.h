@@ -54,6 +54,8 @@ void pack_rows(std::byte* dst, DType dtype, const WeightLayout& layout, int64_t 
 /// How a quantised weight [n, k] lies at `data`; its panels take this many bytes.
 QuantisedPanels quantised_panels(const std::byte* data, WeightFormat format, int64_t k);
 size_t quantised_bytes(WeightFormat format, int64_t n, int64_t k);
+/// The scale of all rows that meet it, or 0 where they have their own.
+float input_scale(const std::byte* data, WeightFormat format, int64_t n, int64_t k);
 /// Writes it there.
 void pack_quantised(std::byte* data, WeightFormat format, int64_t n, int64_t k,
                     const QuantizedRows& rows, int threads);

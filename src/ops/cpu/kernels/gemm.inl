@@ -3,10 +3,12 @@
 
 namespace {
 
-/// ROWS x BLOCKS tiles of 1 x 16 outputs. x: f32 rows k apart; w: `BLOCKS` panels of k x 16.
+/// ROWS x BLOCKS tiles of 1 x 16 outputs, of `count` columns. x: f32 rows k apart; w: `BLOCKS`
+/// panels of k x 16.
 template <int ROWS, int BLOCKS, class T>
-NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, Sum (&acc)[ROWS][BLOCKS]) {
-  for (int64_t i = 0; i < k; ++i) {
+NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, int64_t count,
+                               Sum (&acc)[ROWS][BLOCKS]) {
+  for (int64_t i = 0; i < count; ++i) {
     Vec column[BLOCKS];
     for (int b = 0; b < BLOCKS; ++b) column[b] = load(w + (b * k + i) * kGemmBlock);
     for (int r = 0; r < ROWS; ++r)
@@ -14,9 +16,9 @@ NANOVLLM_INLINE void gemm_tile(const float* x, const T* w, int64_t k, Sum (&acc)
   }
 }
 
-template <int ROWS, int BLOCKS, class T>
-NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Sum (&acc)[ROWS][BLOCKS], int64_t row,
-                              int64_t block) {
+template <int ROWS, int BLOCKS, class T, class Result>
+NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Result (&acc)[ROWS][BLOCKS],
+                              int64_t row, int64_t block) {
   for (int r = 0; r < ROWS; ++r) {
     for (int b = 0; b < BLOCKS; ++b) {
       const int64_t column = (block + b) * kGemmBlock, at = (row + r) * task.y_stride + column;
@@ -32,18 +34,19 @@ NANOVLLM_INLINE void put_tile(const GemmTask<T>& task, const Sum (&acc)[ROWS][BL
 template <int ROWS, int BLOCKS, class T>
 void gemm_rows(const GemmTask<T>& task, const float* x, int64_t row, int64_t block) {
   Sum acc[ROWS][BLOCKS];
-  gemm_tile<ROWS, BLOCKS>(x, task.w + block * task.k * kGemmBlock, task.k, acc);
+  gemm_tile<ROWS, BLOCKS>(x, task.w + block * task.k * kGemmBlock, task.k, task.k, acc);
   put_tile<ROWS, BLOCKS>(task, acc, row, block);
 }
 
-/// All the task's weight blocks for ROWS rows; few rows take more blocks at once, so that enough
-/// additions are in flight.
-template <int ROWS, class T>
-void gemm_panel(const GemmTask<T>& task, const float* x, int64_t row, int64_t begin, int64_t end) {
+/// All the weight blocks for ROWS rows; few rows take more blocks at once, so that enough additions
+/// are in flight.
+template <int ROWS, class Multiply>
+void gemm_panel(const float* x, int64_t row, int64_t begin, int64_t end, Multiply multiply) {
   constexpr int kBlocks = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
   int64_t block = begin;
-  for (; block + kBlocks <= end; block += kBlocks) gemm_rows<ROWS, kBlocks>(task, x, row, block);
-  for (; block < end; ++block) gemm_rows<ROWS, 1>(task, x, row, block);
+  for (; block + kBlocks <= end; block += kBlocks)
+    multiply.template operator()<ROWS, kBlocks>(x, row, block);
+  for (; block < end; ++block) multiply.template operator()<ROWS, 1>(x, row, block);
 }
 
 /// Rows [first, first + rows) of x, in the task's scratch memory.
@@ -57,8 +60,10 @@ NANOVLLM_INLINE void rows_as_floats(const GemmTask<T>& task, int64_t first, int6
         });
 }
 
-template <class T>
-void gemm(const GemmTask<T>& task) {
+/// Calls multiply<ROWS, BLOCKS>(x, row, block) for all tiles of the task's product; x: the rows as
+/// floats, from `row` on.
+template <class T, class Multiply>
+NANOVLLM_INLINE void for_tiles(const GemmTask<T>& task, Multiply multiply) {
   for (int64_t first = 0; first < task.m; first += kGemmRows) {
     const int64_t rows = task.m - first < kGemmRows ? task.m - first : kGemmRows;
     rows_as_floats(task, first, rows);
@@ -69,16 +74,23 @@ void gemm(const GemmTask<T>& task) {
         const float* x = task.scratch + r * task.k;
         const int64_t left = rows - r;
         if (left >= 6)
-          gemm_panel<6>(task, x, first + r, begin, end), r += 6;
+          gemm_panel<6>(x, first + r, begin, end, multiply), r += 6;
         else if (left >= 4)
-          gemm_panel<4>(task, x, first + r, begin, end), r += 4;
+          gemm_panel<4>(x, first + r, begin, end, multiply), r += 4;
         else if (left >= 2)
-          gemm_panel<2>(task, x, first + r, begin, end), r += 2;
+          gemm_panel<2>(x, first + r, begin, end, multiply), r += 2;
         else
-          gemm_panel<1>(task, x, first + r, begin, end), r += 1;
+          gemm_panel<1>(x, first + r, begin, end, multiply), r += 1;
       }
     }
   }
+}
+
+template <class T>
+void gemm(const GemmTask<T>& task) {
+  for_tiles(task, [&]<int ROWS, int BLOCKS>(const float* x, int64_t row, int64_t block) {
+    gemm_rows<ROWS, BLOCKS>(task, x, row, block);
+  });
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ struct GemmTask {
   bool y_is_f32 = false;
   int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
   float* scratch = nullptr;  // gemm_scratch_floats(k); tile products: tile_scratch_floats(m)
+  const float* row_scales = nullptr;  // of quantised rows: one for each group of the weight
 };
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
@@ -75,11 +76,24 @@ constexpr int64_t kQuantisedRows = 4;
 constexpr int64_t kPanelsAtOnce = 4;
 constexpr int64_t panel_scratch_floats(int64_t k) { return kPanelsAtOnce * kGemmBlock / 2 * k; }
 
+/// Columns of quantised rows whose products are summed before they are scaled, and the magnitude
+/// from which a scale is computed, at least: core/weight.h's, which has more than kernels may see.
+constexpr int64_t kSummedColumns = 128;
+constexpr float kLeastRowMagnitude = 0x1p-100f;
+
+/// Of one kind of numbers beside plain rows or, with quantise(), beside rows of such numbers.
 struct QuantisedKernels {
   /// As FloatKernels::gemm, of at most kQuantisedRows rows; the task's w is not read.
   void (*gemm)(const GemmTask<bf16>& task, const QuantisedPanels& w);
-  /// A panel as gemm() reads it, [k, kGemmBlock].
+  /// A panel as gemm_panels() reads it, [k, kGemmBlock]: weights or, beside quantised rows,
+  /// numbers.
   void (*dequantise)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t);
+  /// The same product of any rows with such panels, which are the task's w.
+  void (*gemm_panels)(const GemmTask<bf16>& task, const QuantisedPanels& w);
+  /// The numbers that stand for a row of x, and the scale of each `group` of them: `scale` or,
+  /// where that is 0, by their largest magnitude. Null beside plain rows.
+  void (*quantise)(bf16* numbers, float* scales, const bf16* x, int64_t k, int64_t group,
+                   float scale);
   /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
   /// behind those before.
   void (*dequantise_tiles)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t stride);
@@ -117,7 +131,7 @@ struct Kernels {
   std::string_view name;
   FloatKernels<float> f32;
   FloatKernels<bf16> half;
-  QuantisedKernels int4, int8, e4m3;
+  QuantisedKernels int4, int8, e4m3, int8_rows, e4m3_rows;
   RowStats (*row_stats)(const float* logits, int64_t n);
   /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.
   double (*sum_exp)(const float* logits, int64_t n, float temperature, float shift);

@@ -35,6 +35,8 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 //
 #include "ops/cpu/kernels/quantised.inl"
 //
+#include "ops/cpu/kernels/quantised_rows.inl"
+//
 #include "ops/cpu/kernels/sampling.inl"
 
 namespace {
@@ -49,6 +51,8 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            quantised_kernels<Int4Group>(),
                            quantised_kernels<Int8Group>(),
                            quantised_kernels<E4m3Group>(),
+                           row_quantising_kernels<Int8Numbers>(),
+                           row_quantising_kernels<E4m3Numbers>(),
                            row_stats,
                            sum_exp,
                            gumbel_argmax,

@@ -74,65 +74,79 @@ NANOVLLM_INLINE void for_groups(const QuantisedPanels& w, Body&& body) {
     body(first, w.k - first < w.group ? w.k - first : w.group, g);
 }
 
-/// ROWS x BLOCKS tiles of 1 x 16 outputs. x: f32 rows k apart; panel: the first of BLOCKS.
+/// ROWS x BLOCKS tiles of 1 x 16 outputs, of `count` columns from `first` on, all of group g. x:
+/// f32 rows k apart; panel: the first of BLOCKS.
 template <class Group, int ROWS, int BLOCKS>
 NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, const uint8_t* panel,
+                                    int64_t first, int64_t count, int64_t g,
                                     Sum (&acc)[ROWS][BLOCKS]) {
-  for_groups(
-      w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
-        Group group[BLOCKS];
-        const uint8_t* units[BLOCKS];
-        for (int b = 0; b < BLOCKS; ++b) {
-          const uint8_t* from = panel + b * w.panel_bytes;
-          group[b].open(from + g * 64, from + w.zeros + g * 16);
-          units[b] = from + w.units + first / Group::kColumns * 64;
-        }
-        const auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
-          Vec column[BLOCKS];
-          for (int b = 0; b < BLOCKS; ++b) column[b] = group[b].column(load_unit(units[b]), j);
-          for (int r = 0; r < ROWS; ++r)
-            for (int b = 0; b < BLOCKS; ++b) acc[r][b].add(x[r * w.k + i], column[b]);
-        };
-        int64_t i = first;
-        for (; i + Group::kColumns <= first + count; i += Group::kColumns) {
+  Group group[BLOCKS];
+  const uint8_t* units[BLOCKS];
+  for (int b = 0; b < BLOCKS; ++b) {
+    const uint8_t* from = panel + b * w.panel_bytes;
+    group[b].open(from + g * 64, from + w.zeros + g * 16);
+    units[b] = from + w.units + first / Group::kColumns * 64;
+  }
+  const auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
+    Vec column[BLOCKS];
+    for (int b = 0; b < BLOCKS; ++b) column[b] = group[b].column(load_unit(units[b]), j);
+    for (int r = 0; r < ROWS; ++r)
+      for (int b = 0; b < BLOCKS; ++b) acc[r][b].add(x[r * w.k + i], column[b]);
+  };
+  int64_t i = first;
+  for (; i + Group::kColumns <= first + count; i += Group::kColumns) {
 #pragma GCC unroll 8
-          for (int j = 0; j < Group::kColumns; ++j) add(i + j, j);
-          for (int b = 0; b < BLOCKS; ++b) units[b] += 64;
-        }
-        for (int j = 0; i + j < first + count; ++j) add(i + j, j);
-      });
+    for (int j = 0; j < Group::kColumns; ++j) add(i + j, j);
+    for (int b = 0; b < BLOCKS; ++b) units[b] += 64;
+  }
+  for (int j = 0; i + j < first + count; ++j) add(i + j, j);
 }
 
 template <class Group, int ROWS, int BLOCKS>
-void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, const float* x,
-                    int64_t row, int64_t block) {
+void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
   Sum acc[ROWS][BLOCKS];
-  quantised_tile<Group, ROWS, BLOCKS>(x, w, w.data + block * w.panel_bytes, acc);
-  put_tile<ROWS, BLOCKS>(task, acc, row, block);
+  for_groups(
+      w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
+        quantised_tile<Group, ROWS, BLOCKS>(task.scratch, w, w.data + block * w.panel_bytes, first,
+                                            count, g, acc);
+      });
+  put_tile<ROWS, BLOCKS>(task, acc, 0, block);
 }
 
-template <class Group, int ROWS>
-void quantised_panel(const GemmTask<bf16>& task, const QuantisedPanels& w) {
+/// Calls multiply<ROWS, BLOCKS>(block) for all the task's blocks.
+template <int ROWS, class Multiply>
+void for_blocks(const GemmTask<bf16>& task, Multiply multiply) {
   constexpr int kBlocks = ROWS == 1 ? 2 : 1;
   int64_t block = task.first_block;
   for (; block + kBlocks <= task.end_block; block += kBlocks)
-    quantised_rows<Group, ROWS, kBlocks>(task, w, task.scratch, 0, block);
-  for (; block < task.end_block; ++block)
-    quantised_rows<Group, ROWS, 1>(task, w, task.scratch, 0, block);
+    multiply.template operator()<ROWS, kBlocks>(block);
+  for (; block < task.end_block; ++block) multiply.template operator()<ROWS, 1>(block);
+}
+
+/// The same of the task's rows, kQuantisedRows at most, which are floats in its scratch memory
+/// then.
+template <class Multiply>
+NANOVLLM_INLINE void for_few_rows(const GemmTask<bf16>& task, Multiply multiply) {
+  rows_as_floats(task, 0, task.m);
+  if (task.m == 1)
+    for_blocks<1>(task, multiply);
+  else if (task.m == 2)
+    for_blocks<2>(task, multiply);
+  else if (task.m == 3)
+    for_blocks<3>(task, multiply);
+  else
+    for_blocks<4>(task, multiply);
 }
 
 template <class Group>
 void quantised_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
-  rows_as_floats(task, 0, task.m);
-  if (task.m == 1)
-    quantised_panel<Group, 1>(task, w);
-  else if (task.m == 2)
-    quantised_panel<Group, 2>(task, w);
-  else if (task.m == 3)
-    quantised_panel<Group, 3>(task, w);
-  else
-    quantised_panel<Group, 4>(task, w);
+  for_few_rows(task, [&]<int ROWS, int BLOCKS>(int64_t block) {
+    quantised_rows<Group, ROWS, BLOCKS>(task, w, block);
+  });
 }
+
+/// Panels that are dequantised are plain ones.
+void plain_gemm(const GemmTask<bf16>& task, const QuantisedPanels&) { gemm<bf16>(task); }
 
 /// The panel's weights: columns of 16 rows or, for tile products, pairs of columns.
 template <class Group, bool PAIRS>
@@ -167,7 +181,8 @@ void dequantise(bf16* to, const QuantisedPanels& w, int64_t block, int64_t pairs
 
 template <class Group>
 constexpr QuantisedKernels quantised_kernels() {
-  return {quantised_gemm<Group>, dequantise<Group, false>, dequantise<Group, true>};
+  return {quantised_gemm<Group>, dequantise<Group, false>, plain_gemm, nullptr,
+          dequantise<Group, true>};
 }
 
 }  // namespace

@@ -1,0 +1,296 @@
+// Products that quantise the rows of x as well (docs/contract.md), against that definition: numbers
+// by search among all E4M3 numbers, sums in float64.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "parity/e4m3.h"
+#include "parity/harness.h"
+
+namespace nanovllm::parity {
+namespace {
+
+using Rows = WeightFormat::Rows;
+
+/// The nearest E4M3 number, ties to the even one, of at most 448.
+double nearest_e4m3(float value) {
+  const double magnitude = std::min(std::abs(double{value}), 448.0);
+  uint8_t best = 0;
+  for (uint8_t bits = 1; bits < 0x7f; ++bits) {
+    const double now = std::abs(magnitude - e4m3_value(bits)),
+                 before = std::abs(magnitude - e4m3_value(best));
+    if (now < before || (now == before && bits % 2 == 0)) best = bits;
+  }
+  return std::copysign(e4m3_value(best), value);
+}
+
+/// A row's numbers, and the scale of each of its groups.
+struct QuantisedRow {
+  Values numbers;
+  std::vector<float> scales;
+};
+
+QuantisedRow quantised(WeightFormat format, const Values& x, int64_t row, int64_t k,
+                       float input_scale) {
+  QuantisedRow out;
+  const bool is_int8 = format.numbers == WeightFormat::int8;
+  for (int64_t first = 0; first < k; first += format.group) {
+    const auto begin = static_cast<size_t>(row * k + first),
+               end = static_cast<size_t>(row * k + std::min(first + format.group, k));
+    float most = 0x1p-100f;
+    for (size_t i = begin; i < end; ++i) most = std::max(most, std::abs(static_cast<float>(x[i])));
+    const float scale = format.rows == Rows::tensor ? input_scale : most / (is_int8 ? 127 : 448);
+    out.scales.push_back(scale);
+    for (size_t i = begin; i < end; ++i) {
+      const float quotient = static_cast<float>(x[i]) / scale;
+      out.numbers.push_back(is_int8 ? std::nearbyint(double{quotient}) : nearest_e4m3(quotient));
+    }
+  }
+  return out;
+}
+
+class QuantisedRowsParity : public BackendTest {
+ protected:
+  void SetUp() override {
+    BackendTest::SetUp();
+    if (!IsSkipped() && !ops().keeps({WeightFormat::e4m3, 128, Rows::token}, 128, 128))
+      GTEST_SKIP() << ops().name() << " does not quantise rows";
+  }
+  bool is_gpu() const { return ops().device().kind != Device::cpu; }
+
+  /// A weight that the backend keeps.
+  struct Kept {
+    Buffer buffer;
+    nanovllm::Weight view;
+    QuantizedRows rows;
+  };
+  Kept load(WeightFormat format, int64_t n, int64_t k, QuantizedRows rows) {
+    Kept w{ops().allocate(ops().weight_bytes(format, n, k)), {}, std::move(rows)};
+    w.view = ops().weight_view(w.buffer.get(), format, n, k);
+    ops().load_quantised(w.view, w.rows);
+    return w;
+  }
+  Kept random_weight(WeightFormat format, int64_t n, int64_t k) {
+    std::mt19937 random(static_cast<uint32_t>(n * 131 + k));
+    QuantizedRows rows;
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto bits = static_cast<uint8_t>(random() >> 24);
+      const bool is_nan = format.numbers == WeightFormat::e4m3 && (bits & 0x7f) == 0x7f;
+      rows.numbers.push_back(static_cast<int8_t>(is_nan ? 0 : bits));
+    }
+    std::uniform_real_distribution<float> exponent(-12, -4);
+    for (int64_t i = 0; i < n * format.groups(k); ++i)
+      rows.scales.push_back(std::exp2(exponent(random)));
+    if (format.rows == Rows::tensor) rows.input_scale = 0.011f;
+    return load(format, n, k, std::move(rows));
+  }
+  static double number(WeightFormat format, int8_t q) {
+    return format.numbers == WeightFormat::e4m3 ? e4m3_value(static_cast<uint8_t>(q)) : q;
+  }
+
+  /// Within a block of columns additions keep 24 bits on a CPU; in a GPU's tensor core 14 below the
+  /// largest of what is added.
+  double block_error() const { return 128 * (is_gpu() ? 0x1p-13 : 0x1p-24); }
+
+  void expect_right(WeightFormat format, int64_t m, int64_t n, int64_t k, DType y_type,
+                    double spread = 1) {
+    if (!ops().keeps(format, n, k)) return;
+    const Kept w = random_weight(format, n, k);
+    const Values x = random_values(DType::bf16, m * k, static_cast<uint32_t>(m + k), spread);
+    const Operand x_operand(ops(), DType::bf16, {m, k}, x, Layout{.lead = 8, .trail = 16});
+    const Operand y(ops(), y_type, {m, n}, Layout{.lead = 8, .trail = 8});
+    ops().gemm(y, x_operand, w.view);
+    ops().synchronize();
+    const bool is_int8 = format.numbers == WeightFormat::int8;
+    const int64_t groups = format.groups(k), blocks = (k + 127) / 128;
+    const double rounding = y_type == DType::f32 ? 0x1p-24 : 0x1p-8;
+    Values want, bound;
+    for (int64_t i = 0; i < m; ++i) {
+      const QuantisedRow row = quantised(format, x, i, k, w.rows.input_scale);
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = 0, magnitude = 0;
+        for (int64_t c = 0; c < k; ++c) {
+          const auto g = static_cast<size_t>(c / format.group);
+          const double term = row.numbers[static_cast<size_t>(c)] *
+                              number(format, w.rows.numbers[static_cast<size_t>(j * k + c)]) *
+                              row.scales[g] * w.rows.scales[static_cast<size_t>(j * groups) + g];
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        want.push_back(sum);
+        // Sums of integers are exact. f32 rounds each block's sum, its scale, and the end.
+        const double sums = is_int8 ? 0 : block_error() + 0x1p-24 * static_cast<double>(blocks);
+        bound.push_back((rounding + 3 * 0x1p-24) * std::abs(sum) +
+                        (sums + (groups > 1 ? 3 * 0x1p-24 : 0)) * magnitude + 1e-37);
+      }
+    }
+    expect_close(
+        y.get(), want, [&](size_t i) { return bound[i]; },
+        fmt::format("{} {} x {} x {}, rows {}", is_int8 ? "int8" : "e4m3", m, n, k,
+                    static_cast<int>(format.rows)));
+    y.expect_guards("y");
+    x_operand.expect_guards("x");
+  }
+
+  static std::vector<WeightFormat> formats(int64_t k) {
+    std::vector<WeightFormat> list = {{WeightFormat::e4m3, k, Rows::token},
+                                      {WeightFormat::e4m3, k, Rows::tensor},
+                                      {WeightFormat::int8, k, Rows::token}};
+    if (k % 128 == 0) list.push_back({WeightFormat::e4m3, 128, Rows::group});
+    return list;
+  }
+};
+
+TEST_P(QuantisedRowsParity, MatchesFloat64) {
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 16, 128},
+                                {1, 48, 384},
+                                {2, 33, 256},
+                                {3, 8, 1024},
+                                {4, 130, 640},
+                                {5, 64, 512},
+                                {17, 72, 1152},
+                                {70, 24, 256},
+                                {1, 7, 33},
+                                {6, 40, 200},
+                                {530, 16, 128}})
+    for (const WeightFormat format : formats(k))
+      for (const DType y_type : {DType::bf16, DType::f32}) expect_right(format, m, n, k, y_type);
+}
+
+// Every scale that bf16 numbers can make, and sums that leave 24 bits.
+TEST_P(QuantisedRowsParity, MatchesFloat64OverTheRangeOfNumbers) {
+  for (const double spread : {1e-30, 1e-9, 1e4, 1e30})
+    for (const WeightFormat format : formats(256))
+      expect_right(format, 2, 16, 256, DType::f32, spread);
+  expect_right({WeightFormat::int8, 1 << 17, Rows::token}, 1, 8, 1 << 17, DType::f32);
+}
+
+/// Products of integers whose sum has 31 bits: exact to the last.
+TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
+  constexpr int64_t k = 1 << 17;
+  const WeightFormat format(WeightFormat::int8, k, Rows::token);
+  if (!ops().keeps(format, 8, k)) GTEST_SKIP() << "no rows as long";
+  QuantizedRows rows;
+  rows.numbers.assign(8 * k, -128);
+  rows.numbers[1] = -127;  // the last place of a sum that f32 cannot hold
+  rows.scales.assign(8, 1);
+  const Kept w = load(format, 8, k, std::move(rows));
+  const Operand x(ops(), DType::bf16, {1, k}, Values(k, 127.0)), y(ops(), DType::f32, {1, 8});
+  ops().gemm(y, x, w.view);
+  ops().synchronize();
+  const double all = -128.0 * 127 * k;
+  Values want(8, static_cast<float>(all));
+  want[0] = static_cast<float>(all + 127);
+  expect_equal(y.get(), want, "sums");
+}
+
+// A weight that is the unit matrix shows the numbers of a row.
+TEST_P(QuantisedRowsParity, NumbersAreTheNearestOfE4M3) {
+  constexpr int64_t k = 128;
+  const WeightFormat format(WeightFormat::e4m3, k, Rows::tensor);
+  QuantizedRows rows;
+  rows.numbers.assign(k * k, 0);
+  for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
+  rows.scales.assign(k, 1);
+  rows.input_scale = 1;
+  const Kept w = load(format, k, k, std::move(rows));
+  // (x, its number), from OCP's table of E4M3: largest 448, least normal 2^-6, least 2^-9.
+  const std::vector<std::pair<double, double>> known = {{0, 0},
+                                                        {1, 1},
+                                                        {-1.5, -1.5},
+                                                        {1.0625, 1},
+                                                        {1.1875, 1.25},
+                                                        {1.3125, 1.25},
+                                                        {17, 16},
+                                                        {19, 20},
+                                                        {-19, -20},
+                                                        {240, 240},
+                                                        {432, 448},
+                                                        {424, 416},
+                                                        {447, 448},
+                                                        {448, 448},
+                                                        {464, 448},
+                                                        {500, 448},
+                                                        {-1e4, -448},
+                                                        {3e38, 448},
+                                                        {0x1p-6, 0x1p-6},
+                                                        {0x1p-9, 0x1p-9},
+                                                        {0x1p-10, 0},
+                                                        {0x1.8p-9, 0x1p-8},
+                                                        {0x1.4p-8, 0x1p-8},
+                                                        {0x1.cp-8, 0x1p-7},
+                                                        {0x1.1p-10, 0x1p-9},
+                                                        {-0x1p-10, 0},
+                                                        {0x1p-11, 0},
+                                                        {1e-38, 0},
+                                                        {0x1.fp-7, 0x1p-6},
+                                                        {0x1.dp-7, 0x1.cp-7}};
+  Values x = random_values(DType::bf16, 40 * k, 5, 3), want;
+  for (size_t i = 0; i < known.size(); ++i) x[i] = round_to(DType::bf16, known[i].first);
+  for (const double v : x) want.push_back(nearest_e4m3(static_cast<float>(v)));
+  for (size_t i = 0; i < known.size(); ++i) EXPECT_EQ(want[i], known[i].second) << known[i].first;
+  const Operand x_operand(ops(), DType::bf16, {40, k}, x), y(ops(), DType::f32, {40, k});
+  ops().gemm(y, x_operand, w.view);
+  ops().synchronize();
+  expect_equal(y.get(), want, "numbers");
+}
+
+TEST_P(QuantisedRowsParity, ARowOfZerosGivesZerosAndAFaultStaysInItsRow) {
+  constexpr int64_t m = 7, n = 24, k = 256;
+  const double infinity = std::numeric_limits<double>::infinity(),
+               nan = std::numeric_limits<double>::quiet_NaN();
+  for (const WeightFormat format : formats(k)) {
+    const Kept w = random_weight(format, n, k);
+    Values x = random_values(DType::bf16, m * k, 3);
+    const Operand whole(ops(), DType::bf16, {m, k}, x), sound(ops(), DType::f32, {m, n});
+    ops().gemm(sound, whole, w.view);
+    std::fill_n(x.begin() + 1 * k, k, 0.0);
+    x[2 * k + 200] = infinity;
+    x[4 * k] = nan;
+    x[5 * k + 130] = -infinity;
+    const Operand faulty(ops(), DType::bf16, {m, k}, x), y(ops(), DType::f32, {m, n});
+    ops().gemm(y, faulty, w.view);
+    ops().synchronize();
+    const Values got = y.get(), before = sound.get();
+    for (int64_t r = 0; r < m; ++r)
+      for (int64_t c = 0; c < n; ++c) {
+        const auto at = static_cast<size_t>(r * n + c);
+        if (r == 1)
+          EXPECT_EQ(got[at], 0);
+        else if (r == 2 || r == 4 || r == 5)
+          EXPECT_TRUE(std::isnan(got[at])) << "row " << r << " has " << got[at];
+        else
+          EXPECT_EQ(got[at], before[at]) << "row " << r;
+      }
+  }
+}
+
+TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
+  constexpr int64_t m = 531, n = 64, k = 384;
+  for (const WeightFormat format : formats(k)) {
+    const Kept w = random_weight(format, n, k);
+    const Operand x(ops(), DType::bf16, {m, k}, random_values(DType::bf16, m * k, 9));
+    const Operand all(ops(), DType::bf16, {m, n});
+    ops().gemm(all, x, w.view);
+    ops().synchronize();
+    const auto want = all.bits();
+    for (const int64_t rows : {1, 2, 3, 4, 5, 16, 65, 129})
+      for (const int64_t first : {int64_t{0}, int64_t{3}, int64_t{200}, m - rows}) {
+        const Operand some(ops(), DType::bf16, {rows, n});
+        ops().gemm(some, x.view().rows(first, first + rows), w.view);
+        ops().synchronize();
+        const auto got = some.bits();
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), want.begin() + first * n * 2))
+            << rows << " rows from " << first << ", rows are " << static_cast<int>(format.rows);
+      }
+  }
+}
+
+NANOVLLM_PARITY_BACKENDS(QuantisedRowsParity);
+
+}  // namespace
+}  // namespace nanovllm::parity
