@@ -8,6 +8,10 @@ The layouts are written from their descriptions: compressed-tensors' pack-quanti
 formats), AutoAWQ's gemm, and fp8 in blocks. golden.json is as tools/make_goldens.py has it, with numbers from float64 computation on
 the dequantised weights; bf16_error is that of a run whose weights and results are rounded to bf16. Beside them:
   weights[module]    FNV-1a (64 bits) of the dequantised weight's bytes, row-major, rounded to bf16
+  quantised_rows     where the scheme quantises activations as docs/contract.md defines it, what is to be had then, on 1 and on 2 ranks:
+                     logprobs, for each token before its successor, the successor's and the five best, of a run whose results are rounded
+                     to bf16 where the program's are; of the tokens a tenth are nearer to those than `near` with f32's errors, and none
+                     or less than `unquantised` where activations stay as they are; error, the most that quantising them adds to `prompts`
 """
 import json
 import pathlib
@@ -53,6 +57,20 @@ def to_e4m3(x):
     return np.abs(x.reshape(-1, 1) - numbers).argmin(1).astype(np.uint8).reshape(x.shape)
 
 
+def quantised_rows(x, kind, per, scale):
+    """x as its numbers and scales have it: each row, or 128 columns of it, by its largest magnitude, or all by `scale`."""
+    x = np.asarray(x, np.float32)
+    if per == "group":
+        return np.concatenate([quantised_rows(part, kind, "token", None) for part in np.split(x, x.shape[-1] // 128, -1)], -1)
+    most = np.float32(448 if kind == "F8_E4M3" else 127)
+    s = np.float32(scale) if per == "tensor" else np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(2.0**-100)) / most
+    q = (x / s).astype(np.float64)
+    step = 1.0
+    if kind == "F8_E4M3":  # three bits behind the leading one; those of 2^-6 below that
+        step = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(np.abs(q), 2.0**-20))), -6) - 3)
+    return np.clip(np.round(q / step) * step, -most, most) * s.astype(np.float64)
+
+
 def fnv(data):
     value = 0xCBF29CE484222325
     for byte in data:
@@ -64,7 +82,8 @@ class File:
     """A safetensors file, and the weights that it stands for."""
 
     def __init__(self):
-        self.tensors, self.weights = {}, {}
+        self.tensors = {}
+        self.rows = {}  # module -> how rows that meet it are quantised: (kind, per, scale)
 
     def put(self, name, array, dtype):
         kinds = dict(F32=np.float32, F16=np.float16, I32=np.int32, I64=np.int64, I8=np.int8)
@@ -161,7 +180,7 @@ def awq(file, name, w, rng, group=64):
     return scaled(scales[:, index], q - zeros[:, index])
 
 
-def bytes_of(file, name, w, rng, kind="F8_E4M3", per="channel", dtype="F32", static=False):
+def bytes_of(file, name, w, rng, kind="F8_E4M3", per="channel", dtype="F32", rows=None):
     most = 448.0 if kind == "F8_E4M3" else 127.0
     n, k = w.shape
     if per == "block":
@@ -179,8 +198,12 @@ def bytes_of(file, name, w, rng, kind="F8_E4M3", per="channel", dtype="F32", sta
         scales = stored(np.array([np.abs(w).max() / most]), dtype)
         file.put(name + ".weight_scale", scales, dtype)
         whole = np.broadcast_to(scales, w.shape)
-    if static:
-        file.put(name + ".input_scale", np.array([0.02 + 0.01 * rng.random()]), "F32")
+    scale = None
+    if rows == "tensor":
+        scale = stored(np.array([0.02 + 0.01 * rng.random()]), "F32")
+        file.put(name + ".input_scale", scale, "F32")
+    if rows:
+        file.rows[name] = (kind, rows, scale)
     if kind == "F8_E4M3":
         q = to_e4m3(w / whole)
         file.tensors[name + ".weight"] = (kind, [n, k], q.tobytes())
@@ -227,15 +250,15 @@ MODELS = {
                             modules_to_not_convert=["gate"]), EXPERTS,
                        lambda m: None if m.endswith("mlp.gate") else (awq, dict(group=64))),
     "fp8-channel": (compressed("float-quantized", arguments(type="float"), arguments(type="float", **TOKENS)), {},
-                    lambda m: (bytes_of, dict(dtype="BF16"))),
+                    lambda m: (bytes_of, dict(dtype="BF16", rows="token"))),
     "fp8-tensor-static": (compressed("float-quantized", arguments(type="float", strategy="tensor"),
                                      arguments(type="float", strategy="tensor")), {},
-                          lambda m: (bytes_of, dict(per="tensor", static=True))),
+                          lambda m: (bytes_of, dict(per="tensor", rows="tensor"))),
     "fp8-blocks": (dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
-                        modules_to_not_convert=["lm_head", "model.layers.0.mlp.down_proj"]), {},
-                   lambda m: None if m.endswith("down_proj") else (bytes_of, dict(per="block"))),
+                        modules_to_not_convert=["lm_head", "model.layers.0.self_attn.o_proj"]), dict(intermediate_size=256),
+                   lambda m: None if m.endswith("o_proj") else (bytes_of, dict(per="block", rows="group"))),
     "int8-channel": (compressed("int-quantized", arguments(), arguments(**TOKENS)), {},
-                     lambda m: (bytes_of, dict(kind="I8", dtype="BF16"))),
+                     lambda m: (bytes_of, dict(kind="I8", dtype="BF16", rows="token"))),
     # A scheme for each module: attention in int8, the MLP packed, one of its layers plain.
     "mixed": (compressed("mixed-precision", arguments(), targets=["re:.*self_attn.*"], ignore=["lm_head", "model.layers.0.mlp.up_proj"],
                          more={"group_1": {"format": "pack-quantized", "input_activations": None, "output_activations": None,
@@ -289,8 +312,9 @@ def make_checkpoint(config, writer, rng):
     return file, weights, quantised
 
 
-def logits_of(config, weights, ids, rounded=lambda x: x):
-    """Qwen3's forward pass in float64; every result through `rounded`."""
+def logits_of(config, weights, ids, rounded=lambda x: x, rows={}, ranks=1):
+    """Qwen3's forward pass in float64; every result through `rounded`. Rows that meet the modules of `rows` are quantised: by each of
+    `ranks` the columns that it has of them."""
     heads, kv, d = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     t = len(ids)
 
@@ -298,7 +322,14 @@ def logits_of(config, weights, ids, rounded=lambda x: x):
         return rounded(rounded(x / np.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"])) * weights[name + ".weight"])
 
     def linear(x, name):
-        return rounded(x @ weights[name + ".weight"].T)
+        """Each rank's product, and the sum of them."""
+        w, count = weights[name + ".weight"], ranks if name.endswith((".o_proj", ".down_proj")) else 1
+        kind, per, scale = rows.get(name, (None, None, None))
+        if per == "tensor":  # weights of one product share the largest scale
+            together = [g for g in (("q", "k", "v"), ("gate", "up")) if name.endswith(tuple(f".{p}_proj" for p in g))]
+            scale = max(rows[f"{name[: name.rindex('.')]}.{p}_proj"][2] for p in together[0]) if together else scale
+        return rounded(sum(rounded((quantised_rows(part, kind, per, scale) if kind else part) @ columns.T)
+                           for part, columns in zip(np.split(x, count, -1), np.split(w, count, -1))))
 
     def gated(x, place):
         gate, up = linear(x, place + "gate_proj"), linear(x, place + "up_proj")
@@ -348,8 +379,8 @@ def logprobs_of(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def describe_prompt(config, weights, ids):
-    logprobs = logprobs_of(logits_of(config, weights, ids))
+def describe_prompt(config, weights, ids, **how):
+    logprobs = logprobs_of(logits_of(config, weights, ids, **how))
     rows, gaps = [], []
     for p in range(len(ids) - 1):
         best = np.argsort(-logprobs[p], kind="stable")[:5]
@@ -357,13 +388,39 @@ def describe_prompt(config, weights, ids):
         gaps.append(round(logprobs[p, best[0]] - logprobs[p, best[1]], 6))
     greedy, greedy_logprobs, greedy_gaps, text = [], [], [], list(ids)
     for _ in range(GREEDY):
-        row = logprobs_of(logits_of(config, weights, text)[-1:])[0]
+        row = logprobs_of(logits_of(config, weights, text, **how)[-1:])[0]
         best = np.argsort(-row, kind="stable")[:2]
         greedy.append(int(best[0]))
         greedy_logprobs.append(round(row[best[0]], 6))
         greedy_gaps.append(round(row[best[0]] - row[best[1]], 6))
         text.append(greedy[-1])
     return dict(ids=ids, logprobs=rows, gap=gaps, greedy=greedy, greedy_logprobs=greedy_logprobs, greedy_gap=greedy_gaps)
+
+
+def describe_rows(config, weights, plain, rows, ranks, prompts, rng):
+    """Where rows that meet the modules of `rows` are quantised: a number that is rounded to another bf16 may become another E4M3, an
+    eighth beyond. So runs differ by that; those of one token after the other have the fewest numbers that could."""
+    half = {k: v if k.removesuffix(".weight") in rows else plain[k] for k, v in weights.items()}
+    how = dict(rows=rows, ranks=ranks, rounded=as_bf16)
+
+    def of_tokens(weights, **how):
+        """What follows each token: the next one's log probability and the five best."""
+        out = []
+        for token in range(config["vocab_size"]):
+            row = logprobs_of(logits_of(config, weights, [token], **how))[0]
+            out.append([row[(token + 1) % config["vocab_size"]], *np.sort(row)[: -6 : -1]])
+        return np.array(out)
+
+    def tenth(got):
+        return np.quantile(np.abs(got - want).max(1), 0.1)
+
+    want = of_tokens(half, **how)
+    near = [of_tokens(half, **{**how, "rounded": lambda x: as_bf16(x * (1 + 2.0**-22 * rng.standard_normal(x.shape)))})
+            for _ in range(8)]
+    error = max(np.abs(logprobs_of(logits_of(config, half, p, **how)) - logprobs_of(logits_of(config, weights, p))).max()
+                for p in prompts)
+    return dict(error=round(error, 4), near=round(max(map(tenth, near)), 4), unquantised=round(tenth(of_tokens(plain, rounded=as_bf16)), 4),
+                logprobs=np.round(want, 5).tolist())
 
 
 def main():
@@ -380,12 +437,14 @@ def main():
                   "tie_word_embeddings": False, **changes, "quantization_config": quantization}
         file, weights, quantised = make_checkpoint(config, writer, rng)
         prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in LENGTHS]
-        half = {k: as_bf16(v) for k, v in weights.items()}
-        error = max(np.abs(logprobs_of(logits_of(config, half, p, as_bf16)) - logprobs_of(logits_of(config, weights, p))).max()
+        plain = {k: as_bf16(v) for k, v in weights.items()}
+        error = max(np.abs(logprobs_of(logits_of(config, plain, p, as_bf16)) - logprobs_of(logits_of(config, weights, p))).max()
                     for p in prompts)
         golden = dict(model=name, bf16_error=round(error, 4),
                       weights={m: fnv(to_bf16(weights[m + ".weight"]).tobytes()) for m in quantised},
                       prompts=[describe_prompt(config, weights, p) for p in prompts])
+        if file.rows:
+            golden["quantised_rows"] = [describe_rows(config, weights, plain, file.rows, ranks, prompts, rng) for ranks in (1, 2)]
         target = OUT / f"quantised-{name}"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -393,7 +452,8 @@ def main():
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (target / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
         size = sum(f.stat().st_size for f in target.iterdir()) >> 10
-        print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}")
+        print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}",
+              *({k: float(v) for k, v in g.items() if k != "logprobs"} for g in golden.get("quantised_rows", [])))
 
 
 if __name__ == "__main__":
