@@ -1,5 +1,7 @@
 #include "weights/weight_loader.h"
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -327,16 +329,50 @@ TEST_F(QuantisedLoaderTest, TakesAPlainWeightWherePackedOnesWouldHaveOtherNames)
   EXPECT_EQ(refusal(), "");
 }
 
-/// Takes any quantised weight.
+/// Takes any quantised weight, beside quantised rows or not.
 struct KeepingBackend : RecordingBackend {
-  bool keeps(WeightFormat, int64_t, int64_t) const override { return true; }
+  bool keeps(WeightFormat format, int64_t, int64_t) const override {
+    return quantises_rows || !format.quantises_rows();
+  }
   void load_quantised(Weight dst, const QuantizedRows& rows) override {
+    input_scales.push_back(rows.input_scale);
     EXPECT_EQ(std::ssize(rows.numbers), dst.n() * dst.k());
     EXPECT_EQ(std::ssize(rows.scales), dst.n() * dst.format.groups(dst.k()));
     quantised += dst.n() * dst.k();
   }
+  bool quantises_rows = true;
   int64_t quantised = 0;
+  std::vector<float> input_scales;
 };
+
+TEST_F(QuantisedLoaderTest, RowsThatMeetOneProductShareTheLargestScale) {
+  const auto scale_of = [&](const std::string& module) {
+    float scale = 0;
+    for (const StoredBytes& t : tensors_)
+      if (t.name == "model.layers.0." + module + ".input_scale")
+        std::memcpy(&scale, t.bytes.data(), sizeof scale);
+    EXPECT_GT(scale, 0) << module;
+    return scale;
+  };
+  read("quantised-fp8-tensor-static");
+  write(tensors_);
+  for (const bool quantises_rows : {true, false}) {
+    KeepingBackend backend;
+    backend.quantises_rows = quantises_rows;
+    std::vector<std::byte> storage(1 << 20);
+    WeightLoader loader(backend, DType::bf16, {}, storage.data(), config_.quantization.get());
+    find_architecture(config_.architecture).make(config_, {loader, {}});
+    loader.load(checkpoint(), {});
+    EXPECT_EQ(loader.num_row_quantising(), quantises_rows ? loader.num_quantised() : 0);
+    EXPECT_EQ(loader.quantised_columns(), quantises_rows ? 192 : 0);  // down_proj's
+    const std::string at = "self_attn.";
+    const std::vector<float> want = {
+        std::max({scale_of(at + "q_proj"), scale_of(at + "k_proj"), scale_of(at + "v_proj")}),
+        scale_of(at + "o_proj"), std::max(scale_of("mlp.gate_proj"), scale_of("mlp.up_proj")),
+        scale_of("mlp.down_proj")};
+    EXPECT_EQ(backend.input_scales, quantises_rows ? want : std::vector<float>(4));
+  }
+}
 
 TEST_F(QuantisedLoaderTest, WeightsStayQuantisedWhereTheBackendKeepsThem) {
   const auto load = [&](Shard shard) {

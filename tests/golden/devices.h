@@ -51,6 +51,13 @@ inline EngineConfig config_for(const Target& target) {
   return config;
 }
 
+/// Whether the engine quantises activations, as it says when it starts.
+inline bool quantises_rows(const EngineInfo& info) {
+  return std::any_of(info.notes.begin(), info.notes.end(), [](const std::string& note) {
+    return note.starts_with("activations are quantised, for ");
+  });
+}
+
 /// "qwen3_tied_gqa_CpuF32"
 inline std::string case_name(
     const testing::TestParamInfo<std::tuple<std::string, Target>>& parameter) {

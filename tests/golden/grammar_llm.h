@@ -15,14 +15,27 @@
 
 namespace nanovllm {
 
-/// A device that keeps no weight quantised: each becomes plain numbers while it is loaded.
-class DequantisedBackend : public ForwardingBackend {
+/// A device that keeps no quantised weights but those for which `keeps_some` holds: each other
+/// becomes plain numbers while it is loaded.
+template <bool (*keeps_some)(WeightFormat)>
+class DequantisingBackend : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
-  bool keeps(WeightFormat, int64_t, int64_t) const override { return false; }
+  bool keeps(WeightFormat format, int64_t n, int64_t k) const override {
+    return keeps_some(format) && ForwardingBackend::keeps(format, n, k);
+  }
 };
+inline bool none(WeightFormat) { return false; }
+inline bool beside_plain_rows(WeightFormat format) { return !format.quantises_rows(); }
+inline bool beside_quantised_rows(WeightFormat format) { return format.quantises_rows(); }
+/// BackendDecorators.
+template <bool (*keeps_some)(WeightFormat)>
+std::unique_ptr<Backend> keeping(std::unique_ptr<Backend> ops) {
+  return std::make_unique<DequantisingBackend<keeps_some>>(std::move(ops));
+}
+/// All weights that stand for plain numbers are those; products that quantise rows stay.
 inline std::unique_ptr<Backend> dequantised(std::unique_ptr<Backend> ops) {
-  return std::make_unique<DequantisedBackend>(std::move(ops));
+  return keeping<beside_quantised_rows>(std::move(ops));
 }
 
 class GrammarLLM {

@@ -392,7 +392,14 @@ constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
                      *kSmallFp8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
                          "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8,
                          "num_key_value_heads": 2, "quantization_config": {"quant_method": "fp8",
-                         "weight_block_size": [128, 128]}})";
+                         "weight_block_size": [128, 128]}})",
+                     *kSmallInt8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
+                         "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4,
+                         "num_key_value_heads": 2, "quantization_config": {
+                         "quant_method": "compressed-tensors", "format": "int-quantized",
+                         "ignore": ["lm_head"], "config_groups": {"all": {"targets": ["Linear"],
+                         "weights": {"num_bits": 8, "strategy": "channel"}, "input_activations":
+                         {"num_bits": 8, "strategy": "token", "dynamic": true}}}}})";
 
 INSTANTIATE_TEST_SUITE_P(
     Cuda, LoadFuzz,
@@ -413,7 +420,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"qwen3-0.6b", kSmall, "bf16_2_ranks", 2, kTargets[1]},
                     Shape{"qwen3-0.6b", kSmallFourHeads, "bf16_4_ranks", 4, kTargets[1]},
                     Shape{"qwen3-0.6b", kSmallInt4, "int4", 1, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallFp8, "fp8_2_ranks", 2, kTargets[1]}),
+                    Shape{"qwen3-0.6b", kSmallFp8, "fp8_2_ranks", 2, kTargets[1]},
+                    Shape{"qwen3-0.6b", kSmallInt8, "int8_2_ranks", 2, kTargets[1]}),
     [](const auto& parameter) { return std::string(parameter.param.name); });
 
 }  // namespace

@@ -274,7 +274,12 @@ TEST_F(ChangedScheme, MissingMisshapenAndImpossibleTensorsAreRefusedByName) {
   expect("scales has a scale of 0", "awq-64-experts", "{}", first(".scales", std::string(2, '\0')));
   expect("weight_scale has a scale of inf", "int8-channel", "{}",
          first(".weight_scale", "\x80\x7f"));
-  expect("input_scale has a scale of 0", "fp8-tensor-static", "{}", first(".input_scale", zero));
+  for (const std::string& scale : {zero, nan, infinite, negative})
+    expect("input_scale has a scale of ", "fp8-tensor-static", "{}", first(".input_scale", scale));
+  // 2^-101 and 2^101.
+  for (const std::string& scale : {std::string("\0\0\0\x0d", 4), std::string("\0\0\0\x72", 4)})
+    expect("scales of activations are from 2^-100 to 2^100", "fp8-tensor-static", "{}",
+           first(".input_scale", scale));
   // 2^7 in f32 and bf16; 2^-101 in bf16.
   expect("weight_scale_inv has a scale of 128", "fp8-blocks", "{}",
          first(".weight_scale_inv", std::string("\0\0\0\x43", 4)));
@@ -351,6 +356,32 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
       "b": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "strategy": "tensor"}}}})");
   EXPECT_EQ(mixed.find("model.layers.0.self_attn.q_proj")->scales, QuantScales::tensor);
   EXPECT_EQ(mixed.find("model.layers.0.mlp.up_proj")->scales, QuantScales::channel);
+}
+
+// What is defined for quantised activations (docs/contract.md), and what meets plain ones.
+TEST(QuantizationConfig, AFormatSaysHowTheRowsThatMeetItAreQuantised) {
+  using Rows = WeightFormat::Rows;
+  const auto kept = [](QuantStorage storage, QuantScales scales, QuantActivations activations) {
+    QuantScheme scheme;
+    scheme.storage = storage;
+    scheme.scales = scales;
+    scheme.activations = activations;
+    return scheme.kept_format(128, 512);
+  };
+  const auto e4m3 = QuantStorage::e4m3, int8 = QuantStorage::int8;
+  EXPECT_EQ(kept(e4m3, QuantScales::channel, QuantActivations::token),
+            WeightFormat(WeightFormat::e4m3, 384, Rows::token));
+  EXPECT_EQ(kept(e4m3, QuantScales::tensor, QuantActivations::tensor),
+            WeightFormat(WeightFormat::e4m3, 384, Rows::tensor));
+  EXPECT_EQ(kept(e4m3, QuantScales::block, QuantActivations::group),
+            WeightFormat(WeightFormat::e4m3, 128, Rows::group));
+  EXPECT_EQ(kept(e4m3, QuantScales::channel, QuantActivations::none),
+            WeightFormat(WeightFormat::e4m3, 384));
+  EXPECT_EQ(kept(int8, QuantScales::channel, QuantActivations::token),
+            WeightFormat(WeightFormat::int8, 384, Rows::token));
+  EXPECT_EQ(kept(int8, QuantScales::channel, QuantActivations::tensor),
+            WeightFormat(WeightFormat::int8, 384));
+  EXPECT_FALSE(WeightFormat(WeightFormat::int8, 384, Rows::token).has_zeros());
 }
 
 TEST(QuantizationConfig, AnExpressionThatTakesForeverIsRefused) {
