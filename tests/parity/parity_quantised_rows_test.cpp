@@ -176,7 +176,8 @@ TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
   if (!ops().keeps(format, 8, k)) GTEST_SKIP() << "no rows as long";
   QuantizedRows rows;
   rows.numbers.assign(8 * k, -128);
-  rows.numbers[1] = -127;  // the last place of a sum that f32 cannot hold
+  // Every block's sum has a last place that a sum in f32 would round, always upwards.
+  for (int64_t c = 0; c < k; c += 128) rows.numbers[static_cast<size_t>(c)] = -127;
   rows.scales.assign(8, 1);
   const Kept w = load(format, 8, k, std::move(rows));
   const Operand x(ops(), DType::bf16, {1, k}, Values(k, 127.0)), y(ops(), DType::f32, {1, 8});
@@ -184,7 +185,7 @@ TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
   ops().synchronize();
   const double all = -128.0 * 127 * k;
   Values want(8, static_cast<float>(all));
-  want[0] = static_cast<float>(all + 127);
+  want[0] = static_cast<float>(all + 127.0 * (k / 128));
   expect_equal(y.get(), want, "sums");
 }
 
