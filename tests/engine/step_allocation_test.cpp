@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/idle_backend.h"
 #include "engine/llm_engine.h"
 #include "engine/model_runner.h"
 #include "engine/test_grammars.h"
+#include "io/json_object.h"
+#include "io/quantization.h"
 #include "ops/cpu/cpu_backend.h"
 #include "unit/engine/scheduler/count_allocations.h"
 
@@ -98,9 +101,16 @@ size_t heap() {
 
 /// An engine over the kernels of `isa`; empty: oneDNN's products. On one thread: OpenMP's own
 /// bookkeeping for more is none of ours.
-LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture, DType dtype) {
+LLMEngine engine_on_cpu(std::string_view isa, bool is_mixture, DType dtype,
+                        bool quantises_rows = false) {
   ModelConfig model = computing_model(is_mixture);
   model.dtype = dtype;
+  if (quantises_rows) {
+    const Json json = Json::parse(R"({"quantization_config": {"quant_method": "fp8"}})");
+    model.quantization = std::make_shared<const QuantizationConfig>(
+        *JsonObject(json, "config.json", ErrorKind::model).optional_object("quantization_config"),
+        model.warnings);
+  }
   EngineConfig config;
   config.block_size = 256;
   config.max_num_batched_tokens = 64;
@@ -116,8 +126,9 @@ std::string_view own_kernels() { return cpu::best_kernels(cpu::onednn_allows_amx
 class CpuStepAllocation : public testing::TestWithParam<bool> {};
 
 TEST_P(CpuStepAllocation, ADecodeStepOfOurOwnKernelsAllocatesNothing) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    LLMEngine engine = engine_on_cpu(own_kernels(), GetParam(), dtype);
+  for (const auto& [dtype, quantises_rows] :
+       {std::pair{DType::f32, false}, {DType::bf16, false}, {DType::bf16, true}}) {
+    LLMEngine engine = engine_on_cpu(own_kernels(), GetParam(), dtype, quantises_rows);
     SamplingParams params;
     params.max_tokens = 200;
     params.top_k = 5;
@@ -151,11 +162,14 @@ INSTANTIATE_TEST_SUITE_P(Engine, CpuStepAllocation, testing::Bool(), [](const au
 
 // The largest step, with filters and log probabilities.
 TEST(CpuScratch, IsReservedBeforeTheFirstStep) {
-  for (const auto& [is_mixture, dtype] : {std::pair{false, DType::f32},
-                                          {true, DType::f32},
-                                          {false, DType::bf16},
-                                          {true, DType::bf16}}) {
-    LLMEngine engine = engine_on_cpu(own_kernels(), is_mixture, dtype);
+  using Case = std::tuple<bool, DType, bool>;
+  for (const auto& [is_mixture, dtype, quantises_rows] : {Case{false, DType::f32, false},
+                                                          {true, DType::f32, false},
+                                                          {false, DType::bf16, false},
+                                                          {true, DType::bf16, false},
+                                                          {false, DType::bf16, true},
+                                                          {true, DType::bf16, true}}) {
+    LLMEngine engine = engine_on_cpu(own_kernels(), is_mixture, dtype, quantises_rows);
     SamplingParams params;
     params.max_tokens = 2;
     params.top_p = 0.5;
