@@ -95,7 +95,7 @@ struct QuantisedKernels {
   void (*quantise)(bf16* numbers, float* scales, const bf16* x, int64_t k, int64_t group,
                    float scale);
   /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
-  /// behind those before.
+  /// behind those before. Null beside quantised rows.
   void (*dequantise_tiles)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t stride);
 };
 

@@ -157,7 +157,7 @@ void scaled_panels(const GemmTask<bf16>& task, const QuantisedPanels& w) {
 template <class Numbers>
 constexpr QuantisedKernels row_quantising_kernels() {
   return {scaled_gemm<Numbers>, dequantise<Numbers, false>, scaled_panels<Numbers>,
-          quantise<Numbers>, dequantise<Numbers, true>};
+          quantise<Numbers>, nullptr};
 }
 
 }  // namespace
