@@ -83,8 +83,11 @@ class QuantisedRowsParity : public BackendTest {
       rows.numbers.push_back(static_cast<int8_t>(is_nan ? 0 : bits));
     }
     std::uniform_real_distribution<float> exponent(-12, -4);
-    for (int64_t i = 0; i < n * format.groups(k); ++i)
-      rows.scales.push_back(std::exp2(exponent(random)));
+    const int64_t groups = format.groups(k);
+    for (int64_t i = 0; i < n * groups; ++i)  // of blocks of 128 rows, where rows have groups
+      rows.scales.push_back(format.rows == Rows::group && i / groups % 128 != 0
+                                ? rows.scales[static_cast<size_t>(i - groups)]
+                                : std::exp2(exponent(random)));
     if (format.rows == Rows::tensor) rows.input_scale = 0.011f;
     return load(format, n, k, std::move(rows));
   }
@@ -245,6 +248,7 @@ TEST_P(QuantisedRowsParity, ARowOfZerosGivesZerosAndAFaultStaysInItsRow) {
   const double infinity = std::numeric_limits<double>::infinity(),
                nan = std::numeric_limits<double>::quiet_NaN();
   for (const WeightFormat format : formats(k)) {
+    if (!ops().keeps(format, n, k)) continue;
     const Kept w = random_weight(format, n, k);
     Values x = random_values(DType::bf16, m * k, 3);
     const Operand whole(ops(), DType::bf16, {m, k}, x), sound(ops(), DType::f32, {m, n});
@@ -271,15 +275,16 @@ TEST_P(QuantisedRowsParity, ARowOfZerosGivesZerosAndAFaultStaysInItsRow) {
 }
 
 TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
-  constexpr int64_t m = 531, n = 64, k = 384;
+  constexpr int64_t m = 531, n = 256, k = 384;  // blocks of rows and columns, the last cut
   for (const WeightFormat format : formats(k)) {
+    if (!ops().keeps(format, n, k)) continue;
     const Kept w = random_weight(format, n, k);
     const Operand x(ops(), DType::bf16, {m, k}, random_values(DType::bf16, m * k, 9));
     const Operand all(ops(), DType::bf16, {m, n});
     ops().gemm(all, x, w.view);
     ops().synchronize();
     const auto want = all.bits();
-    for (const int64_t rows : {1, 2, 3, 4, 5, 16, 65, 129})
+    for (const int64_t rows : {1, 2, 3, 4, 5, 16, 33, 65, 129, 300})
       for (const int64_t first : {int64_t{0}, int64_t{3}, int64_t{200}, m - rows}) {
         const Operand some(ops(), DType::bf16, {rows, n});
         ops().gemm(some, x.view().rows(first, first + rows), w.view);
@@ -289,6 +294,25 @@ TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
             << rows << " rows from " << first << ", rows are " << static_cast<int>(format.rows);
       }
   }
+}
+
+// The gate at a product's end gives what operations one after another give.
+TEST_P(QuantisedRowsParity, GatedProductsHaveTheBitsOfSeparateOperations) {
+  for (const int64_t n : {256, 1152, 96})
+    for (const WeightFormat format : formats(384)) {
+      if (!ops().keeps(format, n, 384)) continue;
+      const Kept w = random_weight(format, n, 384);
+      for (const int64_t m : {1, 7, 16, 40, 64, 130, 411}) {
+        const Operand x(ops(), DType::bf16, {m, 384}, random_values(DType::bf16, m * 384, 2)),
+            gate_up(ops(), DType::bf16, {m, n}), room(ops(), DType::bf16, {m, n}),
+            want(ops(), DType::bf16, {m, n / 2}), y(ops(), DType::bf16, {m, n / 2});
+        ops().gemm(gate_up, x, w.view);
+        ops().silu_and_mul(want, gate_up);
+        ops().gemm_silu_and_mul(y, room, x, w.view);
+        ops().synchronize();
+        ASSERT_EQ(y.bits(), want.bits()) << m << " rows, " << n << ", " << int(format.rows);
+      }
+    }
 }
 
 NANOVLLM_PARITY_BACKENDS(QuantisedRowsParity);

@@ -124,6 +124,32 @@ TEST(GemmChoice, OfQuantisedWeights) {
   }
 }
 
+TEST(GemmChoice, OfQuantisedRows) {
+  for (const auto rows : {WeightFormat::Rows::token, WeightFormat::Rows::group}) {
+    const auto explained = [&](GemmProblem problem, bool is_even = true) {
+      problem.weight = {WeightFormat::e4m3, 128, rows};
+      problem.is_even = is_even;
+      return explain_gemm(problem, kHopper);
+    };
+    EXPECT_EQ(explained(product(1, kLargeQkv)),
+              "fp8, 48 rows of the weight by 8 rows, 1 blocks of rows");
+    EXPECT_EQ(explained(product(64, kLargeGateUp, GemmEnd::gate)),
+              "fp8, 64 rows of the weight by 64 rows, 1 blocks of rows");
+    EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::store, DType::f32)),
+              "fp8, 48 rows of the weight by 8 rows, 1 blocks of rows");
+    EXPECT_EQ(explained(product(4096, kLargeQkv)),
+              "fp8, 128 rows of the weight by 128 rows, 32 blocks of rows");
+    // Scales that differ within 64 rows of the weight.
+    EXPECT_EQ(explained(product(4096, kLargeQkv), false),
+              "fp8, 64 rows of the weight by 64 rows, 64 blocks of rows");
+    EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
+    EXPECT_EQ(explained(product(8, {4096, 2048}, GemmEnd::send)), "separate operations");
+    // y of half the columns: halves whose scales do not begin on 16 bytes.
+    EXPECT_EQ(explained(product(8, {96, 1024}, GemmEnd::gate)),
+              "separate operations; not fp8 (columns not in 32s)");
+  }
+}
+
 TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
   for (const int sms : {2, 16, 78, 114, 132})
     for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {

@@ -56,9 +56,14 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   /// Room to unpack a weight is part of it, of the largest that weight_bytes() was asked about.
-  size_t scratch_bytes(const OperandLimits&) const override {
+  size_t scratch_bytes(const OperandLimits& largest) const override {
     return kMostMicroBatches * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) +
-           kExchangeBytes + kScanBytes + unpacking_micro_batches() * most_unpacked_;
+           kExchangeBytes + kScanBytes +
+           unpacking_micro_batches() *
+               (most_unpacked_ + quantised_row_bytes(largest.rows, largest.quantised_columns));
+  }
+  void reserve(const OperandLimits& largest) override {
+    reserve_quantised_rows(quantised_row_bytes(largest.rows, largest.quantised_columns));
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -186,6 +191,7 @@ class CudaBackend final : public Backend {
     Event fence;  // micro-batch 0: the micro-batches begin; the others: their end
     Buffer blas_workspace, partials, plans, prefill_counters;
     Buffer unpacked;                  // a quantised weight as bf16
+    Buffer quantised;                 // rows of a product, and their scales
     const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
     std::vector<PlanKey> step_plans;  // made since then
   };
@@ -242,7 +248,14 @@ class CudaBackend final : public Backend {
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
   /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
-  /// The micro-batches whose products may need a quantised weight as bf16.
+  /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
+  void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales);
+  void load_fp8(const Weight& dst, const QuantizedRows& rows);
+  static size_t quantised_row_bytes(int64_t rows, int64_t columns);
+  /// Gives each micro-batch so much for them, if it has less.
+  void reserve_quantised_rows(size_t bytes);
+  /// The micro-batches whose products may need a quantised weight as bf16, or quantise rows.
   size_t unpacking_micro_batches() const { return other_sms_ > 0 ? kMostMicroBatches : 1; }
   /// f(w as plain bf16), in the micro-batch's memory until the next call. No kernel of f may begin
   /// before that is written, as it might with weights.
@@ -367,6 +380,8 @@ class CudaBackend final : public Backend {
   std::unordered_set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
   mutable size_t most_unpacked_ = 0;  // bytes as bf16, of the quantised weights asked about
   size_t room_to_unpack_ = 0;         // that a micro-batch has
+  size_t room_for_quantised_ = 0;     // likewise
+  std::unordered_map<const std::byte*, float> input_scales_;  // of weights with one for all rows
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/packed.h"
 #include "ops/staged_load.h"
 
@@ -74,17 +75,33 @@ void read_memory(std::span<std::byte> to, const std::byte* from) {
   std::memcpy(to.data(), from, to.size());
 }
 
+/// Whether each 64 rows of w have the same scales of blocks, in both halves of a gated one as well:
+/// what tiles of many rows have registers for.
+bool has_whole_groups(const Fp8Layout& layout, const std::vector<float>& units) {
+  constexpr int64_t kGroup = kFp8Height / kFp8Unit;
+  const int64_t across = layout.units();
+  for (size_t i = 0; i < units.size(); ++i)
+    if (const auto unit = static_cast<int64_t>(i) % across;
+        unit % kGroup != 0 && unit < layout.n / kFp8Unit && units[i] != units[i - 1])
+      return false;
+  return layout.n % (2 * kFp8Height) == 0 || !layout.blocks;
+}
+
 }  // namespace
 
 // Elsewhere weights of few rows would have to be unpacked for each product.
 bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k) const {
   const int64_t group = format.group;
-  return is_hopper_ && format.is_quantised() && !format.quantises_rows() && n % kPackedRows == 0 &&
-         k % kPackedColumns == 0 && k % group == 0 &&
-         (group == 32 || group == 64 || group % kPackedColumns == 0);
+  if (!is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0)
+    return false;
+  if (format.quantises_rows())
+    return format.numbers == WeightFormat::e4m3 &&
+           group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
+  return k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);
 }
 
 size_t CudaBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  if (format.quantises_rows()) return static_cast<size_t>(Fp8Layout(format, n, k).bytes());
   if (format.is_quantised()) {
     most_unpacked_ = std::max(most_unpacked_, static_cast<size_t>(n * k) * sizeof(bf16));
     return static_cast<size_t>(PackedLayout(format, n, k).bytes(format.has_zeros()));
@@ -104,10 +121,53 @@ void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
 }
 
+size_t CudaBackend::quantised_row_bytes(int64_t rows, int64_t columns) {
+  return static_cast<size_t>(rows_with_room(rows) * (columns + columns / kFp8Block * 4));
+}
+
+void CudaBackend::reserve_quantised_rows(size_t bytes) {
+  if (bytes <= room_for_quantised_) return;
+  use_device();
+  synchronize();
+  for (MicroBatch& micro_batch : std::span(micro_batches_).first(unpacking_micro_batches()))
+    micro_batch.quantised = allocate(bytes);
+  room_for_quantised_ = bytes;
+}
+
+void CudaBackend::load_fp8(const Weight& dst, const QuantizedRows& rows) {
+  const Fp8Layout layout(dst.format, dst.n(), dst.k());
+  std::vector<float> units;
+  if (layout.blocks) {
+    const auto groups = static_cast<size_t>(layout.k / kRowGroup),
+               across = static_cast<size_t>(layout.units());
+    units.resize(groups * across);
+    for (size_t row = 0; row < static_cast<size_t>(layout.n); ++row)
+      for (size_t group = 0; group < groups; ++group) {
+        float& scale = units[group * across + row / kFp8Unit];
+        if (row % kFp8Unit == 0) scale = rows.scales[row * groups + group];
+        check(scale == rows.scales[row * groups + group], ErrorKind::model,
+              "an FP8 weight of {} rows has scales of blocks that begin off its rows in eights: "
+              "use fewer ranks",
+              layout.n);
+      }
+  }
+  if (has_whole_groups(layout, units))
+    uneven_.erase(dst.data.data);
+  else
+    uneven_.insert(dst.data.data);
+  const std::vector<float>& scales = layout.blocks ? units : rows.scales;
+  cuda_check(cudaMemcpyAsync(dst.data.data, rows.numbers.data(), rows.numbers.size(),
+                             cudaMemcpyHostToDevice, stream()));
+  cuda_check(cudaMemcpyAsync(dst.data.data + layout.scales(), scales.data(),
+                             scales.size() * sizeof(float), cudaMemcpyHostToDevice, stream()));
+  input_scales_[dst.data.data] = rows.input_scale;
+}
+
 // Numbers, scales and zero points travel to where the weight will be unpacked, and are packed from
 // there.
 void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
   use_device();
+  if (dst.format.quantises_rows()) return load_fp8(dst, rows);
   if (room_to_unpack_ < most_unpacked_) {
     synchronize();
     for (MicroBatch& micro_batch : std::span(micro_batches_).first(unpacking_micro_batches()))

@@ -5,14 +5,11 @@
 
 #include <fmt/format.h>
 
+#include "ops/cuda/gemm/choose_quantised.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
 
 namespace nanovllm {
 namespace {
-
-/// Null: the kernel serves, and its plan is made.
-using Why = const char*;
-constexpr Why kServes = nullptr;
 
 constexpr int64_t kGroupRows = 64;          // of the tensor cores' first operand
 constexpr int64_t kMostRowsOfBlocks = 256;  // where a block has one tile, or few
@@ -201,45 +198,7 @@ Why try_sample(const GemmProblem& p, const GemmGpu&, GemmChoice& choice) {
   return kServes;
 }
 
-// -- packed --
-
-/// The workload of the 8B in int4 takes 15.15 s with 256 or 512, 20.2 with 64 (an H100).
-constexpr int64_t kMostPackedRows = 256;
-
-/// The cut that takes the fewest cycles: for 64 columns of k, those of the instructions that the
-/// busiest quarter of an SM issues, of the tensor cores, and of one warp alone. Cycles are
-/// estimates from a micro-benchmark on an H100; whole products were not compared cut by cut.
-PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
-  constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
-      kAlone = 150, kTileCycles = 40;
-  const bool gated = p.end == GemmEnd::gate;
-  const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8,
-                row_blocks = ceil_div(p.rows, kMostPackedTile),
-                tensor = 4 * std::max<int64_t>(13, ceil_div(p.rows, row_blocks) / 2);
-  PackedPlan best;
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (int units = gated ? 2 : 1; units <= 2; ++units)
-    for (int warps = 1; warps <= 4 * kMostPackedGroups; ++warps) {
-      const PackedPlan plan{warps, units, static_cast<int>(row_blocks)};
-      const int64_t tile = int64_t{kPackedRows} * (gated ? warps : warps * units),
-                    waves = ceil_div(row_blocks * ceil_div(p.outputs(), tile), num_sms),
-                    cost =
-                        waves *
-                        (std::max({plan.groups() * units * issue, plan.groups() * tensor, kAlone}) +
-                         kTileCycles);
-      if (cost < least) least = cost, best = plan;
-    }
-  return best;
-}
-
-Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
-  if (p.rows > kMostPackedRows) return "many rows";
-  if (p.y != DType::bf16) return "results in f32";
-  if (!p.is_even) return "scales or zero points that registers do not unpack";
-  if (p.outputs() % kPackedRows != 0) return "columns not in eights";
-  choice.packed = plan_packed(p, gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms);
-  return kServes;
-}
+// -- quantised: choose_quantised.cpp --
 
 Why try_unpacked(const GemmProblem& p, const GemmGpu& gpu, GemmChoice&) {
   GemmProblem plain = p;
@@ -293,6 +252,8 @@ constexpr Row kTable[] = {
     {GemmEnd::store, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
@@ -300,6 +261,12 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
+
+/// Whether the row is of such products.
+bool is_of(const Row& row, const GemmProblem& p) {
+  return row.end == p.end && row.weight == p.weight.numbers &&
+         (row.kernel == GemmKernel::fp8) == p.weight.quantises_rows();
+}
 
 Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   if (p.rows < 1) return "no rows";
@@ -333,6 +300,8 @@ std::string describe(const GemmChoice& choice) {
       return fmt::format("{} warps by {} rows of the weight, {} blocks of rows",
                          choice.packed.warps, choice.packed.units * kPackedRows,
                          choice.packed.row_blocks);
+    case GemmKernel::fp8:
+      return describe(choice.fp8);
     default:
       return {};
   }
@@ -344,7 +313,7 @@ GemmChoice choose_gemm(const GemmProblem& problem, const GemmGpu& gpu,
                        std::vector<GemmDecline>* declined) {
   GemmChoice choice{.end = problem.end};
   for (const Row& row : kTable) {
-    if (row.end != problem.end || row.weight != problem.weight.numbers) continue;
+    if (!is_of(row, problem)) continue;
     const Why why = decline(row, problem, gpu, choice);
     if (why == kServes) {
       choice.kernel = row.kernel;
@@ -358,7 +327,7 @@ GemmChoice choose_gemm(const GemmProblem& problem, const GemmGpu& gpu,
 bool can_serve(GemmKernel kernel, const GemmProblem& problem, const GemmGpu& gpu) {
   GemmChoice choice;
   return std::any_of(std::begin(kTable), std::end(kTable), [&](const Row& row) {
-    return row.kernel == kernel && row.end == problem.end && row.weight == problem.weight.numbers &&
+    return row.kernel == kernel && is_of(row, problem) &&
            decline(row, problem, gpu, choice) == kServes;
   });
 }
@@ -373,7 +342,8 @@ const char* name_of(GemmKernel kernel) {
                                     "blas",
                                     "in_order",
                                     "packed",
-                                    "unpacked"};
+                                    "unpacked",
+                                    "fp8"};
   return kNames[static_cast<size_t>(kernel)];
 }
 

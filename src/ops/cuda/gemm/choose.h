@@ -20,6 +20,7 @@ enum class GemmKernel : uint8_t {
   in_order,  ///< gemm_in_order.cu: the definition, for any shape
   packed,    ///< gemm_packed.cuh: few rows of a quantised weight, which registers unpack
   unpacked,  ///< a quantised weight becomes bf16 first; then what serves that
+  fp8,       ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
 };
 
 /// The use of a product's sums.
@@ -38,7 +39,8 @@ struct GemmProblem {
   DType y = DType::bf16;
   int64_t rows = 0, n = 0, k = 0;
   bool is_aligned = true;  ///< every row of every operand begins on 16 bytes
-  bool is_even = true;     ///< a quantised weight that registers unpack (packed.h)
+  /// A quantised weight that registers unpack (packed.h), or whose blocks have whole groups.
+  bool is_even = true;
 
   int64_t outputs() const { return end == GemmEnd::gate ? n / 2 : n; }
   int64_t weight_bytes() const { return n * k * static_cast<int64_t>(size_of(dtype_of(weight))); }
@@ -61,7 +63,8 @@ struct GemmGpu {
   int own_sms = 0;  ///< the micro-batch's, where they are divided
 };
 
-// How a product is cut. `kernel`: an index into kWideKernels or kMidKernels (gemm_kernels.h).
+// How a product is cut. `kernel`: an index into kWideKernels or kMidKernels (gemm_kernels.h);
+// `tile`: into kFp8Tiles (fp8_kernels.h).
 struct WidePlan {
   int kernel = -1, row_blocks = 0;
 };
@@ -79,6 +82,11 @@ struct PackedPlan {
   int row_blocks = 0;
   int groups() const { return (warps + 3) / 4; }
 };
+struct Fp8Plan {
+  int tile = -1, height = 0,
+      row_blocks = 0;  ///< of kFp8Tiles; rows of w of a group; blocks of rows
+  int items = 0;       ///< tiles, or those of a cluster
+};
 struct SamplePlan {
   int groups = 0, row_blocks = 0, tile_rows = 0;
 };
@@ -93,6 +101,7 @@ struct GemmChoice {
   LargePlan large{};
   SamplePlan sample{};
   PackedPlan packed{};
+  Fp8Plan fp8{};
 };
 
 /// A kernel that could have this end and weight, and why it does not serve.

@@ -53,6 +53,9 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
     case GemmKernel::packed:
       gemm_packed(y, x, weight, end == GemmEnd::gate, choice.packed);
       return true;
+    case GemmKernel::fp8:
+      gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
+      return true;
 #endif
     case GemmKernel::blas:
       if (gemm_blas(y, x, w)) return true;
@@ -88,7 +91,9 @@ void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
             y.shape[0] == x.shape[0] && y.shape[1] == w.shape[0] && x.dtype == w.dtype &&
             (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm: {} = {} times {} transposed", y.describe(), x.describe(), w.describe());
-  if (y.numel() > 0) run_gemm(y, x, weight, GemmEnd::store);
+  if (y.numel() > 0)
+    check(run_gemm(y, x, weight, GemmEnd::store), "gemm: no kernel for {} times such a weight, {}",
+          x.describe(), w.describe());
 }
 
 void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight weight) {

@@ -1,0 +1,20 @@
+// The choice of kernels for quantised weights, beside choose.cpp.
+#pragma once
+
+#include <string>
+
+#include "ops/cuda/gemm/choose.h"
+
+namespace nanovllm {
+
+/// Null: the kernel serves, and its plan is made.
+using Why = const char*;
+inline constexpr Why kServes = nullptr;
+
+Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+
+/// The tiles, for people.
+std::string describe(const Fp8Plan& plan);
+
+}  // namespace nanovllm

@@ -1,0 +1,83 @@
+// The tiles of gemm_fp8.cuh, and where a weight's scales lie. No CUDA.
+#pragma once
+
+#include "core/weight.h"
+#include "ops/cuda/gemm/gemm_kernels.h"
+
+namespace nanovllm {
+
+constexpr int kFp8Block = 128;  // columns of k that are summed by the tensor cores alone
+constexpr int kFp8LargeColumns = 128;
+constexpr int kFp8Height = 64;  // rows of w, at most, that a group of four warps multiplies
+constexpr int kFp8Aligned = 4;  // scales, with the first of which a copy begins
+constexpr int kFp8Unit = 8;     // rows of w that stay together, and share scales of blocks
+
+/// A kernel's tile. Few rows: 64 rows of w, or fewer, by `rows` rows of x for a group of four
+/// warps. Many: two groups of 64 rows of x by 128 rows of w. `depth` blocks of k in a stage;
+/// `cluster` neighbours share their rows of x.
+struct Fp8Tile {
+  int rows, depth = 1, cluster = 1;
+  bool gated = false;
+  bool blocks = false;  // scales of blocks of k; else of whole rows
+  /// Whether the rows of x are wgmma's first operand.
+  constexpr bool is_large() const { return rows > kFp8Height; }
+  constexpr int groups() const { return is_large() ? rows / kFp8Height : 1; }
+  constexpr int most_columns() const { return is_large() ? kFp8LargeColumns : kFp8Height; }  // of w
+  constexpr int sums() const { return (is_large() ? kFp8LargeColumns : rows) / 2; }  // of a lane
+  constexpr int parts() const { return gated ? 2 : 1; }
+  constexpr int consumers() const { return groups() * kGroupThreads; }
+  constexpr int threads() const { return consumers() + kGroupThreads; }
+  constexpr int pitch() const { return kFp8Height / parts() * 2 + 16; }  // bytes of a result's row
+  constexpr int result_bytes() const { return is_large() ? 0 : rows * pitch(); }
+  /// Of a block of k: some before the tile's, in each part.
+  constexpr int weight_scales() const {
+    return blocks ? most_columns() / kFp8Unit + parts() * kFp8Aligned : 0;
+  }
+  constexpr int weight_scale_bytes() const {
+    return (depth * weight_scales() * 4 + 127) / 128 * 128;
+  }
+  constexpr int row_scale_bytes() const {
+    return blocks ? (depth * rows * 4 + 127) / 128 * 128 : 0;
+  }
+  /// Of a stage that has `columns` rows of w, and `block_rows` of x.
+  constexpr int stage_bytes(int columns, int block_rows) const {
+    return (depth * (columns + block_rows) * kFp8Block + weight_scale_bytes() + row_scale_bytes() +
+            1023) /
+           1024 * 1024;
+  }
+  /// The barriers, the ring on a boundary of 1024, and results; wgmma reads whole tiles, whatever
+  /// there is.
+  constexpr int shared_bytes(int stage, int stages) const {
+    const int beyond = ((is_large() ? 0 : kFp8Height) + rows) * kFp8Block;
+    return kSkinnyBarrierBytes + 1024 + stages * stage + std::max(result_bytes(), beyond);
+  }
+};
+
+/// Rows of w of a tile with few rows of x: all, or fewer, so that more SMs have one.
+inline constexpr int kFp8Heights[] = {32, 48, 64};
+inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4}, {16, 4}, {32, 4}, {64, 2}, {128}, {128, 1, 2}};
+
+/// The rows of x that a block copies where `row_blocks` cover all rows.
+inline int64_t copied_fp8_rows(const Fp8Tile& tile, int64_t rows, int64_t row_blocks) {
+  return tile.cluster > 1 ? tile.rows : copied_rows(tile.rows, ceil_div(rows, row_blocks));
+}
+
+/// The rows that quantised rows have room for: in eights, as they are copied.
+constexpr int64_t rows_with_room(int64_t rows) { return ceil_div(rows, 8) * 8; }
+
+/// A weight [n, k]: its numbers, then a scale for each of its rows or, for blocks, for each
+/// kFp8Unit of them, [k / 128, units], with room for a whole number of kFp8Aligned.
+struct Fp8Layout {
+  int64_t n, k;
+  bool blocks;
+  constexpr Fp8Layout(WeightFormat format, int64_t rows, int64_t columns)
+      : n(rows), k(columns), blocks(format.rows == WeightFormat::Rows::group) {}
+  constexpr int64_t units() const {
+    return ceil_div(n, int64_t{kFp8Unit * kFp8Aligned}) * kFp8Aligned;
+  }
+  constexpr int64_t scales() const { return n * k; }  // bytes before them
+  constexpr int64_t num_scales() const { return blocks ? k / kFp8Block * units() : n; }
+  constexpr int64_t bytes() const { return scales() + num_scales() * 4; }
+};
+
+}  // namespace nanovllm

@@ -1,0 +1,304 @@
+// y[m, n] = x[m, k] w[n, k]^T of E4M3 numbers with scales, for any number of rows, on sm_90a.
+//
+// The sum over a block of 128 of k is the tensor cores' own, four k32 steps from zero, which gives
+// the same bits in tiles of any shape, whichever operand comes first; sums of blocks are added in
+// f32, in ascending order of k: these accumulators keep 14 bits of what they add up. A row of a
+// stage is a block of k. One thread copies weights into a ring of stages, which it begins before
+// the kernel before has ended, another rows of x; blocks stay, and take tile after tile.
+//
+// Few rows: the weight's rows are wgmma's A and those of x its B, so that one instruction takes all
+// rows of a block, as in gemm_wide.cuh. Many rows: the other way round, for then a lane's sums have
+// four scales in all, and little is read beside the operands.
+#pragma once
+
+#include "ops/cuda/ptx/fp8_wgmma.cuh"
+#include "ops/cuda/ptx/gemm_cluster.cuh"
+#include "ops/cuda/quantised/gemm_fp8_ends.cuh"
+
+namespace nanovllm {
+
+/// How the copy engine sees the operands: numbers of w as [k / 128, n / parts / 8, parts, 8, 128],
+/// of x as [k / 128, 1, m, 128]; scales of blocks of w as [1, k / 128, parts, n / parts / 8], of
+/// x as [k / 128, m].
+struct Fp8Maps {
+  CUtensorMap w, x, w_scales, x_scales;
+};
+
+/// A block's shared memory.
+template <Fp8Tile tile>
+struct Fp8Ring {
+  unsigned char *data, *results;
+  uint64_t *full, *empty;
+  __device__ Fp8Ring(unsigned char* shared, const Fp8Shape& shape) {
+    full = reinterpret_cast<uint64_t*>(shared);
+    empty = full + kMostStages;
+    data = shared + kSkinnyBarrierBytes;
+    data += (1024 - shared_address(data) % 1024) % 1024;
+    results = data + shape.stages * shape.stage_bytes;
+  }
+  __device__ unsigned char* weights(const Fp8Shape& shape, int stage) const {
+    return data + stage * shape.stage_bytes;
+  }
+  __device__ unsigned char* rows(const Fp8Shape& shape, int stage) const {
+    return weights(shape, stage) + tile.depth * shape.height * kFp8Block;
+  }
+  __device__ unsigned char* weight_scales(const Fp8Shape& shape, int stage) const {
+    return rows(shape, stage) + tile.depth * shape.block_rows * kFp8Block;
+  }
+  __device__ unsigned char* row_scales(const Fp8Shape& shape, int stage) const {
+    return weight_scales(shape, stage) + tile.weight_scale_bytes();
+  }
+};
+
+template <Fp8Tile tile, class F>
+__device__ void for_fp8_places(const Fp8Shape& shape, F&& f) {
+  const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  for (int item = static_cast<int>(blockIdx.x) / tile.cluster; item < shape.items;
+       item += static_cast<int>(gridDim.x) / tile.cluster)
+    f(Fp8Place(shape, item, tile.cluster, rank));
+}
+
+/// One thread's part.
+template <Fp8Tile tile>
+__device__ void fp8_copy_weights(const Fp8Maps& maps, const Fp8Shape& shape,
+                                 const Fp8Ring<tile>& ring) {
+  const int units = shape.height / (tile.parts() * kFp8Unit),
+            bytes = tile.depth * shape.height * kFp8Block + tile.depth * tile.weight_scales() * 4;
+  RingCursor at;
+  bool is_first = true;  // time through the ring
+  for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
+    for (int step = 0; step < shape.steps; ++step) {
+      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+      uint64_t* const full = ring.full + at.stage;
+      arrive_expecting(full, bytes);
+      const int unit = place.tile * units;
+      copy_box_once(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit, step * tile.depth);
+      if constexpr (tile.blocks)
+        copy_box(ring.weight_scales(shape, at.stage), &maps.w_scales, full,
+                 unit / kFp8Aligned * kFp8Aligned, 0, step * tile.depth, 0);
+      at.next(shape.stages);
+      if (is_first && at.stage == 0) is_first = false, let_next_start();
+    }
+  });
+  if (is_first) let_next_start();
+}
+/// Another's.
+template <Fp8Tile tile>
+__device__ void fp8_copy_rows(const Fp8Maps& maps, const Fp8Shape& shape,
+                              const Fp8Ring<tile>& ring) {
+  const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0,
+            bytes = tile.depth * shape.block_rows * kFp8Block +
+                    (tile.blocks ? tile.depth * tile.rows * 4 : 0);
+  wait_for_previous();
+  RingCursor at;
+  for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
+    for (int step = 0; step < shape.steps; ++step) {
+      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+      uint64_t* const full = ring.full + at.stage;
+      arrive_expecting(full, bytes);
+      unsigned char* const rows = ring.rows(shape, at.stage);
+      if constexpr (tile.cluster > 1) {
+        constexpr int kPart = tile.rows / tile.cluster;
+        copy_box_to((1 << tile.cluster) - 1, rows + rank * kPart * kFp8Block, &maps.x, full, 0,
+                    place.row + rank * kPart, 0, step);
+      } else {
+        copy_box(rows, &maps.x, full, 0, place.row, 0, step * tile.depth);
+      }
+      if constexpr (tile.blocks)
+        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full, place.row,
+                 step * tile.depth);
+      at.next(shape.stages);
+    }
+  });
+}
+
+/// sum += a block's part. `w_scales`, `x_scales`: of the lane's first row of w and of x.
+template <Fp8Tile tile>
+__device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
+                                            const float (&part)[tile.sums()], const float* w_scales,
+                                            const float* x_scales) {
+  // Where a tile's second scale of w lies: that of up, or of other rows.
+  constexpr int kSecond = tile.gated        ? tile.weight_scales() / 2
+                          : tile.is_large() ? kFp8Height / kFp8Unit
+                                            : 1;
+  if constexpr (!tile.blocks) {
+#pragma unroll
+    for (int i = 0; i < tile.sums(); ++i) sum[i] += part[i];
+  } else if constexpr (tile.is_large()) {
+    const float w[2] = {w_scales[0], w_scales[kSecond]}, x[2] = {x_scales[0], x_scales[8]};
+    const float scale[2][2] = {{x[0] * w[0], x[1] * w[0]}, {x[0] * w[1], x[1] * w[1]}};
+#pragma unroll
+    for (int i = 0; i < tile.sums(); ++i) {
+      const int j = i / 4;
+      sum[i] = fmaf(part[i], scale[tile.gated ? j % 2 : j / 8][i / 2 % 2], sum[i]);
+    }
+  } else {
+    const float first = w_scales[0], second = w_scales[kSecond];
+#pragma unroll
+    for (int j = 0; j < tile.rows / 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(x_scales + 8 * j);
+      float* const s = sum + 4 * j;
+      s[0] = fmaf(part[4 * j], x.x * first, s[0]);
+      s[1] = fmaf(part[4 * j + 1], x.y * first, s[1]);
+      s[2] = fmaf(part[4 * j + 2], x.x * second, s[2]);
+      s[3] = fmaf(part[4 * j + 3], x.y * second, s[3]);
+    }
+  }
+}
+
+/// A group's place in the ring, and what it does with a stage there.
+template <Fp8Tile tile>
+struct Fp8Consumer {
+  using Part = float[tile.depth][tile.sums()];
+  const Fp8Shape& shape;
+  const Fp8Ring<tile>& ring;
+  int group, unit, row;      // the lane's first scales among those that are copied
+  RingCursor ahead, behind;  // the next stage to multiply, and to add to the sums
+
+  /// Begins the products of the next stage, a commit for each of its blocks.
+  __device__ __forceinline__ void multiply(Part& part) {
+    wait_barrier(ring.full + ahead.stage, ahead.parity);
+    const uint64_t w = tile_of(ring.weights(shape, ahead.stage)),
+                   x = tile_of(ring.rows(shape, ahead.stage) + group * kFp8Height * kFp8Block);
+    const uint64_t next_w = static_cast<uint64_t>(shape.height * kFp8Block >> 4),
+                   next_x = static_cast<uint64_t>(shape.block_rows * kFp8Block >> 4);
+    const uint64_t a = tile.is_large() ? x : w, next_a = tile.is_large() ? next_x : next_w,
+                   b = tile.is_large() ? w : x, next_b = tile.is_large() ? next_w : next_x;
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < tile.depth; ++d) {
+      e4m3_product<2 * tile.sums(), false>(part[d], a + d * next_a, b + d * next_b);
+#pragma unroll
+      for (int i = 1; i < kFp8Block / 32; ++i)
+        e4m3_product<2 * tile.sums(), true>(part[d], a + d * next_a + 2 * i,
+                                            b + d * next_b + 2 * i);
+      wgmma_commit();
+    }
+    ahead.next(shape.stages);
+  }
+
+  /// Adds block d of the stage after the last one left; `under_way`: commits after that stage's.
+  template <int d, int under_way>
+  __device__ __forceinline__ void add_block(float (&sum)[tile.sums()], Part& part, int step) {
+    wgmma_wait<tile.depth - 1 - d + under_way>();
+    pin(part[d]);
+    if (tile.depth == 1 || step * tile.depth + d < shape.blocks)
+      fp8_promote<tile>(sum, part[d],
+                        reinterpret_cast<const float*>(ring.weight_scales(shape, behind.stage)) +
+                            d * tile.weight_scales() + unit,
+                        reinterpret_cast<const float*>(ring.row_scales(shape, behind.stage)) +
+                            d * tile.rows + row);
+  }
+
+  /// Adds the stage after the last one left, and leaves it.
+  template <int under_way>
+  __device__ __forceinline__ void add(float (&sum)[tile.sums()], Part& part, int step) {
+    [&]<int... d>(std::integer_sequence<int, d...>) {
+      (add_block<d, under_way>(sum, part, step), ...);
+    }
+    (std::make_integer_sequence<int, tile.depth>());
+    __syncwarp();
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (tile.cluster > 1) {
+      if (lane < tile.cluster) arrive_at(ring.empty + behind.stage, static_cast<uint32_t>(lane));
+    } else {
+      if (lane == 0) arrive(ring.empty + behind.stage);
+    }
+    behind.next(shape.stages);
+  }
+
+  /// A tile's sums. Where registers are enough for it, the next stage is multiplied while one is
+  /// added.
+  __device__ __forceinline__ void sum_up(float (&sum)[tile.sums()]) {
+#pragma unroll
+    for (float& s : sum) s = 0.0f;
+    Part first;
+    int step = 0;
+    if constexpr (!tile.is_large()) {
+#pragma unroll 1
+      for (; step < shape.steps; ++step) {
+        multiply(first);
+        add<0>(sum, first, step);
+      }
+    } else {
+      Part second;
+      multiply(first);
+#pragma unroll 1
+      for (; step + 2 < shape.steps; step += 2) {
+        multiply(second);
+        add<tile.depth>(sum, first, step);
+        multiply(first);
+        add<tile.depth>(sum, second, step + 1);
+      }
+      if (step + 1 < shape.steps) {
+        multiply(second);
+        add<tile.depth>(sum, first, step);
+        add<0>(sum, second, step + 1);
+      } else {
+        add<0>(sum, first, step);
+      }
+    }
+  }
+};
+
+template <Fp8Tile tile>
+__device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& shape,
+                          const Fp8Ring<tile>& ring, int group, int warp) {
+  wait_for_previous();
+  const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
+  float sum[tile.sums()];
+  Fp8Consumer<tile> consumer{shape, ring, group, 0, 0, {}, {}};
+  consumer.row = tile.is_large() ? kFp8Height * group + 16 * warp + g : 2 * t;
+  for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
+    const int units = shape.height / kFp8Unit / tile.parts();  // of a part
+    consumer.unit =
+        place.tile * units % kFp8Aligned + (tile.is_large() ? 0 : 2 / tile.parts() * warp);
+    consumer.sum_up(sum);
+    if constexpr (!tile.blocks) fp8_scale<tile>(sum, shape, scales, place, group, warp);
+    auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
+    if (!tile.gated && shape.is_f32)
+      fp8_store_each<tile>(static_cast<float*>(y), shape, place, sum, group, warp);
+    else if (!tile.gated && !shape.is_whole)
+      fp8_store_each<tile>(y_bf16, shape, place, sum, group, warp);
+    else if constexpr (tile.is_large())
+      fp8_store_many<tile>(y_bf16, shape, place, sum, group, warp);
+    else
+      fp8_store_few<tile>(y_bf16, shape, place, sum, ring.results, warp);
+  });
+}
+
+template <int kRows, int kDepth, int kCluster, bool gated, bool blocks>
+__global__ void __launch_bounds__(Fp8Tile{kRows}.threads(), 1)
+    gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
+                    const Fp8Shape shape) {
+  constexpr Fp8Tile tile{kRows, kDepth, kCluster, gated, blocks};
+  extern __shared__ __align__(16) unsigned char shared[];
+  const Fp8Ring<tile> ring(shared, shape);
+  if (threadIdx.x == 0) {
+    prefetch_map(&maps.w);
+    prefetch_map(&maps.x);
+    for (int i = 0; i < shape.stages; ++i) {
+      init_barrier(ring.full + i, 2);
+      init_barrier(ring.empty + i, tile.cluster * tile.consumers() / kWarp);
+    }
+    fence_new_barriers();
+  }
+  if constexpr (tile.cluster > 1)
+    sync_new_cluster();
+  else
+    __syncthreads();
+  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
+  if (threadIdx.x < kGroupThreads) {
+    if constexpr (tile.is_large()) leave_registers<24>();
+    if (threadIdx.x == 0) fp8_copy_weights<tile>(maps, shape, ring);
+    if (threadIdx.x == kWarp) fp8_copy_rows<tile>(maps, shape, ring);
+    __syncwarp();
+  } else {
+    if constexpr (tile.is_large()) take_registers<240>();
+    fp8_tiles<tile>(y, scales, shape, ring, warp / 4 - 1, warp % 4);
+  }
+  // The others still arrive here, and copy to here.
+  if constexpr (tile.cluster > 1) sync_cluster();
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,145 @@
+// Quantises rows (quantise_rows.cuh) and multiplies them (gemm_fp8.cuh).
+#include <algorithm>
+
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/quantised/gemm_fp8.cuh"
+#include "ops/cuda/quantised/quantise_rows.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
+/// weight can come in while this one ends; nearly all for a weight of which that would be a small
+/// part.
+constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
+
+template <size_t kAxes>
+CUtensorMap fp8_map(EncodeMap encode, CUtensorMapDataType type, const std::byte* data,
+                    const std::array<int64_t, kAxes>& shape,
+                    const std::array<int64_t, kAxes - 1>& strides,
+                    const std::array<int64_t, kAxes>& box) {
+  std::array<cuuint64_t, kAxes> sizes{};
+  std::array<cuuint64_t, kAxes - 1> bytes{};
+  std::array<cuuint32_t, kAxes> boxes{}, every{};
+  for (size_t i = 0; i < kAxes; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(shape[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    every[i] = 1;
+    if (i + 1 < kAxes) bytes[i] = static_cast<cuuint64_t>(strides[i]);
+  }
+  CUtensorMap map{};
+  const CUresult status =
+      encode(&map, type, kAxes, const_cast<std::byte*>(data), sizes.data(), bytes.data(),
+             boxes.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+             type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                   : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of E4M3 rows (error {})",
+        static_cast<int>(status));
+  return map;
+}
+
+/// The operands' maps; `numbers`, `scales`: of the rows of x.
+template <Fp8Tile tile>
+Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const std::byte* numbers,
+                 const std::byte* scales) {
+  constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8, kFloats = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  constexpr int64_t kParts = tile.parts();
+  const Fp8Layout layout(w.format, w.n(), w.k());
+  const int64_t k = w.k(), units = w.n() / kFp8Unit / kParts;
+  const std::byte* data = w.data.data;
+  Fp8Maps maps{};
+  maps.w = fp8_map<5>(encode, kBytes, data, {kFp8Block, kFp8Unit, kParts, units, shape.blocks},
+                      {k, k * kFp8Unit * units, k * kFp8Unit, kFp8Block},
+                      {kFp8Block, kFp8Unit, kParts, shape.height / kFp8Unit / kParts, tile.depth});
+  maps.x = fp8_map<4>(encode, kBytes, numbers, {kFp8Block, shape.copied_rows, 1, shape.blocks},
+                      {k, k * shape.copied_rows, kFp8Block},
+                      {kFp8Block, shape.block_rows / tile.cluster, 1, tile.depth});
+  if constexpr (tile.blocks) {
+    maps.w_scales = fp8_map<4>(encode, kFloats, data + layout.scales(),
+                               {kParts == 1 ? layout.units() : units, kParts, shape.blocks, 1},
+                               {(kParts == 1 ? layout.units() : units) * 4, layout.units() * 4,
+                                layout.units() * shape.blocks * 4},
+                               {tile.weight_scales() / kParts, kParts, tile.depth, 1});
+    maps.x_scales = fp8_map<2>(encode, kFloats, scales, {shape.copied_rows, shape.blocks},
+                               {int64_t{shape.copied_rows} * 4}, {tile.rows, tile.depth});
+  }
+  return maps;
+}
+
+}  // namespace
+
+void CudaBackend::quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales) {
+  const auto rows = static_cast<unsigned>(x.shape[0]);
+  const auto fixed = input_scales_.find(w.data.data);
+  const QuantisedRows to{device_ptr<bf16>(x),
+                         x.stride[0],
+                         reinterpret_cast<uint2*>(numbers),
+                         scales,
+                         static_cast<int>(x.shape[0]),
+                         static_cast<int>(x.shape[1]),
+                         static_cast<int>(rows_with_room(x.shape[0])),
+                         fixed == input_scales_.end() ? 0.0f : fixed->second,
+                         wide_rows({x})};
+  const dim3 grid{grid_size(ceil_div(x.shape[1], int64_t{kWarp} * 8)),
+                  grid_size(ceil_div(x.shape[0], kRowsTogether))};
+  if (w.format.rows == WeightFormat::Rows::token)
+    launch_early(quantise_tokens_kernel, {rows}, kTokenThreads, 0, to);
+  else if (w.format.rows == WeightFormat::Rows::group)
+    launch_early(quantise_groups_kernel<false>, grid, kRowsTogether * kWarp, 0, to);
+  else
+    launch_early(quantise_groups_kernel<true>, grid, kRowsTogether * kWarp, 0, to);
+}
+
+void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan) {
+  reserve_quantised_rows(quantised_row_bytes(x.shape[0], x.shape[1]));
+  std::byte* const numbers = micro_batch_->quantised.get();
+  const int64_t room = rows_with_room(x.shape[0]);
+  std::byte* const scales = numbers + room * x.shape[1];
+  quantise_rows(x, w, numbers, reinterpret_cast<float*>(scales));
+  const auto go = [&]<int kTile, bool kGated, bool kBlocks>() {
+    constexpr Fp8Tile t = kFp8Tiles[kTile];
+    constexpr Fp8Tile tile{t.rows, t.depth, t.cluster, kGated, kBlocks};
+    Fp8Shape shape{};
+    shape.rows = static_cast<int>(x.shape[0]);
+    shape.columns = static_cast<int>(y.shape[1]);
+    shape.copied_rows = static_cast<int>(room);
+    shape.stride = y.stride[0];
+    shape.height = plan.height;
+    shape.row_blocks = plan.row_blocks;
+    shape.block_rows = static_cast<int>(copied_fp8_rows(tile, x.shape[0], plan.row_blocks));
+    shape.rows_together = std::min(8, plan.row_blocks);  // so that they stay in the L2 cache
+    shape.items = plan.items;
+    shape.blocks = static_cast<int>(x.shape[1] / kFp8Block);
+    shape.steps = static_cast<int>(ceil_div(shape.blocks, tile.depth));
+    shape.stage_bytes = tile.stage_bytes(plan.height, shape.block_rows);
+    shape.is_f32 = y.dtype == DType::f32;
+    shape.is_whole = !shape.is_f32 && wide_rows({y});
+    const int sms = divides_sms() ? other_sms_ : num_sms_,
+              blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
+    const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,
+                  ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
+    shape.stages = static_cast<int>(
+        std::clamp<int64_t>(std::min(ring / shape.stage_bytes, all), 2, kMostStages));
+    while (shape.stages > 2 &&
+           tile.shared_bytes(shape.stage_bytes, shape.stages) > static_cast<int>(max_shared_bytes_))
+      --shape.stages;
+    const auto* const w_scales =
+        reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
+    launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.cluster, kGated, kBlocks>,
+                    {grid_size(blocks)}, tile.cluster, tile.threads(),
+                    static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
+                    can_launch_early_, static_cast<void*>(y.data),
+                    fp8_maps<tile>(encode_map_, w, shape, numbers, scales),
+                    Fp8RowScales{w_scales, reinterpret_cast<const float*>(scales)}, shape);
+  };
+  with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
+    const bool blocks = w.format.rows == WeightFormat::Rows::group;
+    if (gated && blocks) return go.template operator()<i, true, true>();
+    if (gated) return go.template operator()<i, true, false>();
+    if (blocks) return go.template operator()<i, false, true>();
+    go.template operator()<i, false, false>();
+  });
+}
+
+}  // namespace nanovllm
