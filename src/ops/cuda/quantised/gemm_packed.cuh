@@ -50,10 +50,10 @@ constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int
 #define NANOVLLM_D16 NANOVLLM_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NANOVLLM_D32 \
   NANOVLLM_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NANOVLLM_D64                                                                     \
-  NANOVLLM_D32                                                                           \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-      ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NANOVLLM_D64                                                                 \
+  NANOVLLM_D32                                                                       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NANOVLLM_PRODUCT(n, count, a_places, b_place, ...)                                      \
   __device__ __forceinline__ void packed_product_n##n(float* d, const uint32_t(&a)[4],          \
                                                       uint32_t b) {                             \
