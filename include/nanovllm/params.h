@@ -210,7 +210,7 @@ struct EngineConfig {
   /// the name of its own method: as the checkpoint is (docs/quantisation.md).
   std::string quantization = "auto";
   /// Quantised weights become numbers of the model's dtype while they are loaded: more memory, the
-  /// same answers, and less time over prompts.
+  /// same answers (but activations are not quantised), and less time over prompts.
   bool dequantize = false;
   bool skip_tokenizer_init = false;  ///< token ids in, token ids out
   /// Text of control tokens ("<|im_end|>") in messages becomes the tokens whoever wrote it, as with

@@ -312,7 +312,7 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
     add_flag(command, names, field, help)->group(group);
   };
   flag("--dequantize", c.dequantize,
-       "keep quantised weights in the model's dtype: more memory, faster over large batches");
+       "keep quantised weights in the model's dtype: more memory, faster over prompts");
   flag("--enable-prefix-caching,!--no-enable-prefix-caching", c.enable_prefix_caching,
        "reuse the KV cache of shared prefixes (on)");
   flag("--allow-long-max-model-len", c.allow_long_max_model_len,
