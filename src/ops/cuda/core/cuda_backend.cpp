@@ -118,7 +118,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   check(properties.major >= 8, ErrorKind::device,
         "cuda:{} {} has compute capability {}.{}; 8.0 (Ampere) or newer is needed", index,
         properties.name, properties.major, properties.minor);
-  int architecture = 10 * properties.major + properties.minor;
+  const int architecture = 10 * properties.major + properties.minor;
   check(
       architecture >= NANOVLLM_CUDA_LOWEST_ARCHITECTURE, ErrorKind::device,
       "cuda:{} {} is of architecture {}, but the CUDA module was built for {} and newer; configure "
@@ -126,16 +126,18 @@ CudaBackend::CudaBackend(int index) : index_(index) {
       index, properties.name, architecture, NANOVLLM_CUDA_LOWEST_ARCHITECTURE, architecture);
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
-  // Tests and benchmarks: the kernels that an older GPU would get, without those for sm_90a alone.
-  if (const char* older = std::getenv("NANOVLLM_TEST_CUDA_ARCH"))
-    architecture = std::min(architecture, std::atoi(older));
-  code_architecture_ = std::min(code_architecture(), architecture);
+  code_architecture_ = code_architecture();
   can_launch_early_ = code_architecture_ >= 90;
   if (can_launch_early_)
     encode_map_ =
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
 #ifdef NANOVLLM_CUDA_HOPPER
-  is_hopper_ = architecture == 90 && !std::getenv("NANOVLLM_TEST_CUDA_ARCH");  // nowhere else
+  // Tests and benchmarks: 90 leaves out the kernels that code for sm_90a alone has.
+  const char* const wanted = std::getenv("NANOVLLM_TEST_CUDA_ARCH");
+  check(!wanted || std::string_view(wanted) == "90", ErrorKind::device,
+        "NANOVLLM_TEST_CUDA_ARCH {} is not 90: for older GPUs build a module of their own",
+        wanted ? wanted : "");
+  is_hopper_ = architecture == 90 && !wanted;  // that code runs nowhere else
   other_sms_ = is_hopper_ && num_sms_ > 2 * kOverlapProductSms ? kOverlapProductSms : 0;
 #endif
   int cooperative = 0;
