@@ -196,6 +196,11 @@ Json quantization_json(const ModelConfig& model, const std::string& format) {
                         {"strategy", is_int4 ? "group" : "channel"},
                         {"symmetric", true},
                         {"type", is_fp8 ? "float" : "int"}};
+  Json activations = nullptr;
+  if (is_fp8) {
+    activations = weights;
+    activations.update({{"dynamic", true}, {"observer", nullptr}, {"strategy", "token"}});
+  }
   Json ignore = Json::array({"lm_head"});
   if (model.moe) ignore.insert(ignore.end(), {"re:.*mlp\\.gate$", "re:.*mlp\\.experts\\..*"});
   // Integers without quantised activations are packed in this format, those of 8 bits, too.
@@ -203,7 +208,7 @@ Json quantization_json(const ModelConfig& model, const std::string& format) {
   return {{"config_groups",
            {{"group_0",
              {{"format", name},
-              {"input_activations", nullptr},
+              {"input_activations", activations},
               {"output_activations", nullptr},
               {"targets", Json::array({"Linear"})},
               {"weights", weights}}}}},
