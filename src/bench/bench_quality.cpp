@@ -13,6 +13,7 @@
 #include "bench/bench.h"
 #include "cli/exit_code.h"
 #include "cli/load_model.h"
+#include "cli/options.h"
 #include "cli/terminal/table.h"
 #include "core/check.h"
 #include "io/run_all.h"
@@ -159,7 +160,7 @@ std::vector<std::string> formats_of(const std::string& list) {
 std::vector<int32_t> tokens_of(const QualityOptions& options) {
   check(options.text.has_value(), ErrorKind::invalid_argument,
         "--text is missing: give a file of text");
-  const std::string text = read_option_file(*options.text, kMostTextBytes);
+  const std::string text = read_file_of("--text", *options.text, kMostTextBytes);
   std::vector<int32_t> ids = Tokenizer(options.model).encode(text);
   if (options.chunks > 0)
     ids.resize(std::min(ids.size(), static_cast<size_t>(options.chunks * options.context)));

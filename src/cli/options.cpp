@@ -171,6 +171,14 @@ std::string read_option_file(const std::string& path, size_t max_bytes) {
   }
 }
 
+std::string read_file_of(const char* option, const std::string& path, size_t max_bytes) {
+  try {
+    return read_file(path, max_bytes);
+  } catch (const Error& error) {  // here it is an option that is wrong, not a model
+    fail(ErrorKind::invalid_argument, "{} {}", option, error.what());
+  }
+}
+
 CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,
                       const std::string& help) {
   CLI::Option* flag = command.add_flag(names, value, help);

@@ -52,6 +52,8 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
 /// The text of a file that an option names. Throws Error(invalid_argument) where it cannot be read,
 /// is empty, or has more bytes.
 std::string read_option_file(const std::string& path, size_t max_bytes);
+/// The same when options have been parsed: errors name `option`. The file may be empty.
+std::string read_file_of(const char* option, const std::string& path, size_t max_bytes);
 
 /// Adds an option without a value. One without a `help` text is hidden.
 CLI::Option* add_flag(CLI::App& command, const std::string& names, bool& value,

@@ -30,11 +30,7 @@ struct TokenizeOptions {
 std::string text_to_encode(const TokenizeOptions& options) {
   if (options.text) return *options.text;
   if (!options.file || *options.file == "-") return read_standard_input();
-  try {
-    return read_file(*options.file, kMaxTextBytes);
-  } catch (const Error& error) {  // here it is an option that is wrong, not a model
-    fail(ErrorKind::invalid_argument, "--file {}", error.what());
-  }
+  return read_file_of("--file", *options.file, kMaxTextBytes);
 }
 
 // "1,2,3" or "1 2 3", as this command prints them.
