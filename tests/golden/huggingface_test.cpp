@@ -90,9 +90,9 @@ TEST_P(HuggingFace, GreedyTokensAgree) {
   }
 }
 
-// What follows each token of the vocabulary. A number that f32's errors round to another bf16
-// changes all that comes behind it, so most rows agree to a few hundredths, and the best tenth of
-// them more closely than any row of a run that leaves activations as they are.
+// Log probabilities behind each token of the vocabulary. A number that f32's errors round to
+// another bf16 changes all that comes behind it, so most rows agree to a few hundredths, and the
+// best tenth of them more closely than any row of a run that leaves activations as they are.
 TEST_P(HuggingFace, QuantisedActivationsAgree) {
   const auto& [name, target] = GetParam();
   const Json runs = golden_.value("quantised_rows", Json::array());

@@ -85,7 +85,7 @@ class CpuBackend : public Backend {
   void quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w);
   /// The same of x's quantised rows.
   void quantise_rows_and_multiply(const Tensor& y, const Tensor& x, const Weight& w);
-  /// What both have in common: the task's product with a weight that lies so.
+  /// The part that both share: the task's product with a weight that lies so.
   void multiply_panels(const GemmTask<bf16>& task, const QuantisedKernels& kernels,
                        const QuantisedPanels& panels);
   const QuantisedKernels& quantised(WeightFormat format) const {

@@ -358,7 +358,7 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
   EXPECT_EQ(mixed.find("model.layers.0.mlp.up_proj")->scales, QuantScales::channel);
 }
 
-// What is defined for quantised activations (docs/contract.md), and what meets plain ones.
+// Weights for which quantised activations are defined (docs/contract.md), and others.
 TEST(QuantizationConfig, AFormatSaysHowTheRowsThatMeetItAreQuantised) {
   using Rows = WeightFormat::Rows;
   const auto kept = [](QuantStorage storage, QuantScales scales, QuantActivations activations) {

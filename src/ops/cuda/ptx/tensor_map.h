@@ -13,14 +13,17 @@ namespace nanovllm {
 /// cuTensorMapEncodeTiled, as found in the driver.
 using EncodeMap = decltype(&cuTensorMapEncodeTiled);
 
-/// bf16 at `data`, copied in boxes that are swizzled by 128 bytes, as wgmma reads them; the box is
-/// thus 64 wide at most. The innermost axis comes first; strides in bytes, of the axes after it.
+/// Elements at `data`, bf16 unless `type` says otherwise, copied in boxes that are swizzled by 128
+/// bytes, as wgmma reads them (64 bf16 wide at most), unless `swizzle` says otherwise. The
+/// innermost axis comes first; strides in bytes, of the axes after it.
 template <size_t kAxes>
 CUresult encode_map(EncodeMap encode, CUtensorMap& map, void* data,
                     const std::array<int64_t, kAxes>& shape,
                     const std::array<int64_t, kAxes - 1>& strides,
                     const std::array<int64_t, kAxes>& box,
-                    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+                    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                    CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   std::array<cuuint64_t, kAxes> sizes{};
   std::array<cuuint64_t, kAxes - 1> bytes{};
   std::array<cuuint32_t, kAxes> boxes{}, every{};
@@ -30,9 +33,9 @@ CUresult encode_map(EncodeMap encode, CUtensorMap& map, void* data,
     every[i] = 1;
     if (i + 1 < kAxes) bytes[i] = static_cast<cuuint64_t>(strides[i]);
   }
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kAxes, data, sizes.data(), bytes.data(),
-                boxes.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return encode(&map, type, kAxes, data, sizes.data(), bytes.data(), boxes.data(), every.data(),
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 /// The same of `t`, whose elements these are. Throws Error(engine) where the driver refuses.

@@ -18,22 +18,12 @@ CUtensorMap fp8_map(EncodeMap encode, CUtensorMapDataType type, const std::byte*
                     const std::array<int64_t, kAxes>& shape,
                     const std::array<int64_t, kAxes - 1>& strides,
                     const std::array<int64_t, kAxes>& box) {
-  std::array<cuuint64_t, kAxes> sizes{};
-  std::array<cuuint64_t, kAxes - 1> bytes{};
-  std::array<cuuint32_t, kAxes> boxes{}, every{};
-  for (size_t i = 0; i < kAxes; ++i) {
-    sizes[i] = static_cast<cuuint64_t>(shape[i]);
-    boxes[i] = static_cast<cuuint32_t>(box[i]);
-    every[i] = 1;
-    if (i + 1 < kAxes) bytes[i] = static_cast<cuuint64_t>(strides[i]);
-  }
   CUtensorMap map{};
   const CUresult status =
-      encode(&map, type, kAxes, const_cast<std::byte*>(data), sizes.data(), bytes.data(),
-             boxes.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-             type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? CU_TENSOR_MAP_SWIZZLE_128B
-                                                   : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode_map(encode, map, const_cast<std::byte*>(data), shape, strides, box,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, type,
+                 type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                       : CU_TENSOR_MAP_SWIZZLE_NONE);
   check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of E4M3 rows (error {})",
         static_cast<int>(status));
   return map;

@@ -35,19 +35,14 @@ void with_numbers(WeightFormat::Numbers numbers, bool two, F&& f) {
 /// of each half by `bytes`.
 CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLayout& layout, int halves,
                         int units, int bytes) {
-  const auto row = static_cast<cuuint64_t>(layout.columns) *
-                   static_cast<cuuint64_t>(layout.record_bytes),
-             rows = static_cast<cuuint64_t>(layout.n / kPackedRows / halves);
-  const cuuint64_t sizes[] = {row / kMapUnit, rows, static_cast<cuuint64_t>(halves), 1};
-  const cuuint64_t strides[] = {row, row * rows, row * rows * static_cast<cuuint64_t>(halves)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(bytes / kMapUnit),
-                            static_cast<cuuint32_t>(units), static_cast<cuuint32_t>(halves), 1};
-  const cuuint32_t every[] = {1, 1, 1, 1};
+  const int64_t row = int64_t{layout.columns} * layout.record_bytes,
+                rows = layout.n / kPackedRows / halves;
   CUtensorMap map{};
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_INT64, 4, w.data.data, sizes, strides, box, every,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode_map<4>(encode, map, w.data.data, {row / kMapUnit, rows, halves, 1},
+                    {row, row * rows, row * rows * halves}, {bytes / kMapUnit, units, halves, 1},
+                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_DATA_TYPE_INT64,
+                    CU_TENSOR_MAP_SWIZZLE_NONE);
   check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
         w.data.describe(), static_cast<int>(status));
   return map;
