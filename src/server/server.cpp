@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <set>
-#include <system_error>
 #include <thread>
 #include <unordered_map>
 
@@ -17,6 +14,7 @@
 #include "core/seconds.h"
 #include "io/json.h"
 #include "server/access.h"
+#include "server/engine_watch.h"
 #include "server/generations.h"
 #include "server/live.h"
 #include "server/openapi.h"
@@ -48,7 +46,7 @@ class Server {
   }
 
   void run() {
-    http_.every(std::chrono::milliseconds(500), [this] { return watch_engine(), true; });
+    http_.every(std::chrono::milliseconds(500), [this] { return watch_.look(llm_.get()), true; });
     if (!is_embedded()) http_.on_signal([this](int) { on_signal(); });
     if (options_.sse_keep_alive_interval > 0)
       http_.every(
@@ -61,7 +59,7 @@ class Server {
       log_.note(fmt::format("listening on {}; loading {}", http_.address(), options_.model));
     std::jthread loader([this] { load(); });
     http_.run();
-    const std::jthread patience = watch_end();
+    const std::jthread patience = watch_.watch_end();
     loader.join();
     pool_.reset();
     llm_.reset();
@@ -205,35 +203,6 @@ class Server {
     });
   }
 
-  // A device or a driver may never return: the engine is not dead then, and says nothing.
-  void watch_engine() {
-    const bool hangs = llm_ && options_.watchdog_timeout > 0 &&
-                       llm_->seconds_in_step() > options_.watchdog_timeout;
-    if (hangs == is_hanging_) return;
-    is_hanging_ = hangs;
-    log_.note(hangs ? why_hanging() + ": /health answers 503" : "the engine goes on");
-  }
-  /// The program ends even where such a device does not: others may wait for it.
-  std::jthread watch_end() const {
-    if (!options_.give_up || options_.watchdog_timeout <= 0) return {};
-    const std::chrono::duration<double> time(is_hanging_ ? 0 : options_.watchdog_timeout);
-    const auto watch = [this, time](const std::stop_token& ended) {
-      std::mutex mutex;
-      std::condition_variable_any wake;
-      std::unique_lock lock(mutex);
-      wake.wait_for(lock, ended, time, [] { return false; });
-      if (!ended.stop_requested()) options_.give_up(why_hanging());
-    };
-    try {
-      return std::jthread(watch);
-    } catch (const std::system_error&) {  // no more threads: then the end is awaited
-      return {};
-    }
-  }
-  std::string why_hanging() const {
-    return fmt::format("the engine has finished no step for {} s", options_.watchdog_timeout);
-  }
-
   void on_engine_failure() {
     if (failure_) return;
     failure_ = std::make_exception_ptr(Error(ErrorKind::engine, llm_->failure()));
@@ -287,10 +256,10 @@ class Server {
   }
 
   std::string why_not_serving() const {
-    return is_draining_  ? "the server is shutting down"
-           : is_hanging_ ? why_hanging()
-           : llm_        ? "the engine has failed"
-                         : "the model is being loaded";
+    return is_draining_          ? "the server is shutting down"
+           : watch_.is_hanging() ? watch_.why_hanging()
+           : llm_                ? "the engine has failed"
+                                 : "the model is being loaded";
   }
 
   static bool is_json(const HttpRequest& request) {
@@ -317,8 +286,8 @@ class Server {
   // -- Endpoints without the engine
 
   void health(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    watch_engine();
-    const bool serves = is_ready_ && !is_hanging_ && llm_->is_serving();
+    watch_.look(llm_.get());
+    const bool serves = is_ready_ && !watch_.is_hanging() && llm_->is_serving();
     answer(request, exchange,
            serves ? json_response({{"status", "ok"}}) : error_response(503, why_not_serving()));
   }
@@ -426,13 +395,14 @@ class Server {
   std::vector<std::string> names_;
   std::unordered_map<std::string, Endpoint> routes_;
   const int64_t started_ = static_cast<int64_t>(std::time(nullptr));
+  EngineWatch watch_{options_, log_};
   Metrics metrics_;
   RequestDefaults defaults_;
   std::unique_ptr<AsyncLLM> llm_;
   std::unique_ptr<Pool> pool_;
   std::optional<Generations> generations_;  // from the moment the model is loaded
   std::optional<Live> live_;                // likewise
-  bool is_ready_ = false, is_draining_ = false, is_hanging_ = false;
+  bool is_ready_ = false, is_draining_ = false;
   std::exception_ptr failure_;
 };
 

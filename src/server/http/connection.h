@@ -11,12 +11,12 @@
 #include <boost/asio/ssl.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/status.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <fmt/format.h>
 
 #include "server/http/context.h"
 #include "server/http/error_body.h"
+#include "server/http/message.h"
 
 namespace nanovllm::server {
 
@@ -141,26 +141,6 @@ class Connection final : public ConnectionBase,
     bool keep_alive_, chunked_, head_, done_ = false, was_abandoned_ = false;
     std::function<void()> abandoned_;
   };
-
-  static std::string head_text(int status, std::string_view content_type, const Headers& headers,
-                               bool close) {
-    const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-    std::string text =
-        fmt::format("HTTP/1.1 {} {}\r\n", status, std::string_view(reason.data(), reason.size()));
-    if (!content_type.empty()) text += fmt::format("Content-Type: {}\r\n", content_type);
-    for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
-    text += close ? "Connection: close\r\n" : "Connection: keep-alive\r\n";
-    return text;
-  }
-
-  /// The head of an answer that is sent in one piece, with the empty line that ends it.
-  static std::string whole_head(const HttpResponse& response, bool close) {
-    // The length of a 304 would be that of the answer which it stands for.
-    return head_text(response.status, response.content_type, response.headers, close) +
-           (response.status == 304
-                ? std::string("\r\n")
-                : fmt::format("Content-Length: {}\r\n\r\n", response.body.size()));
-  }
 
   auto& lowest_layer() {
     if constexpr (kIsTls)
@@ -307,24 +287,12 @@ class Connection final : public ConnectionBase,
     waiting_ = Waiting::nothing;
     auto message = parser_->release();
     parser_.reset();
-    HttpRequest request;
-    const auto text = [](auto view) { return std::string(view.data(), view.size()); };
-    request.method = text(message.method_string());
-    const std::string target = text(message.target());
-    const size_t query = target.find('?');
-    request.path = target.substr(0, query);
-    if (query != std::string::npos) request.query = target.substr(query + 1);
-    for (const auto& field : message) {
-      std::string name = text(field.name_string());
-      for (char& c : name)
-        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + ('a' - 'A'));
-      request.headers.emplace_back(std::move(name), text(field.value()));
-    }
-    request.body = std::move(message.body());
+    const bool keep_alive = message.keep_alive(), chunked = message.version() == 11;
+    HttpRequest request = request_of(std::move(message));
     request.body_ticket = std::exchange(ticket_, nullptr);
     if (buffer_.size() == 0) buffer_ = {};  // an idle connection keeps little memory
-    const auto reply = std::make_shared<Reply>(this->shared_from_this(), message.keep_alive(),
-                                               message.version() == 11, request.method == "HEAD");
+    const auto reply = std::make_shared<Reply>(this->shared_from_this(), keep_alive, chunked,
+                                               request.method == "HEAD");
     reply_ = reply;
     dispatched_ = Clock::now();
     // Behind a pipelined request nothing is read: the buffer must not grow while it is parsed.

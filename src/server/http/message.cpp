@@ -1,0 +1,47 @@
+#include "server/http/message.h"
+
+#include <utility>
+
+#include <boost/beast/http/status.hpp>
+#include <fmt/format.h>
+
+namespace nanovllm::server {
+namespace http = boost::beast::http;
+
+HttpRequest request_of(http::request<http::string_body>&& message) {
+  HttpRequest request;
+  const auto text = [](auto view) { return std::string(view.data(), view.size()); };
+  request.method = text(message.method_string());
+  const std::string target = text(message.target());
+  const size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string::npos) request.query = target.substr(query + 1);
+  for (const auto& field : message) {
+    std::string name = text(field.name_string());
+    for (char& c : name)
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + ('a' - 'A'));
+    request.headers.emplace_back(std::move(name), text(field.value()));
+  }
+  request.body = std::move(message.body());
+  return request;
+}
+
+std::string head_text(int status, std::string_view content_type, const Headers& headers,
+                      bool close) {
+  const auto reason = http::obsolete_reason(static_cast<http::status>(status));
+  std::string text =
+      fmt::format("HTTP/1.1 {} {}\r\n", status, std::string_view(reason.data(), reason.size()));
+  if (!content_type.empty()) text += fmt::format("Content-Type: {}\r\n", content_type);
+  for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
+  text += close ? "Connection: close\r\n" : "Connection: keep-alive\r\n";
+  return text;
+}
+
+std::string whole_head(const HttpResponse& response, bool close) {
+  // The length of a 304 would be that of the answer which it stands for.
+  return head_text(response.status, response.content_type, response.headers, close) +
+         (response.status == 304 ? std::string("\r\n")
+                                 : fmt::format("Content-Length: {}\r\n\r\n", response.body.size()));
+}
+
+}  // namespace nanovllm::server
