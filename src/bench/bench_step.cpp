@@ -155,23 +155,21 @@ struct AttentionWork {
   double flops = 0;
 };
 
-Floor floor_of(const Part& part, const BenchSetup& setup, int bytes_per_value,
-               const AttentionWork& attention) {
+Floor floor_of(const Part& part, const BenchSetup& setup, const AttentionWork& attention) {
   Floor floor;
   const Rates& rates = setup.machine().rates;
-  const auto add = [&](double bytes, double flops) {
+  const auto add = [&](double bytes, double flops, double flops_per_second) {
     floor.bytes += bytes;
     floor.flops += flops;
     if (setup.roofline())
-      floor.seconds += std::max(bytes / rates.bytes_per_second, flops / rates.flops);
+      floor.seconds += std::max(bytes / rates.bytes_per_second, flops / flops_per_second);
   };
-  for (const RecordedOp* op : part.ops) {
-    const double weight = double(op->n) * double(op->k);
-    add(weight * bytes_per_value + op->bytes, 2 * double(op->rows) * weight);
-  }
+  for (const RecordedOp* op : part.ops)
+    add(op->weight_bytes + op->bytes, 2 * double(op->rows) * double(op->n) * double(op->k),
+        op->quantises_rows ? rates.quantised_flops : rates.flops);
   // One operation alone prepares the step: its attention is then within "all layers".
   if (part.name == "all layers" || (part.name == "attention" && part.ops.size() > 1))
-    add(attention.bytes, attention.flops);
+    add(attention.bytes, attention.flops, rates.flops);
   return floor;
 }
 
@@ -273,8 +271,7 @@ class StepBench {
       std::vector<Part> of_rank;
       for (const std::vector<Part>& rank : parts) of_rank.push_back(rank[i]);
       const double seconds = time_part(devices_, of_rank, options_.repetitions, records);
-      const Floor floor =
-          floor_of(part, setup_, loaded_.info.dtype == "f32" ? 4 : 2, whole.attention);
+      const Floor floor = floor_of(part, setup_, whole.attention);
       sum += seconds;
       Json more = {{"calls", part.ops.size()}, {"flops", floor.flops}};
       if (floor.bytes > 0) more["gb_per_second"] = floor.bytes / seconds / 1e9;

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "bench/roofline/roofline.h"
+
 namespace nanovllm::cli {
 namespace {
 
@@ -135,6 +137,8 @@ void StepRecorder::add_gemm(const char* part, Tensor x, const Weight& w, double 
   op.rows = x.shape[0];
   op.n = w.n();
   op.k = w.k();
+  op.weight_bytes = bytes_of(w);
+  op.quantises_rows = w.format.quantises_rows();
   op.bytes = bytes;
 }
 
@@ -307,8 +311,11 @@ bool StepRecorder::decoder_layers(Tensor x, Tensor residual, const DecoderStack&
   op.rows = x.shape[0];
   op.k = 1;
   for (const DecoderWeights& layer : stack.layers)
-    for (const Weight& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
-      op.n += w.n() * w.k() * (w.is_stack() ? stack.experts_per_token : 1);
+    for (const Weight& w : {layer.qkv, layer.o, layer.gate_up, layer.down}) {
+      const int64_t count = w.is_stack() ? stack.experts_per_token : 1;
+      op.n += w.n() * w.k() * count;
+      op.weight_bytes += bytes_of(w) * double(count) / double(w.count());
+    }
   op.run = [=, this] { (void)ops_->decoder_layers(x, residual, stack, kept, batch); };
   if (communicator_ && communicator_->world_size() > 1) {
     const int64_t sums = 2 * std::ssize(stack.layers) - 1;  // the last is the caller's

@@ -20,7 +20,9 @@ struct RecordedOp {
   double bytes = 0;       ///< of activations that a small kernel reads and writes
   /// Of a gemm: x is [rows, k], the weight [n, k]. Of all layers in one: n of k = 1, all weights.
   int64_t rows = 0, n = 0, k = 0;
-  std::function<void()> run;  ///< issues it again, on the same memory
+  double weight_bytes = 0;      ///< of its weights, in their format
+  bool quantises_rows = false;  ///< so both sides of the product are numbers of 8 bits
+  std::function<void()> run;    ///< issues it again, on the same memory
   /// Of communication: runs beside what follows it, which waits for events of other devices.
   bool beside = false;
   /// Of all layers in one, where these sum over ranks: `num_sums` all_reduce() of the same sizes,

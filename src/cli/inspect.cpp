@@ -7,15 +7,22 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/roofline/machine.h"
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/options.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
+#include "core/check.h"
+#include "io/quantization.h"
+#include "io/quantize.h"
 #include "io/utf8.h"
+#include "models/model.h"
 
 namespace nanovllm::cli {
 namespace {
+
+constexpr int64_t kFloorContext = 1024;  // tokens
 
 struct InspectOptions {
   std::string model;
@@ -75,11 +82,90 @@ std::string describe_model(const EngineInfo& i) {
   return facts.markdown() + "\n" + memory.markdown() + "\n" + describe_ranks(i) + fits.markdown();
 }
 
+/// The weights in one format: the checkpoint's own, or one that an option makes of it.
+struct FormatFacts {
+  std::string name;
+  int64_t weight_bytes = 0;
+  double read_bytes = 0;      // by a decode step of one sequence of kFloorContext tokens
+  double floor_seconds = 0;   // of that step, where the GPU's bandwidth is known
+  int64_t gpu_gigabytes = 0;  // of the smallest GPUs that hold it, one for each rank; 0: none does
+  int64_t tokens_beside = 0;  // of KV cache, in what is available on this device
+};
+
+FormatFacts format_facts(const EngineInfo& info, const ModelConfig& config, std::string name) {
+  const auto ranks = static_cast<int64_t>(info.ranks.size());
+  const DType dtype = info.dtype == "f32" ? DType::f32 : DType::bf16;
+  const WeightReads reads = count_reads(config, dtype);
+  const Roofline roofline(config, reads, static_cast<int>(size_of(dtype)), known_gpu_rates("H200"),
+                          static_cast<int>(ranks));
+  FormatFacts facts{.name = std::move(name)};
+  facts.weight_bytes =
+      static_cast<int64_t>(reads.layers.bytes + reads.experts.bytes + reads.head.bytes) +
+      reads.embeddings * static_cast<int64_t>(size_of(dtype));
+  facts.read_bytes = roofline.decode_bytes(1, kFloorContext);
+  facts.floor_seconds = roofline.decode_step(1, kFloorContext);
+  // A plan with less than a block is none.
+  const int64_t slots = std::max<int64_t>(1, info.num_blocks * info.block_size);
+  const int64_t per_token = std::max<int64_t>(1, info.kv_cache_bytes / slots);
+  const int64_t fixed = facts.weight_bytes + info.workspace_bytes;
+  facts.tokens_beside = std::max<int64_t>(0, info.available_bytes - fixed) / per_token;
+  const double needed = double(fixed + info.max_model_len * per_token) / double(ranks);
+  for (const int64_t size : {8, 12, 16, 24, 32, 48, 80, 96, 141, 192, 288})
+    if (facts.gpu_gigabytes == 0 &&
+        needed <= EngineConfig().gpu_memory_utilization * 1e9 * double(size))
+      facts.gpu_gigabytes = size;
+  return facts;
+}
+
+/// The format that the checkpoint has, and those that options make of it.
+std::vector<FormatFacts> all_formats(const InspectOptions& options, const EngineInfo& info) {
+  const ModelConfig config = load_model_config(options.model, config_defaults);
+  std::vector<FormatFacts> all;
+  const auto add = [&](const std::string& name, const std::string& quantization, bool dequantize) {
+    try {
+      ModelConfig changed = config;
+      choose_quantization(changed, quantization, dequantize);
+      all.push_back(format_facts(info, changed, name));
+    } catch (const Error& error) {  // no group of int4 divides its columns
+      if (error.kind() != ErrorKind::invalid_argument) throw;
+    }
+  };
+  if (config.quantization) {
+    add(config.quantization->describe(), "auto", false);
+    add(info.dtype + ", --dequantize", "auto", true);
+  } else {
+    add(info.dtype, "auto", false);
+    for (const char* format : {"fp8", "int8", "int4"}) add(format, format, false);
+  }
+  return all;
+}
+
+std::string describe_formats(const std::vector<FormatFacts>& formats) {
+  Table table({"weights as", "bytes", "read per token", "floor on H200", "fits GPUs of",
+               "KV tokens beside it here"});
+  for (const FormatFacts& f : formats)
+    table.add({f.name, binary_size(f.weight_bytes), binary_size(static_cast<int64_t>(f.read_bytes)),
+               fmt::format("{:.3f} ms", 1e3 * f.floor_seconds),
+               f.gpu_gigabytes > 0 ? fmt::format("{} GB", f.gpu_gigabytes) : "none",
+               with_commas(f.tokens_beside)});
+  return "\n" + table.markdown();
+}
+
 int run_inspect(const InspectOptions& options) {
   require_model(options.model);
   const EngineInfo info = nanovllm::inspect(options.model, options.engine);
+  const std::vector<FormatFacts> formats = all_formats(options, info);
+  Json json = inspection_json(info);
+  for (const FormatFacts& f : formats)
+    json["formats"].push_back({{"name", f.name},
+                               {"weights", f.weight_bytes},
+                               {"read_per_token", f.read_bytes},
+                               {"floor_ms_on_h200", 1e3 * f.floor_seconds},
+                               {"gpu_gigabytes", f.gpu_gigabytes},
+                               {"kv_tokens_beside", f.tokens_beside}});
   Output output;
-  output.write(options.json ? inspection_json(info).dump(2) + "\n" : describe_model(info));
+  output.write(options.json ? json.dump(2) + "\n"
+                            : describe_model(info) + describe_formats(formats));
   output.close();
   for (const std::string& note : info.notes) say("note: " + one_line(note) + "\n");
   return kExitDone;

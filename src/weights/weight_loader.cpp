@@ -83,6 +83,12 @@ Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
   return dst;
 }
 
+void WeightLoader::for_each_matrix(
+    const std::function<void(const std::string&, const Weight&)>& visit) const {
+  for (const Parameter& p : parameters_)
+    if (p.is_matrix) visit(p.parts.front().name, {p.dst, p.format});
+}
+
 int64_t WeightLoader::bytes_of(size_t i) const {
   const std::byte* end =
       i + 1 < parameters_.size() ? parameters_[i + 1].dst.data : storage_ + used_;

@@ -71,6 +71,9 @@ class WeightLoader {
   /// rotary buffers).
   void ignore(std::string name) { ignored_.insert(std::move(name)); }
 
+  /// The matrices so far: the checkpoint's name of the first part, and all of them together.
+  void for_each_matrix(
+      const std::function<void(const std::string& name, const Weight& weight)>& visit) const;
   const Shard& shard() const { return shard_; }
   DType dtype() const { return dtype_; }
   size_t bytes() const { return used_; }  ///< storage that the parameters so far occupy

@@ -133,6 +133,36 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
     EXPECT_NE(table.output.find(fragment), std::string::npos) << fragment;
 }
 
+// models/demo has 3,538,944 parameters in linear layers, 12,288 rows of them, 393,216 in its tied
+// head, 4,096 in norms, and a token's keys and values take 3,072 bytes.
+TEST(Inspect, FormatsHaveTheirBytesAndTheirFloors) {
+  const auto result = nanovllm_program({"inspect", demo_model(), "--json", "--device", "cpu"});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const Json formats = Json::parse(result.output)["formats"];
+  const int64_t numbers = 3538944, rest = 2 * (393216 + 4096);
+  const std::vector<std::pair<std::string, int64_t>> expected = {
+      {"bf16", 2 * numbers + rest},
+      {"fp8", numbers + 4 * 12288 + rest},                // and a scale for each row
+      {"int8", numbers + 5 * 12288 + rest},               // and a zero point
+      {"int4", numbers / 2 + numbers / 128 * 5 + rest}};  // for each 128 columns
+  ASSERT_EQ(formats.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& [name, bytes] = expected[i];
+    EXPECT_EQ(formats[i]["name"], name);
+    EXPECT_EQ(formats[i]["weights"], bytes);
+    EXPECT_EQ(formats[i]["read_per_token"].get<double>(), double(bytes + 1024 * 3072));
+    EXPECT_DOUBLE_EQ(formats[i]["floor_ms_on_h200"].get<double>(),
+                     1e3 * double(bytes + 1024 * 3072) / 4.65e12);
+    EXPECT_EQ(formats[i]["gpu_gigabytes"], 8);
+    EXPECT_GT(formats[i]["kv_tokens_beside"], 100000);
+  }
+  const auto table =
+      nanovllm_program({"inspect", NANOVLLM_SOURCE_DIR "/tests/data/goldens/quantised-fp8-blocks",
+                        "--device", "cpu"});
+  for (const char* fragment : {"| fp8 (fp8)", "| bf16, --dequantize", "floor on H200"})
+    EXPECT_NE(table.output.find(fragment), std::string::npos) << table.output;
+}
+
 // Two bytes for each of its 8,576 embeddings, as many of the head, and 512 numbers of norms; places
 // are multiples of 256 bytes.
 TEST(Inspect, AQuantisedModelIsCountedAsItLiesInMemory) {

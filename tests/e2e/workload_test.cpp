@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "bench/roofline/roofline.h"
+#include "io/quantize.h"
+#include "models/model.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -82,13 +84,83 @@ TEST(Roofline, FloorsAreThoseOfTheReference) {
   std::vector<int64_t> prompt_lens;
   for (const auto& ids : workload.prompts) prompt_lens.push_back(static_cast<int64_t>(ids.size()));
   for (const Expected& e : cases) {
-    const Roofline roofline(e.config, 2, {4.65e12, 790e12});
-    EXPECT_EQ(roofline.num_parameters(), e.parameters);
+    const WeightReads reads = count_reads(e.config, DType::bf16);
+    EXPECT_EQ(reads.layers.parameters + reads.experts.parameters + reads.head.parameters +
+                  reads.embeddings,
+              e.parameters);
+    const Roofline roofline(e.config, reads, 2, {4.65e12, 790e12});
     EXPECT_NEAR(roofline.decode_step(1, 1024) / e.decode_1, 1, 1e-12);
     EXPECT_NEAR(roofline.decode_step(256, 256 * 1024) / e.decode_256, 1, 1e-12);
     EXPECT_NEAR(roofline.prefill(prompt_lens) / e.prefill, 1, 1e-12);
     EXPECT_NEAR(roofline.offline(prompt_lens, workload.max_tokens) / e.offline, 1, 1e-9);
   }
+}
+
+/// A configuration of bench/configs, its plain weights quantised as --quantization says.
+ModelConfig shape(const std::string& name, const std::string& quantization = "auto") {
+  ModelConfig config =
+      load_model_config(NANOVLLM_SOURCE_DIR "/bench/configs/" + name, config_defaults);
+  choose_quantization(config, quantization, false);
+  return config;
+}
+
+// Of one layer of Qwen3-8B: qkv [6144, 4096], o [4096, 4096], gate_up [24576, 4096], down [4096,
+// 12288], two norms of 4096 and two of 128, which with the last norm are bf16.
+constexpr int64_t kLinear = 36 * int64_t{192937984};
+constexpr double kNorms = 2 * (36 * (2 * 4096 + 2 * 128) + 4096), kHead = 151936 * 4096;
+
+TEST(Roofline, QuantisedWeightsHaveTheBytesOfTheirFormat) {
+  struct Case {
+    std::string config, quantization;
+    double linear;  // bytes of the linear layers
+    int64_t quantising_rows;
+  };
+  const Case cases[] = {
+      {"qwen3-8b", "auto", 2.0 * kLinear, 0},
+      // A byte, and 4 for each of 38,912 rows of a layer.
+      {"qwen3-8b", "fp8", kLinear + 36 * 38912 * 4.0, kLinear},
+      // A byte, and 5 with the zero point for each row.
+      {"qwen3-8b", "int8", kLinear + 36 * 38912 * 5.0, 0},
+      // Half a byte, and 5 for each 128 numbers.
+      {"qwen3-8b", "int4", kLinear * (0.5 + 5.0 / 128), 0},
+      {"qwen3-8b-awq", "auto", kLinear * (0.5 + 5.0 / 128), 0},
+      // A byte, and 4 for each block of 128 x 128.
+      {"qwen3-8b-fp8", "auto", kLinear * (1 + 4.0 / 16384), kLinear},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.config + " " + c.quantization);
+    const WeightReads reads = count_reads(shape(c.config, c.quantization), DType::bf16);
+    EXPECT_DOUBLE_EQ(reads.layers.bytes, c.linear + kNorms);
+    EXPECT_EQ(reads.layers.quantising_rows, c.quantising_rows);
+    EXPECT_DOUBLE_EQ(reads.head.bytes, 2 * kHead);
+    EXPECT_EQ(reads.head.quantising_rows, 0);
+    EXPECT_EQ(reads.embeddings, int64_t{151936} * 4096);
+  }
+  // In f32 nothing stays quantised.
+  EXPECT_DOUBLE_EQ(count_reads(shape("qwen3-8b", "int4"), DType::f32).layers.bytes,
+                   4.0 * kLinear + 2 * kNorms);
+}
+
+TEST(Roofline, FloorsCountQuantisedWeightsAndActivations) {
+  const Rates rates{4.65e12, 790e12, 1580e12};
+  const ModelConfig config = shape("qwen3-8b-fp8");
+  const Roofline fp8(config, count_reads(config, DType::bf16), 2, rates);
+  const double layers = kLinear * (1 + 4.0 / 16384) + kNorms, kv = 36 * 2 * 8 * 128 * 2;
+  EXPECT_DOUBLE_EQ(fp8.decode_bytes(1, 1024), layers + 2 * kHead + 1024 * kv);
+  EXPECT_DOUBLE_EQ(fp8.decode_step(1, 1024), (layers + 2 * kHead + 1024 * kv) / 4.65e12);
+  // 16 prompts of 1,024: products of 8 bits at twice the rate of the norms, head and attention.
+  const double attention = 4.0 * 36 * 4096 * 16 * 1024 * 1025 / 2;
+  const double expected = 2.0 * 16384 * kLinear / 1580e12 +
+                          (16384 * kNorms + 2 * 16 * kHead + attention) / 790e12 +
+                          16384 * kv / 4.65e12;
+  EXPECT_NEAR(fp8.prefill(std::vector<int64_t>(16, 1024)) / expected, 1, 1e-12);
+  // Weights alone: products at the rate of bf16.
+  const ModelConfig packed = shape("qwen3-8b-awq");
+  const Roofline int4(packed, count_reads(packed, DType::bf16), 2, rates);
+  EXPECT_NEAR(int4.prefill(std::vector<int64_t>(16, 1024)) / expected,
+              1 + 2.0 * 16384 * kLinear / 1580e12 / expected, 1e-12);
+  EXPECT_DOUBLE_EQ(int4.decode_step(1, 0),
+                   (kLinear * (0.5 + 5.0 / 128) + kNorms + 2 * kHead) / 4.65e12);
 }
 
 }  // namespace

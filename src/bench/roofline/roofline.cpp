@@ -4,51 +4,87 @@
 #include <cmath>
 #include <vector>
 
-namespace nanovllm::cli {
+#include "models/model.h"
+#include "ops/null_backend.h"
 
-Roofline::Roofline(const ModelConfig& c, int bytes_per_value, Rates rates, int ranks)
+namespace nanovllm::cli {
+namespace {
+
+/// A device that multiplies by weights of any format.
+class AnyFormat final : public NullBackend {
+ public:
+  bool keeps(WeightFormat, int64_t, int64_t) const override { return true; }
+};
+
+}  // namespace
+
+double bytes_of(const Weight& weight) {
+  if (weight.format.rows != WeightFormat::Rows::group) return double(weight.bytes());
+  const int64_t blocks = (weight.n() + kRowGroup - 1) / kRowGroup;
+  return double(weight.count() *
+                (weight.n() * weight.k() +
+                 blocks * weight.format.groups(weight.k()) * int64_t{sizeof(float)}));
+}
+
+WeightReads count_reads(const ModelConfig& config, DType dtype) {
+  AnyFormat ops;
+  WeightLoader counter(ops, dtype, {}, nullptr, config.quantization.get());
+  find_architecture(config.architecture).make(config, {counter, {}});
+  WeightReads reads;
+  int64_t vectors = counter.num_parameters();
+  counter.for_each_matrix([&](const std::string& name, const Weight& weight) {
+    const int64_t parameters = weight.n() * weight.k();
+    vectors -= parameters;
+    const bool is_table = name.find("embed_tokens") != name.npos;
+    if (is_table && !config.tie_word_embeddings) {
+      reads.embeddings += parameters;
+      return;
+    }
+    WeightReads::Part& part = is_table || name.starts_with("lm_head") ? reads.head
+                              : name.find(".experts.") != name.npos   ? reads.experts
+                                                                      : reads.layers;
+    part.parameters += parameters;
+    part.quantising_rows += weight.format.quantises_rows() ? parameters : 0;
+    part.bytes += bytes_of(weight);
+  });
+  reads.layers.parameters += vectors;
+  reads.layers.bytes += double(vectors) * double(size_of(dtype));
+  return reads;
+}
+
+Roofline::Roofline(const ModelConfig& c, const WeightReads& weights, int kv_bytes_per_value,
+                   Rates rates, int ranks)
     : rate_bytes_(rates.bytes_per_second * ranks),
       rate_flops_(rates.flops * ranks),
-      bytes_per_value_(bytes_per_value),
+      rate_quantised_(rates.quantised_flops > 0 ? rates.quantised_flops * ranks : rate_flops_),
+      weights_(weights),
       layers_(c.num_hidden_layers),
       attention_width_(c.num_attention_heads * c.head_dim),
-      head_parameters_(c.vocab_size * c.hidden_size),
-      tied_(c.tie_word_embeddings),
+      chosen_share_(c.moe ? double(c.moe->num_experts_per_tok) / double(c.moe->num_experts) : 0),
       kv_bytes_(2.0 * double(c.num_hidden_layers * c.num_key_value_heads * c.head_dim) *
-                bytes_per_value) {
-  const int64_t h = c.hidden_size;
-  const int64_t qkv = h * (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim;
-  const int64_t o = attention_width_ * h;
-  const int64_t qk_norms = c.architecture.starts_with("Qwen3") ? 2 * c.head_dim : 0;
-  layer_parameters_ = layers_ * (qkv + o + 2 * h + qk_norms) + h;
-  for (int64_t layer = 0; layer < layers_; ++layer) {
-    if (!c.moe || !c.moe->is_sparse(layer)) {
-      layer_parameters_ += 3 * h * c.intermediate_size;
-      continue;
-    }
-    layer_parameters_ += h * c.moe->num_experts;  // the router
-    expert_parameters_ += 3 * h * c.moe->moe_intermediate_size * c.moe->num_experts;
-    chosen_share_ = double(c.moe->num_experts_per_tok) / double(c.moe->num_experts);
-  }
+                kv_bytes_per_value) {}
+
+double Roofline::layer_bytes(double tokens) const {
+  return weights_.layers.bytes + weights_.experts.bytes * (1 - std::pow(1 - chosen_share_, tokens));
 }
 
-double Roofline::layers_read(double tokens) const {
-  return double(layer_parameters_) +
-         double(expert_parameters_) * (1 - std::pow(1 - chosen_share_, tokens));
+double Roofline::seconds_of(const WeightReads::Part& part) const {
+  return 2 * (double(part.parameters - part.quantising_rows) / rate_flops_ +
+              double(part.quantising_rows) / rate_quantised_);
 }
 
-double Roofline::layers_active() const {
-  return double(layer_parameters_) + double(expert_parameters_) * chosen_share_;
+double Roofline::layer_seconds() const {
+  return seconds_of(weights_.layers) + seconds_of(weights_.experts) * chosen_share_;
 }
 
 double Roofline::decode_step(int64_t batch, int64_t context) const {
-  const auto product = [&](double read, double active) {
-    return std::max(read * bytes_per_value_ / rate_bytes_,
-                    2.0 * double(batch) * active / rate_flops_);
-  };
-  return product(layers_read(double(batch)), layers_active()) +
-         product(double(head_parameters_), double(head_parameters_)) +
+  return std::max(layer_bytes(double(batch)) / rate_bytes_, double(batch) * layer_seconds()) +
+         std::max(weights_.head.bytes / rate_bytes_, double(batch) * seconds_of(weights_.head)) +
          double(context) * kv_bytes_ / rate_bytes_;
+}
+
+double Roofline::decode_bytes(int64_t batch, int64_t context) const {
+  return layer_bytes(double(batch)) + weights_.head.bytes + double(context) * kv_bytes_;
 }
 
 double Roofline::prefill(std::span<const int64_t> prompt_lens) const {
@@ -58,11 +94,10 @@ double Roofline::prefill(std::span<const int64_t> prompt_lens) const {
     pairs += double(n) * double(n + 1) / 2;
   }
   const double linear =
-      2 * tokens * layers_active() + 2 * double(prompt_lens.size()) * double(head_parameters_);
+      tokens * layer_seconds() + double(prompt_lens.size()) * seconds_of(weights_.head);
   const double attention = 4.0 * double(layers_) * double(attention_width_) * pairs;
-  const double weights = (layers_read(tokens) + double(head_parameters_)) * bytes_per_value_;
-  return std::max(linear / rate_flops_, weights / rate_bytes_) + attention / rate_flops_ +
-         tokens * kv_bytes_ / rate_bytes_;
+  return std::max(linear, (layer_bytes(tokens) + weights_.head.bytes) / rate_bytes_) +
+         attention / rate_flops_ + tokens * kv_bytes_ / rate_bytes_;
 }
 
 double Roofline::offline(std::span<const int64_t> prompt_lens,
