@@ -48,11 +48,15 @@ std::string BenchReport::table(const std::string& heading, const Machine& machin
   }
   std::string text = heading + "\n\n" + table.markdown() + "\n";
   for (const std::string& line : notes_) text += line + "\n";
-  return text + (machine.rates.flops > 0
-                     ? fmt::format("floor: {:.1f} GB/s read, {:.3f} TFLOP/s, {}\n",
-                                   machine.rates.bytes_per_second / 1e9, machine.rates.flops / 1e12,
-                                   machine.source)
-                     : fmt::format("floor: {}\n", machine.source));
+  const Rates& rates = machine.rates;
+  if (rates.flops <= 0) return text + fmt::format("floor: {}\n", machine.source);
+  const std::string quantised =
+      rates.quantised_flops > rates.flops
+          ? fmt::format(" ({:.3f} of numbers of 8 bits)", rates.quantised_flops / 1e12)
+          : "";
+  return text + fmt::format("floor: {:.1f} GB/s read, {:.3f} TFLOP/s{}, {}\n",
+                            rates.bytes_per_second / 1e9, rates.flops / 1e12, quantised,
+                            machine.source);
 }
 
 Json BenchReport::to_json(const std::string& device, const Machine& machine) const {
@@ -61,6 +65,7 @@ Json BenchReport::to_json(const std::string& device, const Machine& machine) con
           {"machine",
            {{"bytes_per_second", machine.rates.bytes_per_second},
             {"flops", machine.rates.flops},
+            {"quantised_flops", machine.rates.quantised_flops},
             {"source", machine.source}}},
           {"rows", rows_}};
 }
