@@ -186,10 +186,10 @@ class Backend {
 
   // -- Weights
   /// Whether gemm(), and all that is made of it, takes a quantised [n, k] weight of this format
-  /// beside bf16 activations. Where it takes none that quantises rows, the format without that is
-  /// asked for; where it does not take that either, weights are dequantised while they are loaded.
-  virtual bool keeps(WeightFormat format, int64_t n, int64_t k) const {
-    return (void)format, (void)n, (void)k, false;
+  /// beside bf16 activations or, `stacked`, moe_mlp() a stack of them. Where rows that it quantises
+  /// are the hindrance, the format without them is asked for, and then the plain one.
+  virtual bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked = false) const {
+    return (void)format, (void)n, (void)k, (void)stacked, false;
   }
   /// Bytes that a [n, k] matrix occupies in the layout that gemm() and embedding() read (private to
   /// the backend).

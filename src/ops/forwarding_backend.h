@@ -39,8 +39,8 @@ class ForwardingBackend : public Backend {
     ops_->run_micro_batches(micro_batches, body);
   }
 
-  bool keeps(WeightFormat format, int64_t n, int64_t k) const override {
-    return ops_->keeps(format, n, k);
+  bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const override {
+    return ops_->keeps(format, n, k, stacked);
   }
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override {
     return ops_->weight_bytes(format, n, k);

@@ -42,7 +42,7 @@ std::byte* WeightLoader::place(size_t bytes) {
 }
 
 Weight WeightLoader::matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n,
-                            int64_t k) {
+                            int64_t k, size_t place_in_stack) {
   const Weight weight =
       backend_.weight_view(place(backend_.weight_bytes(format, n, k)), format, n, k);
   num_parameters_ += n * k;
@@ -51,7 +51,8 @@ Weight WeightLoader::matrix(WeightFormat format, std::vector<WeightPart> parts, 
     num_row_quantising_ += n * k;
     quantised_columns_ = std::max(quantised_columns_, k);
   }
-  parameters_.push_back({weight.data, std::move(parts), true, format});
+  parameters_.push_back(
+      {weight.data, std::move(parts), true, format, parameters_.size() - place_in_stack});
   return weight;
 }
 
@@ -60,17 +61,21 @@ Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k)
 }
 
 Weight WeightLoader::linear(std::vector<WeightPart> parts, int64_t n, int64_t k) {
-  const WeightFormat format = format_of(parts, n, k);
+  const WeightFormat format = format_of(parts, n, k, false);
   return matrix(format, std::move(parts), n, k);
 }
 
 Weight WeightLoader::matrices(int64_t count,
                               const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                               int64_t n, int64_t k) {
+  std::vector<WeightPart> all;
+  for (int64_t i = 0; i < count; ++i)
+    for (WeightPart& part : parts_of(i)) all.push_back(std::move(part));
+  const WeightFormat format = format_of(all, n, k, true);
   Weight stack;
   for (int64_t i = 0; i < count; ++i) {
     const size_t begin = used_;
-    const Weight one = matrix(parts_of(i), n, k);
+    const Weight one = matrix(format, parts_of(i), n, k, static_cast<size_t>(i));
     if (i == 0) stack = stack_of(one, count, used_ - begin);
   }
   return stack;
@@ -79,7 +84,7 @@ Weight WeightLoader::matrices(int64_t count,
 Tensor WeightLoader::vector(std::vector<WeightPart> parts, int64_t n) {
   const Tensor dst(place(static_cast<size_t>(n) * size_of(dtype_)), dtype_, {n}, backend_.device());
   num_parameters_ += n;
-  parameters_.push_back({dst, std::move(parts), false, plain_format(dtype_)});
+  parameters_.push_back({dst, std::move(parts), false, plain_format(dtype_), parameters_.size()});
   return dst;
 }
 

@@ -62,7 +62,7 @@ class WeightLoader {
   Weight matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
   /// An operand of gemm() alone, which may stay quantised.
   Weight linear(std::vector<WeightPart> parts, int64_t n, int64_t k);
-  /// A stack [count, n, k] of plain operands, for moe_mlp(): parts_of(i) makes up matrix i.
+  /// A stack [count, n, k] for moe_mlp(), which may stay quantised: parts_of(i) makes up matrix i.
   Weight matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                   int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
@@ -96,11 +96,14 @@ class WeightLoader {
     std::vector<WeightPart> parts;
     bool is_matrix;
     WeightFormat format;
+    size_t first;  // of its stack; of none its own index
   };
-  Weight matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n, int64_t k);
+  Weight matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n, int64_t k,
+                size_t place_in_stack = 0);
   /// The first of these in which the backend keeps all the parts: as the checkpoint has them; that
   /// beside plain rows; plain.
-  WeightFormat format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k) const;
+  WeightFormat format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k,
+                         bool stacked) const;
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);
   class CheckpointSources;

@@ -52,7 +52,7 @@ class WeightLoader::CheckpointSources {
 
   /// Throws unless the parameters find their tensors, and the tensors their parameters.
   void check_complete(const std::vector<Parameter>& parameters,
-                      const std::unordered_set<std::string>& ignored) const {
+                      const std::unordered_set<std::string>& ignored) {
     std::unordered_set<std::string> wanted;
     for (const Parameter& parameter : parameters)
       for (const WeightPart& part : parameter.parts) {
@@ -60,7 +60,8 @@ class WeightLoader::CheckpointSources {
               "{}: tensor {} is plain, but config.json's quantization_config says that it is "
               "quantised: name its module among those that are not",
               checkpoint_.directory(), part.name);
-        check_part(part, wanted);
+        float& input_scale = input_scales_[parameter.first];
+        input_scale = std::max(input_scale, check_part(part, wanted));
       }
     for (const std::string& name : checkpoint_.names())
       check(wanted.contains(name) || ignored.contains(name) || may_be_left(name), ErrorKind::model,
@@ -106,12 +107,13 @@ class WeightLoader::CheckpointSources {
     return is_there || !checkpoint_.find(part.name) ? scheme : nullptr;
   }
 
-  void check_part(const WeightPart& part, std::unordered_set<std::string>& wanted) const {
+  /// The input_scale of the part's weight, or 0.
+  float check_part(const WeightPart& part, std::unordered_set<std::string>& wanted) const {
     if (const QuantScheme* scheme = scheme_of(part)) {
       const QuantizedWeight weight(checkpoint_, module_of(part.name), *scheme, part.shape[0],
                                    part.shape[1]);
       wanted.insert(weight.names().begin(), weight.names().end());
-      return;
+      return weight.input_scale();
     }
     wanted.insert(part.name);
     const StoredTensor* found = checkpoint_.find(part.name);
@@ -125,6 +127,7 @@ class WeightLoader::CheckpointSources {
           "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded{}",
           checkpoint_.file_of(part.name), part.name, found->dtype,
           quantization_ ? " where quantization_config names no other" : "");
+    return 0;
   }
 
   /// Tensors beside a quantised model's that change none of its numbers: scales of an FP8 KV
@@ -150,15 +153,13 @@ class WeightLoader::CheckpointSources {
     rows.numbers.resize(static_cast<size_t>(n * k));
     rows.scales.resize(static_cast<size_t>(n * groups));
     if (p.format.has_zeros()) rows.zeros.resize(rows.scales.size());
+    if (p.format.rows == WeightFormat::Rows::tensor) rows.input_scale = input_scales_.at(p.first);
     int64_t at = 0;
     for (const WeightPart& part : p.parts) {
-      const float input_scale =
-          in_pieces(part, work,
-                    [&rows, at](const QuantizedWeight& weight, const WeightBlock& some,
-                                int64_t first) { weight.copy_rows(rows, at + first, some); });
-      // Parts of one product meet the same rows: the largest of their scales holds all of these.
-      if (p.format.rows == WeightFormat::Rows::tensor)
-        rows.input_scale = std::max(rows.input_scale, input_scale);
+      in_pieces(part, work,
+                [&rows, at](const QuantizedWeight& weight, const WeightBlock& some, int64_t first) {
+                  weight.copy_rows(rows, at + first, some);
+                });
       at += block_of(part).rows();
     }
   }
@@ -183,9 +184,9 @@ class WeightLoader::CheckpointSources {
   }
 
   /// Adds what take() does with some rows of the part's quantised weight at a time, those from
-  /// `first` of its block on. Its input_scale().
+  /// `first` of its block on.
   template <class Take>
-  float in_pieces(const WeightPart& part, std::vector<std::function<void()>>& work, Take take) {
+  void in_pieces(const WeightPart& part, std::vector<std::function<void()>>& work, Take take) {
     const auto weight = std::make_shared<const QuantizedWeight>(
         checkpoint_, module_of(part.name), *scheme_of(part), part.shape[0], part.shape[1]);
     const WeightBlock block = block_of(part);
@@ -198,17 +199,19 @@ class WeightLoader::CheckpointSources {
         some.row_end = std::min(some.row_begin + step, block.row_end);
         take(*weight, some, r);
       });
-    return weight->input_scale();
   }
 
   const Checkpoint& checkpoint_;
   const QuantizationConfig* quantization_;
+  /// Parts of one product, and experts of one stack, meet the same rows: the largest of their
+  /// scales holds all of these. By Parameter::first.
+  std::map<size_t, float> input_scales_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<std::vector<float>> padding_;
 };
 
-WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64_t n,
-                                     int64_t k) const {
+WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k,
+                                     bool stacked) const {
   std::optional<WeightFormat> one;
   for (const WeightPart& part : parts) {
     const QuantScheme* scheme = quantization_ && dtype_ == DType::bf16
@@ -222,9 +225,9 @@ WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64
   }
   if (!one) return plain_format(dtype_);
   const WeightFormat beside_plain_rows(one->numbers, one->group);
-  return backend_.keeps(*one, n, k)                ? *one
-         : backend_.keeps(beside_plain_rows, n, k) ? beside_plain_rows
-                                                   : plain_format(dtype_);
+  return backend_.keeps(*one, n, k, stacked)                ? *one
+         : backend_.keeps(beside_plain_rows, n, k, stacked) ? beside_plain_rows
+                                                            : plain_format(dtype_);
 }
 
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {

@@ -21,8 +21,8 @@ template <bool (*keeps_some)(WeightFormat)>
 class DequantisingBackend : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
-  bool keeps(WeightFormat format, int64_t n, int64_t k) const override {
-    return keeps_some(format) && ForwardingBackend::keeps(format, n, k);
+  bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const override {
+    return keeps_some(format) && ForwardingBackend::keeps(format, n, k, stacked);
   }
 };
 inline bool none(WeightFormat) { return false; }

@@ -40,7 +40,7 @@ class CpuBackend : public Backend {
   size_t scratch_bytes(const OperandLimits& largest) const override;
   void reserve(const OperandLimits& largest) override;
 
-  bool keeps(WeightFormat format, int64_t n, int64_t k) const override;
+  bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
   Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;

@@ -44,7 +44,7 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
 
 // oneDNN's own order of additions is kept by oneDNN alone, which takes no panels; products with
 // quantised rows have an order of their own.
-bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k) const {
+bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
   return format.quantises_rows() ? k <= kMostQuantisedColumns : !uses_onednn(DType::bf16);
 }
 

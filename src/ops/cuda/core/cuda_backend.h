@@ -75,7 +75,7 @@ class CudaBackend final : public Backend {
   int micro_batches_for(const DecodeSize& size) const override;
   void run_micro_batches(int micro_batches, const std::function<void(int)>& body) override;
 
-  bool keeps(WeightFormat format, int64_t n, int64_t k) const override;
+  bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;
   Weight weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const override;
   void load(Tensor dst, std::span<const Tensor> parts) override;

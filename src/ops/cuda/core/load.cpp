@@ -89,10 +89,12 @@ bool has_whole_groups(const Fp8Layout& layout, const std::vector<float>& units) 
 
 }  // namespace
 
-// Elsewhere weights of few rows would have to be unpacked for each product.
-bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k) const {
+// Elsewhere weights of few rows would have to be unpacked for each product; experts' kernels read
+// plain numbers.
+bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const {
   const int64_t group = format.group;
-  if (!is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0)
+  if (stacked || !is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 ||
+      k % kPackedColumns != 0)
     return false;
   if (format.quantises_rows())
     return format.numbers == WeightFormat::e4m3 &&
