@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -161,17 +162,22 @@ namespace {
 
 /// The largest group that fills the rows of all weights.
 int64_t int4_group(const ModelConfig& m) {
-  const int64_t attention = m.num_attention_heads * m.head_dim;
-  bool has_mlp = !m.moe;
-  for (int64_t i = 0; !has_mlp && i < m.num_hidden_layers; ++i) has_mlp = !m.moe->is_sparse(i);
-  for (const int64_t group : {128, 64, 32})
-    if (m.hidden_size % group == 0 && attention % group == 0 &&
-        (!has_mlp || m.intermediate_size % group == 0))
-      return group;
-  fail(ErrorKind::invalid_argument,
-       "quantization int4 needs groups of 32 columns at least, which hidden_size {}, attention's "
-       "{} and intermediate_size {} are no multiples of: use int8 or fp8",
-       m.hidden_size, attention, m.intermediate_size);
+  bool has_mlps = false, has_experts = false;
+  for (int64_t i = 0; i < m.num_hidden_layers; ++i)
+    (m.moe && m.moe->is_sparse(i) ? has_experts : has_mlps) = true;
+  std::vector<std::pair<const char*, int64_t>> widths = {
+      {"hidden_size", m.hidden_size}, {"attention's", m.num_attention_heads * m.head_dim}};
+  if (has_mlps) widths.emplace_back("intermediate_size", m.intermediate_size);
+  if (has_experts) widths.emplace_back("moe_intermediate_size", m.moe->moe_intermediate_size);
+  int64_t group = 128;
+  for (const auto& [name, width] : widths) {
+    group = std::gcd(group, width);
+    check(group >= 32, ErrorKind::invalid_argument,
+          "quantization int4 needs groups of 32 columns at least, which {} {} is no multiple of: "
+          "use int8 or fp8",
+          name, width);
+  }
+  return group;
 }
 
 bool is_format(const std::string& name) {
@@ -202,7 +208,7 @@ Json quantization_json(const ModelConfig& model, const std::string& format) {
     activations.update({{"dynamic", true}, {"observer", nullptr}, {"strategy", "token"}});
   }
   Json ignore = Json::array({"lm_head"});
-  if (model.moe) ignore.insert(ignore.end(), {"re:.*mlp\\.gate$", "re:.*mlp\\.experts\\..*"});
+  if (model.moe) ignore.push_back("re:.*mlp\\.gate$");  // the router
   // Integers without quantised activations are packed in this format, those of 8 bits, too.
   const char* name = is_fp8 ? "float-quantized" : "pack-quantized";
   return {{"config_groups",

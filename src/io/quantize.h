@@ -19,7 +19,7 @@ namespace nanovllm {
 float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t* out);
 
 /// The quantization_config of `model` with the weights that `format` ("fp8", "int8", "int4") is for
-/// quantised: those of attention and dense MLPs. Throws Error(invalid_argument): sizes that no
+/// quantised: those of attention, MLPs and experts. Throws Error(invalid_argument): sizes that no
 /// group fits.
 Json quantization_json(const ModelConfig& model, const std::string& format);
 

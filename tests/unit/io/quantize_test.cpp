@@ -314,18 +314,22 @@ std::string refusal_of(ModelConfig model, const std::string& option) {
   return "accepted";
 }
 
-TEST(ChooseQuantization, QuantisesAttentionAndDenseMlpsAlone) {
+ModelConfig small_mixture(int64_t inner) {
   ModelConfig model = small_model();
   model.moe = MoeConfig{.num_experts = 4,
                         .num_experts_per_tok = 2,
-                        .moe_intermediate_size = 32,
+                        .moe_intermediate_size = inner,
                         .mlp_only_layers = {}};
+  return model;
+}
+
+TEST(ChooseQuantization, QuantisesAttentionMlpsAndExpertsAlone) {
+  ModelConfig model = small_mixture(32);
   choose_quantization(model, "int4", false);
-  for (const char* name :
-       {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"})
+  for (const char* name : {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj",
+                           "mlp.experts.3.gate_proj", "mlp.experts.3.down_proj"})
     EXPECT_NE(model.quantization->find(std::string("model.layers.0.") + name), nullptr) << name;
-  for (const char* name : {"lm_head", "model.embed_tokens", "model.layers.0.mlp.gate",
-                           "model.layers.0.mlp.experts.3.down_proj"})
+  for (const char* name : {"lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"})
     EXPECT_EQ(model.quantization->find(name), nullptr) << name;
 }
 
@@ -342,10 +346,18 @@ TEST(ChooseQuantization, TheGroupIsTheLargestThatFillsAllRows) {
   EXPECT_EQ(group_of(256, 96), 32);
   ModelConfig model = small_model();
   model.intermediate_size = 80;
-  EXPECT_NE(refusal_of(model, "int4").find("intermediate_size 80 are no multiples"),
+  EXPECT_NE(refusal_of(model, "int4").find("intermediate_size 80 is no multiple"),
             std::string::npos)
       << refusal_of(model, "int4");
   EXPECT_EQ(refusal_of(model, "int8"), "accepted");
+
+  ModelConfig mixture = small_mixture(32);  // hidden_size is 64, and no layer has a dense MLP
+  mixture.intermediate_size = 80;
+  choose_quantization(mixture, "int4", false);
+  EXPECT_EQ(mixture.quantization->find(kModule)->group_size, 32);
+  EXPECT_NE(refusal_of(small_mixture(48), "int4").find("moe_intermediate_size 48 is no multiple"),
+            std::string::npos)
+      << refusal_of(small_mixture(48), "int4");
 }
 
 TEST(ChooseQuantization, RefusesWhatTheCheckpointIsNot) {
