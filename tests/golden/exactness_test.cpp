@@ -172,7 +172,9 @@ INSTANTIATE_TEST_SUITE_P(
                                      "llama-untied-biases", "mistral-window",
                                      "qwen3-moe-some-dense", "quantised-gptq-128-ordered",
                                      "quantised-awq-64-experts", "quantised-fp8-blocks",
-                                     "quantised-fp8-channel", "quantised-int8-channel"),
+                                     "quantised-fp8-channel", "quantised-int8-channel",
+                                     "quantised-packed-32-experts", "quantised-fp8-blocks-experts",
+                                     "quantised-int8-channel-experts"),
                      testing::ValuesIn(kTargets)),
     case_name);
 
