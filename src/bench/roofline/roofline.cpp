@@ -13,7 +13,7 @@ namespace {
 /// A device that multiplies by weights of any format.
 class AnyFormat final : public NullBackend {
  public:
-  bool keeps(WeightFormat, int64_t, int64_t) const override { return true; }
+  bool keeps(WeightFormat, int64_t, int64_t, bool) const override { return true; }
 };
 
 }  // namespace
