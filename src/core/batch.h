@@ -29,9 +29,26 @@ struct Batch {
 };
 
 /// Keys and values of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]; the last
-/// two axes are dense. Their dtype is the cache's own, whatever that of activations.
+/// two axes are dense. Their dtype is that of activations or e4m3: a row of a head is then numbers
+/// times a scale (docs/contract.md), and the f32 scales of a head's rows lie behind those of its
+/// part of a block, in their order.
 struct KvCache {
   Tensor k, v;
+  float k_scale = 0, v_scale = 0;  // of all rows; 0: each row's own, by its largest magnitude
 };
+
+/// Bytes of a head's row of keys or values.
+constexpr size_t kv_row_bytes(DType dtype, int64_t head_dim) {
+  return static_cast<size_t>(head_dim) * size_of(dtype) + (dtype == DType::e4m3 ? 4 : 0);
+}
+/// A view of `data`, whose rows have so many bytes, as keys or values of this shape.
+inline Tensor kv_pages(void* data, DType dtype, std::initializer_list<int64_t> shape,
+                       Device device) {
+  Tensor t(data, dtype, shape, device);
+  if (dtype != DType::e4m3) return t;
+  t.stride[1] = t.shape[2] * static_cast<int64_t>(kv_row_bytes(dtype, t.shape[3]));
+  t.stride[0] = t.shape[1] * t.stride[1];
+  return t;
+}
 
 }  // namespace nanovllm

@@ -11,7 +11,7 @@
 
 namespace nanovllm {
 
-enum class DType : uint8_t { f32, f16, bf16, i32, i64 };
+enum class DType : uint8_t { f32, f16, bf16, i32, i64, e4m3 };
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
@@ -23,6 +23,8 @@ constexpr size_t size_of(DType dtype) {
       return 2;
     case DType::i64:
       return 8;
+    case DType::e4m3:
+      return 1;
   }
   return 0;
 }
@@ -39,6 +41,8 @@ constexpr std::string_view name_of(DType dtype) {
       return "i32";
     case DType::i64:
       return "i64";
+    case DType::e4m3:
+      return "fp8_e4m3";
   }
   return "?";
 }

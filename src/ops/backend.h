@@ -137,11 +137,9 @@ class Backend {
   virtual Device device() const = 0;
   virtual std::string name() const = 0;  // "cuda:0 NVIDIA H200", "cpu, 2 threads, avx512_core_bf16"
   virtual MemoryInfo memory() const = 0;
-  /// Device memory, zeroed, 256-byte aligned. Throws Error(device) with the sizes when there is not
-  /// enough.
+  /// Device memory, zeroed, 256-byte aligned. Throws Error(device) with the sizes.
   virtual Buffer allocate(size_t bytes) = 0;
-  /// Host memory that copies to and from the device asynchronously (pinned where that means
-  /// something).
+  /// Host memory that copies to and from the device asynchronously (pinned).
   virtual Buffer allocate_host(size_t bytes) = 0;
   /// Copies between any two devices' contiguous tensors of one dtype and size, in stream order.
   virtual void copy(Tensor dst, Tensor src) = 0;
@@ -169,9 +167,12 @@ class Backend {
   /// Takes them now, so that no step has to.
   virtual void reserve(const OperandLimits& largest) { (void)largest; }
 
-  /// Called once per step, before its first operation: a backend may prepare here what the
-  /// attention of all layers shares (on CUDA: the division of the batch's keys among the SMs).
+  /// Called once per step, before its first operation: to prepare what the attention of all layers
+  /// shares (on CUDA: the division of the batch's keys among the SMs).
   virtual void begin_step(const Batch& batch) { (void)batch; }
+
+  /// Whether store_kv() and attention() take a cache of e4m3.
+  virtual bool has_e4m3_cache() const { return false; }
 
   // -- Micro-batches: parts of a step that may run at the same time
   /// How many the layers of such a decode step should be divided among, 1 to kMostMicroBatches.
@@ -250,8 +251,7 @@ class Backend {
   /// [t, heads, d], k [t, kv_heads, d], positions [t] i32, cos_sin f32 [max_position, rotary_dim]:
   /// cosines, then sines, rotary_dim / 2 of each.
   virtual void rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin) = 0;
-  /// Puts k, v [t, kv_heads, d] into their slots. slot_mapping [t] i32; a slot of -1 stores
-  /// nothing.
+  /// Puts k, v [t, kv_heads, d] into their slots: slot_mapping [t] i32; -1 stores nothing.
   virtual void store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) = 0;
   /// Paged, variable-length, causal attention with grouped queries, for prefill, chunks and decode
   /// alike: out, q [t, heads, d] (out may be q); softmax(scale * q k^T) v over the keys of the

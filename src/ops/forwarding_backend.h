@@ -32,6 +32,7 @@ class ForwardingBackend : public Backend {
   }
   void reserve(const OperandLimits& largest) override { ops_->reserve(largest); }
   void begin_step(const Batch& batch) override { ops_->begin_step(batch); }
+  bool has_e4m3_cache() const override { return ops_->has_e4m3_cache(); }
   int micro_batches_for(const DecodeSize& size) const override {
     return ops_->micro_batches_for(size);
   }

@@ -117,6 +117,8 @@ class Rig {
         return as(int32_t{});
       case DType::i64:
         return as(int64_t{});
+      case DType::e4m3:
+        break;
     }
     return 0;
   }

@@ -301,20 +301,32 @@ class RopeStoreParity : public RowwiseParity {
     Batch batch;
     batch.positions = positions;
     batch.slot_mapping = slots;
-    const auto results = [&](bool composed) {
-      const std::vector<int64_t> cache_shape{kBlocks, s.kv_heads, s.block_size, s.d};
-      const Values zeros(static_cast<size_t>(kBlocks * s.kv_heads * s.block_size * s.d), 0.0);
-      const Operand cache_k = operand(cache_shape, zeros), cache_v = operand(cache_shape, zeros);
+    const auto results = [&](bool composed, DType cache_dtype) {
+      const auto pages = [&](const Operand& o) {
+        return kv_pages(o.view().data, cache_dtype, {kBlocks, s.kv_heads, s.block_size, s.d},
+                        ops().device());
+      };
+      const auto words =
+          static_cast<int64_t>(kv_row_bytes(cache_dtype, s.d)) * s.kv_heads * s.block_size / 4;
+      const Values zeros(static_cast<size_t>(kBlocks * words), 0.0);
+      const Operand cache_k(ops(), DType::i32, {kBlocks, words}, zeros),
+          cache_v(ops(), DType::i32, {kBlocks, words}, zeros);
       const Operand qkv = operand({kTokens, row}, random_values(dtype(), kTokens * row, 6),
                                   {.lead = lead, .trail = 0});
       run(composed, qkv.view().cols(0, q_row).split(s.d),
           qkv.view().cols(q_row, q_row + kv_row).split(s.d),
-          qkv.view().cols(q_row + kv_row, row).split(s.d), batch, cos_sin, {cache_k, cache_v});
+          qkv.view().cols(q_row + kv_row, row).split(s.d), batch, cos_sin,
+          {pages(cache_k), pages(cache_v)});
       ops().synchronize();
       for (const Operand* o : {&cache_k, &cache_v, &qkv}) o->expect_guards("operand");
       return std::vector{qkv.bits(), cache_k.bits(), cache_v.bits()};
     };
-    const auto want = results(true), got = results(false);
+    if (ops().has_e4m3_cache()) {
+      const auto want = results(true, DType::e4m3), got = results(false, DType::e4m3);
+      EXPECT_EQ(got[1], want[1]) << "keys of E4M3, head_dim " << s.d;
+      EXPECT_EQ(got[2], want[2]) << "values of E4M3, head_dim " << s.d;
+    }
+    const auto want = results(true, dtype()), got = results(false, dtype());
     // Whether k itself is left as it was or comes back rotated is the fusion's business; the cache
     // has it.
     EXPECT_EQ(got[1], want[1]) << "keys, head_dim " << s.d;

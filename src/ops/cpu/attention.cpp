@@ -25,37 +25,53 @@ struct RotaryTable {
 
 /// Where a slot's rows are in one layer's cache.
 struct CacheView {
-  int64_t kv_heads, block_size, head_dim, k_block, v_block, k_head, v_head;
+  int64_t kv_heads, block_size, head_dim;
+  bool is_e4m3;
 
   explicit CacheView(const KvCache& cache)
       : kv_heads(cache.k.shape[1]),
         block_size(cache.k.shape[2]),
         head_dim(cache.k.shape[3]),
-        k_block(cache.k.stride[0]),
-        v_block(cache.v.stride[0]),
-        k_head(cache.k.stride[1]),
-        v_head(cache.v.stride[1]) {
-    check(cache.k.rank == 4 && cache.v.rank == 4 && cache.k.shape == cache.v.shape &&
-              cache.k.dtype == cache.v.dtype && cache.k.stride[2] == head_dim &&
-              cache.k.stride[3] == 1 && cache.v.stride[2] == head_dim && cache.v.stride[3] == 1 &&
+        is_e4m3(cache.k.dtype == DType::e4m3) {
+    const auto is_right = [this](const Tensor& t) {
+      return t.rank == 4 && t.stride[2] == head_dim && t.stride[3] == 1 &&
+             (!is_e4m3 || t.stride[1] >= block_size * (head_dim + 4));
+    };
+    check(is_right(cache.k) && is_right(cache.v) && cache.k.shape == cache.v.shape &&
+              cache.k.dtype == cache.v.dtype &&
               std::has_single_bit(static_cast<uint64_t>(block_size)),
           "KV cache {} and {}", cache.k, cache.v);
   }
+  /// Of queries, keys and values like `rows` beside it.
+  DType dtype_beside(const KvCache& cache, const Tensor& rows) const {
+    return is_e4m3 ? rows.dtype : cache.k.dtype;
+  }
 
-  /// Copies one token's heads into its slot.
+  /// Puts one token's heads into its slot.
   template <class T>
-  void store(const KvCache& cache, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
-             int32_t slot) const {
+  void store(const FloatKernels<T>& kernels, const KvCache& cache, const T* k, int64_t k_stride,
+             const T* v, int64_t v_stride, int32_t slot) const {
     if (slot < 0) return;
-    const int64_t block = slot / block_size, inside = slot % block_size * head_dim;
-    T *to_k = cache.k.ptr<T>() + block * k_block + inside,
-      *to_v = cache.v.ptr<T>() + block * v_block + inside;
+    const int64_t block = slot / block_size, inside = slot % block_size;
+    const auto put = [&](const Tensor& rows, int64_t h, const T* from, float scale) {
+      std::byte* part = part_of(rows, block, h);
+      if (is_e4m3)
+        kernels.store_e4m3(reinterpret_cast<E4m3*>(part) + inside * head_dim,
+                           reinterpret_cast<float*>(part + block_size * head_dim) + inside, from,
+                           head_dim, scale);
+      else
+        std::memcpy(static_cast<void*>(reinterpret_cast<T*>(part) + inside * head_dim), from,
+                    static_cast<size_t>(head_dim) * sizeof(T));
+    };
     for (int64_t h = 0; h < kv_heads; ++h) {
-      std::memcpy(static_cast<void*>(to_k + h * k_head), k + h * k_stride,
-                  static_cast<size_t>(head_dim) * sizeof(T));
-      std::memcpy(static_cast<void*>(to_v + h * v_head), v + h * v_stride,
-                  static_cast<size_t>(head_dim) * sizeof(T));
+      put(cache.k, h, k + h * k_stride, cache.k_scale);
+      put(cache.v, h, v + h * v_stride, cache.v_scale);
     }
+  }
+  /// A head's part of a block.
+  static std::byte* part_of(const Tensor& rows, int64_t block, int64_t head) {
+    return rows.data + static_cast<size_t>(block * rows.stride[0] + head * rows.stride[1]) *
+                           size_of(rows.dtype);
   }
 };
 
@@ -108,16 +124,17 @@ void CpuBackend::rotary_embedding(Tensor q, Tensor k, Tensor positions, Tensor c
 void CpuBackend::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mapping) {
   const CacheView view(cache);
   const int64_t tokens = k.shape[0];
-  expect_heads("store_kv k", k, cache.k.dtype, tokens, view.kv_heads, view.head_dim);
-  expect_heads("store_kv v", v, cache.k.dtype, tokens, view.kv_heads, view.head_dim);
+  const DType dtype = view.dtype_beside(cache, k);
+  expect_heads("store_kv k", k, dtype, tokens, view.kv_heads, view.head_dim);
+  expect_heads("store_kv v", v, dtype, tokens, view.kv_heads, view.head_dim);
   expect_vector("store_kv slot_mapping", slot_mapping, DType::i32, tokens);
   const int32_t* slots = slot_mapping.ptr<int32_t>();
   dispatch_float(k.dtype, [&]<class T>() {
     const T *from_k = k.ptr<T>(), *from_v = v.ptr<T>();
     parallel_for(threads_, tokens, k.numel(), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i)
-        view.store(cache, from_k + i * k.stride[0], k.stride[1], from_v + i * v.stride[0],
-                   v.stride[1], slots[i]);
+        view.store(kernels_.of<T>(), cache, from_k + i * k.stride[0], k.stride[1],
+                   from_v + i * v.stride[0], v.stride[1], slots[i]);
     });
   });
 }
@@ -127,9 +144,10 @@ void CpuBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm,
   const CacheView view(cache);
   const RotaryTable table(cos_sin);
   const int64_t tokens = q.shape[0], d = view.head_dim;
-  expect_heads("qk_norm_rope_store q", q, cache.k.dtype, tokens, q.shape[1], d);
-  expect_heads("qk_norm_rope_store k", k, cache.k.dtype, tokens, view.kv_heads, d);
-  expect_heads("qk_norm_rope_store v", v, cache.k.dtype, tokens, view.kv_heads, d);
+  const DType dtype = view.dtype_beside(cache, q);
+  expect_heads("qk_norm_rope_store q", q, dtype, tokens, q.shape[1], d);
+  expect_heads("qk_norm_rope_store k", k, dtype, tokens, view.kv_heads, d);
+  expect_heads("qk_norm_rope_store v", v, dtype, tokens, view.kv_heads, d);
   expect_vector("qk_norm_rope_store q_norm", q_norm, q.dtype, d);
   expect_vector("qk_norm_rope_store k_norm", k_norm, q.dtype, d);
   expect_vector("qk_norm_rope_store positions", batch.positions, DType::i32, tokens);
@@ -155,7 +173,8 @@ void CpuBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm,
             T* k_row = k_data + i * k.stride[0];
             prepare(q_data + i * q.stride[0], q.shape[1], q.stride[1], q_weight, positions[i]);
             prepare(k_row, view.kv_heads, k.stride[1], k_weight, positions[i]);
-            view.store(cache, k_row, k.stride[1], v_data + i * v.stride[0], v.stride[1], slots[i]);
+            view.store(kernels, cache, k_row, k.stride[1], v_data + i * v.stride[0], v.stride[1],
+                       slots[i]);
           }
         });
   });
@@ -167,8 +186,9 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
   const CacheView view(cache);
   const int64_t tokens = q.shape[0], heads = q.shape[1], sequences = batch.num_seqs(),
                 group = heads / view.kv_heads;
-  expect_heads("attention q", q, cache.k.dtype, tokens, heads, view.head_dim);
-  expect_heads("attention out", out, cache.k.dtype, tokens, heads, view.head_dim);
+  const DType dtype = view.dtype_beside(cache, q);
+  expect_heads("attention q", q, dtype, tokens, heads, view.head_dim);
+  expect_heads("attention out", out, dtype, tokens, heads, view.head_dim);
   expect_vector("attention cu_seqlens_q", batch.cu_seqlens_q, DType::i32, sequences + 1);
   expect_vector("attention context_lens", batch.context_lens, DType::i32, sequences);
   check(group * view.kv_heads == heads, "{} heads over {} KV heads", heads, view.kv_heads);
@@ -180,7 +200,7 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
   divide_attention(batch, tokens, group, view.kv_heads, q.dtype);
   const std::vector<AttentionUnit>& units = attention_units_;
   dispatch_float(q.dtype, [&]<class T>() {
-    const T *q_data = q.ptr<T>(), *k_data = cache.k.ptr<T>(), *v_data = cache.v.ptr<T>();
+    const T* q_data = q.ptr<T>();
     T* out_data = out.ptr<T>();
     const FloatKernels<T>& kernels = kernels_.of<T>();
     parallel_each(threads_, static_cast<int64_t>(units.size()) * view.kv_heads,
@@ -195,10 +215,11 @@ void CpuBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& bat
                          .q_head_stride = q.stride[1],
                          .out_token_stride = out.stride[0],
                          .out_head_stride = out.stride[1],
-                         .k = k_data + kv_head * view.k_head,
-                         .v = v_data + kv_head * view.v_head,
-                         .k_block_stride = view.k_block,
-                         .v_block_stride = view.v_block,
+                         .k = view.part_of(cache.k, 0, kv_head),
+                         .v = view.part_of(cache.v, 0, kv_head),
+                         .k_block_stride = view.part_of(cache.k, 1, 0) - cache.k.data,
+                         .v_block_stride = view.part_of(cache.v, 1, 0) - cache.v.data,
+                         .is_e4m3 = view.is_e4m3,
                          .block_table = tables + s * batch.block_tables.stride[0],
                          .block_shift = std::countr_zero(static_cast<uint64_t>(view.block_size)),
                          .head_dim = view.head_dim,

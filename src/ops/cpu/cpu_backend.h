@@ -39,6 +39,7 @@ class CpuBackend : public Backend {
   }  // 39 MB of f32 for 152k tokens; the GEMM gains little beyond
   size_t scratch_bytes(const OperandLimits& largest) const override;
   void reserve(const OperandLimits& largest) override;
+  bool has_e4m3_cache() const override { return true; }
 
   bool keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const override;
   size_t weight_bytes(WeightFormat format, int64_t n, int64_t k) const override;

@@ -17,10 +17,24 @@ struct Tile {
   int64_t count;  // keys of the tile that some row of the piece sees
 };
 
+/// Of a tile's keys and values that are E4M3: the scales of their rows. Scores and probabilities
+/// are multiplied with them, and numbers need not be.
+struct TileScales {
+  float k[kAttentionTile] = {}, v[kAttentionTile] = {};
+};
+
 // -- Scores: dot products along head_dim, sixteen partial sums each, reduced by one fixed tree.
 
+template <class T, class K>
+struct Dot {
+  static constexpr int64_t kStep = 16;
+  static NANOVLLM_INLINE Vec step(Vec acc, const T* a, const K* b) {
+    return acc + load(a) * load(b);
+  }
+};
 #if defined(__AVX512BF16__)
-struct DotBf16 {
+template <>
+struct Dot<bf16, bf16> {
   static constexpr int64_t kStep = 32;
   static NANOVLLM_INLINE Vec step(Vec acc, const bf16* a, const bf16* b) {
     __m512i x, y;
@@ -31,33 +45,19 @@ struct DotBf16 {
                                                   reinterpret_cast<__m512bh>(y)));
   }
 };
-#else
-struct DotBf16 {
-  static constexpr int64_t kStep = 16;
-  static NANOVLLM_INLINE Vec step(Vec acc, const bf16* a, const bf16* b) {
-    return acc + load(a) * load(b);
-  }
-};
 #endif
-struct DotF32 {
-  static constexpr int64_t kStep = 16;
-  static NANOVLLM_INLINE Vec step(Vec acc, const float* a, const float* b) {
-    return acc + load(a) * load(b);
-  }
-};
 
 /// scores[r * kAttentionTile + key] of ROWS rows (q rows `d` apart) and 16 / ROWS keys from `key`
 /// on.
-template <int ROWS, class T>
-NANOVLLM_INLINE void score_block(float* scores, const T* q, const T* const* k, int64_t key,
+template <int ROWS, class T, class K>
+NANOVLLM_INLINE void score_block(float* scores, const T* q, const K* const* k, int64_t key,
                                  int64_t d) {
-  using Dot = std::conditional_t<sizeof(T) == 2, DotBf16, DotF32>;
   constexpr int kKeys = 16 / ROWS;
   Vec acc[16] = {};
-  for (int64_t i = 0; i < d; i += Dot::kStep)
+  for (int64_t i = 0; i < d; i += Dot<T, K>::kStep)
     for (int j = 0; j < kKeys; ++j)
       for (int r = 0; r < ROWS; ++r)
-        acc[r * kKeys + j] = Dot::step(acc[r * kKeys + j], q + r * d + i, k[key + j] + i);
+        acc[r * kKeys + j] = Dot<T, K>::step(acc[r * kKeys + j], q + r * d + i, k[key + j] + i);
   float out[16];
   store(out, reduce16(acc));
   for (int r = 0; r < ROWS; ++r)
@@ -66,12 +66,12 @@ NANOVLLM_INLINE void score_block(float* scores, const T* q, const T* const* k, i
 
 /// Scores of ROWS rows with the keys [begin, end) of the tile; the places around them, from the
 /// last to the next multiple of 16, hold nonsense.
-template <int ROWS, class T>
-NANOVLLM_INLINE void score_rows(float* scores, const T* q, const Tile<T>& tile, int64_t begin,
+template <int ROWS, class T, class K>
+NANOVLLM_INLINE void score_rows(float* scores, const T* q, const K* const* keys, int64_t begin,
                                 int64_t end, int64_t d) {
-  const T* k[kAttentionTile];
+  const K* k[kAttentionTile];
   const int64_t first = begin / 16 * 16, last = (end + 15) / 16 * 16;
-  for (int64_t j = first; j < last; ++j) k[j] = tile.k[j < end ? j : end - 1];
+  for (int64_t j = first; j < last; ++j) k[j] = keys[j < end ? j : end - 1];
   for (int64_t key = first; key < last; key += 16 / ROWS) score_block<ROWS>(scores, q, k, key, d);
 }
 
@@ -112,11 +112,14 @@ struct RowState {
   float max, sum;
 };
 
-/// Turns the scores [begin, end) into exponentials relative to the new maximum; the rest of the
-/// tile becomes 0. Returns by how much what was summed before shrinks.
+/// Turns the scores [begin, end) into exponentials relative to the new maximum, times the scales of
+/// values; the rest of the tile becomes 0 or nonsense. Returns by how much what was summed before
+/// shrinks.
 NANOVLLM_INLINE float softmax_step(float* s, int64_t begin, int64_t end, float scale,
-                                   RowState& state) {
+                                   const TileScales* scales, RowState& state) {
   const float infinity = __builtin_inff();
+  if (scales)
+    for (int64_t j = begin; j < end; ++j) s[j] *= scales->k[j];
   for (int64_t j = 0; j < begin; ++j) s[j] = -infinity;
   for (int64_t j = end; j < kAttentionTile; ++j) s[j] = -infinity;
   Vec v[4], top = splat(-infinity);
@@ -131,7 +134,7 @@ NANOVLLM_INLINE float softmax_step(float* s, int64_t begin, int64_t end, float s
   for (int i = 0; i < 4; ++i) {
     v[i] = exp(v[i] - new_max);
     total += v[i];
-    store(s + i * kLanes, v[i]);
+    store(s + i * kLanes, scales ? v[i] * load(scales->v + i * kLanes) : v[i]);
   }
   state.sum = state.sum * decay + sum(total);
   state.max = new_max;
@@ -145,7 +148,7 @@ constexpr int64_t kAttentionRowsOf = kHasTiles<T> ? kTileAttentionRows : kAttent
 
 template <class T>
 struct Piece {
-  const AttentionTask<T>& task;
+  const AttentionTask& task;
   int64_t first_row, rows;  // they count (token, head of the group) pairs, tokens outermost
   int64_t d;                // head_dim padded to 32
   T* q;                     // [rows, d]
@@ -179,40 +182,77 @@ NANOVLLM_INLINE const T* padded_row(const T* row, T* copy, int64_t head_dim, int
   return copy;
 }
 
+/// Calls body(j, key, value, place): rows of C of each key of a tile, and the place in its block.
+template <class C, class T, class Body>
+NANOVLLM_INLINE void for_keys(const Piece<T>& piece, int64_t first_key, int64_t count, Body body) {
+  const AttentionTask& task = piece.task;
+  const int64_t mask = (int64_t{1} << task.block_shift) - 1;
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t position = first_key + j, block = task.block_table[position >> task.block_shift];
+    const int64_t inside = position & mask, at = inside * task.head_dim;
+    body(j, reinterpret_cast<const C*>(task.k + block * task.k_block_stride) + at,
+         reinterpret_cast<const C*>(task.v + block * task.v_block_stride) + at, inside);
+  }
+}
+
 template <class T>
 NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, int64_t keys,
                                  Tile<T>& tile) {
-  const AttentionTask<T>& task = piece.task;
+  const int64_t head_dim = piece.task.head_dim, d = piece.d;
   tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
-  const int64_t mask = (int64_t{1} << task.block_shift) - 1;
-  for (int64_t j = 0; j < tile.count; ++j) {
-    const int64_t position = first_key + j, block = task.block_table[position >> task.block_shift];
-    const int64_t inside = (position & mask) * task.head_dim;
-    tile.k[j] = padded_row(task.k + block * task.k_block_stride + inside,
-                           piece.k_copy + j * piece.d, task.head_dim, piece.d);
-    tile.v[j] = padded_row(task.v + block * task.v_block_stride + inside,
-                           piece.v_copy + j * piece.d, task.head_dim, piece.d);
+  for_keys<T>(piece, first_key, tile.count, [&](int64_t j, const T* k, const T* v, int64_t) {
+    tile.k[j] = padded_row(k, piece.k_copy + j * d, head_dim, d);
+    tile.v[j] = padded_row(v, piece.v_copy + j * d, head_dim, d);
+  });
+}
+
+/// The same of E4M3: rows of head_dim numbers in the cache.
+template <class T>
+NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, int64_t keys,
+                                 Tile<E4m3>& tile, TileScales& scales) {
+  const int64_t head_dim = piece.task.head_dim, size = int64_t{1} << piece.task.block_shift;
+  tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
+  for_keys<E4m3>(piece, first_key, tile.count,
+                 [&](int64_t j, const E4m3* k, const E4m3* v, int64_t inside) {
+                   tile.k[j] = k;
+                   tile.v[j] = v;
+                   // The block's rows end, and its scales begin, so far behind this row.
+                   const int64_t to_scale = (size - inside) * head_dim + inside * 4;
+                   __builtin_memcpy(&scales.k[j], k + to_scale, sizeof(float));
+                   __builtin_memcpy(&scales.v[j], v + to_scale, sizeof(float));
+                 });
+}
+
+/// Copies of rows of n elements with zeros behind them, `d` apart.
+template <class W, class C>
+NANOVLLM_INLINE void widen_rows(const W** wide, W* copies, const C* const* rows, int64_t count,
+                                int64_t n, int64_t d) {
+  for (int64_t j = 0; j < count; ++j) {
+    W* copy = copies + j * d;
+    for (int64_t i = 0; i < d; i += kLanes)
+      store(copy + i, i < n ? get(rows[j] + i, n - i < kLanes ? n - i : kLanes) : Vec{});
+    wide[j] = copy;
   }
 }
 
 /// One tile for rows [row, row + ROWS): scores, softmax, values.
-template <int ROWS, class T, class V>
+template <int ROWS, class T, class K, class V>
 NANOVLLM_INLINE void tile_rows(const Piece<T>& piece, int64_t row, int64_t first_key,
-                               const Tile<T>& tile, const V* const* v) {
+                               const K* const* k, const V* const* v, const TileScales* scales) {
   const auto begin = [&](int64_t r) { return piece.begin(row + r, first_key); };
   const auto end = [&](int64_t r) { return piece.end(row + r, first_key); };
   if (begin(0) >= end(ROWS - 1)) return;
-  float* scores = piece.scores + row * kAttentionTile;
   float* acc = piece.acc + row * piece.d;
-  score_rows<ROWS>(scores, piece.q + row * piece.d, tile, begin(0), end(ROWS - 1), piece.d);
+  float* p = piece.scores + row * kAttentionTile;  // scores, then probabilities
+  score_rows<ROWS>(p, piece.q + row * piece.d, k, begin(0), end(ROWS - 1), piece.d);
   float decay[ROWS];
   for (int r = 0; r < ROWS; ++r)
-    decay[r] = begin(r) < end(r) ? softmax_step(scores + r * kAttentionTile, begin(r), end(r),
-                                                piece.task.scale, piece.state[row + r])
+    decay[r] = begin(r) < end(r) ? softmax_step(p + r * kAttentionTile, begin(r), end(r),
+                                                piece.task.scale, scales, piece.state[row + r])
                                  : 1.0f;
   const auto add_row = [&](int r, int64_t from, int64_t to) {
     if (from >= to) return;
-    add_values<1>(acc + r * piece.d, scores + r * kAttentionTile, decay + r, v, from, to, piece.d);
+    add_values<1>(acc + r * piece.d, p + r * kAttentionTile, decay + r, v, from, to, piece.d);
     decay[r] = 1.0f;  // what was summed before has shrunk by now
   };
   const int64_t common = begin(ROWS - 1), common_end = end(0);
@@ -221,56 +261,82 @@ NANOVLLM_INLINE void tile_rows(const Piece<T>& piece, int64_t row, int64_t first
     return;
   }
   for (int r = 0; r < ROWS; ++r) add_row(r, begin(r), common);
-  add_values<ROWS>(acc, scores, decay, v, common, common_end, piece.d);
+  add_values<ROWS>(acc, p, decay, v, common, common_end, piece.d);
   for (int r = 0; r < ROWS; ++r) {
     decay[r] = 1.0f;
     add_row(r, common_end, end(r));
   }
 }
 
-template <class T, class V>
-NANOVLLM_INLINE void tile_piece(const Piece<T>& piece, int64_t first_key, const Tile<T>& tile,
-                                const V* const* v) {
+template <class T, class K, class V>
+void tile_piece(const Piece<T>& piece, int64_t first_key, const K* const* k, const V* const* v,
+                const TileScales* scales) {
   int64_t row = 0;
-  for (; row + 4 <= piece.rows; row += 4) tile_rows<4>(piece, row, first_key, tile, v);
-  for (; row + 2 <= piece.rows; row += 2) tile_rows<2>(piece, row, first_key, tile, v);
-  for (; row < piece.rows; ++row) tile_rows<1>(piece, row, first_key, tile, v);
+  for (; row + 4 <= piece.rows; row += 4) tile_rows<4>(piece, row, first_key, k, v, scales);
+  for (; row + 2 <= piece.rows; row += 2) tile_rows<2>(piece, row, first_key, k, v, scales);
+  for (; row < piece.rows; ++row) tile_rows<1>(piece, row, first_key, k, v, scales);
 }
 
+/// Rows from which a tile is widened once for all of them; its numbers are the same.
+constexpr int64_t kWideningRows = 8;
+
 template <class T>
-void attention_piece(const Piece<T>& piece) {
-  const AttentionTask<T>& task = piece.task;
+void tile_of_cache(const Piece<T>& piece, int64_t first_key, int64_t keys) {
+  Tile<T> tile;
+  gather_tile(piece, first_key, keys, tile);
+  if (sizeof(T) == sizeof(float) || piece.rows < kWideningRows)
+    return tile_piece(piece, first_key, tile.k, tile.v, nullptr);
+  const float* wide[kAttentionTile];
+  widen_rows(wide, piece.v_f32, tile.v, tile.count, piece.d, piece.d);
+  tile_piece(piece, first_key, tile.k, wide, nullptr);
+}
+
+void tile_of_e4m3(const Piece<float>& piece, int64_t first_key, int64_t keys) {
+  Tile<E4m3> tile;
+  TileScales scales;
+  gather_tile(piece, first_key, keys, tile, scales);
+  const int64_t head_dim = piece.task.head_dim;
+  if (piece.rows < kWideningRows && head_dim == piece.d)
+    return tile_piece(piece, first_key, tile.k, tile.v, &scales);
+  Tile<float> wide;
+  widen_rows(wide.k, piece.k_copy, tile.k, tile.count, head_dim, piece.d);
+  widen_rows(wide.v, piece.v_f32, tile.v, tile.count, head_dim, piece.d);
+  tile_piece(piece, first_key, wide.k, wide.v, &scales);
+}
+
+/// T: of q and out. The piece has the type that it is computed in: f32 beside E4M3.
+template <class T, class C>
+void attention_piece(const Piece<C>& piece) {
+  const AttentionTask& task = piece.task;
   for (int64_t r = 0; r < piece.rows; ++r) {
     const int64_t token = (piece.first_row + r) / task.group,
                   head = (piece.first_row + r) % task.group;
-    const T* q = task.q + token * task.q_token_stride + head * task.q_head_stride;
-    T* copy = piece.q + r * piece.d;
-    __builtin_memset(static_cast<void*>(copy), 0, static_cast<size_t>(piece.d) * sizeof(T));
-    __builtin_memcpy(static_cast<void*>(copy), q, static_cast<size_t>(task.head_dim) * sizeof(T));
+    const T* q =
+        static_cast<const T*>(task.q) + token * task.q_token_stride + head * task.q_head_stride;
+    C* copy = piece.q + r * piece.d;
+    __builtin_memset(static_cast<void*>(copy), 0, static_cast<size_t>(piece.d) * sizeof(C));
+    along_row(
+        task.head_dim, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+          put(copy + i, get(q + i, count), count);
+        });
     __builtin_memset(piece.acc + r * piece.d, 0, static_cast<size_t>(piece.d) * sizeof(float));
     piece.state[r] = {-__builtin_inff(), 0.0f};
   }
   const int64_t keys = piece.position(piece.rows - 1) + 1;
   for (int64_t first_key = piece.first_key(0) / kAttentionTile * kAttentionTile; first_key < keys;
        first_key += kAttentionTile) {
-    Tile<T> tile;
-    gather_tile(piece, first_key, keys, tile);
-    if (sizeof(T) == sizeof(float) || piece.rows < 8) {
-      tile_piece(piece, first_key, tile, tile.v);
-      continue;
-    }
-    const float* wide[kAttentionTile];
-    for (int64_t j = 0; j < tile.count; ++j) {
-      float* copy = piece.v_f32 + j * piece.d;
-      for (int64_t i = 0; i < piece.d; i += kLanes) store(copy + i, load(tile.v[j] + i));
-      wide[j] = copy;
-    }
-    tile_piece(piece, first_key, tile, wide);
+    if constexpr (std::is_same_v<C, float>)
+      if (task.is_e4m3) {
+        tile_of_e4m3(piece, first_key, keys);
+        continue;
+      }
+    tile_of_cache(piece, first_key, keys);
   }
   for (int64_t r = 0; r < piece.rows; ++r) {
     const int64_t token = (piece.first_row + r) / task.group,
                   head = (piece.first_row + r) % task.group;
-    T* out = task.out + token * task.out_token_stride + head * task.out_head_stride;
+    T* out =
+        static_cast<T*>(task.out) + token * task.out_token_stride + head * task.out_head_stride;
     const float* acc = piece.acc + r * piece.d;
     const float sum = piece.state[r].sum;
     along_row(
@@ -280,30 +346,38 @@ void attention_piece(const Piece<T>& piece) {
   }
 }
 
-template <class T>
-void attention(const AttentionTask<T>& task) {
-  constexpr int64_t kRows = kAttentionRowsOf<T>;
+/// T: of q and out; C: what it is computed in, the type of keys and values but for E4M3.
+template <class T, class C>
+void attention_pieces(const AttentionTask& task) {
+  constexpr int64_t kRows = kAttentionRowsOf<C>;
   const int64_t d = (task.head_dim + 31) / 32 * 32, rows = task.num_tokens * task.group;
   float* p = task.scratch;
   const auto take = [&](int64_t floats) { return (p += floats) - floats; };
   float* acc = take(kRows * d);
   float* scores = take(kRows * kAttentionTile);
   RowState* state = reinterpret_cast<RowState*>(take(kRows * 4));
-  T* q = reinterpret_cast<T*>(take(kRows * d));
+  C* q = reinterpret_cast<C*>(take(kRows * d));
   float *keys = take(kAttentionTile * d), *values = take(kAttentionTile * d);
   // bf16: the copies of keys and values fit into the first region, the widened values have the
-  // second. f32 widens nothing.
-  T* k_copy = reinterpret_cast<T*>(keys);
-  T* v_copy =
-      sizeof(T) == sizeof(float) ? reinterpret_cast<T*>(values) : k_copy + kAttentionTile * d;
+  // second. f32 widens only E4M3.
+  C* k_copy = reinterpret_cast<C*>(keys);
+  C* v_copy =
+      sizeof(C) == sizeof(float) ? reinterpret_cast<C*>(values) : k_copy + kAttentionTile * d;
   for (int64_t first = 0; first < rows; first += kRows) {
     const int64_t count = rows - first < kRows ? rows - first : kRows;
-    const Piece<T> piece{task, first, count, d, q, acc, scores, k_copy, v_copy, values, state};
-    if constexpr (kHasTiles<T>)
+    const Piece<C> piece{task, first, count, d, q, acc, scores, k_copy, v_copy, values, state};
+    if constexpr (kHasTiles<C>)
       attention_piece_by_tiles(piece);  // attention_tiles.inl
     else
-      attention_piece(piece);
+      attention_piece<T>(piece);
   }
+}
+
+template <class T>
+void attention(const AttentionTask& task) {
+  if constexpr (!kHasTiles<T>)
+    if (task.is_e4m3) return attention_pieces<T, float>(task);
+  attention_pieces<T, T>(task);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ NANOVLLM_INLINE void transpose(VecU (&rows)[16]) {
 /// A strip of q as the right side of a product over head_dim; rows behind the piece's last are
 /// zeros.
 NANOVLLM_INLINE void pack_strip(const Piece<bf16>& piece, int64_t strip) {
-  const AttentionTask<bf16>& task = piece.task;
+  const AttentionTask& task = piece.task;
   bf16* to = piece.q + strip * kStrip * piece.d;
   for (int64_t i = 0; i < piece.d; i += kTileK, to += kTileElements) {
     const int64_t count = task.head_dim - i < kTileK ? task.head_dim - i : kTileK;
@@ -49,7 +49,8 @@ NANOVLLM_INLINE void pack_strip(const Piece<bf16>& piece, int64_t strip) {
       const int64_t row = piece.first_row + strip * kStrip + j, token = row / task.group,
                     head = row % task.group;
       __builtin_memcpy(&rows[j],
-                       task.q + token * task.q_token_stride + head * task.q_head_stride + i,
+                       static_cast<const bf16*>(task.q) + token * task.q_token_stride +
+                           head * task.q_head_stride + i,
                        static_cast<size_t>(count) * sizeof(bf16));
     }
     transpose(rows);
@@ -263,8 +264,12 @@ NANOVLLM_INLINE void put_pairs(bf16* p, const Vec (&probability)[4]) {
 /// Turns a strip's scores of the keys [first, last), multiples of 32, into probabilities relative
 /// to the new maximum. Returns by how much what was summed before shrinks.
 NANOVLLM_INLINE Vec softmax_strip(float* scores, bf16* p, int64_t first, int64_t last,
-                                  const Sight& sight, Vec scale, float* old_max, float* old_sum) {
+                                  const Sight& sight, Vec scale, const TileScales* scales,
+                                  float* old_max, float* old_sum) {
   const Vec lowest = splat(-__builtin_inff());
+  if (scales)
+    for (int64_t key = first; key < last; ++key)
+      store(scores + key * kStrip, load(scores + key * kStrip) * scales->k[key]);
   if (!sight.all)
     for (int64_t key = first; key < last; ++key) {
       float* s = scores + key * kStrip;
@@ -282,6 +287,9 @@ NANOVLLM_INLINE Vec softmax_strip(float* scores, bf16* p, int64_t first, int64_t
     for (int64_t j = 0; j < 4; ++j) {
       probability[j] = exp2(load(scores + (key + j) * kStrip) * scale - base);
       total[j] += probability[j];
+      // Zero times a scale that is not finite is no zero.
+      if (scales)
+        probability[j] = probability[j] == 0.0f ? Vec{} : probability[j] * scales->v[key + j];
     }
     put_pairs(p + key / kTileK * 2 * kTileElements + key % kTileK / 2 * kTileK, probability);
   }
@@ -303,7 +311,8 @@ NANOVLLM_INLINE void add_sums(float* acc, const float* sums, Vec decay, const Ve
 /// tile that the piece sees are.
 template <int STRIPS, class Finite>
 NANOVLLM_INLINE void tile_strips(const Strips& strips, int64_t strip, int64_t tile_key,
-                                 const Tile<bf16>& tile, Finite&& finite) {
+                                 const Tile<bf16>& tile, const TileScales* scales,
+                                 Finite&& finite) {
   const Piece<bf16>& piece = strips.piece;
   const int64_t d = piece.d, first_row = strip * kStrip,
                 end_row = first_row + STRIPS * kStrip < piece.rows ? first_row + STRIPS * kStrip
@@ -325,7 +334,7 @@ NANOVLLM_INLINE void tile_strips(const Strips& strips, int64_t strip, int64_t ti
     float *max = strips.max + (strip + s) * kStrip, *sum = strips.sum + (strip + s) * kStrip;
     decay[s] = softmax_strip(strips.scores + s * kAttentionTile * kStrip,
                              strips.p + s * 4 * kTileElements, first * kTileK, last * kTileK, sight,
-                             splat(piece.task.scale * 1.44269504f), max, sum);
+                             splat(piece.task.scale * 1.44269504f), scales, max, sum);
   }
   const auto add = [&](const VecI* changes) __attribute__((always_inline)) {
     // Sums are added while the tiles make the next ones.
@@ -356,7 +365,7 @@ NANOVLLM_INLINE void tile_strips(const Strips& strips, int64_t strip, int64_t ti
 
 NANOVLLM_INLINE void put_strip(const Strips& strips, int64_t strip) {
   const Piece<bf16>& piece = strips.piece;
-  const AttentionTask<bf16>& task = piece.task;
+  const AttentionTask& task = piece.task;
   const Vec factor = 1.0f / load(strips.sum + strip * kStrip);
   for (int64_t i = 0; i < task.head_dim; i += kLanes) {
     const int64_t count = task.head_dim - i < kLanes ? task.head_dim - i : kLanes;
@@ -368,14 +377,15 @@ NANOVLLM_INLINE void put_strip(const Strips& strips, int64_t strip) {
     for (int64_t j = 0; j < kStrip && strip * kStrip + j < piece.rows; ++j) {
       const int64_t row = piece.first_row + strip * kStrip + j, token = row / task.group,
                     head = row % task.group;
-      put(task.out + token * task.out_token_stride + head * task.out_head_stride + i,
+      put(static_cast<bf16*>(task.out) + token * task.out_token_stride +
+              head * task.out_head_stride + i,
           reinterpret_cast<Vec>(rows[j]), count);
     }
   }
 }
 
 void attention_piece_by_tiles(const Piece<bf16>& piece) {
-  const AttentionTask<bf16>& task = piece.task;
+  const AttentionTask& task = piece.task;
   const Strips strips(piece);
   const int64_t count = (piece.rows + kStrip - 1) / kStrip;
   for (int64_t strip = 0; strip < count; ++strip) {
@@ -391,8 +401,18 @@ void attention_piece_by_tiles(const Piece<bf16>& piece) {
   for (int64_t tile_key = piece.first_key(0) / kAttentionTile * kAttentionTile; tile_key < keys;
        tile_key += kAttentionTile) {
     Tile<bf16> tile;
-    gather_tile(piece, tile_key, keys, tile);
-    if (task.head_dim == piece.d && (int64_t{1} << task.block_shift) < kTileRows)
+    TileScales scales;
+    if (task.is_e4m3) {
+      Tile<E4m3> numbers;
+      gather_tile(piece, tile_key, keys, numbers, scales);
+      tile.count = numbers.count;
+      widen_rows(tile.k, piece.k_copy, numbers.k, tile.count, task.head_dim, piece.d);
+      widen_rows(tile.v, piece.v_copy, numbers.v, tile.count, task.head_dim, piece.d);
+    } else {
+      gather_tile(piece, tile_key, keys, tile);
+    }
+    const TileScales* const used = task.is_e4m3 ? &scales : nullptr;
+    if (!used && task.head_dim == piece.d && (int64_t{1} << task.block_shift) < kTileRows)
       for (int64_t j = 0; j < tile.count; ++j) {  // rows of a tile of keys lie one behind another
         __builtin_memcpy(static_cast<void*>(piece.k_copy + j * piece.d), tile.k[j],
                          static_cast<size_t>(piece.d) * sizeof(bf16));
@@ -407,9 +427,9 @@ void attention_piece_by_tiles(const Piece<bf16>& piece) {
     };
     for (int64_t strip = 0; strip < count; strip += 2) {
       if (strip + 1 < count)
-        tile_strips<2>(strips, strip, tile_key, tile, finite);
+        tile_strips<2>(strips, strip, tile_key, tile, used, finite);
       else
-        tile_strips<1>(strips, strip, tile_key, tile, finite);
+        tile_strips<1>(strips, strip, tile_key, tile, used, finite);
     }
   }
   _tile_release();

@@ -7,6 +7,7 @@
 // arithmetic inside a row.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -14,15 +15,21 @@
 
 namespace nanovllm::cpu {
 
+/// A number of a KV cache of DType::e4m3.
+struct E4m3 {
+  uint8_t bits;
+};
+
 /// Query rows of one sequence that share a KV head: `num_tokens` tokens times `group` heads, the
-/// first token at `first_position`.
-template <class T>
+/// first token at `first_position`. Keys and values are of the type of q and out, or E4m3 with the
+/// f32 scales of a block's rows behind them. Strides are in elements.
 struct AttentionTask {
-  const T* q = nullptr;  // first token, first head of the group
-  T* out = nullptr;      // likewise; may be q
+  const void* q = nullptr;  // first token, first head of the group
+  void* out = nullptr;      // likewise; may be q
   int64_t q_token_stride = 0, q_head_stride = 0, out_token_stride = 0, out_head_stride = 0;
-  const T *k = nullptr, *v = nullptr;  // this KV head of block 0
-  int64_t k_block_stride = 0, v_block_stride = 0;
+  const std::byte *k = nullptr, *v = nullptr;      // this KV head of block 0
+  int64_t k_block_stride = 0, v_block_stride = 0;  // in bytes
+  bool is_e4m3 = false;
   const int32_t* block_table = nullptr;  // of the sequence
   int block_shift = 0;                   // log2 of the block size
   int64_t head_dim = 0, group = 0, num_tokens = 0, first_position = 0;
@@ -116,8 +123,11 @@ struct FloatKernels {
   void (*rms_norm)(T* y, const T* x, const T* w, int64_t n, float eps);     // y may be x
   void (*rope)(T* head, const float* cos, const float* sin, int64_t half);  // in place
   void (*silu_and_mul)(T* y, const T* gate, const T* up, int64_t n);
-  void (*attention)(const AttentionTask<T>& task);
+  void (*attention)(const AttentionTask& task);
   int64_t attention_rows;  // of a task that are worked on together
+  /// A row of a KV cache: its numbers, and their scale, which is `scale` or, where that is 0, by
+  /// its largest magnitude.
+  void (*store_e4m3)(E4m3* numbers, float* row_scale, const T* x, int64_t n, float scale);
   void (*gemm)(const GemmTask<T>& task);
 };
 

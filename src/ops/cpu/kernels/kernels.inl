@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -42,8 +42,8 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 namespace {
 template <class T>
 constexpr FloatKernels<T> float_kernels() {
-  return {add<T>,       rms_norm<T>,         rope<T>, silu_and_mul<T>,
-          attention<T>, kAttentionRowsOf<T>, gemm<T>};
+  return {add<T>,       rms_norm<T>,         rope<T>,       silu_and_mul<T>,
+          attention<T>, kAttentionRowsOf<T>, store_e4m3<T>, gemm<T>};
 }
 constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            float_kernels<float>(),

@@ -17,14 +17,11 @@ NANOVLLM_INLINE VecU load_unit(const uint8_t* p) {
   return v;
 }
 
-using VecB = int8_t __attribute__((vector_size(16)));
-
 /// The rows' zero points of a group.
 NANOVLLM_INLINE VecI load_zeros(const uint8_t* p) {
   VecB v;
   __builtin_memcpy(&v, p, sizeof v);
-  using VecS = int16_t __attribute__((vector_size(32)));
-  return __builtin_convertvector(__builtin_convertvector(v, VecS), VecI);
+  return widen(v);
 }
 
 /// A group of one panel: what turns its numbers into weights. column() takes the unit's column j.

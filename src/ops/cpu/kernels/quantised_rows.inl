@@ -30,8 +30,7 @@ struct E4m3Numbers {
   static constexpr bool kInGroups = true;
   NANOVLLM_INLINE void open(const uint8_t*, const uint8_t*) {}
   NANOVLLM_INLINE Vec column(VecU unit, int j) const {
-    const VecI q = reinterpret_cast<VecI>(unit << (24 - 8 * j)) >> 4;
-    return reinterpret_cast<Vec>(q & static_cast<int32_t>(0x87f00000u)) * 0x1p+120f;
+    return e4m3_numbers(reinterpret_cast<VecI>(unit << (24 - 8 * j)) >> 4);
   }
   /// Magnitudes beyond kMost become kMost. What is added and taken off again has 2^20 times the
   /// value of v's power of two, or of the least normal number's, so that f32's last place is
@@ -52,31 +51,48 @@ struct E4m3Numbers {
   };
 };
 
+/// The scale of numbers that stand for x: `scale` or, where that is 0, by the largest magnitude.
+/// NaN where x is not finite.
+template <class Numbers, class T>
+NANOVLLM_INLINE float scale_of(const T* x, int64_t n, float scale) {
+  VecI most{};  // bits of magnitudes, in their order
+  along_row(
+      n, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+        const VecI bits = reinterpret_cast<VecI>(get(x + i, count)) & 0x7fffffff;
+        most = bits > most ? bits : most;
+      });
+  int32_t largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
+  if (largest >= 0x7f800000) return __builtin_nanf("");
+  float magnitude;
+  __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
+  const float least = kLeastRowMagnitude;
+  return scale > 0 ? scale : (magnitude > least ? magnitude : least) / Numbers::kMost;
+}
+
+/// The numbers; zeros where the scale is NaN.
+template <class Numbers, class Number, class T>
+NANOVLLM_INLINE void put_numbers(Number* numbers, const T* x, int64_t n, float scale) {
+  along_row(
+      n, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+        const Vec v = scale == scale ? get(x + i, count) / scale : Vec{};
+        put(numbers + i, Numbers::nearest(v), count);
+      });
+}
+
 template <class Numbers>
 void quantise(bf16* numbers, float* scales, const bf16* x, int64_t k, int64_t group, float scale) {
   for (int64_t first = 0; first < k; first += group) {
     const int64_t columns = k - first < group ? k - first : group;
-    VecI most{};  // bits of magnitudes, in their order
-    along_row(
-        columns, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-          const VecI bits = reinterpret_cast<VecI>(get(x + first + i, count)) & 0x7fffffff;
-          most = bits > most ? bits : most;
-        });
-    int32_t largest = 0;
-    for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
-    float magnitude;
-    __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-    const bool is_finite = largest < 0x7f800000;
-    const float least = kLeastRowMagnitude,
-                own = (magnitude > least ? magnitude : least) / Numbers::kMost,
-                used = scale > 0 ? scale : own;
-    *scales++ = is_finite ? used : __builtin_nanf("");
-    along_row(
-        columns, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-          const Vec v = is_finite ? get(x + first + i, count) : Vec{};
-          put(numbers + first + i, Numbers::nearest(v / used), count);
-        });
+    *scales = scale_of<Numbers>(x + first, columns, scale);
+    put_numbers<Numbers>(numbers + first, x + first, columns, *scales++);
   }
+}
+
+template <class T>
+void store_e4m3(E4m3* numbers, float* row_scale, const T* x, int64_t n, float scale) {
+  *row_scale = scale_of<E4m3Numbers>(x, n, scale);
+  put_numbers<E4m3Numbers>(numbers, x, n, *row_scale);
 }
 
 struct Result {

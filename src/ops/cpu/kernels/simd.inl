@@ -12,6 +12,7 @@ using VecU = uint32_t __attribute__((vector_size(64)));
 using Vec8 = float __attribute__((vector_size(32)));
 using Vec4 = float __attribute__((vector_size(16)));
 using VecH = uint16_t __attribute__((vector_size(32)));
+using VecB = int8_t __attribute__((vector_size(16)));
 
 constexpr int64_t kLanes = 16;
 
@@ -58,7 +59,39 @@ NANOVLLM_INLINE Vec load(const bf16* p) {
   __builtin_memcpy(&h, p, sizeof h);
   return widen(h);
 }
+NANOVLLM_INLINE VecI widen(VecB b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecI>(_mm512_maskz_cvtepi8_epi32(0xffff, reinterpret_cast<__m128i>(b)));
+#elif defined(__AVX2__)
+  using VecI8 = int32_t __attribute__((vector_size(32)));
+  const auto bytes = reinterpret_cast<__m128i>(b);
+  const auto low = reinterpret_cast<VecI8>(_mm256_cvtepi8_epi32(bytes)),
+             high = reinterpret_cast<VecI8>(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  using VecS = int16_t __attribute__((vector_size(32)));
+  return __builtin_convertvector(__builtin_convertvector(b, VecS), VecI);
+#endif
+}
+/// E4M3 numbers in bits 20 to 27 of the lanes, with their signs in those above.
+NANOVLLM_INLINE Vec e4m3_numbers(VecI q) {
+  return reinterpret_cast<Vec>(q & static_cast<int32_t>(0x87f00000u)) * 0x1p+120f;
+}
+NANOVLLM_INLINE Vec load(const E4m3* p) {
+  VecB b;
+  __builtin_memcpy(&b, p, sizeof b);
+  return e4m3_numbers(widen(b) << 20);
+}
 NANOVLLM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+/// Of E4M3 numbers: their bits.
+NANOVLLM_INLINE void store(E4m3* p, Vec v) {
+  const VecI bits = reinterpret_cast<VecI>(v), sign = (bits >> 24) & 0x80;
+  const Vec magnitude = reinterpret_cast<Vec>(bits & 0x7fffffff);
+  const VecI normal = ((bits & 0x7fffffff) >> 20) - (120 << 3),
+             subnormal = __builtin_convertvector(magnitude * 512.0f, VecI);
+  const VecB b = __builtin_convertvector((magnitude < 0x1p-6f ? subnormal : normal) | sign, VecB);
+  __builtin_memcpy(static_cast<void*>(p), &b, sizeof b);
+}
 
 /// Rounds to nearest even, as bf16(float) does, NaN included; beside AMX, which knows no subnormal
 /// numbers, they become zero here as well.
