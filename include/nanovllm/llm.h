@@ -56,6 +56,7 @@ struct EngineInfo {
   std::string device{};        ///< "cuda:0 NVIDIA H200" or "cpu, 2 threads"
   std::string architecture{};  ///< "Qwen3ForCausalLM"
   std::string dtype{};
+  std::string kv_cache_dtype{};
   std::string quantization{};  ///< of the weights: "int4 (gptq)"; empty: none
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0, workspace_bytes = 0, kv_cache_bytes = 0, available_bytes = 0;

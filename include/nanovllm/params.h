@@ -182,6 +182,10 @@ struct KvEventsConfig {
 struct EngineConfig {
   std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
   std::string dtype = "auto";   ///< auto (the checkpoint's; f16 runs as bf16) | bf16 | f32
+  /// auto | bfloat16 | fp8, fp8_e4m3: E4M3 keys and values, half the bytes, with scales of the
+  /// checkpoint or one for each token and head. auto: as the checkpoint's kv_cache_scheme says
+  /// where the device can, else `dtype`.
+  std::string kv_cache_dtype = "auto";
   /// Tokens of prompt + output; 0: 4096, or the model's limit if that is less.
   int64_t max_model_len = 0;
   /// max_model_len may be beyond what the model was made for: its answers may be poor.

@@ -61,6 +61,7 @@ constexpr ConfigField kFields[] = {
     field<&C::load_format>("load_format"),
     field<&C::quantization>("quantization"),
     field<&C::dequantize>("dequantize"),
+    field<&C::kv_cache_dtype>("kv_cache_dtype"),
     field<&C::skip_tokenizer_init>("skip_tokenizer_init"),
     field<&C::parse_special_in_messages>("parse_special_in_messages"),
     {"kv_events_config",
@@ -171,6 +172,7 @@ nb::dict to_python(const EngineInfo& info) {
   dict["device"] = info.device;
   dict["architecture"] = info.architecture;
   dict["dtype"] = info.dtype;
+  dict["kv_cache_dtype"] = info.kv_cache_dtype;
   dict["num_parameters"] = info.num_parameters;
   dict["weight_bytes"] = info.weight_bytes;
   dict["workspace_bytes"] = info.workspace_bytes;

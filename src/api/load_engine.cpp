@@ -11,6 +11,7 @@
 #include "kv_events/publisher.h"
 #include "ranks/open_ranks.h"
 #include "ranks/process_wait.h"
+#include "weights/kv_cache.h"
 
 namespace nanovllm {
 namespace {
@@ -52,6 +53,8 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
     list.push_back(plan.num_row_quantising > 0 ? fmt::format("activations are quantised, for {}",
                                                              share(plan.num_row_quantising))
                                                : "activations are not quantised here");
+  const std::string keys = describe_kv_cache(model.quantization.get(), plan.cache_dtype);
+  if (!keys.empty()) list.push_back(keys);
   list.push_back((ranks > 1 ? fmt::format("{} ranks, the first ", ranks) : "") + device);
   const int64_t usual = std::min<int64_t>(4096, model.max_position_embeddings);
   if (config.max_model_len == 0 && plan.limits.max_model_len < usual)
@@ -67,6 +70,7 @@ EngineInfo engine_info(const std::string& device, const ModelConfig& model,
   EngineInfo info{.device = device,
                   .architecture = model.architecture,
                   .dtype = std::string(name_of(compute_dtype(model, config))),
+                  .kv_cache_dtype = std::string(name_of(plan.cache_dtype)),
                   .quantization = model.quantization ? model.quantization->describe() : "",
                   .num_parameters = count_parameters(model),
                   .num_blocks = plan.num_blocks,

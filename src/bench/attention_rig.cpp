@@ -8,7 +8,7 @@
 namespace nanovllm::cli {
 
 double AttentionShape::cache_bytes() const {
-  return 2.0 * double(seqs * context * kv_heads * head_dim) * double(size_of(dtype));
+  return 2.0 * double(seqs * context * kv_heads) * double(kv_row_bytes(cache_dtype, head_dim));
 }
 
 double AttentionShape::flops() const {
@@ -22,10 +22,7 @@ AttentionRig::AttentionRig(Backend& device, const AttentionShape& shape, int64_t
     : device_(device), shape_(shape), calls_(calls) {
   const int64_t each = shape.blocks_per_seq(), blocks = shape.seqs * each,
                 tokens = shape.seqs * shape.queries;
-  for (int64_t i = 0; i < layers; ++i) {
-    const Tensor k = pages(1);
-    layers_.push_back({k, pages(2)});
-  }
+  for (int64_t i = 0; i < layers; ++i) layers_.push_back(filled_cache());
   // A sequence's pages lie scattered: the step is prime, so that every page is some block's.
   std::vector<int32_t> tables(static_cast<size_t>(blocks));
   for (int64_t b = 0; b < blocks; ++b)
@@ -54,11 +51,7 @@ AttentionRig::AttentionRig(Backend& device, const AttentionShape& shape, int64_t
 
   q_ = memory(shape.dtype, {tokens, shape.heads, shape.head_dim});
   out_ = memory(shape.dtype, {tokens, shape.heads, shape.head_dim});
-  std::vector<float> values(static_cast<size_t>(q_.numel()));
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = 2 * noise_uniform(noise_bits(3, 0, static_cast<uint32_t>(i)).x[0]) - 1;
-  const Tensor host(values.data(), DType::f32, {tokens, shape.heads, shape.head_dim});
-  device_.load(q_, std::span(&host, 1));
+  fill(q_, 3);
   device_.synchronize();
 }
 
@@ -77,21 +70,51 @@ Tensor AttentionRig::upload(const std::vector<int32_t>& values,
   return t;
 }
 
-// Every page holds the same numbers: the values do not matter, the addresses do.
-Tensor AttentionRig::pages(uint64_t seed) {
-  const int64_t blocks = shape_.seqs * shape_.blocks_per_seq();
-  const std::initializer_list<int64_t> one = {shape_.kv_heads, shape_.block_size, shape_.head_dim};
-  std::vector<float> values(
-      static_cast<size_t>(shape_.kv_heads * shape_.block_size * shape_.head_dim));
+void AttentionRig::fill(Tensor t, uint64_t seed) {
+  std::vector<float> values(static_cast<size_t>(t.numel()));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = 2 * noise_uniform(noise_bits(seed, 0, static_cast<uint32_t>(i)).x[0]) - 1;
-  const Tensor t = memory(shape_.dtype,
-                          {blocks, shape_.kv_heads, shape_.block_size, shape_.head_dim}),
-               host(values.data(), DType::f32, one);
-  device_.load(t[0], std::span(&host, 1));
-  for (int64_t b = 1; b < blocks; ++b) device_.copy(t[b], t[0]);
+  const Tensor host(values.data(), DType::f32, {t.shape[0], t.shape[1], t.shape[2]});
+  device_.load(t, std::span(&host, 1));
   device_.synchronize();
-  return t;
+}
+
+KvCache AttentionRig::empty_cache() {
+  const auto pages = [&] {
+    Tensor t = kv_pages(nullptr, shape_.cache_dtype,
+                        {shape_.seqs * shape_.blocks_per_seq(), shape_.kv_heads, shape_.block_size,
+                         shape_.head_dim},
+                        device_.device());
+    t.data = memory(shape_.cache_dtype, {t.shape[0], t.stride[0]}).data;
+    return t;
+  };
+  const Tensor k = pages();
+  return {k, pages()};
+}
+
+/// Pages as rows, for copies.
+Tensor rows_of(const Tensor& pages) {
+  return {
+      pages.data,
+      DType::bf16,
+      {pages.shape[0], pages.stride[0] * static_cast<int64_t>(size_of(pages.dtype)) / int64_t{2}},
+      pages.device};
+}
+
+// Every page holds the same numbers: the values do not matter, the addresses do.
+KvCache AttentionRig::filled_cache() {
+  const KvCache cache = empty_cache();
+  const std::initializer_list<int64_t> rows = {shape_.block_size, shape_.kv_heads, shape_.head_dim};
+  std::vector<int32_t> slots(static_cast<size_t>(shape_.block_size));
+  std::iota(slots.begin(), slots.end(), 0);
+  const Tensor k = memory(shape_.dtype, rows), v = memory(shape_.dtype, rows);
+  fill(k, 1);
+  fill(v, 2);
+  device_.store_kv(cache, k, v, upload(slots, {shape_.block_size}));
+  for (const Tensor& t : {rows_of(cache.k), rows_of(cache.v)})
+    for (int64_t b = 1; b < t.shape[0]; ++b) device_.copy(t[b], t[0]);
+  device_.synchronize();
+  return cache;
 }
 
 Batch AttentionRig::batch(const std::vector<int32_t>& starts, const std::vector<int32_t>& contexts,
@@ -125,19 +148,10 @@ void AttentionRig::row_by_row() {
 }
 
 void AttentionRig::gathered() {
-  const auto flat = [](const Tensor& t) {
-    return t.reshape({t.shape[0], t.shape[1] * t.shape[2] * t.shape[3]});
-  };
-  if (!contiguous_.k.defined()) {
-    const Tensor& like = layers_[0].k;
-    const std::initializer_list<int64_t> shape = {like.shape[0], like.shape[1], like.shape[2],
-                                                  like.shape[3]};
-    contiguous_.k = memory(shape_.dtype, shape);
-    contiguous_.v = memory(shape_.dtype, shape);
-  }
+  if (!contiguous_.k.defined()) contiguous_ = empty_cache();
   run(in_order_, [&](const KvCache& layer) -> const KvCache& {
-    device_.gather_rows(flat(contiguous_.k), flat(layer.k), page_rows_);
-    device_.gather_rows(flat(contiguous_.v), flat(layer.v), page_rows_);
+    device_.gather_rows(rows_of(contiguous_.k), rows_of(layer.k), page_rows_);
+    device_.gather_rows(rows_of(contiguous_.v), rows_of(layer.v), page_rows_);
     return contiguous_;
   });
 }

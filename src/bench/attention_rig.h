@@ -15,7 +15,7 @@ struct AttentionShape {
   int64_t context = 1;  ///< keys of each sequence
   int64_t heads = 16, kv_heads = 8, head_dim = 128;
   int64_t block_size = 64;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16, cache_dtype = DType::bf16;
 
   int64_t blocks_per_seq() const { return (context + block_size - 1) / block_size; }
   /// Bytes of all keys and values: what a decode step has to read.
@@ -40,7 +40,9 @@ class AttentionRig {
  private:
   Tensor memory(DType dtype, std::initializer_list<int64_t> shape);
   Tensor upload(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape);
-  Tensor pages(uint64_t seed);
+  void fill(Tensor t, uint64_t seed);  // [t, heads, head_dim]
+  KvCache empty_cache();
+  KvCache filled_cache();
   Batch batch(const std::vector<int32_t>& starts, const std::vector<int32_t>& contexts,
               Tensor tables);
   /// `before` prepares a layer's cache and says where it is.

@@ -84,10 +84,10 @@ BenchSetup::BenchSetup(const BenchOptions& options, int64_t max_len, int64_t bat
   config_ = load_model_config(options.model, config_defaults);
   choose_quantization(config_, engine.quantization, engine.dequantize);
   machine_ = find_machine(options_, plan);
-  const DType dtype = plan.dtype == "f32" ? DType::f32 : DType::bf16;
+  const DType dtype = dtype_named(plan.dtype);
   if (machine_.rates.bytes_per_second > 0 && machine_.rates.flops > 0)
     roofline_ = std::make_unique<Roofline>(config_, count_reads(config_, dtype),
-                                           static_cast<int>(size_of(dtype)), machine_.rates,
+                                           dtype_named(plan.kv_cache_dtype), machine_.rates,
                                            engine.tensor_parallel_size);
 }
 

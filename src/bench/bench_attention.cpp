@@ -12,6 +12,7 @@
 #include "bench/timing.h"
 #include "cli/exit_code.h"
 #include "core/check.h"
+#include "weights/kv_cache.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -73,6 +74,7 @@ class AttentionBench {
                        {{"test", "test"},
                         {"heads", "heads"},
                         {"head_dim", "head size"},
+                        {"cache", "keys and values"},
                         {"batch_size", "batch"},
                         {"context", "context"},
                         {"measured", "us", 1},
@@ -100,16 +102,19 @@ class AttentionBench {
   }
 
  private:
+  DType dtype() const { return options_.engine.dtype == "f32" ? DType::f32 : DType::bf16; }
   AttentionShape shape(const Heads& heads, int64_t head_dim, int64_t seqs, int64_t queries,
                        int64_t context) const {
-    return {.seqs = seqs,
-            .queries = queries,
-            .context = context,
-            .heads = heads.query,
-            .kv_heads = heads.kv,
-            .head_dim = head_dim,
-            .block_size = options_.block_size,
-            .dtype = options_.engine.dtype == "f32" ? DType::f32 : DType::bf16};
+    return {
+        .seqs = seqs,
+        .queries = queries,
+        .context = context,
+        .heads = heads.query,
+        .kv_heads = heads.kv,
+        .head_dim = head_dim,
+        .block_size = options_.block_size,
+        .dtype = dtype(),
+        .cache_dtype = kv_cache_dtype(*device_, nullptr, options_.engine.kv_cache_dtype, dtype())};
   }
 
   Json measure(const AttentionShape& shape) {
@@ -128,6 +133,7 @@ class AttentionBench {
     Json row = {{"test", fmt::format("{}{}", is_decode ? "tg at " : "pp", shape.context)},
                 {"heads", fmt::format("{}x{}", shape.heads, shape.kv_heads)},
                 {"head_dim", shape.head_dim},
+                {"cache", name_of(shape.cache_dtype)},
                 {"batch_size", shape.seqs},
                 {"context", shape.context},
                 {"measured", 1e6 * seconds},
@@ -164,6 +170,8 @@ void add_bench_attention(CLI::App& bench, Action& action) {
           quote(s));
     o.engine.dtype = s;
   });
+  add_value(command, "--kv-cache-dtype", "TYPE", "auto, bfloat16 or fp8 (auto: that of --dtype)",
+            [&o](const std::string& s) { o.engine.kv_cache_dtype = s; });
   add_value(command, "--batch-size", "N,...", "sequences of a decode step (1,16,64,256)",
             [&o](const std::string& s) { o.batch_sizes = parse_integers(s, 1, 65536); });
   add_value(command, "--context", "N,...", "their keys (1024,4096)",

@@ -1,5 +1,5 @@
 // nanovllm bench quality: what quantising costs: a text under the model as it is and with its
-// weights quantised, compared over the whole vocabulary.
+// weights, keys and values quantised, compared over the whole vocabulary.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -56,9 +56,11 @@ class LogitsRecorder : public ForwardingBackend {
 /// A model that is asked for logits.
 class Scorer {
  public:
-  Scorer(const QualityOptions& options, const std::string& quantization, Progress& progress) {
+  Scorer(const QualityOptions& options, const std::string& quantization,
+         const std::string& kv_cache_dtype, Progress& progress) {
     EngineConfig config = options.engine;
     config.quantization = quantization;
+    config.kv_cache_dtype = kv_cache_dtype;
     config.skip_tokenizer_init = true;
     config.max_num_seqs = 1;
     config.max_model_len = options.context + 1;
@@ -146,7 +148,10 @@ void compare_window(std::span<const int32_t> ids, const float* reference, const 
   run_all(work);
 }
 
-std::vector<std::string> formats_of(const std::string& list) {
+/// Formats of weights; "auto" where keys and values alone are quantised.
+std::vector<std::string> formats_of(const EngineConfig& engine) {
+  const std::string& list = engine.quantization;
+  if (list == "auto" && engine.kv_cache_dtype != "auto") return {list};
   if (list == "auto") return {"fp8", "int8", "int4"};
   std::vector<std::string> formats;
   for (size_t begin = 0; begin <= list.size();) {
@@ -227,15 +232,18 @@ std::string table_of(const Json& rows) {
 
 int bench_quality(const QualityOptions& options) {
   require_model(options.model);
-  const std::vector<std::string> formats = formats_of(options.engine.quantization);
+  const std::vector<std::string> formats = formats_of(options.engine);
   check(options.engine.tensor_parallel_size == 1, ErrorKind::invalid_argument,
         "tensor_parallel_size is {}: this benchmark has one rank",
         options.engine.tensor_parallel_size);
   EngineConfig plain = options.engine;
+  const std::string& cache = plain.kv_cache_dtype;
+  const bool only_cache = plain.quantization == "auto" && cache != "auto";
   for (const std::string& format : formats) {  // a wrong one shows before anything is loaded
     plain.quantization = format;
-    check(format != "auto" && !nanovllm::inspect(options.model, plain).quantization.empty(),
-          ErrorKind::invalid_argument, "quantization is {}: give fp8, int8 or int4", quote(format));
+    const bool quantises = !nanovllm::inspect(options.model, plain).quantization.empty();
+    check(only_cache || (format != "auto" && quantises), ErrorKind::invalid_argument,
+          "quantization is {}: give fp8, int8 or int4", quote(format));
   }
   plain.quantization = "auto";
   check(nanovllm::inspect(options.model, plain).quantization.empty(), ErrorKind::invalid_argument,
@@ -245,10 +253,10 @@ int bench_quality(const QualityOptions& options) {
   if (!options.json.empty() && options.json != "-") file.emplace("--json", options.json);
 
   Progress progress(options.quiet);
-  Scorer reference(options, "auto", progress);
+  Scorer reference(options, "auto", "auto", progress);
   Json rows = Json::array();
   for (const std::string& format : formats) {
-    Scorer scorer(options, format, progress);
+    Scorer scorer(options, format, options.engine.kv_cache_dtype, progress);
     const auto compared = compare_text(
         reference, scorer, ids, static_cast<size_t>(options.context), [&](size_t done) {
           progress.loading(format.c_str(), static_cast<int64_t>(done), std::ssize(ids));
@@ -259,7 +267,13 @@ int bench_quality(const QualityOptions& options) {
       rows.push_back(
           row_of(reference, reference.info().dtype, nll / static_cast<double>(compared.size())));
     }
-    rows.push_back(row_of(scorer, format, compared));
+    const std::string weights = only_cache ? reference.info().dtype : format;
+    rows.push_back(row_of(scorer,
+                          options.engine.kv_cache_dtype == "auto"
+                              ? weights
+                              : fmt::format("{}, keys and values {}", weights,
+                                            scorer.info().kv_cache_dtype),
+                          compared));
   }
   progress.clear();
 

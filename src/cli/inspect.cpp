@@ -73,6 +73,7 @@ std::string describe_model(const EngineInfo& i) {
   line("available", i.available_bytes);
 
   Table fits({"what fits into the KV cache", ""});
+  fits.add({"keys and values", i.kv_cache_dtype});
   fits.add({"blocks", fmt::format("{} of {} tokens", with_commas(i.num_blocks), i.block_size)});
   fits.add({"tokens", with_commas(i.num_blocks * i.block_size)});
   fits.add({fmt::format("sequences of {} tokens at once", with_commas(i.max_model_len)),
@@ -94,9 +95,9 @@ struct FormatFacts {
 
 FormatFacts format_facts(const EngineInfo& info, const ModelConfig& config, std::string name) {
   const auto ranks = static_cast<int64_t>(info.ranks.size());
-  const DType dtype = info.dtype == "f32" ? DType::f32 : DType::bf16;
+  const DType dtype = dtype_named(info.dtype);
   const WeightReads reads = count_reads(config, dtype);
-  const Roofline roofline(config, reads, static_cast<int>(size_of(dtype)), known_gpu_rates("H200"),
+  const Roofline roofline(config, reads, dtype_named(info.kv_cache_dtype), known_gpu_rates("H200"),
                           static_cast<int>(ranks));
   FormatFacts facts{.name = std::move(name)};
   facts.weight_bytes =
@@ -194,6 +195,7 @@ Json inspection_json(const EngineInfo& i) {
                     {"total", i.weight_bytes + i.workspace_bytes + i.kv_cache_bytes},
                     {"available", i.available_bytes}};
   json["kv_cache"] = {
+      {"dtype", i.kv_cache_dtype},
       {"num_blocks", i.num_blocks},
       {"tokens", i.num_blocks * i.block_size},
       {"bytes_per_token", i.num_blocks > 0 ? i.kv_cache_bytes / (i.num_blocks * i.block_size) : 0}};

@@ -268,6 +268,11 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) { c.device = parse_device(s); });
   value("--dtype", "auto|bf16|f32", "auto: the checkpoint's",
         [&c](const std::string& s) { c.dtype = parse_dtype(s); });
+  value("--kv-cache-dtype", "auto|bfloat16|fp8",
+        "of keys and values; fp8: half the bytes (auto: the checkpoint's, else that of --dtype)",
+        [&c](const std::string& s) {
+          c.kv_cache_dtype = one_of(s, {"auto", "bfloat16", "fp8", "fp8_e4m3"});
+        });
   value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
         [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
   value("--max-num-seqs", "N", "sequences running at once (256)",

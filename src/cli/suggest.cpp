@@ -42,7 +42,6 @@ constexpr Advice kAdvice[] = {
     {"--tokenizer", "the tokenizer is that of the model's directory"},
     {"--trust-remote-code", "code of a model directory is never run"},
     {"--quantization", "a checkpoint is loaded as its config.json says it is quantised"},
-    {"--kv-cache-dtype", "the KV cache has the type of --dtype"},
     {"--kv-cache-memory-bytes", "it is --num-gpu-blocks-override, or --cpu-kvcache-bytes, here"},
     {"--pipeline-parallel-size", kParallel},
     {"--data-parallel-size", kParallel},
@@ -93,6 +92,7 @@ std::string with_option_names(std::string message) {
                                               "decode_micro_batches",
                                               "load_format",
                                               "quantization",
+                                              "kv_cache_dtype",
                                               "skip_tokenizer_init"};
   const auto is_name = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_';

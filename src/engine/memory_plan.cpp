@@ -8,6 +8,7 @@
 #include "layers/linear.h"
 #include "layers/rotary_embedding.h"
 #include "ops/null_backend.h"
+#include "weights/kv_cache.h"
 
 namespace nanovllm {
 namespace {
@@ -259,11 +260,10 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
       aligned(RotaryEmbedding::bytes(model.rope, model.head_dim, plan.limits.max_model_len)) +
       ops.scratch_bytes(plan.operands);
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, shard.world_size);
-  plan.cache_dtype = dtype;
-  plan.bytes_per_block = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads *
-                                             config.block_size * model.head_dim) *
-                             size_of(plan.cache_dtype) +
-                         static_cast<size_t>(config.block_size) * sizeof(int32_t);
+  plan.cache_dtype = kv_cache_dtype(ops, model.quantization.get(), config.kv_cache_dtype, dtype);
+  const auto rows = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads);
+  plan.bytes_per_block = static_cast<size_t>(config.block_size) *
+                         (rows * kv_row_bytes(plan.cache_dtype, model.head_dim) + sizeof(int32_t));
   plan_kv_cache(ops, config, shard, ranks_on_host, plan);
   return plan;
 }

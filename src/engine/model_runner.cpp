@@ -7,6 +7,7 @@
 #include "core/seconds.h"
 #include "io/safetensors/checkpoint.h"
 #include "layers/linear.h"
+#include "weights/kv_cache.h"
 
 namespace nanovllm {
 namespace {
@@ -51,18 +52,16 @@ ModelRunner::ModelRunner(std::unique_ptr<Backend> backend, std::unique_ptr<Commu
   backend_->reserve(plan_.operands);
   // One layer's blocks lie together: [layer][k or v][block, kv_head, offset, head_dim].
   const int64_t kv_heads = kv_heads_per_rank(model.num_key_value_heads, comm_->world_size());
-  const size_t half =
-      static_cast<size_t>(plan_.num_blocks * kv_heads * config.block_size * model.head_dim) *
-      size_of(plan_.cache_dtype);
   std::byte* data = kv_.get();
-  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer, data += 2 * half) {
-    const auto view = [&](std::byte* bytes) {
-      return Tensor(bytes, plan_.cache_dtype,
-                    {plan_.num_blocks, kv_heads, config.block_size, model.head_dim},
-                    backend_->device());
-    };
-    kv_cache_.push_back({view(data), view(data + half)});
-  }
+  const auto next_pages = [&] {
+    const Tensor t = kv_pages(data, plan_.cache_dtype,
+                              {plan_.num_blocks, kv_heads, config.block_size, model.head_dim},
+                              backend_->device());
+    data += static_cast<size_t>(t.shape[0] * t.stride[0]) * size_of(t.dtype);
+    return t;
+  };
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+    kv_cache_.push_back({next_pages(), next_pages()});  // in this order
   slot_tokens_ =
       Tensor(data, DType::i32, {plan_.num_blocks, config.block_size}, backend_->device());
 }
@@ -76,10 +75,9 @@ ModelRunner::~ModelRunner() {
 }
 
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
-  if (checkpoint)
-    loader_.load(*checkpoint, progress);
-  else
-    loader_.load_dummy(seed, progress);
+  if (!checkpoint) return loader_.load_dummy(seed, progress);
+  load_kv_scales(*checkpoint, model_config_.quantization.get(), kv_cache_);
+  loader_.load(*checkpoint, progress);
 }
 
 void ModelRunner::launch(const Plan& plan) {

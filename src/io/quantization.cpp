@@ -193,6 +193,20 @@ QuantActivations activation_args(const JsonObject& args, const QuantScheme& sche
          args.path("strategy"), quote(strategy), dynamic);
 }
 
+KvCacheScheme kv_cache_scheme_of(const JsonObject& scheme, std::vector<std::string>& warnings) {
+  const Json* dynamic = scheme.find("dynamic");
+  const bool is_dynamic = dynamic && *dynamic == true;
+  if (scheme.optional_string("type").value_or("") == "float" &&
+      scheme.integer("num_bits", 1, 64) == 8 && scheme.optional_bool("symmetric").value_or(true) &&
+      (is_dynamic || ((!dynamic || *dynamic == false) &&
+                      scheme.optional_string("strategy").value_or("tensor") == "tensor")))
+    return is_dynamic ? KvCacheScheme::fp8 : KvCacheScheme::fp8_static;
+  warnings.push_back(
+      "config.json: kv_cache_scheme is ignored, for only 8-bit floats with a scale of a tensor are "
+      "known: keys and values are kept in the model's dtype");
+  return KvCacheScheme::none;
+}
+
 }  // namespace
 
 QuantizationConfig::QuantizationConfig(const JsonObject& config,
@@ -226,9 +240,8 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
   if (const auto sparsity = config.optional_object("sparsity_config");
       sparsity && !sparsity->json().empty())
     one_of(*sparsity, "format", "dense", {"dense"});
-  if (config.find("kv_cache_scheme"))
-    warnings.push_back(
-        "config.json: kv_cache_scheme is ignored: keys and values are kept in the model's dtype");
+  if (const auto scheme = config.optional_object("kv_cache_scheme"))
+    kv_cache_scheme_ = kv_cache_scheme_of(*scheme, warnings);
   auto ignored = std::make_shared<Rules>();
   for (const std::string& name :
        config.optional_strings("ignore").value_or(std::vector<std::string>{}))

@@ -61,6 +61,13 @@ struct QuantScheme {
   std::optional<WeightFormat> kept_format(int64_t begin, int64_t end) const;
 };
 
+/// How kv_cache_scheme wants keys and values kept.
+enum class KvCacheScheme : uint8_t {
+  none,        ///< in the model's dtype
+  fp8,         ///< E4M3, by scales that are computed
+  fp8_static,  ///< E4M3, by each layer's k_scale and v_scale in the checkpoint
+};
+
 /// Immutable; copies share what they hold.
 class QuantizationConfig {
  public:
@@ -73,6 +80,7 @@ class QuantizationConfig {
   const QuantScheme* find(const std::string& module) const;
   /// Whether a scheme quantises the rows that meet its weights.
   bool has_activations() const;
+  KvCacheScheme kv_cache_scheme() const { return kv_cache_scheme_; }
   /// "gptq", "compressed-tensors": for messages.
   const std::string& method() const { return method_; }
   /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)".
@@ -97,6 +105,7 @@ class QuantizationConfig {
   std::string method_;
   std::vector<Group> groups_;
   std::shared_ptr<const Rules> ignored_;
+  KvCacheScheme kv_cache_scheme_ = KvCacheScheme::none;
 };
 
 }  // namespace nanovllm

@@ -29,9 +29,9 @@ std::string fingerprint(const ServerOptions& options, const EngineInfo& info) {
   else
     device.remove_prefix(std::min(device.size(), device.find(' ')));
   const std::string facts =
-      fmt::format("{} {} {} {} {} {} {} {} {}", options.version, options.commit, info.architecture,
-                  info.num_parameters, info.dtype, info.quantization, options.engine.dequantize,
-                  info.ranks.size(), device);
+      fmt::format("{} {} {} {} {} {} {} {} {} {}", options.version, options.commit,
+                  info.architecture, info.num_parameters, info.dtype, info.kv_cache_dtype,
+                  info.quantization, options.engine.dequantize, info.ranks.size(), device);
   return fmt::format("fp_{:016x}", std::hash<std::string>{}(facts));
 }
 

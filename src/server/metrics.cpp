@@ -164,8 +164,9 @@ std::string Metrics::page(const std::string& model, const EngineStats& s, const 
                                            : 0;
   gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage);
   head(out, "vllm:cache_config_info", "gauge", "The cache's configuration.");
-  out += fmt::format("vllm:cache_config_info{{{},block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1\n",
-                     labels, info.block_size, info.num_blocks);
+  out += fmt::format(
+      "vllm:cache_config_info{{{},block_size=\"{}\",cache_dtype=\"{}\",num_gpu_blocks=\"{}\"}} 1\n",
+      labels, info.block_size, info.kv_cache_dtype, info.num_blocks);
   counter("vllm:num_preemptions", "Sequences preempted.", s.preemptions);
   counter("vllm:prompt_tokens", "Prompt tokens.", s.prompt_tokens);
   counter("vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.",

@@ -128,6 +128,13 @@ TEST(Inspect, PlanAddsUpAndFitsFollowFromIt) {
   EXPECT_EQ(plan["kv_cache"]["tokens"], 6400);
   EXPECT_EQ(plan["fits"]["max_model_len"], 4);  // 94 blocks each
   EXPECT_EQ(plan["fits"]["1024"], 6);           // 64 blocks each
+  EXPECT_EQ(plan["kv_cache"]["dtype"], "bf16");
+  const auto fp8 = nanovllm_program({"inspect", demo_model(), "--json", "--device", "cpu",
+                                     "--kv-cache-dtype", "fp8", "--cpu-kvcache-bytes", "64M"});
+  ASSERT_EQ(fp8.exit_code, 0) << fp8.errors;
+  EXPECT_EQ(Json::parse(fp8.output)["kv_cache"]["dtype"], "fp8_e4m3");
+  // A byte for each number, and 4 for the scale of each head's row
+  EXPECT_EQ(Json::parse(fp8.output)["kv_cache"]["bytes_per_token"], 6 * 2 * 2 * 68 + 4);
   const auto table = nanovllm_program({"inspect", demo_model()});
   for (const char* fragment : {"Qwen3ForCausalLM", "weights", "workspace", "KV cache", "available"})
     EXPECT_NE(table.output.find(fragment), std::string::npos) << fragment;

@@ -88,7 +88,7 @@ TEST(Roofline, FloorsAreThoseOfTheReference) {
     EXPECT_EQ(reads.layers.parameters + reads.experts.parameters + reads.head.parameters +
                   reads.embeddings,
               e.parameters);
-    const Roofline roofline(e.config, reads, 2, {4.65e12, 790e12});
+    const Roofline roofline(e.config, reads, DType::bf16, {4.65e12, 790e12});
     EXPECT_NEAR(roofline.decode_step(1, 1024) / e.decode_1, 1, 1e-12);
     EXPECT_NEAR(roofline.decode_step(256, 256 * 1024) / e.decode_256, 1, 1e-12);
     EXPECT_NEAR(roofline.prefill(prompt_lens) / e.prefill, 1, 1e-12);
@@ -144,7 +144,7 @@ TEST(Roofline, QuantisedWeightsHaveTheBytesOfTheirFormat) {
 TEST(Roofline, FloorsCountQuantisedWeightsAndActivations) {
   const Rates rates{4.65e12, 790e12, 1580e12};
   const ModelConfig config = shape("qwen3-8b-fp8");
-  const Roofline fp8(config, count_reads(config, DType::bf16), 2, rates);
+  const Roofline fp8(config, count_reads(config, DType::bf16), DType::bf16, rates);
   const double layers = kLinear * (1 + 4.0 / 16384) + kNorms, kv = 36 * 2 * 8 * 128 * 2;
   EXPECT_DOUBLE_EQ(fp8.decode_bytes(1, 1024), layers + 2 * kHead + 1024 * kv);
   EXPECT_DOUBLE_EQ(fp8.decode_step(1, 1024), (layers + 2 * kHead + 1024 * kv) / 4.65e12);
@@ -156,7 +156,7 @@ TEST(Roofline, FloorsCountQuantisedWeightsAndActivations) {
   EXPECT_NEAR(fp8.prefill(std::vector<int64_t>(16, 1024)) / expected, 1, 1e-12);
   // Weights alone: products at the rate of bf16.
   const ModelConfig packed = shape("qwen3-8b-awq");
-  const Roofline int4(packed, count_reads(packed, DType::bf16), 2, rates);
+  const Roofline int4(packed, count_reads(packed, DType::bf16), DType::bf16, rates);
   EXPECT_NEAR(int4.prefill(std::vector<int64_t>(16, 1024)) / expected,
               1 + 2.0 * 16384 * kLinear / 1580e12 / expected, 1e-12);
   EXPECT_DOUBLE_EQ(int4.decode_step(1, 0),

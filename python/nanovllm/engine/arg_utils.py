@@ -27,6 +27,7 @@ class EngineArgs:
     load_format: str | None = None
     quantization: str | None = None
     dequantize: bool | None = None
+    kv_cache_dtype: str | None = None
     max_model_len: int | None = None
     allow_long_max_model_len: bool | None = None
     max_num_seqs: int | None = None

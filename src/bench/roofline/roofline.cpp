@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/batch.h"
 #include "models/model.h"
 #include "ops/null_backend.h"
 
@@ -24,6 +25,12 @@ double bytes_of(const Weight& weight) {
   return double(weight.count() *
                 (weight.n() * weight.k() +
                  blocks * weight.format.groups(weight.k()) * int64_t{sizeof(float)}));
+}
+
+DType dtype_named(std::string_view name) {
+  for (const DType dtype : {DType::f32, DType::e4m3})
+    if (name == name_of(dtype)) return dtype;
+  return DType::bf16;
 }
 
 WeightReads count_reads(const ModelConfig& config, DType dtype) {
@@ -52,8 +59,8 @@ WeightReads count_reads(const ModelConfig& config, DType dtype) {
   return reads;
 }
 
-Roofline::Roofline(const ModelConfig& c, const WeightReads& weights, int kv_bytes_per_value,
-                   Rates rates, int ranks)
+Roofline::Roofline(const ModelConfig& c, const WeightReads& weights, DType cache_dtype, Rates rates,
+                   int ranks)
     : rate_bytes_(rates.bytes_per_second * ranks),
       rate_flops_(rates.flops * ranks),
       rate_quantised_(rates.quantised_flops > 0 ? rates.quantised_flops * ranks : rate_flops_),
@@ -61,8 +68,8 @@ Roofline::Roofline(const ModelConfig& c, const WeightReads& weights, int kv_byte
       layers_(c.num_hidden_layers),
       attention_width_(c.num_attention_heads * c.head_dim),
       chosen_share_(c.moe ? double(c.moe->num_experts_per_tok) / double(c.moe->num_experts) : 0),
-      kv_bytes_(2.0 * double(c.num_hidden_layers * c.num_key_value_heads * c.head_dim) *
-                kv_bytes_per_value) {}
+      kv_bytes_(2.0 * double(c.num_hidden_layers * c.num_key_value_heads) *
+                double(kv_row_bytes(cache_dtype, c.head_dim))) {}
 
 double Roofline::layer_bytes(double tokens) const {
   return weights_.layers.bytes + weights_.experts.bytes * (1 - std::pow(1 - chosen_share_, tokens));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "core/weight.h"
 #include "io/model_config.h"
@@ -39,11 +40,14 @@ double bytes_of(const Weight& weight);
 /// Counts them by the model's own constructors; `dtype` is that of plain weights.
 WeightReads count_reads(const ModelConfig& config, DType dtype);
 
+/// The dtype that EngineInfo names: "f32", "bf16" or "fp8_e4m3".
+DType dtype_named(std::string_view name);
+
 class Roofline {
  public:
-  /// `kv_bytes_per_value`: 2 for bf16. `ranks` share all bytes and FLOPs.
-  Roofline(const ModelConfig& config, const WeightReads& weights, int kv_bytes_per_value,
-           Rates rates, int ranks = 1);
+  /// `ranks` share all bytes and FLOPs.
+  Roofline(const ModelConfig& config, const WeightReads& weights, DType cache_dtype, Rates rates,
+           int ranks = 1);
 
   double kv_bytes_per_token() const { return kv_bytes_; }
 
