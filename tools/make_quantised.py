@@ -153,9 +153,9 @@ def product_of(module):
     return re.sub(r"\.(q|k|v)_proj$", ".qkv", re.sub(r"\.(gate|up)_proj$", ".gate_up", name))
 
 
-def logits_of(config, weights, ids, rounded=lambda x: x, rows={}, ranks=1):
+def logits_of(config, weights, ids, rounded=lambda x: x, rows={}, ranks=1, cache=None):
     """Qwen3's forward pass in float64; every result through `rounded`. Rows that meet the modules of `rows` are quantised: by each of
-    `ranks` the columns that it has of them."""
+    `ranks` the columns that it has of them. cache(x, which): heads of keys ("k") or values ("v") as the KV cache has them."""
     heads, kv, d = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     t = len(ids)
 
@@ -194,6 +194,8 @@ def logits_of(config, weights, ids, rounded=lambda x: x, rows={}, ranks=1):
         q = rotate(norm(linear(h, at + "q_proj").reshape(t, heads, d), at + "q_norm"))
         k = rotate(norm(linear(h, at + "k_proj").reshape(t, kv, d), at + "k_norm"))
         v = linear(h, at + "v_proj").reshape(t, kv, d)
+        if cache:
+            k, v = cache(k, "k"), cache(v, "v")
         k, v = np.repeat(k, heads // kv, 1), np.repeat(v, heads // kv, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(d)
         scores[:, np.triu(np.ones((t, t), bool), 1)] = -np.inf
@@ -267,37 +269,47 @@ def describe_rows(config, weights, plain, rows, ranks, prompts, rng):
                 logprobs=np.round(want, 5).tolist())
 
 
+def make(name, number, quantization, changes, writer, scales=None, **how):
+    """(config.json, the file, golden.json, the weights in float64). `scales`: more tensors of the file. `how`: as logits_of() takes it."""
+    rng = np.random.default_rng(number)
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES, "attention_bias": False,
+              "dtype": "bfloat16", "eos_token_id": None, "hidden_act": "silu", "max_position_embeddings": 512,
+              "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+              "tie_word_embeddings": False, **changes, "quantization_config": quantization}
+    file, weights, quantised = make_checkpoint(config, writer, rng)
+    for tensor, value in (scales or {}).items():
+        file.put(tensor, np.array([value]), "F32")
+    prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in LENGTHS]
+    plain = {k: as_bf16(v) for k, v in weights.items()}
+    error = max(np.abs(logprobs_of(logits_of(config, plain, p, as_bf16, **how)) -
+                       logprobs_of(logits_of(config, weights, p, **how))).max() for p in prompts)
+    golden = dict(model=name, bf16_error=round(error, 4),
+                  weights={m: fnv(to_bf16(weights[m + ".weight"]).tobytes()) for m in quantised},
+                  prompts=[describe_prompt(config, weights, p, **how) for p in prompts])
+    if file.rows:
+        golden["quantised_rows"] = [describe_rows(config, weights, plain, file.rows, ranks, prompts, rng) for ranks in (1, 2)]
+    return config, file, golden, weights
+
+
+def write(name, config, file, golden):
+    target = OUT / f"quantised-{name}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    file.write(target / "model.safetensors")
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (target / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    size = sum(f.stat().st_size for f in target.iterdir()) >> 10
+    print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}",
+          *({k: float(v) for k, v in g.items() if k != "logprobs"} for g in golden.get("quantised_rows", [])))
+
+
 def main():
     unknown = set(sys.argv[1:]) - set(MODELS)
     if unknown:
         sys.exit(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     for number, (name, (quantization, changes, writer)) in enumerate(MODELS.items()):
-        if sys.argv[1:] and name not in sys.argv[1:]:
-            continue
-        rng = np.random.default_rng(number)
-        config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES, "attention_bias": False,
-                  "dtype": "bfloat16", "eos_token_id": None, "hidden_act": "silu", "max_position_embeddings": 512,
-                  "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-                  "tie_word_embeddings": False, **changes, "quantization_config": quantization}
-        file, weights, quantised = make_checkpoint(config, writer, rng)
-        prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in LENGTHS]
-        plain = {k: as_bf16(v) for k, v in weights.items()}
-        error = max(np.abs(logprobs_of(logits_of(config, plain, p, as_bf16)) - logprobs_of(logits_of(config, weights, p))).max()
-                    for p in prompts)
-        golden = dict(model=name, bf16_error=round(error, 4),
-                      weights={m: fnv(to_bf16(weights[m + ".weight"]).tobytes()) for m in quantised},
-                      prompts=[describe_prompt(config, weights, p) for p in prompts])
-        if file.rows:
-            golden["quantised_rows"] = [describe_rows(config, weights, plain, file.rows, ranks, prompts, rng) for ranks in (1, 2)]
-        target = OUT / f"quantised-{name}"
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        file.write(target / "model.safetensors")
-        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        (target / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
-        size = sum(f.stat().st_size for f in target.iterdir()) >> 10
-        print(f"{name}: {size} KiB, bf16 error {golden['bf16_error']}",
-              *({k: float(v) for k, v in g.items() if k != "logprobs"} for g in golden.get("quantised_rows", [])))
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            write(name, *make(name, number, quantization, changes, writer)[:3])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ class Exactness : public testing::TestWithParam<std::tuple<std::string, Target>>
     directory_ = (goldens() / name).string();
     SKIP_WITHOUT(target, directory_);
     config_ = config_for(target);
+    const std::string suite =
+        testing::UnitTest::GetInstance()->current_test_info()->test_suite_name();
+    if (suite.starts_with("Fp8Cache")) config_.kv_cache_dtype = "fp8";
     vocab_ = inspect(directory_, config_).vocab_size;
   }
 
@@ -174,9 +177,14 @@ INSTANTIATE_TEST_SUITE_P(
                                      "quantised-awq-64-experts", "quantised-fp8-blocks",
                                      "quantised-fp8-channel", "quantised-int8-channel",
                                      "quantised-packed-32-experts", "quantised-fp8-blocks-experts",
-                                     "quantised-int8-channel-experts"),
+                                     "quantised-int8-channel-experts", "quantised-fp8-kv-static"),
                      testing::ValuesIn(kTargets)),
     case_name);
+INSTANTIATE_TEST_SUITE_P(Fp8Cache, Exactness,
+                         testing::Combine(testing::Values("qwen3-sharded-mha-80", "mistral-window",
+                                                          "quantised-fp8-channel"),
+                                          testing::Values(kTargets[0], kTargets[1])),
+                         case_name);
 
 }  // namespace
 }  // namespace nanovllm
