@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include <nlohmann/json.hpp>
@@ -14,26 +16,35 @@
 namespace nanovllm {
 namespace {
 
+// Forced inline, so that every instruction set has its own code of them (quantise()).
+#define NANOVLLM_INLINE [[gnu::always_inline]] inline
+
 constexpr float kMostE4m3 = 448;
 constexpr int32_t kMostE4m3Bits = 0x7e;
 
-/// The bits of the largest magnitude: more than those of kInfinity where one is a NaN.
-constexpr uint32_t kInfinity = 0x7f800000;
-uint32_t largest_magnitude(std::span<const float> numbers) {
+/// The largest magnitude; not finite where a number is not.
+NANOVLLM_INLINE float largest_magnitude(const float* numbers, size_t count) {
   int32_t most = 0;
-  for (const float x : numbers)
-    most = std::max(most, std::bit_cast<int32_t>(x) & 0x7fffffff);  // as magnitudes compare
-  return static_cast<uint32_t>(most);
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t bits = std::bit_cast<int32_t>(numbers[i]) & 0x7fffffff;  // as magnitudes compare
+    most = bits > most ? bits : most;
+  }
+  return std::bit_cast<float>(most);
 }
 
-/// The nearest integer, ties to even, of a number below 2^22.
-float round_even(float x) {
-  constexpr float kHalves = 0x1.8p23f;  // no fractions are left above it
-  return (x + kHalves) - kHalves;
+/// The nearest integer, ties to even, of a number below 2^22, or `low` or `high` where that is
+/// nearer to it: kWhole and it, whose sum has no fractions. Bits of such numbers compare as they
+/// do.
+constexpr float kWhole = 0x1.8p23f;
+NANOVLLM_INLINE int32_t whole_bits(float x, int low, int high) {
+  const int32_t bits = std::bit_cast<int32_t>(x + kWhole),
+                least = std::bit_cast<int32_t>(kWhole) + low,
+                most = std::bit_cast<int32_t>(kWhole) + high, above = bits > least ? bits : least;
+  return above < most ? above : most;
 }
 
 /// The nearest E4M3 number's bits, ties to even, of a number that rounds to 448 at most.
-uint8_t to_e4m3(float x) {
+NANOVLLM_INLINE uint8_t to_e4m3(float x) {
   // Signed, which vectors compare without instructions of their own.
   const auto bits = std::bit_cast<int32_t>(x), magnitude = bits & 0x7fffffff;
   // From 2^-6 on three bits of the mantissa stay; below, multiples of 2^-9.
@@ -41,57 +52,94 @@ uint8_t to_e4m3(float x) {
   const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 0xf;
   const int32_t is_normal = -static_cast<int32_t>(magnitude >= std::bit_cast<int32_t>(0x1p-6f));
   const int32_t number = (normal & is_normal) | (subnormal & ~is_normal);
-  return static_cast<uint8_t>((bits >> 24 & 0x80) | std::min(number, kMostE4m3Bits));
+  return static_cast<uint8_t>((bits >> 24 & 0x80) |
+                              (number < kMostE4m3Bits ? number : kMostE4m3Bits));
 }
 
-float scale_for(float largest, float most) {
+NANOVLLM_INLINE float scale_for(float largest, float most) {
   return std::max(static_cast<float>(bf16(largest / most)), kLeastScale);
 }
 
-/// The sum of the squared errors of int4 under `scale`, in a fixed order.
-float int4_error(std::span<const float> numbers, float scale) {
-  constexpr size_t kLanes = 16;
-  const float inverse = 1 / scale;  // near enough: this only chooses
-  const auto square = [&](float x) {
-    const float error = std::clamp(round_even(x * inverse), -8.0f, 7.0f) * scale - x;
-    return error * error;
-  };
-  float sums[kLanes] = {}, sum = 0;
-  size_t i = 0;
-  for (; i + kLanes <= numbers.size(); i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += square(numbers[i + lane]);
-  for (const float lane : sums) sum += lane;
-  for (; i < numbers.size(); ++i) sum += square(numbers[i]);
-  return sum;
+/// The squared error of int4 under `scale`, of which `inverse` is near enough: this only chooses.
+NANOVLLM_INLINE float int4_error(float x, float scale, float inverse) {
+  const float error = (std::bit_cast<float>(whole_bits(x * inverse, -8, 7)) - kWhole) * scale - x;
+  return error * error;
 }
 
-/// Of these shares of the largest magnitude, the one that rounds best; the earlier of two alike.
-float int4_scale(std::span<const float> numbers, float largest) {
-  float best = 0, least = 0;
-  for (const float most : {7.0f, 7.5f, 8.0f, 9.0f, 10.0f}) {
-    const float scale = scale_for(largest, most), error = int4_error(numbers, scale);
-    if (best == 0 || error < least) {
-      best = scale;
-      least = error;
-    }
+/// Of these shares of the largest magnitude, the one whose sum of squared errors, in a fixed order,
+/// is the least; the earlier of two alike.
+NANOVLLM_INLINE float int4_scale(const float* numbers, size_t count, float largest) {
+  constexpr float kShares[] = {7.0f, 7.5f, 8.0f, 9.0f, 10.0f};
+  constexpr size_t kCandidates = std::size(kShares), kLanes = 16;
+  float scales[kCandidates], inverses[kCandidates], errors[kCandidates] = {};
+  for (size_t c = 0; c < kCandidates; ++c) {
+    scales[c] = scale_for(largest, kShares[c]);
+    inverses[c] = 1 / scales[c];
   }
-  return best;
+  float sums[kCandidates][kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (size_t c = 0; c < kCandidates; ++c)
+#pragma GCC unroll 1  // which makes vectors of the lanes
+      for (size_t lane = 0; lane < kLanes; ++lane)
+        sums[c][lane] += int4_error(numbers[i + lane], scales[c], inverses[c]);
+  for (size_t lane = 0; lane < kLanes; ++lane)  // all candidates' chains of additions at once
+    for (size_t c = 0; c < kCandidates; ++c) errors[c] += sums[c][lane];
+  for (; i < count; ++i)
+    for (size_t c = 0; c < kCandidates; ++c)
+      errors[c] += int4_error(numbers[i], scales[c], inverses[c]);
+  size_t best = 0;
+  for (size_t c = 1; c < kCandidates; ++c)
+    if (errors[c] < errors[best]) best = c;
+  return scales[best];
 }
+
+NANOVLLM_INLINE void to_integers(const float* numbers, size_t count, float scale, int low, int high,
+                                 int middle, uint8_t* __restrict out) {
+  for (size_t i = 0; i < count; ++i)
+    out[i] = static_cast<uint8_t>(whole_bits(numbers[i] / scale, low, high) -
+                                  std::bit_cast<int32_t>(kWhole) + middle);
+}
+
+NANOVLLM_INLINE float quantise_here(const float* numbers, size_t count, WeightFormat::Numbers to,
+                                    uint8_t* __restrict out) {
+  const float largest = largest_magnitude(numbers, count);
+  if (!std::isfinite(largest)) return largest;
+  const bool is_int4 = to == WeightFormat::int4;
+  const float scale = largest == 0 ? 1
+                      : is_int4    ? int4_scale(numbers, count, largest)
+                                   : scale_for(largest, to == WeightFormat::e4m3 ? kMostE4m3 : 127);
+  if (is_int4)
+    to_integers(numbers, count, scale, -8, 7, 8, out);
+  else if (to == WeightFormat::int8)
+    to_integers(numbers, count, scale, -127, 127, 128, out);
+  else
+    for (size_t i = 0; i < count; ++i) out[i] = to_e4m3(numbers[i] / scale);
+  return scale;
+}
+
+// Not of more than AVX2: a multiplication and an addition that became one would round once.
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] float quantise_avx2(const float* numbers, size_t count,
+                                            WeightFormat::Numbers to, uint8_t* out) {
+  return quantise_here(numbers, count, to, out);
+}
+const bool kHasAvx2 = __builtin_cpu_supports("avx2");
+#endif
 
 void to_floats(const std::byte* from, const std::string& dtype, std::span<float> out) {
   if (dtype == "F32") {
     std::memcpy(out.data(), from, out.size_bytes());
-    return;
-  }
-  const bool is_half = dtype == "F16";
-  for (size_t i = 0; i < out.size(); ++i) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
-    if (is_half) {
+  } else if (dtype == "F16") {
+    for (size_t i = 0; i < out.size(); ++i) {
       f16 half;
-      half.bits = bits;
+      std::memcpy(&half.bits, from + i * sizeof half, sizeof half);
       out[i] = static_cast<float>(half);
-    } else {
+    }
+  } else {
+    for (size_t i = 0; i < out.size(); ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
       out[i] = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
     }
   }
@@ -100,22 +148,10 @@ void to_floats(const std::byte* from, const std::string& dtype, std::span<float>
 }  // namespace
 
 float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t* out) {
-  const auto largest = std::bit_cast<float>(largest_magnitude(numbers));
-  const float most = to == WeightFormat::e4m3 ? kMostE4m3 : 127;
-  const float scale = largest == 0               ? 1
-                      : to == WeightFormat::int4 ? int4_scale(numbers, largest)
-                                                 : scale_for(largest, most);
-  if (to == WeightFormat::e4m3) {
-    for (size_t i = 0; i < numbers.size(); ++i) out[i] = to_e4m3(numbers[i] / scale);
-  } else {
-    const float low = to == WeightFormat::int4 ? -8.0f : -127.0f,
-                high = to == WeightFormat::int4 ? 7.0f : 127.0f;
-    const int middle = to == WeightFormat::int4 ? 8 : 128;
-    for (size_t i = 0; i < numbers.size(); ++i)
-      out[i] = static_cast<uint8_t>(
-          static_cast<int>(std::clamp(round_even(numbers[i] / scale), low, high)) + middle);
-  }
-  return scale;
+#if defined(__x86_64__)
+  if (kHasAvx2) return quantise_avx2(numbers.data(), numbers.size(), to, out);
+#endif
+  return quantise_here(numbers.data(), numbers.size(), to, out);
 }
 
 QuantizedWeight::Stored QuantizedWeight::stored(const WeightBlock& block) const {
@@ -143,13 +179,11 @@ QuantizedWeight::Stored QuantizedWeight::quantise(const WeightBlock& block) cons
     for (int64_t c = whole.col_begin; c < whole.col_end; c += group) {
       to_floats(from, numbers_.tensor->dtype, numbers);
       from += numbers.size() * numbers_.size;
-      check(largest_magnitude(numbers) < kInfinity, ErrorKind::model,
-            "{}: tensor {} has a number that is not finite, and cannot be quantised",
-            checkpoint_->file_of(numbers_.name), numbers_.name);
       const float scale = nanovllm::quantise(numbers, to, rounded.data());
-      check(scale < kMostScale, ErrorKind::model,
-            "{}: tensor {} has a number that is too large to be quantised",
-            checkpoint_->file_of(numbers_.name), numbers_.name);
+      if (!(scale < kMostScale))  // the message's parts take longer than the numbers do
+        fail(ErrorKind::model, "{}: tensor {} has a number that is {} be quantised",
+             checkpoint_->file_of(numbers_.name), numbers_.name,
+             std::isfinite(scale) ? "too large to" : "not finite, and cannot");
       out.scales[static_cast<size_t>(r * groups_ + c / group)] = scale;
       const int64_t begin = std::max(c, block.col_begin), end = std::min(c + group, block.col_end);
       std::copy_n(rounded.begin() + (begin - c), end - begin,

@@ -13,9 +13,10 @@
 
 namespace nanovllm {
 
-/// Rounds the numbers that share a scale, all finite: int4, int8 or E4M3. `out` gets one byte each:
-/// integers from 0 on (their zero point is 8 or 128), or the E4M3's bits. Returns the scale, a bf16
-/// number. docs/contract.md says which numbers these are.
+/// Rounds the numbers that share a scale: int4, int8 or E4M3. `out` gets one byte each: integers
+/// from 0 on (their zero point is 8 or 128), or the E4M3's bits. Returns the scale, a bf16 number,
+/// or one that is not finite, and rounds nothing, where a number is not finite. docs/contract.md
+/// says which numbers these are.
 float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t* out);
 
 /// The quantization_config of `model` with the weights that `format` ("fp8", "int8", "int4") is for

@@ -14,8 +14,9 @@
 namespace nanovllm {
 namespace {
 
-/// Host memory for dequantised numbers that are loaded together, but for one that is larger.
-constexpr size_t kMostHostBytes = size_t{256} << 20;
+/// Host memory for numbers that are loaded together, but for a weight that is larger: dequantised
+/// ones, and those that stay quantised, whose memory is the next ones' and stays in a cache.
+constexpr size_t kMostHostBytes = size_t{256} << 20, kMostKeptBytes = size_t{8} << 20;
 /// Rows of a weight that are read and dequantised at once.
 constexpr int64_t kRowsAtOnce = 128, kPlainRowsAtOnce = 16;
 
@@ -81,8 +82,8 @@ class WeightLoader::CheckpointSources {
       const Parameter& p = parameters[i];
       if (std::any_of(p.parts.begin(), p.parts.end(),
                       [&](const WeightPart& part) { return scheme_of(part) != nullptr; }))
-        bytes += p.dst.bytes();
-      if (i > first && bytes > kMostHostBytes) break;
+        bytes += p.format.is_quantised() ? static_cast<size_t>(p.dst.numel()) : p.dst.bytes();
+      if (i > first && bytes > (p.format.is_quantised() ? kMostKeptBytes : kMostHostBytes)) break;
       auto& of = sources.of.emplace_back();
       if (p.format.is_quantised()) {
         fill(sources.rows[i], p, work);

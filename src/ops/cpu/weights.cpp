@@ -147,29 +147,59 @@ namespace {
 
 int64_t panels_of(int64_t n) { return (n + kGemmBlock - 1) / kGemmBlock; }
 
+/// Columns of a row's numbers as one unit: 4 of 8 bits or 8 of 4, the first lowest.
+template <int BITS>
+uint32_t unit_of(const int8_t* numbers) {
+  if constexpr (BITS == 8) {
+    uint32_t unit = 0;
+    std::memcpy(&unit, numbers, sizeof unit);
+    return unit;
+  } else {
+    uint64_t x = 0;
+    std::memcpy(&x, numbers, sizeof x);
+    x = (x & 0x0f0f0f0f0f0f0f0f) ^ 0x0808080808080808;  // -8 to 7 becomes 0 to 15
+    x = (x | x >> 4) & 0x00ff00ff00ff00ff;
+    x = (x | x >> 8) & 0x0000ffff0000ffff;
+    return static_cast<uint32_t>(x | x >> 16);
+  }
+}
+
+/// The numbers of `rows` neighbouring rows of k columns: units [ceil(k / per unit), kGemmBlock].
+template <int BITS>
+void pack_units(std::byte* to, const int8_t* numbers, int64_t rows, int64_t k) {
+  constexpr int64_t kColumns = 32 / BITS, kAtOnce = 16;  // units of a row: its cache line of int8
+  const int64_t whole = k / kColumns;
+  for (int64_t first = 0; first < whole; first += kAtOnce)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = first; i < std::min(first + kAtOnce, whole); ++i) {
+        const uint32_t unit = unit_of<BITS>(numbers + r * k + i * kColumns);
+        std::memcpy(to + (i * kGemmBlock + r) * 4, &unit, sizeof unit);
+      }
+  if (whole * kColumns == k) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    int8_t last[kColumns];
+    std::fill_n(last, kColumns, static_cast<int8_t>(BITS == 4 ? -8 : 0));  // whose bits are 0
+    std::copy(numbers + r * k + whole * kColumns, numbers + (r + 1) * k, last);
+    const uint32_t unit = unit_of<BITS>(last);
+    std::memcpy(to + (whole * kGemmBlock + r) * 4, &unit, sizeof unit);
+  }
+}
+
 /// One panel: rows [first, first + 16) of n, as far as there are any.
 void pack_panel(std::byte* panel, const QuantisedPanels& w, WeightFormat format, int64_t first,
-                int64_t n, const QuantizedRows& rows) {
-  const int64_t groups = format.groups(w.k), bits = format.bits(), per_unit = 32 / bits;
-  std::memset(panel, 0, static_cast<size_t>(w.panel_bytes));
-  for (int64_t r = first; r < std::min(first + kGemmBlock, n); ++r) {
-    const int64_t lane = r - first;
+                int64_t n, const QuantizedRows& all) {
+  const int64_t groups = format.groups(w.k), rows = std::min(kGemmBlock, n - first);
+  std::memset(panel, 0, static_cast<size_t>(rows < kGemmBlock ? w.panel_bytes : w.units));
+  for (int64_t r = 0; r < rows; ++r)
     for (int64_t g = 0; g < groups; ++g) {
-      const auto at = static_cast<size_t>(r * groups + g);
-      std::memcpy(panel + (g * kGemmBlock + lane) * 4, &rows.scales[at], sizeof(float));
+      const auto at = static_cast<size_t>((first + r) * groups + g);
+      std::memcpy(panel + (g * kGemmBlock + r) * 4, &all.scales[at], sizeof(float));
       if (format.has_zeros())
-        panel[w.zeros + g * kGemmBlock + lane] =
-            static_cast<std::byte>(rows.zeros[at] + (bits == 4 ? 8 : 0));
+        panel[w.zeros + g * kGemmBlock + r] =
+            static_cast<std::byte>(all.zeros[at] + (format.bits() == 4 ? 8 : 0));
     }
-    const int8_t* q = rows.numbers.data() + r * w.k;
-    for (int64_t c = 0; c < w.k; c += per_unit) {
-      uint32_t unit = 0;
-      for (int64_t j = 0; j < std::min(per_unit, w.k - c); ++j)
-        unit |= static_cast<uint32_t>(bits == 4 ? q[c + j] + 8 : static_cast<uint8_t>(q[c + j]))
-                << (j * bits);
-      std::memcpy(panel + w.units + (c / per_unit * kGemmBlock + lane) * 4, &unit, sizeof unit);
-    }
-  }
+  const auto pack = format.bits() == 4 ? pack_units<4> : pack_units<8>;
+  pack(panel + w.units, all.numbers.data() + first * w.k, rows, w.k);
 }
 
 }  // namespace
