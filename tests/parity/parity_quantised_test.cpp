@@ -59,7 +59,8 @@ class QuantisedParity : public BackendTest {
 
 TEST_P(QuantisedParity, HasTheBitsOfTheWeightsThatItStandsFor) {
   constexpr Scales kUsual{"usual scales", 1e-4f, 1e-1f},
-      kAll{"all scales", kLeastScale, kMostScale * 0.99f};
+      kAll{"all scales", kLeastScale, kMostScale * 0.99f},
+      kPlain{"bf16 scales", kLeastScale, kMostScale * 0.99f, true};
   for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 64},
                                {16, 128},
@@ -73,6 +74,8 @@ TEST_P(QuantisedParity, HasTheBitsOfTheWeightsThatItStandsFor) {
         if (k % group == 0) expect_same_bits({numbers, group}, n, k, kUsual);
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 33}, {40, 8}, {64, 200}, {100, 1001}})
       expect_same_bits({numbers, k}, n, k, kUsual);
+    for (const int64_t group : {32, 64, 256})
+      for (const int64_t n : {16, 100, 256}) expect_same_bits({numbers, group}, n, 256, kPlain);
     expect_same_bits({numbers, 32}, 64, 256, kAll);
     expect_same_bits({numbers, 256}, 64, 256, kAll);
   }

@@ -13,6 +13,7 @@ namespace nanovllm::parity {
 struct Scales {
   const char* name;
   float low, high;
+  bool plain = false;  // most groups of 16 rows have bf16 scales and no zero points
 };
 
 inline QuantizedRows random_rows(WeightFormat format, int64_t n, int64_t k, Scales scales,
@@ -28,11 +29,13 @@ inline QuantizedRows random_rows(WeightFormat format, int64_t n, int64_t k, Scal
   std::uniform_real_distribution<float> exponent(std::log2(scales.low), std::log2(scales.high));
   for (int64_t i = 0; i < n * format.groups(k); ++i) {
     float scale = std::exp2(exponent(random));
+    const bool is_plain =
+        scales.plain && (i / format.groups(k) / 16 + i % format.groups(k)) % 3 != 1;
     // Half of them with few bits, as f16 and bf16 scales are: their products meet ties.
-    if (i % 2) scale = static_cast<float>(bf16(scale));
+    if (i % 2 || is_plain) scale = static_cast<float>(bf16(scale));
     rows.scales.push_back(scale);
-    if (format.has_zeros())
-      rows.zeros.push_back(static_cast<int8_t>(is_int4 ? random() % 16 - 8 : random() >> 24));
+    const auto zero = static_cast<int8_t>(is_int4 ? random() % 16 - 8 : random() >> 24);
+    if (format.has_zeros()) rows.zeros.push_back(is_plain ? int8_t{0} : zero);
   }
   if (format.rows == WeightFormat::Rows::tensor) rows.input_scale = 0.011f;
   return rows;

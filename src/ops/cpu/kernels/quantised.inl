@@ -26,7 +26,7 @@ NANOVLLM_INLINE VecI load_zeros(const uint8_t* p) {
 
 /// A group of one panel: what turns its numbers into weights. column() takes the unit's column j.
 struct Int4Group {
-  static constexpr int kColumns = 8;
+  static constexpr int kColumns = 8, kMiddle = 8;
   Vec scale;
   VecI zero;
   NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
@@ -39,7 +39,7 @@ struct Int4Group {
   }
 };
 struct Int8Group {
-  static constexpr int kColumns = 4;
+  static constexpr int kColumns = 4, kMiddle = 0;
   Vec scale;
   VecI zero;
   NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
@@ -51,6 +51,48 @@ struct Int8Group {
     return as_bf16(__builtin_convertvector(q - zero, Vec) * scale);
   }
 };
+
+/// v, rounded to f32: not to become part of a fused operation.
+NANOVLLM_INLINE Vec rounded(Vec v) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(v);
+#else
+  return v;  // Clang fuses within an expression alone
+#endif
+}
+
+/// A group without zero points whose scales are bf16 numbers, so that v = scale * q has 15 bits at
+/// most and is exact. (2^16 + 1) v lies below the next power of two then: its last place is bf16's
+/// for v, and 2^16 v is even there where v lies halfway.
+template <class Group>
+struct ExactGroup {
+  static constexpr int kColumns = Group::kColumns;
+  Vec large, sum;
+  NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t*) {
+    Vec scale;
+    __builtin_memcpy(&scale, scales, sizeof scale);
+    large = scale * 65536.0f;
+    sum = scale * 65537.0f;
+  }
+  NANOVLLM_INLINE Vec column(VecU unit, int j) const {
+    constexpr int kBits = 32 / kColumns;
+    // int4's from 0 to 15 become signed.
+    if constexpr (kBits == 4) unit ^= 0x88888888u;
+    const VecI number = reinterpret_cast<VecI>(unit << (32 - kBits * (j + 1))) >> (32 - kBits);
+    const Vec q = __builtin_convertvector(number, Vec), with_large = rounded(q * sum);
+    return with_large - q * large;
+  }
+  /// Whether a group is such a one.
+  static NANOVLLM_INLINE bool fits(const uint8_t* scales, const uint8_t* zeros) {
+    const VecI others =
+        reinterpret_cast<VecI>(load_unit(scales) & 0xffffu) | (load_zeros(zeros) - Group::kMiddle);
+    uint64_t words[8], any = 0;
+    __builtin_memcpy(words, &others, sizeof words);
+    for (const uint64_t word : words) any |= word;
+    return any == 0;
+  }
+};
+
 struct E4m3Group {
   static constexpr int kColumns = 4;
   Vec scale;
@@ -102,10 +144,20 @@ NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, co
 template <class Group, int ROWS, int BLOCKS>
 void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
   Sum acc[ROWS][BLOCKS];
+  const uint8_t* panel = w.data + block * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
-        quantised_tile<Group, ROWS, BLOCKS>(task.scratch, w, w.data + block * w.panel_bytes, first,
-                                            count, g, acc);
+        if constexpr (requires { Group::kMiddle; }) {
+          bool fits = true;
+          for (int b = 0; b < BLOCKS; ++b) {
+            const uint8_t* from = panel + b * w.panel_bytes;
+            fits = fits && ExactGroup<Group>::fits(from + g * 64, from + w.zeros + g * 16);
+          }
+          if (fits)
+            return quantised_tile<ExactGroup<Group>, ROWS, BLOCKS>(task.scratch, w, panel, first,
+                                                                   count, g, acc);
+        }
+        quantised_tile<Group, ROWS, BLOCKS>(task.scratch, w, panel, first, count, g, acc);
       });
   put_tile<ROWS, BLOCKS>(task, acc, 0, block);
 }
