@@ -268,12 +268,12 @@ int bench_quality(const QualityOptions& options) {
           row_of(reference, reference.info().dtype, nll / static_cast<double>(compared.size())));
     }
     const std::string weights = only_cache ? reference.info().dtype : format;
-    rows.push_back(row_of(scorer,
-                          options.engine.kv_cache_dtype == "auto"
-                              ? weights
-                              : fmt::format("{}, keys and values {}", weights,
-                                            scorer.info().kv_cache_dtype),
-                          compared));
+    rows.push_back(
+        row_of(scorer,
+               options.engine.kv_cache_dtype == "auto"
+                   ? weights
+                   : fmt::format("{}, keys and values {}", weights, scorer.info().kv_cache_dtype),
+               compared));
   }
   progress.clear();
 

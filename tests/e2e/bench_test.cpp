@@ -157,6 +157,10 @@ TEST(Bench, QualityTakesFormatsAndModelsThatAreNotQuantised) {
   for (const char* row : {"\n| bf16 ", "\n| int8 ", "\n| fp8 ", "same top token"})
     EXPECT_NE(table.output.find(row), std::string::npos) << row << " is not in\n" << table.output;
   EXPECT_EQ(table.output.find("int4"), std::string::npos) << table.output;
+  const auto keys = nanovllm_program({"bench", "quality", demo_model(), "--text", text, "--device",
+                                      "cpu", "--kv-cache-dtype", "fp8"});
+  EXPECT_NE(keys.output.find("\n| bf16, keys and values fp8_e4m3 |"), std::string::npos)
+      << keys.output << keys.errors;
   const auto unknown = run(demo_model(), "int8,int3");
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_NE(unknown.errors.find("--quantization is \"int3\""), std::string::npos) << unknown.errors;

@@ -72,13 +72,14 @@ TEST_F(DemoAnswers, SumsThatItNeverSawAndQuestions) {
 }
 
 // docs/quantisation.md has the scores.
-TEST_F(DemoAnswers, SumsWithQuantisedWeights) {
+TEST_F(DemoAnswers, SumsWithQuantisedWeightsOrKeysAndValues) {
   const std::vector<Json> rows = rows_of("arithmetic_heldout.jsonl");
   std::vector<Prompt> prompts;
   for (const Json& row : rows) prompts.emplace_back(row["prompt"].get<std::string>());
-  for (const char* format : {"fp8", "int8", "int4"}) {
+  for (const std::string format : {"fp8", "int8", "int4", "auto"}) {
     EngineConfig config = demo_config();
     config.quantization = format;
+    if (format == "auto") config.kv_cache_dtype = "fp8";
     LLM llm(demo(), config);
     const auto outputs = llm.generate(prompts, greedy(160));
     int64_t right = 0;
