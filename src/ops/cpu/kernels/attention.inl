@@ -28,23 +28,26 @@ struct TileScales {
 template <class T, class K>
 struct Dot {
   static constexpr int64_t kStep = 16;
-  static NANOVLLM_INLINE Vec step(Vec acc, const T* a, const K* b) {
-    return acc + load(a) * load(b);
-  }
+  static NANOVLLM_INLINE void step(Sum& sum, const T* a, const K* b) { sum.add(load(a), load(b)); }
 };
 #if defined(__AVX512BF16__)
 template <>
 struct Dot<bf16, bf16> {
   static constexpr int64_t kStep = 32;
-  static NANOVLLM_INLINE Vec step(Vec acc, const bf16* a, const bf16* b) {
+  static NANOVLLM_INLINE void step(Sum& sum, const bf16* a, const bf16* b) {
     __m512i x, y;
     __builtin_memcpy(&x, a, sizeof x);
     __builtin_memcpy(&y, b, sizeof y);
-    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(acc),
-                                                  reinterpret_cast<__m512bh>(x),
-                                                  reinterpret_cast<__m512bh>(y)));
+    sum.all = reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum.all),
+                                                     reinterpret_cast<__m512bh>(x),
+                                                     reinterpret_cast<__m512bh>(y)));
   }
 };
+/// The type that attention beside a bf16 cache computes in: numbers are widened once where no
+/// instruction multiplies them as they are.
+using Bf16AsComputed = bf16;
+#else
+using Bf16AsComputed = float;
 #endif
 
 /// scores[r * kAttentionTile + key] of ROWS rows (q rows `d` apart) and 16 / ROWS keys from `key`
@@ -52,14 +55,22 @@ struct Dot<bf16, bf16> {
 template <int ROWS, class T, class K>
 NANOVLLM_INLINE void score_block(float* scores, const T* q, const K* const* k, int64_t key,
                                  int64_t d) {
-  constexpr int kKeys = 16 / ROWS;
-  Vec acc[16] = {};
-  for (int64_t i = 0; i < d; i += Dot<T, K>::kStep)
-    for (int j = 0; j < kKeys; ++j)
-      for (int r = 0; r < ROWS; ++r)
-        acc[r * kKeys + j] = Dot<T, K>::step(acc[r * kKeys + j], q + r * d + i, k[key + j] + i);
+  constexpr int kKeys = 16 / ROWS, kRowsAtOnce = kSumsAtOnce == 16 || ROWS < 2 ? ROWS : 2,
+                kKeysAtOnce = kSumsAtOnce / kRowsAtOnce;
+  Vec all[16];
+  for (int first_row = 0; first_row < ROWS; first_row += kRowsAtOnce)
+    for (int first = 0; first < kKeys; first += kKeysAtOnce) {
+      Sum sums[kRowsAtOnce][kKeysAtOnce];
+      for (int64_t i = 0; i < d; i += Dot<T, K>::kStep)
+        for (int j = 0; j < kKeysAtOnce; ++j)
+          for (int r = 0; r < kRowsAtOnce; ++r)
+            Dot<T, K>::step(sums[r][j], q + (first_row + r) * d + i, k[key + first + j] + i);
+      for (int r = 0; r < kRowsAtOnce; ++r)
+        for (int j = 0; j < kKeysAtOnce; ++j)
+          all[(first_row + r) * kKeys + first + j] = sums[r][j].get();
+    }
   float out[16];
-  store(out, reduce16(acc));
+  store(out, reduce16(all));
   for (int r = 0; r < ROWS; ++r)
     __builtin_memcpy(scores + r * kAttentionTile + key, out + r * kKeys, kKeys * sizeof(float));
 }
@@ -77,33 +88,33 @@ NANOVLLM_INLINE void score_rows(float* scores, const T* q, const K* const* keys,
 
 // -- Values.
 
-/// acc[r] = acc[r] * decay[r] + sum over keys [begin, end) of p[r][key] * v[key], 64 elements of
-/// the head at a time.
+/// add_values() of some elements of the head.
+template <int ROWS, int VECTORS, class V>
+NANOVLLM_INLINE void add_elements(float* acc, const float* p, const float* decay, const V* const* v,
+                                  int64_t begin, int64_t end, int64_t d, int64_t first) {
+  Sum sums[ROWS][VECTORS];
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < VECTORS; ++c)
+      sums[r][c] = Sum(load(acc + r * d + first + c * kLanes) * decay[r]);
+  for (int64_t key = begin; key < end; ++key)
+    for (int c = 0; c < VECTORS; ++c) {
+      const Vec value = load(v[key] + first + c * kLanes);
+      for (int r = 0; r < ROWS; ++r) sums[r][c].add(p[r * kAttentionTile + key], value);
+    }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < VECTORS; ++c) store(acc + r * d + first + c * kLanes, sums[r][c].get());
+}
+
+/// acc[r] = acc[r] * decay[r] + sum over keys [begin, end) of p[r][key] * v[key].
 template <int ROWS, class V>
 NANOVLLM_INLINE void add_values(float* acc, const float* p, const float* decay, const V* const* v,
                                 int64_t begin, int64_t end, int64_t d) {
-  for (int64_t i = 0; i < d; i += 64) {
-    const int vectors = d - i >= 64 ? 4 : 2;  // d is a multiple of 32
-    Vec sums[ROWS][4];
-    for (int r = 0; r < ROWS; ++r)
-      for (int c = 0; c < 4; ++c)
-        sums[r][c] = c < vectors ? load(acc + r * d + i + c * kLanes) * decay[r] : Vec{};
-    if (vectors == 4) {
-      for (int64_t key = begin; key < end; ++key)
-        for (int c = 0; c < 4; ++c) {
-          const Vec value = load(v[key] + i + c * kLanes);
-          for (int r = 0; r < ROWS; ++r) sums[r][c] += p[r * kAttentionTile + key] * value;
-        }
-    } else {
-      for (int64_t key = begin; key < end; ++key)
-        for (int c = 0; c < 2; ++c) {
-          const Vec value = load(v[key] + i + c * kLanes);
-          for (int r = 0; r < ROWS; ++r) sums[r][c] += p[r * kAttentionTile + key] * value;
-        }
-    }
-    for (int r = 0; r < ROWS; ++r)
-      for (int c = 0; c < vectors; ++c) store(acc + r * d + i + c * kLanes, sums[r][c]);
-  }
+  constexpr int kVectors = kSumsAtOnce / ROWS < 4 ? kSumsAtOnce / ROWS : 4;
+  int64_t i = 0;
+  for (; i + kVectors * kLanes <= d; i += kVectors * kLanes)
+    add_elements<ROWS, kVectors>(acc, p, decay, v, begin, end, d, i);
+  // d is a multiple of 32.
+  if (i < d) add_elements<ROWS, 2>(acc, p, decay, v, begin, end, d, i);
 }
 
 // -- One row's softmax.
@@ -206,21 +217,22 @@ NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, int64
   });
 }
 
-/// The same of E4M3: rows of head_dim numbers in the cache.
-template <class T>
+/// The same of rows of head_dim numbers where the cache has them, and of the scales of E4M3.
+template <class T, class K>
 NANOVLLM_INLINE void gather_tile(const Piece<T>& piece, int64_t first_key, int64_t keys,
-                                 Tile<E4m3>& tile, TileScales& scales) {
+                                 Tile<K>& tile, TileScales& scales) {
   const int64_t head_dim = piece.task.head_dim, size = int64_t{1} << piece.task.block_shift;
   tile.count = keys - first_key < kAttentionTile ? keys - first_key : kAttentionTile;
-  for_keys<E4m3>(piece, first_key, tile.count,
-                 [&](int64_t j, const E4m3* k, const E4m3* v, int64_t inside) {
-                   tile.k[j] = k;
-                   tile.v[j] = v;
-                   // The block's rows end, and its scales begin, so far behind this row.
-                   const int64_t to_scale = (size - inside) * head_dim + inside * 4;
-                   __builtin_memcpy(&scales.k[j], k + to_scale, sizeof(float));
-                   __builtin_memcpy(&scales.v[j], v + to_scale, sizeof(float));
-                 });
+  for_keys<K>(piece, first_key, tile.count, [&](int64_t j, const K* k, const K* v, int64_t inside) {
+    tile.k[j] = k;
+    tile.v[j] = v;
+    if constexpr (std::is_same_v<K, E4m3>) {
+      // The block's rows end, and its scales begin, so far behind this row.
+      const int64_t to_scale = (size - inside) * head_dim + inside * 4;
+      __builtin_memcpy(&scales.k[j], k + to_scale, sizeof(float));
+      __builtin_memcpy(&scales.v[j], v + to_scale, sizeof(float));
+    }
+  });
 }
 
 /// Copies of rows of n elements with zeros behind them, `d` apart.
@@ -291,20 +303,23 @@ void tile_of_cache(const Piece<T>& piece, int64_t first_key, int64_t keys) {
   tile_piece(piece, first_key, tile.k, wide, nullptr);
 }
 
-void tile_of_e4m3(const Piece<float>& piece, int64_t first_key, int64_t keys) {
-  Tile<E4m3> tile;
-  TileScales scales;
-  gather_tile(piece, first_key, keys, tile, scales);
+/// The same of a cache whose numbers, K, are not those that the piece is computed in.
+template <class K>
+void tile_of_other(const Piece<float>& piece, int64_t first_key, int64_t keys) {
+  Tile<K> tile;
+  TileScales scales_of;
+  const TileScales* scales = std::is_same_v<K, E4m3> ? &scales_of : nullptr;
+  gather_tile(piece, first_key, keys, tile, scales_of);
   const int64_t head_dim = piece.task.head_dim;
   if (piece.rows < kWideningRows && head_dim == piece.d)
-    return tile_piece(piece, first_key, tile.k, tile.v, &scales);
+    return tile_piece(piece, first_key, tile.k, tile.v, scales);
   Tile<float> wide;
   widen_rows(wide.k, piece.k_copy, tile.k, tile.count, head_dim, piece.d);
   widen_rows(wide.v, piece.v_f32, tile.v, tile.count, head_dim, piece.d);
-  tile_piece(piece, first_key, wide.k, wide.v, &scales);
+  tile_piece(piece, first_key, wide.k, wide.v, scales);
 }
 
-/// T: of q and out. The piece has the type that it is computed in: f32 beside E4M3.
+/// T: of q and out. The piece has the type that it is computed in.
 template <class T, class C>
 void attention_piece(const Piece<C>& piece) {
   const AttentionTask& task = piece.task;
@@ -327,10 +342,13 @@ void attention_piece(const Piece<C>& piece) {
        first_key += kAttentionTile) {
     if constexpr (std::is_same_v<C, float>)
       if (task.is_e4m3) {
-        tile_of_e4m3(piece, first_key, keys);
+        tile_of_other<E4m3>(piece, first_key, keys);
         continue;
       }
-    tile_of_cache(piece, first_key, keys);
+    if constexpr (std::is_same_v<C, T>)
+      tile_of_cache(piece, first_key, keys);
+    else
+      tile_of_other<T>(piece, first_key, keys);
   }
   for (int64_t r = 0; r < piece.rows; ++r) {
     const int64_t token = (piece.first_row + r) / task.group,
@@ -346,7 +364,7 @@ void attention_piece(const Piece<C>& piece) {
   }
 }
 
-/// T: of q and out; C: what it is computed in, the type of keys and values but for E4M3.
+/// T: of q and out, and of keys and values that are not E4M3; C: of what it is computed in.
 template <class T, class C>
 void attention_pieces(const AttentionTask& task) {
   constexpr int64_t kRows = kAttentionRowsOf<C>;
@@ -359,7 +377,7 @@ void attention_pieces(const AttentionTask& task) {
   C* q = reinterpret_cast<C*>(take(kRows * d));
   float *keys = take(kAttentionTile * d), *values = take(kAttentionTile * d);
   // bf16: the copies of keys and values fit into the first region, the widened values have the
-  // second. f32 widens only E4M3.
+  // second. f32 widens E4M3 and bf16.
   C* k_copy = reinterpret_cast<C*>(keys);
   C* v_copy =
       sizeof(C) == sizeof(float) ? reinterpret_cast<C*>(values) : k_copy + kAttentionTile * d;
@@ -377,7 +395,7 @@ template <class T>
 void attention(const AttentionTask& task) {
   if constexpr (!kHasTiles<T>)
     if (task.is_e4m3) return attention_pieces<T, float>(task);
-  attention_pieces<T, T>(task);
+  attention_pieces<T, std::conditional_t<sizeof(T) == sizeof(bf16), Bf16AsComputed, T>>(task);
 }
 
 }  // namespace

@@ -23,20 +23,41 @@ NANOVLLM_INLINE Vec splat(float value) { return value - Vec{}; }
 #if defined(__AVX2__) && !defined(__AVX512F__)
 struct Sum {
   Vec8 low{}, high{};
+  Sum() = default;
+  NANOVLLM_INLINE explicit Sum(Vec v) : low(half<0>(v)), high(half<8>(v)) {}
   NANOVLLM_INLINE void add(float x, Vec v) {
-    low += x * __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-    high += x * __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    low += x * half<0>(v);
+    high += x * half<8>(v);
+  }
+  NANOVLLM_INLINE void add(Vec x, Vec v) {
+    low += half<0>(x) * half<0>(v);
+    high += half<8>(x) * half<8>(v);
   }
   NANOVLLM_INLINE Vec get() const {
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+
+ private:
+  template <int I>
+  static NANOVLLM_INLINE Vec8 half(Vec v) {
+    return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3, I + 4, I + 5, I + 6, I + 7);
   }
 };
 #else
 struct Sum {
   Vec all{};
+  Sum() = default;
+  NANOVLLM_INLINE explicit Sum(Vec v) : all(v) {}
   NANOVLLM_INLINE void add(float x, Vec v) { all += x * v; }
+  NANOVLLM_INLINE void add(Vec x, Vec v) { all += x * v; }
   NANOVLLM_INLINE Vec get() const { return all; }
 };
+#endif
+/// Sums that a loop carries at once: as many as the registers hold beside its operands.
+#if defined(__AVX512F__)
+constexpr int kSumsAtOnce = 16;
+#else
+constexpr int kSumsAtOnce = 4;
 #endif
 
 NANOVLLM_INLINE Vec load(const float* p) {
