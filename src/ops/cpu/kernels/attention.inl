@@ -28,7 +28,9 @@ struct TileScales {
 template <class T, class K>
 struct Dot {
   static constexpr int64_t kStep = 16;
-  static NANOVLLM_INLINE void step(Sum& sum, const T* a, const K* b) { sum.add(load(a), load(b)); }
+  static NANOVLLM_INLINE void step(Sum& sum, const T* a, const K* b) {
+    sum.add(sixteen(a), sixteen(b));
+  }
 };
 #if defined(__AVX512BF16__)
 template <>
@@ -57,22 +59,20 @@ NANOVLLM_INLINE void score_block(float* scores, const T* q, const K* const* k, i
                                  int64_t d) {
   constexpr int kKeys = 16 / ROWS, kRowsAtOnce = kSumsAtOnce == 16 || ROWS < 2 ? ROWS : 2,
                 kKeysAtOnce = kSumsAtOnce / kRowsAtOnce;
-  Vec all[16];
-  for (int first_row = 0; first_row < ROWS; first_row += kRowsAtOnce)
+  for (int row = 0; row < ROWS; row += kRowsAtOnce)
     for (int first = 0; first < kKeys; first += kKeysAtOnce) {
-      Sum sums[kRowsAtOnce][kKeysAtOnce];
+      Sum sums[kSumsAtOnce];
       for (int64_t i = 0; i < d; i += Dot<T, K>::kStep)
         for (int j = 0; j < kKeysAtOnce; ++j)
           for (int r = 0; r < kRowsAtOnce; ++r)
-            Dot<T, K>::step(sums[r][j], q + (first_row + r) * d + i, k[key + first + j] + i);
+            Dot<T, K>::step(sums[r * kKeysAtOnce + j], q + (row + r) * d + i,
+                            k[key + first + j] + i);
+      float out[kSumsAtOnce];
+      reduce(sums, out);
       for (int r = 0; r < kRowsAtOnce; ++r)
-        for (int j = 0; j < kKeysAtOnce; ++j)
-          all[(first_row + r) * kKeys + first + j] = sums[r][j].get();
+        __builtin_memcpy(scores + (row + r) * kAttentionTile + key + first, out + r * kKeysAtOnce,
+                         kKeysAtOnce * sizeof(float));
     }
-  float out[16];
-  store(out, reduce16(all));
-  for (int r = 0; r < ROWS; ++r)
-    __builtin_memcpy(scores + r * kAttentionTile + key, out + r * kKeys, kKeys * sizeof(float));
 }
 
 /// Scores of ROWS rows with the keys [begin, end) of the tile; the places around them, from the
@@ -95,14 +95,14 @@ NANOVLLM_INLINE void add_elements(float* acc, const float* p, const float* decay
   Sum sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; ++r)
     for (int c = 0; c < VECTORS; ++c)
-      sums[r][c] = Sum(load(acc + r * d + first + c * kLanes) * decay[r]);
+      sums[r][c].all = sixteen(acc + r * d + first + c * kLanes), sums[r][c].scale(decay[r]);
   for (int64_t key = begin; key < end; ++key)
     for (int c = 0; c < VECTORS; ++c) {
-      const Vec value = load(v[key] + first + c * kLanes);
+      const Sixteen value = sixteen(v[key] + first + c * kLanes);
       for (int r = 0; r < ROWS; ++r) sums[r][c].add(p[r * kAttentionTile + key], value);
     }
   for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < VECTORS; ++c) store(acc + r * d + first + c * kLanes, sums[r][c].get());
+    for (int c = 0; c < VECTORS; ++c) sums[r][c].store(acc + r * d + first + c * kLanes);
 }
 
 /// acc[r] = acc[r] * decay[r] + sum over keys [begin, end) of p[r][key] * v[key].

@@ -18,48 +18,6 @@ constexpr int64_t kLanes = 16;
 
 NANOVLLM_INLINE Vec splat(float value) { return value - Vec{}; }
 
-/// A Vec as the registers that it takes. Sums that a loop carries are kept so: GCC moves one of two
-/// registers through memory, in pieces that cannot be read back whole.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-struct Sum {
-  Vec8 low{}, high{};
-  Sum() = default;
-  NANOVLLM_INLINE explicit Sum(Vec v) : low(half<0>(v)), high(half<8>(v)) {}
-  NANOVLLM_INLINE void add(float x, Vec v) {
-    low += x * half<0>(v);
-    high += x * half<8>(v);
-  }
-  NANOVLLM_INLINE void add(Vec x, Vec v) {
-    low += half<0>(x) * half<0>(v);
-    high += half<8>(x) * half<8>(v);
-  }
-  NANOVLLM_INLINE Vec get() const {
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  }
-
- private:
-  template <int I>
-  static NANOVLLM_INLINE Vec8 half(Vec v) {
-    return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3, I + 4, I + 5, I + 6, I + 7);
-  }
-};
-#else
-struct Sum {
-  Vec all{};
-  Sum() = default;
-  NANOVLLM_INLINE explicit Sum(Vec v) : all(v) {}
-  NANOVLLM_INLINE void add(float x, Vec v) { all += x * v; }
-  NANOVLLM_INLINE void add(Vec x, Vec v) { all += x * v; }
-  NANOVLLM_INLINE Vec get() const { return all; }
-};
-#endif
-/// Sums that a loop carries at once: as many as the registers hold beside its operands.
-#if defined(__AVX512F__)
-constexpr int kSumsAtOnce = 16;
-#else
-constexpr int kSumsAtOnce = 4;
-#endif
-
 NANOVLLM_INLINE Vec load(const float* p) {
   Vec v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -103,6 +61,78 @@ NANOVLLM_INLINE Vec load(const E4m3* p) {
   __builtin_memcpy(&b, p, sizeof b);
   return e4m3_numbers(widen(b) << 20);
 }
+/// Sixteen floats as the registers that they take, and sums of them. Loops carry sums so: GCC moves
+/// a Vec of two registers through memory, in pieces that cannot be read back whole.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Sixteen {
+  Vec8 low{}, high{};
+};
+NANOVLLM_INLINE Sixteen sixteen(Vec v) {
+  return {__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+          __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
+NANOVLLM_INLINE Sixteen sixteen(const float* p) {
+  Sixteen v;
+  __builtin_memcpy(&v.low, p, sizeof v.low);
+  __builtin_memcpy(&v.high, p + 8, sizeof v.high);
+  return v;
+}
+NANOVLLM_INLINE Sixteen sixteen(const bf16* p) {
+  const auto half = [](const bf16* from) __attribute__((always_inline)) {
+    __m128i h;
+    __builtin_memcpy(&h, from, sizeof h);
+    return reinterpret_cast<Vec8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+  };
+  return {half(p), half(p + 8)};
+}
+NANOVLLM_INLINE Sixteen sixteen(const E4m3* p) { return sixteen(load(p)); }
+struct Sum {
+  Sixteen all;
+  NANOVLLM_INLINE void add(float x, Sixteen v) {
+    all.low += x * v.low;
+    all.high += x * v.high;
+  }
+  NANOVLLM_INLINE void add(float x, Vec v) { add(x, sixteen(v)); }
+  NANOVLLM_INLINE void add(Sixteen x, Sixteen v) {
+    all.low += x.low * v.low;
+    all.high += x.high * v.high;
+  }
+  NANOVLLM_INLINE void scale(float x) {
+    all.low *= x;
+    all.high *= x;
+  }
+  NANOVLLM_INLINE Vec get() const {
+    return __builtin_shufflevector(all.low, all.high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+                                   14, 15);
+  }
+  NANOVLLM_INLINE void store(float* p) const {
+    __builtin_memcpy(p, &all.low, sizeof all.low);
+    __builtin_memcpy(p + 8, &all.high, sizeof all.high);
+  }
+};
+#else
+using Sixteen = Vec;
+NANOVLLM_INLINE Sixteen sixteen(Vec v) { return v; }
+template <class T>
+NANOVLLM_INLINE Sixteen sixteen(const T* p) {
+  return load(p);
+}
+struct Sum {
+  Sixteen all{};
+  NANOVLLM_INLINE void add(float x, Sixteen v) { all += x * v; }
+  NANOVLLM_INLINE void add(Sixteen x, Sixteen v) { all += x * v; }
+  NANOVLLM_INLINE void scale(float x) { all *= x; }
+  NANOVLLM_INLINE Vec get() const { return all; }
+  NANOVLLM_INLINE void store(float* p) const { __builtin_memcpy(p, &all, sizeof all); }
+};
+#endif
+/// Sums that a loop carries at once: as many as the registers hold beside its operands.
+#if defined(__AVX512F__)
+constexpr int kSumsAtOnce = 16;
+#else
+constexpr int kSumsAtOnce = 4;
+#endif
+
 NANOVLLM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 /// Of E4M3 numbers: their bits.
 NANOVLLM_INLINE void store(E4m3* p, Vec v) {
@@ -157,7 +187,7 @@ NANOVLLM_INLINE void store_some(T* p, Vec v, int64_t count) {
 
 NANOVLLM_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-/// Lanes i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
+/// Sixteen i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
 NANOVLLM_INLINE float sum(Vec v) {
   const Vec8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -196,6 +226,30 @@ NANOVLLM_INLINE Vec reduce16(Vec* v) {
                                  30) +
          __builtin_shufflevector(v[0], v[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29,
                                  31);
+}
+
+/// out[i] = sum(sums[i]), bit for bit.
+NANOVLLM_INLINE void reduce(const Sum (&sums)[kSumsAtOnce], float* out) {
+#if defined(__AVX512F__)
+  Vec all[kSumsAtOnce];
+  for (int i = 0; i < kSumsAtOnce; ++i) all[i] = sums[i].all;
+  store(out, reduce16(all));
+#elif defined(__AVX2__)
+  Vec4 b[4];
+  for (int i = 0; i < 4; ++i) {
+    const Vec8 a = sums[i].all.low + sums[i].all.high;
+    b[i] = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  }
+  const auto pair = [](Vec4 x, Vec4 y) __attribute__((always_inline)) {
+    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+  };
+  const Vec4 c = pair(b[0], b[1]), d = pair(b[2], b[3]),
+             all = __builtin_shufflevector(c, d, 0, 2, 4, 6) +
+                   __builtin_shufflevector(c, d, 1, 3, 5, 7);
+  __builtin_memcpy(out, &all, sizeof all);
+#else
+  for (int i = 0; i < kSumsAtOnce; ++i) out[i] = sum(sums[i].all);
+#endif
 }
 
 /// e^x within 2 ulp; 0 below -87.3 (no subnormals), +inf above 88.7; NaN stays NaN.
