@@ -6,6 +6,18 @@
 #include "ops/noise.h"
 
 namespace nanovllm::cli {
+namespace {
+
+/// Pages as rows, for copies.
+Tensor rows_of(const Tensor& pages) {
+  return {
+      pages.data,
+      DType::bf16,
+      {pages.shape[0], pages.stride[0] * static_cast<int64_t>(size_of(pages.dtype)) / int64_t{2}},
+      pages.device};
+}
+
+}  // namespace
 
 double AttentionShape::cache_bytes() const {
   return 2.0 * double(seqs * context * kv_heads) * double(kv_row_bytes(cache_dtype, head_dim));
@@ -90,15 +102,6 @@ KvCache AttentionRig::empty_cache() {
   };
   const Tensor k = pages();
   return {k, pages()};
-}
-
-/// Pages as rows, for copies.
-Tensor rows_of(const Tensor& pages) {
-  return {
-      pages.data,
-      DType::bf16,
-      {pages.shape[0], pages.stride[0] * static_cast<int64_t>(size_of(pages.dtype)) / int64_t{2}},
-      pages.device};
 }
 
 // Every page holds the same numbers: the values do not matter, the addresses do.

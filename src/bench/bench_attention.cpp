@@ -102,7 +102,7 @@ class AttentionBench {
   }
 
  private:
-  DType dtype() const { return options_.engine.dtype == "f32" ? DType::f32 : DType::bf16; }
+  DType dtype() const { return dtype_named(options_.engine.dtype); }
   AttentionShape shape(const Heads& heads, int64_t head_dim, int64_t seqs, int64_t queries,
                        int64_t context) const {
     return {

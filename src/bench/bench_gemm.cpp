@@ -127,7 +127,7 @@ int explain_products(const GemmOptions& options) {
   const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
   check(ops->device().kind == Device::cuda, ErrorKind::invalid_argument,
         "--explain tells of a GPU's kernels, but this is {}: add --device cuda", ops->name());
-  const WeightFormat format = plain_format(info.dtype == "f32" ? DType::f32 : DType::bf16);
+  const WeightFormat format = plain_format(dtype_named(info.dtype));
   for (const WeightShape& shape : weights_of(config, options.engine.tensor_parallel_size))
     for (const int64_t rows : options.rows)
       if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
@@ -144,7 +144,7 @@ int bench_gemm(const GemmOptions& options) {
   const ModelConfig config = load_model_config(options.model, config_defaults);
   const Machine machine = find_machine(options, info);
   const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
-  const DType dtype = info.dtype == "f32" ? DType::f32 : DType::bf16;
+  const DType dtype = dtype_named(info.dtype);
   std::vector<BenchReport::Column> columns{{"weight", "weight"},
                                            {"n", "n"},
                                            {"k", "k"},

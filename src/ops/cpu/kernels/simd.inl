@@ -187,7 +187,7 @@ NANOVLLM_INLINE void store_some(T* p, Vec v, int64_t count) {
 
 NANOVLLM_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-/// Sixteen i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
+/// Lanes i and i + 8, then i and i + 4, ...: the same tree as reduce16 below.
 NANOVLLM_INLINE float sum(Vec v) {
   const Vec8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
