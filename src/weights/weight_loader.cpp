@@ -61,21 +61,21 @@ Weight WeightLoader::matrix(std::vector<WeightPart> parts, int64_t n, int64_t k)
 }
 
 Weight WeightLoader::linear(std::vector<WeightPart> parts, int64_t n, int64_t k) {
-  const WeightFormat format = format_of(parts, n, k, false);
+  const WeightFormat format = format_of({&parts, 1}, n, k, false);
   return matrix(format, std::move(parts), n, k);
 }
 
 Weight WeightLoader::matrices(int64_t count,
                               const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                               int64_t n, int64_t k) {
-  std::vector<WeightPart> all;
-  for (int64_t i = 0; i < count; ++i)
-    for (WeightPart& part : parts_of(i)) all.push_back(std::move(part));
-  const WeightFormat format = format_of(all, n, k, true);
+  std::vector<std::vector<WeightPart>> parts;
+  for (int64_t i = 0; i < count; ++i) parts.push_back(parts_of(i));
+  const WeightFormat format = format_of(parts, n, k, true);
   Weight stack;
   for (int64_t i = 0; i < count; ++i) {
     const size_t begin = used_;
-    const Weight one = matrix(format, parts_of(i), n, k, static_cast<size_t>(i));
+    const auto at = static_cast<size_t>(i);
+    const Weight one = matrix(format, std::move(parts[at]), n, k, at);
     if (i == 0) stack = stack_of(one, count, used_ - begin);
   }
   return stack;

@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -100,9 +101,9 @@ class WeightLoader {
   };
   Weight matrix(WeightFormat format, std::vector<WeightPart> parts, int64_t n, int64_t k,
                 size_t place_in_stack = 0);
-  /// The first of these in which the backend keeps all the parts: as the checkpoint has them; that
-  /// beside plain rows; plain.
-  WeightFormat format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k,
+  /// The first of these in which the backend keeps the parts of all matrices: as the checkpoint has
+  /// them; that beside plain rows; plain.
+  WeightFormat format_of(std::span<const std::vector<WeightPart>> matrices, int64_t n, int64_t k,
                          bool stacked) const;
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);

@@ -211,19 +211,20 @@ class WeightLoader::CheckpointSources {
   std::vector<std::vector<float>> padding_;
 };
 
-WeightFormat WeightLoader::format_of(const std::vector<WeightPart>& parts, int64_t n, int64_t k,
-                                     bool stacked) const {
+WeightFormat WeightLoader::format_of(std::span<const std::vector<WeightPart>> matrices, int64_t n,
+                                     int64_t k, bool stacked) const {
   std::optional<WeightFormat> one;
-  for (const WeightPart& part : parts) {
-    const QuantScheme* scheme = quantization_ && dtype_ == DType::bf16
-                                    ? quantization_->find(module_of(part.name))
-                                    : nullptr;
-    const auto format = scheme && scheme->is_kept
-                            ? scheme->kept_format(part.col_begin, part.col_begin + k)
-                            : std::nullopt;
-    if (!format || (one && *format != *one)) return plain_format(dtype_);
-    one = format;
-  }
+  for (const std::vector<WeightPart>& parts : matrices)
+    for (const WeightPart& part : parts) {
+      const QuantScheme* scheme = quantization_ && dtype_ == DType::bf16
+                                      ? quantization_->find(module_of(part.name))
+                                      : nullptr;
+      const auto format = scheme && scheme->is_kept
+                              ? scheme->kept_format(part.col_begin, part.col_begin + k)
+                              : std::nullopt;
+      if (!format || (one && *format != *one)) return plain_format(dtype_);
+      one = format;
+    }
   if (!one) return plain_format(dtype_);
   const WeightFormat beside_plain_rows(one->numbers, one->group);
   return backend_.keeps(*one, n, k, stacked)                ? *one
