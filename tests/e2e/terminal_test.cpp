@@ -126,35 +126,44 @@ TEST(Terminal, AFullContextSaysWhatToDoAndDropsTheOldestTurns) {
   EXPECT_EQ(terminal.exit_code(), 0);
 }
 
-TEST(Terminal, ALongPromptIsSaidToBeRead) {
-  std::string prompt;
-  for (int i = 0; i < 500; ++i) prompt += "a ";
-  Terminal terminal({"generate", demo_model(), prompt, "--max-num-batched-tokens", "16"});
-  EXPECT_NE(without_escapes(terminal.rest()).find("reading the prompt, "), std::string::npos);
+TEST(Terminal, APromptIsSaidToBeRead) {
+  Terminal terminal({"generate", demo_model(), "a"});
+  EXPECT_NE(without_escapes(terminal.rest()).find("reading the prompt"), std::string::npos);
   EXPECT_EQ(terminal.exit_code(), 0);
 }
 
-// The program is halted behind the first sight of a count, for longer than the line's least age:
-// the next chunk draws it anew, however fast the machine is.
-TEST(Terminal, TheCountOfTokensMovesWhileALongPromptIsRead) {
+// The counts that the line shows while a prompt of 2,001 tokens is read, one a step. The program is
+// halted again and again for longer than the line's least age: the next step draws it anew, however
+// fast the machine is.
+std::vector<int> counts_while_reading() {
   std::string prompt;
-  for (int i = 0; i < 950; ++i) prompt += "a ";
+  for (int i = 0; i < 2000; ++i) prompt += "a ";
   Terminal terminal({"generate", demo_model(), prompt, "--max-num-batched-tokens", "1",
                      "--max-num-seqs", "1", "--max-tokens", "1"});
-  std::string output = terminal.wait_for("reading the prompt, ");
-  output += terminal.wait_for(" of 951 tokens");
-  terminal.send(SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  terminal.send(SIGCONT);
-  output += terminal.rest();
+  terminal.wait_for("reading the prompt");
+  for (int i = 0; i < 4; ++i) {
+    terminal.send(SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    terminal.send(SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const std::string seen = without_escapes(terminal.rest()), label = "reading the prompt, ";
   EXPECT_EQ(terminal.exit_code(), 0);
   std::vector<int> counts;
-  const std::string seen = without_escapes(output), label = "reading the prompt, ";
-  for (size_t at = seen.find(label); at != seen.npos; at = seen.find(label, at + 1))
+  for (size_t at = seen.find(label); at != seen.npos; at = seen.find(label, at + 1)) {
     counts.push_back(std::stoi(seen.substr(at + label.size())));
-  ASSERT_GE(counts.size(), 2u) << seen;
+    EXPECT_NE(seen.find(" of 2001 tokens", at), seen.npos) << seen;
+  }
+  return counts;
+}
+
+// A test that is kept from the processor misses a program that is not: it looks again.
+TEST(Terminal, TheCountOfTokensMovesWhileALongPromptIsRead) {
+  std::vector<int> counts;
+  for (int i = 0; i < 5 && counts.size() < 2; ++i) counts = counts_while_reading();
+  ASSERT_GE(counts.size(), 2u);
   // Once a second the line is drawn for its clock alone.
-  EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end())) << seen;
+  EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end()));
   EXPECT_GT(counts.back(), counts.front());
 }
 

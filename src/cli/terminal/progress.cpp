@@ -39,9 +39,11 @@ Progress::~Progress() {
   if (clock_.joinable()) clock_.join();
 }
 
-bool Progress::due() {
+/// The first line of another kind is due at once, others five times a second.
+bool Progress::due(Line line) {
   const auto now = Clock::now();
-  if (!active_ || (last_shown_ && to_seconds(now - *last_shown_) < 0.2)) return false;
+  if (!active_ || (line == last_ && to_seconds(now - last_shown_) < 0.2)) return false;
+  last_ = line;
   last_shown_ = now;
   return true;
 }
@@ -78,12 +80,12 @@ void Progress::tick() {
 }
 
 void Progress::loading(const char* what, int64_t done, int64_t total) {
-  if (!due()) return;
+  if (!due(Line::loading)) return;
   show({total > 0 ? fmt::format("{} {} %", what, 100 * done / total) : std::string(what)});
 }
 
 void Progress::reading(const LLM& llm) {
-  if (!due()) return;
+  if (!due(Line::reading)) return;
   std::vector<std::string> parts = {"reading the prompt"};
   for (const SequenceSnapshot& s : llm.snapshot(1).running)
     parts.push_back(fmt::format("{} of {} tokens",
@@ -93,7 +95,7 @@ void Progress::reading(const LLM& llm) {
 }
 
 void Progress::update(const EngineStats& stats, int64_t done, int64_t total) {
-  if (!due()) return;
+  if (!due(Line::batch)) return;
   const auto now = Clock::now();
   if (!window_start_) {
     window_start_ = start_ = now;

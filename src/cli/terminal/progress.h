@@ -37,13 +37,15 @@ class Progress {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool due();
+  enum class Line { none, loading, reading, batch };
+  bool due(Line line);
   void show(std::vector<std::string> parts);
   void draw() const;
   void tick();
 
   const bool active_;
-  std::optional<Clock::time_point> last_shown_;
+  Line last_ = Line::none;
+  Clock::time_point last_shown_;  // of `last_`
   Clock::time_point start_ = Clock::now();
 
   // Rates are those of the last seconds: what was counted at the start of the window.
