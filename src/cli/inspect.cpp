@@ -2,7 +2,9 @@
 #include "cli/inspect.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -14,6 +16,7 @@
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
 #include "core/check.h"
+#include "engine/memory_plan.h"
 #include "io/quantization.h"
 #include "io/quantize.h"
 #include "io/utf8.h"
@@ -105,9 +108,9 @@ FormatFacts format_facts(const EngineInfo& info, const ModelConfig& config, std:
       reads.embeddings * static_cast<int64_t>(size_of(dtype));
   facts.read_bytes = roofline.decode_bytes(1, kFloorContext);
   facts.floor_seconds = roofline.decode_step(1, kFloorContext);
-  // A plan with less than a block is none.
-  const int64_t slots = std::max<int64_t>(1, info.num_blocks * info.block_size);
-  const int64_t per_token = std::max<int64_t>(1, info.kv_cache_bytes / slots);
+  const int64_t per_token = info.num_blocks > 0
+                                ? info.kv_cache_bytes / (info.num_blocks * info.block_size)
+                                : static_cast<int64_t>(roofline.kv_bytes_per_token());
   const int64_t fixed = facts.weight_bytes + info.workspace_bytes;
   facts.tokens_beside = std::max<int64_t>(0, info.available_bytes - fixed) / per_token;
   const double needed = double(fixed + info.max_model_len * per_token) / double(ranks);
@@ -118,27 +121,67 @@ FormatFacts format_facts(const EngineInfo& info, const ModelConfig& config, std:
   return facts;
 }
 
+/// The plan of a format: `quantization` and `dequantize` as the options.
+using FindPlan = std::function<EngineInfo(const std::string& quantization, bool dequantize)>;
+
 /// The format that the checkpoint has, and those that options make of it.
-std::vector<FormatFacts> all_formats(const InspectOptions& options, const EngineInfo& info) {
-  const ModelConfig config = load_model_config(options.model, config_defaults);
+std::vector<FormatFacts> all_formats(const ModelConfig& config, const std::string& dtype,
+                                     const FindPlan& plan) {
   std::vector<FormatFacts> all;
   const auto add = [&](const std::string& name, const std::string& quantization, bool dequantize) {
     try {
       ModelConfig changed = config;
       choose_quantization(changed, quantization, dequantize);
-      all.push_back(format_facts(info, changed, name));
+      all.push_back(format_facts(plan(quantization, dequantize), changed, name));
     } catch (const Error& error) {  // no group of int4 divides its columns
       if (error.kind() != ErrorKind::invalid_argument) throw;
     }
   };
   if (config.quantization) {
     add(config.quantization->describe(), "auto", false);
-    add(info.dtype + ", --dequantize", "auto", true);
+    add(dtype + ", --dequantize", "auto", true);
   } else {
-    add(info.dtype, "auto", false);
+    add(dtype, "auto", false);
     for (const char* format : {"fp8", "int8", "int4"}) add(format, format, false);
   }
   return all;
+}
+
+bool lacks_memory(const Error& error) {
+  return error.kind() == ErrorKind::device &&
+         std::string_view(error.what()).find("not enough memory") != std::string_view::npos;
+}
+
+/// The plan of a format, with a KV cache of any size, where what was asked for lacks memory; of a
+/// format that lacks it all the same what formats are compared by, with nothing available.
+EngineInfo plan_alone(const InspectOptions& options, const ModelConfig& config,
+                      const std::string& quantization, bool dequantize) {
+  EngineConfig engine = options.engine;
+  engine.quantization = quantization;
+  engine.dequantize = dequantize;
+  engine.num_gpu_blocks_override = engine.cpu_kvcache_bytes = engine.max_model_len = 0;
+  try {
+    return nanovllm::inspect(options.model, engine);
+  } catch (const Error& error) {
+    if (!lacks_memory(error)) throw;
+  }
+  EngineInfo info;
+  info.dtype = info.kv_cache_dtype = name_of(compute_dtype(config, engine));
+  info.max_model_len = std::min<int64_t>(4096, config.max_position_embeddings);
+  info.ranks.resize(static_cast<size_t>(engine.tensor_parallel_size));
+  return info;
+}
+
+Json formats_json(const std::vector<FormatFacts>& formats) {
+  Json json = Json::array();
+  for (const FormatFacts& f : formats)
+    json.push_back({{"name", f.name},
+                    {"weights", f.weight_bytes},
+                    {"read_per_token", f.read_bytes},
+                    {"floor_ms_on_h200", 1e3 * f.floor_seconds},
+                    {"gpu_gigabytes", f.gpu_gigabytes},
+                    {"kv_tokens_beside", f.tokens_beside}});
+  return json;
 }
 
 std::string describe_formats(const std::vector<FormatFacts>& formats) {
@@ -149,25 +192,41 @@ std::string describe_formats(const std::vector<FormatFacts>& formats) {
                fmt::format("{:.3f} ms", 1e3 * f.floor_seconds),
                f.gpu_gigabytes > 0 ? fmt::format("{} GB", f.gpu_gigabytes) : "none",
                with_commas(f.tokens_beside)});
-  return "\n" + table.markdown();
+  return table.markdown();
+}
+
+void write(const std::string& text) {
+  Output output;
+  output.write(text);
+  output.close();
+}
+
+/// A model that lacks memory as it is may fit in another format.
+void write_other_formats(const InspectOptions& options, const ModelConfig& config) {
+  const std::string dtype(name_of(compute_dtype(config, options.engine)));
+  const auto formats =
+      all_formats(config, dtype, [&](const std::string& quantization, bool dequantize) {
+        return plan_alone(options, config, quantization, dequantize);
+      });
+  write(options.json ? Json({{"formats", formats_json(formats)}}).dump(2) + "\n"
+                     : describe_formats(formats));
 }
 
 int run_inspect(const InspectOptions& options) {
   require_model(options.model);
-  const EngineInfo info = nanovllm::inspect(options.model, options.engine);
-  const std::vector<FormatFacts> formats = all_formats(options, info);
+  const ModelConfig config = load_model_config(options.model, config_defaults);
+  EngineInfo info;
+  try {
+    info = nanovllm::inspect(options.model, options.engine);
+  } catch (const Error& error) {
+    if (lacks_memory(error)) write_other_formats(options, config);
+    throw;
+  }
+  const auto formats = all_formats(config, info.dtype, [&](auto&&...) { return info; });
   Json json = inspection_json(info);
-  for (const FormatFacts& f : formats)
-    json["formats"].push_back({{"name", f.name},
-                               {"weights", f.weight_bytes},
-                               {"read_per_token", f.read_bytes},
-                               {"floor_ms_on_h200", 1e3 * f.floor_seconds},
-                               {"gpu_gigabytes", f.gpu_gigabytes},
-                               {"kv_tokens_beside", f.tokens_beside}});
-  Output output;
-  output.write(options.json ? json.dump(2) + "\n"
-                            : describe_model(info) + describe_formats(formats));
-  output.close();
+  json["formats"] = formats_json(formats);
+  write(options.json ? json.dump(2) + "\n"
+                     : describe_model(info) + "\n" + describe_formats(formats));
   for (const std::string& note : info.notes) say("note: " + one_line(note) + "\n");
   return kExitDone;
 }

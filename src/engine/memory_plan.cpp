@@ -136,7 +136,7 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   const int64_t fits = plan.available > fixed
                            ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block)
                            : 0;
-  text += fits == 0   ? std::string("ways out: a smaller model; ")
+  text += fits == 0   ? std::string("ways out: a smaller model, or quantization int4; ")
           : asked_for ? fmt::format("ways out: a KV cache of {} blocks or less; ", fits)
                       : fmt::format("ways out: --max-model-len {} or less; ",
                                     fits * plan.limits.block_size);

@@ -170,6 +170,21 @@ TEST(Inspect, FormatsHaveTheirBytesAndTheirFloors) {
     EXPECT_NE(table.output.find(fragment), std::string::npos) << table.output;
 }
 
+// A model for which memory is lacking may fit in another format: the table comes before the error.
+TEST(Inspect, FormatsAreShownWhereMemoryIsLacking) {
+  const auto result = nanovllm_program(
+      {"inspect", demo_model(), "--json", "--device", "cpu", "--cpu-kvcache-bytes", "1000000G"});
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_NE(result.errors.find("not enough memory"), std::string::npos) << result.errors;
+  const Json formats = Json::parse(result.output)["formats"];
+  ASSERT_EQ(formats.size(), 4u);
+  EXPECT_EQ(formats[0]["weights"], 2 * 3538944 + 2 * (393216 + 4096));
+  for (const Json& format : formats) {
+    EXPECT_EQ(format["gpu_gigabytes"], 8);
+    EXPECT_GT(format["kv_tokens_beside"], 1000);
+  }
+}
+
 // Two bytes for each of its 8,576 embeddings, as many of the head, and 512 numbers of norms; places
 // are multiples of 256 bytes.
 TEST(Inspect, AQuantisedModelIsCountedAsItLiesInMemory) {
