@@ -278,7 +278,7 @@ def make(name, number, quantization, changes, writer, scales=None, **how):
               "tie_word_embeddings": False, **changes, "quantization_config": quantization}
     file, weights, quantised = make_checkpoint(config, writer, rng)
     for tensor, value in (scales or {}).items():
-        file.put(tensor, np.array([value]), "F32")
+        file.put(tensor, np.atleast_1d(value), "F32")
     prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in LENGTHS]
     plain = {k: as_bf16(v) for k, v in weights.items()}
     error = max(np.abs(logprobs_of(logits_of(config, plain, p, as_bf16, **how)) -

@@ -34,7 +34,8 @@ struct Batch {
 /// part of a block, in their order.
 struct KvCache {
   Tensor k, v;
-  float k_scale = 0, v_scale = 0;  // of all rows; 0: each row's own, by its largest magnitude
+  // f32 [kv_heads], of all rows of a head; none: a row's own, by its largest magnitude
+  Tensor k_scales{}, v_scales{};
 };
 
 /// Bytes of a head's row of keys or values.

@@ -264,6 +264,7 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   const auto rows = static_cast<size_t>(2 * model.num_hidden_layers * kv_heads);
   plan.bytes_per_block = static_cast<size_t>(config.block_size) *
                          (rows * kv_row_bytes(plan.cache_dtype, model.head_dim) + sizeof(int32_t));
+  plan.workspace += aligned(kv_scale_bytes(model.quantization.get(), plan.cache_dtype, rows));
   plan_kv_cache(ops, config, shard, ranks_on_host, plan);
   return plan;
 }

@@ -16,8 +16,8 @@ struct EngineConfig;
 struct MemoryPlan {
   size_t weights = 0;         // this rank's parameters, in the backend's layout
   size_t step_workspace = 0;  // the arena: activations and logits of the largest step
-  // The arena, the input and output blocks, token masks, the rotary table, the backend's own
-  // scratch.
+  // The arena, the input and output blocks, token masks, the rotary table, the KV cache's static
+  // scales, the backend's own scratch.
   size_t workspace = 0;
   DType cache_dtype = DType::bf16;  // of keys and values
   size_t bytes_per_block = 0;       // of KV cache, all layers, and of the tokens it is of

@@ -76,7 +76,9 @@ ModelRunner::~ModelRunner() {
 
 void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadProgress& progress) {
   if (!checkpoint) return loader_.load_dummy(seed, progress);
-  load_kv_scales(*checkpoint, model_config_.quantization.get(), kv_cache_);
+  const int64_t kv_heads = model_config_.num_key_value_heads;
+  kv_scales_ = load_kv_scales(*backend_, *checkpoint, model_config_.quantization.get(), kv_heads,
+                              comm_->rank() * kv_heads / comm_->world_size(), kv_cache_);
   loader_.load(*checkpoint, progress);
 }
 

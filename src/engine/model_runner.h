@@ -83,7 +83,7 @@ class ModelRunner final : public Runner {
   const DType dtype_;
   const MemoryPlan plan_;
   RotaryEmbedding rope_;
-  Buffer weights_, kv_, workspace_, input_device_, output_device_, masks_device_;
+  Buffer weights_, kv_, kv_scales_, workspace_, input_device_, output_device_, masks_device_;
   const Tensor token_masks_;
   WeightLoader loader_;
   std::unique_ptr<Model> model_;

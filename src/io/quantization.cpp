@@ -196,14 +196,15 @@ QuantActivations activation_args(const JsonObject& args, const QuantScheme& sche
 KvCacheScheme kv_cache_scheme_of(const JsonObject& scheme, std::vector<std::string>& warnings) {
   const Json* dynamic = scheme.find("dynamic");
   const bool is_dynamic = dynamic && *dynamic == true;
+  const std::string strategy = scheme.optional_string("strategy").value_or("tensor");
   if (scheme.optional_string("type").value_or("") == "float" &&
       scheme.integer("num_bits", 1, 64) == 8 && scheme.optional_bool("symmetric").value_or(true) &&
-      (is_dynamic || ((!dynamic || *dynamic == false) &&
-                      scheme.optional_string("strategy").value_or("tensor") == "tensor")))
+      (is_dynamic ||
+       ((!dynamic || *dynamic == false) && (strategy == "tensor" || strategy == "attn_head"))))
     return is_dynamic ? KvCacheScheme::fp8 : KvCacheScheme::fp8_static;
   warnings.push_back(
-      "config.json: kv_cache_scheme is ignored, for only 8-bit floats with a scale of a tensor are "
-      "known: keys and values are kept in the model's dtype");
+      "config.json: kv_cache_scheme is ignored, for only 8-bit floats with a scale of a tensor or "
+      "of a head are known: keys and values are kept in the model's dtype");
   return KvCacheScheme::none;
 }
 

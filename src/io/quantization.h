@@ -65,7 +65,7 @@ struct QuantScheme {
 enum class KvCacheScheme : uint8_t {
   none,        ///< in the model's dtype
   fp8,         ///< E4M3, by scales that are computed
-  fp8_static,  ///< E4M3, by each layer's k_scale and v_scale in the checkpoint
+  fp8_static,  ///< E4M3, by k_scale and v_scale of each layer, or of its heads, in the checkpoint
 };
 
 /// Immutable; copies share what they hold.

@@ -17,32 +17,43 @@ KvCacheScheme scheme_of(const QuantizationConfig* quantization) {
 }
 
 template <class T>
-float number_at(const std::vector<std::byte>& bytes) {
+float number_at(const std::byte* bytes) {
   T value;
-  std::memcpy(static_cast<void*>(&value), bytes.data(), sizeof value);
+  std::memcpy(static_cast<void*>(&value), bytes, sizeof value);
   return static_cast<float>(value);
 }
 
-/// The one number of a tensor.
-float read_scale(const Checkpoint& checkpoint, const std::string& name) {
+/// A scale for each of `heads`: the numbers of a tensor, or its one number for all of them.
+std::vector<float> read_scales(const Checkpoint& checkpoint, const std::string& name,
+                               int64_t heads) {
   const StoredTensor* tensor = checkpoint.find(name);
   check(tensor != nullptr, ErrorKind::model,
         "{}: the checkpoint lacks tensor {}, which config.json's kv_cache_scheme needs",
         checkpoint.directory(), name);
   const auto dtype = tensor->loadable_dtype();
-  check(
-      dtype && tensor->data.size() == size_of(*dtype), ErrorKind::model,
-      "{}: tensor {} is {}, config.json's kv_cache_scheme asks for one number of F32, F16 or BF16",
-      checkpoint.file_of(name), name, tensor->describe());
+  const size_t count = dtype ? tensor->data.size() / size_of(*dtype) : 0;
+  check(count == 1 || count == static_cast<size_t>(heads), ErrorKind::model,
+        "{}: tensor {} is {}, config.json's kv_cache_scheme asks for one number, or one of each of "
+        "the {} heads, of F32, F16 or BF16",
+        checkpoint.file_of(name), name, tensor->describe(), heads);
   std::vector<std::byte> bytes(tensor->data.size());
   checkpoint.read(bytes, tensor->data.data());
-  const float scale = *dtype == DType::f32   ? number_at<float>(bytes)
-                      : *dtype == DType::f16 ? number_at<f16>(bytes)
-                                             : number_at<bf16>(bytes);
-  check(scale >= kLeastKvScale && scale <= kMostKvScale, ErrorKind::model,
-        "{}: tensor {} has a scale of {}: scales of keys and values are from 2^-100 to 2^100",
-        checkpoint.file_of(name), name, scale);
-  return scale;
+  std::vector<float> scales;
+  for (size_t i = 0; i < static_cast<size_t>(heads); ++i) {
+    const std::byte* at = bytes.data() + (count == 1 ? 0 : i * size_of(*dtype));
+    const float scale = *dtype == DType::f32   ? number_at<float>(at)
+                        : *dtype == DType::f16 ? number_at<f16>(at)
+                                               : number_at<bf16>(at);
+    check(scale >= kLeastKvScale && scale <= kMostKvScale, ErrorKind::model,
+          "{}: tensor {} has a scale of {}: scales of keys and values are from 2^-100 to 2^100",
+          checkpoint.file_of(name), name, scale);
+    scales.push_back(scale);
+  }
+  return scales;
+}
+
+bool has_static_scales(const QuantizationConfig* quantization, DType cache_dtype) {
+  return cache_dtype == DType::e4m3 && scheme_of(quantization) == KvCacheScheme::fp8_static;
 }
 
 }  // namespace
@@ -65,15 +76,32 @@ DType kv_cache_dtype(const Backend& device, const QuantizationConfig* quantizati
   return DType::e4m3;
 }
 
-void load_kv_scales(const Checkpoint& checkpoint, const QuantizationConfig* quantization,
-                    std::span<KvCache> layers) {
-  if (scheme_of(quantization) != KvCacheScheme::fp8_static) return;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    if (layers[i].k.dtype != DType::e4m3) return;
-    const std::string attention = fmt::format("model.layers.{}.self_attn.", i);
-    layers[i].k_scale = read_scale(checkpoint, attention + "k_scale");
-    layers[i].v_scale = read_scale(checkpoint, attention + "v_scale");
+size_t kv_scale_bytes(const QuantizationConfig* quantization, DType cache_dtype, size_t rows) {
+  return has_static_scales(quantization, cache_dtype) ? rows * sizeof(float) : 0;
+}
+
+Buffer load_kv_scales(Backend& device, const Checkpoint& checkpoint,
+                      const QuantizationConfig* quantization, int64_t num_heads, int64_t first,
+                      std::span<KvCache> layers) {
+  if (layers.empty() || !has_static_scales(quantization, layers[0].k.dtype)) return {};
+  const int64_t heads = layers[0].k.shape[1];
+  std::vector<float> scales;
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (const char* name : {"k_scale", "v_scale"}) {
+      const auto all =
+          read_scales(checkpoint, fmt::format("model.layers.{}.self_attn.{}", i, name), num_heads);
+      scales.insert(scales.end(), all.begin() + first, all.begin() + first + heads);
+    }
+  Buffer buffer = device.allocate(scales.size() * sizeof(float));
+  const Tensor on_device(buffer.get(), DType::f32, {std::ssize(scales)}, device.device());
+  device.copy(on_device, Tensor(scales.data(), DType::f32, {std::ssize(scales)}));
+  device.synchronize();
+  for (int64_t i = 0; i < std::ssize(layers); ++i) {
+    layers[static_cast<size_t>(i)].k_scales = on_device.rows(2 * i * heads, (2 * i + 1) * heads);
+    layers[static_cast<size_t>(i)].v_scales =
+        on_device.rows((2 * i + 1) * heads, (2 * i + 2) * heads);
   }
+  return buffer;
 }
 
 std::string describe_kv_cache(const QuantizationConfig* quantization, DType cache_dtype) {

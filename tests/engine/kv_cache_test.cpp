@@ -6,10 +6,10 @@
 
 #include "nanovllm/params.h"
 
+#include "engine/idle_backend.h"
 #include "engine/memory_plan.h"
 #include "io/quantization.h"
 #include "io/safetensors/checkpoint.h"
-#include "ops/null_backend.h"
 #include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
 
@@ -95,7 +95,7 @@ TEST(KvCacheScheme, OfOtherNumbersIsIgnoredWithANote) {
   for (const char* scheme :
        {R"({"num_bits": 8, "type": "int"})", R"({"num_bits": 4, "type": "float"})",
         R"({"num_bits": 8, "type": "float", "symmetric": false})",
-        R"({"num_bits": 8, "type": "float", "strategy": "attn_head"})",
+        R"({"num_bits": 8, "type": "float", "strategy": "channel"})",
         R"({"num_bits": 8, "type": "float", "dynamic": "local"})"}) {
     std::vector<std::string> warnings;
     EXPECT_EQ(config_of(scheme, &warnings)->kv_cache_scheme(), KvCacheScheme::none) << scheme;
@@ -113,8 +113,9 @@ TEST(KvScales, AreReadForEachLayerAndRefusedByName) {
     return std::string(reinterpret_cast<const char*>(&value), sizeof value);
   };
   const std::string layer = "model.layers.0.self_attn.";
+  // Two heads' scales of keys: those from `first` on of as many as `heads`.
   const auto read = [&](const std::string& dtype, const std::vector<int64_t>& shape,
-                        const std::string& k_scale) {
+                        const std::string& k_scale, int64_t heads = 2, int64_t first = 0) {
     std::vector<StoredBytes> tensors(2);
     tensors[0] = {layer + "k_scale", dtype, k_scale, shape};
     tensors[1] = {layer + "v_scale", "BF16", std::string("\x80\x3f", 2), {}};
@@ -122,24 +123,29 @@ TEST(KvScales, AreReadForEachLayerAndRefusedByName) {
     write_tensors(directory.path() / "model.safetensors", tensors);
     const Checkpoint checkpoint(directory.path().string());
     std::vector<KvCache> layers(1);
-    layers[0].k = layers[0].v = kv_pages(nullptr, DType::e4m3, {1, 1, 8, 32}, {});
-    load_kv_scales(checkpoint, config_of(kStatic).get(), layers);
-    return layers[0];
+    layers[0].k = layers[0].v = kv_pages(nullptr, DType::e4m3, {1, 2, 8, 32}, {});
+    IdleCounts counts;
+    IdleBackend device(counts);
+    const Buffer scales =
+        load_kv_scales(device, checkpoint, config_of(kStatic).get(), heads, first, layers);
+    EXPECT_EQ(layers[0].v_scales.ptr<float>()[1], 1.0f);
+    const float* k = layers[0].k_scales.ptr<float>();
+    return std::vector<float>(k, k + 2);
   };
-  const KvCache cache = read("F32", {1}, number(0.25f));
-  EXPECT_EQ(cache.k_scale, 0.25f);
-  EXPECT_EQ(cache.v_scale, 1.0f);
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(read("F32", {1}, number(0.25f)), std::vector<float>(2, 0.25f));
+  EXPECT_EQ(read("F32", {4, 1, 1}, number(1) + number(2) + number(3) + number(4), 4, 2),
+            (std::vector<float>{3, 4}));
   const auto expect = [&](const char* said, auto... how) {
     const std::string found = refusal(ErrorKind::model, [&] { read(how...); });
     EXPECT_NE(found.find(said), std::string::npos) << found;
     EXPECT_NE(found.find(layer + "k_scale"), std::string::npos) << found;
   };
-  using Shape = std::vector<int64_t>;
   expect("lacks tensor", "", Shape{1}, "");
-  expect("asks for one number", "F32", Shape{2}, number(1) + number(1));
+  expect("asks for one number", "F32", Shape{3}, number(1) + number(1) + number(1));
   expect("asks for one number", "I32", Shape{1}, number(1));
   for (const float wrong : {0.0f, -1.0f, 0x1p-101f, 0x1p+101f, INFINITY, NAN})
-    expect("from 2^-100 to 2^100", "F32", Shape{1}, number(wrong));
+    expect("from 2^-100 to 2^100", "F32", Shape{2}, number(1) + number(wrong));
 }
 
 TEST(MemoryPlan, AnFp8CacheHasANumberAByteAndAScaleOfEachRow) {

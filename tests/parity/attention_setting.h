@@ -17,10 +17,13 @@ struct Problem {
   int64_t heads, kv_heads, head_dim, block_size;
   std::vector<Sequence> sequences;
   int64_t window = 0;
-  /// Of keys and values: none, or E4M3 with scales of the rows' own or with kStaticScales.
+  /// Of keys and values: none, or E4M3 with scales of the rows' own or with static ones.
   enum { plain, own_scales, static_scales } cache = plain;
 };
-constexpr float kStaticScales[] = {0.007f, 0.013f};  // of keys, of values; some rows exceed them
+/// Of a head's keys (0) or values (1); some rows exceed them.
+inline float static_scale(int which, int64_t head) {
+  return (which == 0 ? 0.007f : 0.013f) * (1 + 0.25f * static_cast<float>(head));
+}
 
 /// A problem's operands on a device. Keys and values are drawn per sequence and position, so that
 /// the same sequence has the same ones in whatever batch, block size or order of blocks it appears.
@@ -210,16 +213,23 @@ class Setting {
       (i == 0 ? e4m3_cache_.k : e4m3_cache_.v) = pages(pages_[i].get());
     }
     if (problem_.cache == Problem::static_scales)
-      e4m3_cache_.k_scale = kStaticScales[0], e4m3_cache_.v_scale = kStaticScales[1];
+      for (int i = 0; i < 2; ++i) {
+        Values scales;
+        for (int64_t h = 0; h < problem_.kv_heads; ++h) scales.push_back(static_scale(i, h));
+        scales_[i] = std::make_unique<Operand>(ops_, DType::f32,
+                                               std::vector<int64_t>{problem_.kv_heads}, scales);
+        (i == 0 ? e4m3_cache_.k_scales : e4m3_cache_.v_scales) = *scales_[i];
+      }
   }
   /// Numbers times scales, by the definition (docs/contract.md): rows of head_dim.
   void quantise(Values& rows, int which) {
     const auto d = static_cast<size_t>(problem_.head_dim);
     for (size_t first = 0; first < rows.size(); first += d) {
+      const auto head = static_cast<int64_t>(first / d) % problem_.kv_heads;
       double most = 0x1p-100;
       for (size_t i = 0; i < d; ++i) most = std::max(most, std::abs(rows[first + i]));
       const float scale = problem_.cache == Problem::static_scales
-                              ? kStaticScales[which]
+                              ? static_scale(which, head)
                               : static_cast<float>(most) / 448.0f;
       for (size_t i = 0; i < d; ++i) {
         const float quotient = static_cast<float>(rows[first + i]) / scale;
@@ -265,6 +275,7 @@ class Setting {
   Values q_values_;
   std::unique_ptr<Operand> k_, v_, starts_, lengths_, tables_;
   Buffer pages_[2];
+  std::unique_ptr<Operand> scales_[2];
   KvCache e4m3_cache_;
   Batch batch_;
 };

@@ -41,6 +41,8 @@ struct CacheView {
               cache.k.dtype == cache.v.dtype &&
               std::has_single_bit(static_cast<uint64_t>(block_size)),
           "KV cache {} and {}", cache.k, cache.v);
+    for (const Tensor& scales : {cache.k_scales, cache.v_scales})
+      if (scales.defined()) expect_vector("KV scales", scales, DType::f32, kv_heads);
   }
   /// Of queries, keys and values like `rows` beside it.
   DType dtype_beside(const KvCache& cache, const Tensor& rows) const {
@@ -64,9 +66,13 @@ struct CacheView {
                     static_cast<size_t>(head_dim) * sizeof(T));
     };
     for (int64_t h = 0; h < kv_heads; ++h) {
-      put(cache.k, h, k + h * k_stride, cache.k_scale);
-      put(cache.v, h, v + h * v_stride, cache.v_scale);
+      put(cache.k, h, k + h * k_stride, scale_of(cache.k_scales, h));
+      put(cache.v, h, v + h * v_stride, scale_of(cache.v_scales, h));
     }
+  }
+  /// Of a head's rows; 0: each row's own.
+  static float scale_of(const Tensor& scales, int64_t head) {
+    return scales.defined() ? scales.ptr<float>()[head] : 0;
   }
   /// A head's part of a block.
   static std::byte* part_of(const Tensor& rows, int64_t block, int64_t head) {
