@@ -82,10 +82,10 @@ pid_t spawn(const std::filesystem::path& program, std::vector<std::string> argum
   return child;
 }
 
-/// Reads what there is; false at the end.
-bool read_some(int descriptor, std::string& text) {
+/// Reads what there is, up to `most` bytes; false at the end.
+bool read_some(int descriptor, std::string& text, size_t most = 65536) {
   std::array<char, 65536> buffer;
-  const ssize_t n = ::read(descriptor, buffer.data(), buffer.size());
+  const ssize_t n = ::read(descriptor, buffer.data(), most);
   if (n > 0) text.append(buffer.data(), static_cast<size_t>(n));
   return n > 0 || (n < 0 && errno == EINTR);
 }
@@ -101,6 +101,7 @@ int wait_for(pid_t child) {
 ProcessResult run_process(const std::filesystem::path& program, std::vector<std::string> arguments,
                           const ProcessOptions& options) {
   Pipe in, out, err;
+  if (options.signal_when) ::fcntl(out.write, F_SETPIPE_SZ, 4096);
   const pid_t child = spawn(program, std::move(arguments), options, in, out, err);
   in.close_read();
   out.close_write();
@@ -120,7 +121,9 @@ ProcessResult run_process(const std::filesystem::path& program, std::vector<std:
                                     {all_written ? -1 : in.write, POLLOUT, 0}}};
     ::poll(polls.data(), polls.size(), 100);
     if (result.output.empty()) result.input_before_output = written;
-    if (polls[0].revents) reading_output = read_some(out.read, result.output);
+    if (polls[0].revents)
+      reading_output =
+          read_some(out.read, result.output, options.signal_when && !signalled ? 1 : 65536);
     if (polls[1].revents) reading_errors = read_some(err.read, result.errors);
     if (polls[2].revents) {
       const ssize_t n = ::write(in.write, options.input.data() + written,
@@ -156,6 +159,13 @@ ProcessResult nanovllm_program(std::vector<std::string> arguments, const Process
 std::vector<Json> ProcessResult::lines() const { return json_lines(output); }
 
 std::string demo_model() { return NANOVLLM_SOURCE_DIR "/models/demo"; }
+
+std::vector<std::string> with_endless(std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(),
+                   {"--max-model-len", "65536", "--allow-long-max-model-len", "--cpu-kvcache-bytes",
+                    "1G", "--max-tokens", "65000", "--ignore-eos"});
+  return arguments;
+}
 
 std::vector<Json> json_lines(const std::string& text) {
   std::vector<Json> lines;

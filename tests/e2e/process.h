@@ -21,9 +21,10 @@ struct ProcessOptions {
   std::map<std::string, std::string> environment;  ///< on top of this process's own
   std::string output_file;  ///< standard output goes there instead ("/dev/full")
   /// Called with all of standard output so far whenever there is more; a signal number that it
-  /// returns is sent once.
+  /// returns is sent once. Until then output is taken byte by byte from a pipe of one page: a
+  /// program that has more to write waits for the signal, however fast it is.
   std::function<int(const std::string& output)> signal_when;
-  std::chrono::seconds time_limit{120};
+  std::chrono::seconds time_limit{300};
 };
 
 struct ProcessResult {
@@ -46,6 +47,9 @@ ProcessResult nanovllm_program(std::vector<std::string> arguments,
 
 /// models/demo
 std::string demo_model();
+
+/// `arguments` and what makes answers of models/demo take minutes on any machine.
+std::vector<std::string> with_endless(std::vector<std::string> arguments);
 
 /// The lines of a file as JSON.
 std::vector<Json> json_lines(const std::string& text);

@@ -91,7 +91,7 @@ TEST(Terminal, CtrlCAtThePromptKeepsTheConversation) {
 }
 
 TEST(Terminal, CtrlCStopsAnAnswerAndTheNextOneIsWhole) {
-  Terminal terminal(chat({"--max-tokens", "1500", "--ignore-eos"}));
+  Terminal terminal(chat(with_endless({})));
   terminal.wait_for("> ");
   terminal.type("Hello!\r");
   terminal.wait_for(answer_to("Hello!").substr(0, 3));
@@ -169,8 +169,7 @@ TEST(Terminal, TheCountOfTokensMovesWhileALongPromptIsRead) {
 
 // Each time the line is drawn it begins with a carriage return; what wraps could not be taken away.
 TEST(Terminal, TheProgressLineFitsTheTerminal) {
-  std::vector<std::string> arguments = {"generate", demo_model(), "--max-tokens", "2000",
-                                        "--ignore-eos"};
+  std::vector<std::string> arguments = with_endless({"generate", demo_model()});
   for (int i = 0; i < 8; ++i) arguments.insert(arguments.end(), {"--prompt", "x"});
   Terminal terminal(arguments, 40);
   std::string output = terminal.wait_for("/8 requests");
