@@ -88,7 +88,7 @@ class Client {
   }
 
   /// More bytes; false at the end of the connection, or after `seconds`.
-  bool receive(double seconds = 20) {
+  bool receive(double seconds = 120) {
     std::this_thread::sleep_for(pause);
     pollfd poll{socket_, POLLIN, 0};
     if (::poll(&poll, 1, static_cast<int>(seconds * 1000)) <= 0) return false;
@@ -96,6 +96,13 @@ class Client {
     const ssize_t n = ::recv(socket_, bytes, sizeof bytes, 0);
     if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
     return n > 0;
+  }
+  /// Whether the server ends the connection, after what it still sends.
+  bool ends() {
+    while (receive()) continue;
+    char byte;
+    const ssize_t n = ::recv(socket_, &byte, 1, MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN);
   }
   std::chrono::milliseconds pause{0};  ///< before each receive()
   const std::string& received() const { return buffer_; }
@@ -176,7 +183,7 @@ class ServerOnThread {
       has_ended_ = true;
     });
     std::unique_lock lock(mutex_);
-    ready_.wait_for(lock, std::chrono::seconds(60), [this] { return port_ > 0; });
+    ready_.wait_for(lock, std::chrono::minutes(5), [this] { return port_ > 0; });
     EXPECT_GT(port_, 0);
   }
   ~ServerOnThread() { stop(); }
@@ -227,6 +234,47 @@ class ServerOnThread {
   std::atomic<bool> has_ended_ = false;
   std::thread thread_;
 };
+
+/// Whether `condition` comes true; a machine under load has its time.
+template <class Condition>
+bool eventually(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+/// Whether /metrics has a sample of this name, these labels and this value.
+inline bool has_line(ServerOnThread& server, const std::string& name, const std::string& labels,
+                     int value) {
+  const std::string line =
+      name + "{model_name=\"demo\",engine=\"0\"" + labels + "} " + std::to_string(value) + "\n";
+  return server.get("/metrics").body.find(line) != std::string::npos;
+}
+
+/// `options` with a context that an answer takes minutes to fill on any machine.
+inline server::ServerOptions with_endless(server::ServerOptions options = {}) {
+  options.engine.max_model_len = 65536;
+  options.engine.allow_long_max_model_len = true;
+  options.engine.cpu_kvcache_bytes = int64_t{1} << 30;
+  return options;
+}
+
+/// A chat that goes on to the end of the context, unless somebody ends it.
+inline Json endless_chat(bool stream) {
+  return {{"messages", Json::array({{{"role", "user"}, {"content", "Tell me a story."}}})},
+          {"temperature", 0},
+          {"ignore_eos", true},
+          {"stream", stream}};
+}
+
+inline std::string request_bytes(const Json& body, const std::string& path = "/v1/chat/completions",
+                                 const std::string& headers = "") {
+  return ServerOnThread::request_text("POST", path, body.dump(),
+                                      "Content-Type: application/json\r\n" + headers);
+}
 
 /// A greedy chat that asks the demo model for a sum.
 inline Json chat_body(const std::string& question = "What is 37 + 45?") {

@@ -120,29 +120,21 @@ TEST(ServerOptions, AKeyHasOnlySoManyRequestsInWork) {
   server::ServerOptions options;
   options.api_keys = {"a", "b"};
   options.max_reqs_per_key = 1;
-  ServerOnThread server(options);
-  Json endless = chat_body();
-  endless["ignore_eos"] = endless["stream"] = true;
+  ServerOnThread server(with_endless(options));
   const auto ask = [&](const std::string& key) {
     return server.post("/v1/chat/completions", chat_body().dump(),
                        "Authorization: Bearer " + key + "\r\n");
   };
   Client busy(server.port());
-  busy.send(ServerOnThread::request_text(
-      "POST", "/v1/chat/completions", endless.dump(),
-      "Content-Type: application/json\r\nAuthorization: Bearer a\r\n"));
+  busy.send(
+      request_bytes(endless_chat(true), "/v1/chat/completions", "Authorization: Bearer a\r\n"));
   ASSERT_TRUE(busy.receive());
   const Answer refused = ask("a");
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.headers.count("retry-after"), 1u);
   EXPECT_EQ(ask("b").status, 200);
   busy.close();
-  int status = 0;
-  for (int tries = 0; tries < 500 && status != 200; ++tries) {
-    status = ask("a").status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  EXPECT_EQ(status, 200);
+  EXPECT_TRUE(eventually([&] { return ask("a").status == 200; }));
 }
 
 TEST(ServerOptions, ABodyHasOnlySoManyValues) {
@@ -197,9 +189,7 @@ TEST(ServerOptions, HealthTellsOfAnEngineThatHangs) {
     return answer.get();
   };
   const auto turns = [&](int status) {
-    for (int tries = 0; tries < 1000 && get("/health").status != status; ++tries)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return get("/health").status == status;
+    return eventually([&] { return get("/health").status == status; });
   };
   EXPECT_EQ(get("/health").status, 200);
   server.llm->add_request(server.llm->new_request_id(), "Once", {.max_tokens = 1});
