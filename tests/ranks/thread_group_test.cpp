@@ -37,7 +37,7 @@ void expect_sums_in_rank_order(int world, int64_t count) {
     for (const auto& values : x) sum += static_cast<float>(values[i]);
     expected.push_back(static_cast<T>(sum));
   }
-  on_ranks(std::make_shared<ThreadGroup>(world, 10s), [&](int rank, Communicator& comm) {
+  on_ranks(std::make_shared<ThreadGroup>(world, 300s), [&](int rank, Communicator& comm) {
     comm.all_reduce(Tensor(x[static_cast<size_t>(rank)].data(), dtype_of<T>(), {1, count}));
   });
   for (const auto& values : x)
@@ -57,7 +57,7 @@ TEST(ThreadGroup, SumsInF32InRankOrderAndTheSameEverywhere) {
 TEST(ThreadGroup, GathersColumnsAndLeavesOutThePadding) {
   for (const int world : {3, 4}) {
     std::vector<std::vector<float>> parts(static_cast<size_t>(world)), out(parts.size());
-    on_ranks(std::make_shared<ThreadGroup>(world, 10s), [&](int rank, Communicator& comm) {
+    on_ranks(std::make_shared<ThreadGroup>(world, 300s), [&](int rank, Communicator& comm) {
       auto& own = parts[static_cast<size_t>(rank)];
       own.assign(static_cast<size_t>(world * 2 * 3), -1);
       for (int row = 0; row < 2; ++row)
@@ -103,7 +103,7 @@ TEST(ThreadGroup, AFailureWakesAndStopsEveryRankWithItsReason) {
 }
 
 TEST(ThreadGroup, ARankThatDoesNotComeIsNamed) {
-  const auto group = std::make_shared<ThreadGroup>(4, 50ms);
+  const auto group = std::make_shared<ThreadGroup>(4, 3s);
   on_ranks(group, [&](int rank, Communicator&) {
     group->barrier(rank);
     if (rank == 2) return;
@@ -111,7 +111,7 @@ TEST(ThreadGroup, ARankThatDoesNotComeIsNamed) {
       group->barrier(rank);
       ADD_FAILURE();
     } catch (const Error& error) {
-      EXPECT_STREQ(error.what(), "rank 2 of 4: hangs: the other ranks have waited 0.1 s for it");
+      EXPECT_STREQ(error.what(), "rank 2 of 4: hangs: the other ranks have waited 3.0 s for it");
     }
   });
 }
