@@ -35,7 +35,7 @@ def test_the_module_serves():
         with urllib.request.urlopen(address + "/v1/models") as answer:
             assert json.load(answer)["data"][0]["id"] == DEMO
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
 
 
 def test_the_types_hold_in_strict_mode():
