@@ -151,7 +151,7 @@ class Page(unittest.TestCase):
     def tearDownClass(cls):
         cls.server.stop()
 
-    def wait(self, driver, what, seconds=60):
+    def wait(self, driver, what, seconds=120):
         return WebDriverWait(driver, seconds, 0.05).until(lambda _: what())
 
     def find(self, driver, selector):
@@ -192,13 +192,13 @@ class Page(unittest.TestCase):
         with browser(self.server.url) as driver:
             driver.execute_script("arguments[0].open = true", self.find(driver, "#settings"))
             self.find(driver, "#temperature").send_keys("1")
-            driver.execute_script(ANSWER, "word " * 4000)  # endless, for a person
+            driver.execute_script(ANSWER, "word " * 200000)  # many minutes
             self.find(driver, "#input").send_keys("Go on", Keys.ENTER)
-            self.wait(driver, lambda: "word" in self.texts(driver, ".assistant .text")[-1])
+            self.wait(driver, lambda: "word" in "".join(self.texts(driver, ".assistant .text")[-1:]))
             self.find(driver, "#stop").click()
             self.wait(driver, lambda: self.find(driver, "#send").is_displayed())
             self.assertIn("stopped", self.texts(driver, ".stats")[-1])
-            self.assertLess(len(self.texts(driver, ".assistant .text")[-1]), 20000)
+            self.assertLess(len(self.texts(driver, ".assistant .text")[-1]), 900000)
             self.assertFalse(self.find(driver, "#problem").is_displayed())
 
     def test_an_answer_is_text_whatever_it_says(self):
@@ -274,6 +274,16 @@ class Page(unittest.TestCase):
             driver.refresh()
             self.wait(driver, lambda: self.texts(driver, ".assistant .text")[-1:] == ["127 * 7 = 889."])
 
+    def shows_work(self, driver):
+        """Whether SEEN has all that a load shows; one that was over between two updates is sent again."""
+        seen = driver.execute_script("return Object.fromEntries(Object.entries(seen).map(([name, set]) => [name, [...set].filter(Boolean)]))")
+        tiles = all(set(seen[f"#tile-{name} dd"]) - {"–", "0", "0, 0"} for name in ("batch", "speed", "shared"))
+        if tiles and "decode" in seen[".sequence .phase"]:
+            return True
+        if (button := self.find(driver, "#load")).is_enabled():
+            button.click()
+        return False
+
     def test_the_engine_is_seen_at_work(self):
         for dark, width in ((False, 1400), (True, 1400), (False, 390)):
             with self.subTest(dark=dark, width=width), browser(self.server.url, width, dark=dark) as driver:
@@ -287,13 +297,9 @@ class Page(unittest.TestCase):
                 self.find(driver, "#load").click()
                 self.wait(driver, lambda: driver.execute_script(picture) != before)
                 driver.save_screenshot(str(SHOTS / f"engine-{width}{'-dark' if dark else ''}.png"))
+                self.wait(driver, lambda: self.shows_work(driver))
                 self.wait(driver, lambda: self.find(driver, "#load").is_enabled())
                 self.wait(driver, lambda: self.find(driver, "#tile-batch dd").text == "0, 0")
-                seen = driver.execute_script("return Object.fromEntries(Object.entries(seen).map(([name, set]) => [name, [...set].filter(Boolean)]))")
-                self.assertTrue([text for text in seen["#tile-batch dd"] if text not in ("–", "0, 0")], seen)
-                self.assertTrue([text for text in seen["#tile-speed dd"] if text not in ("–", "0")], seen)
-                self.assertTrue([text for text in seen["#tile-shared dd"] if text not in ("–", "0")], seen)
-                self.assertIn("decode", seen[".sequence .phase"])
                 self.find(driver, "#blocks").send_keys(Keys.ARROW_RIGHT)
                 self.assertRegex(self.find(driver, "#block-text").text, r"Block 0: \w+")
 

@@ -30,7 +30,7 @@ class Server:
 
     def stop(self):
         self.process.terminate()
-        _, rest = self.process.communicate(timeout=60)
+        _, rest = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, rest
 
 

@@ -20,7 +20,7 @@ def test_every_line(server):
     for line in lines:
         line = line.replace("localhost:8000", server.url.removeprefix("http://"))
         line = line.replace("curl ", f"curl -sS -o /dev/null -w '%{{http_code}}' -H 'Authorization: Bearer {KEY}' ", 1)
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120)
         assert done.stdout == "200", (line, done.stdout, done.stderr)
 
 

@@ -14,6 +14,7 @@ import time
 
 from server import KEY, QUESTION, Server
 
+ENDLESS = "--max-model-len", "65536", "--allow-long-max-model-len", "--cpu-kvcache-bytes", "1G"  # answers take minutes on any machine
 HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 SERVED = b"HTTP/1.1 200 "
 
@@ -23,7 +24,7 @@ def address(server):
     return host, int(port)
 
 
-def ask(server, timeout=60):
+def ask(server, timeout=120):
     connection = http.client.HTTPConnection(*address(server), timeout=timeout)
     connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}), HEADERS)
     answer = connection.getresponse()
@@ -33,7 +34,7 @@ def ask(server, timeout=60):
 def open_stream(server):
     """A stream that lasts as long as the context, from its first bytes on."""
     body = json.dumps({"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True})
-    client = socket.create_connection(address(server), timeout=60)
+    client = socket.create_connection(address(server), timeout=120)
     client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
     assert client.recv(1000).startswith(SERVED)
@@ -49,7 +50,7 @@ def rest_of(client):
     return text.decode(errors="replace")
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true"
@@ -57,32 +58,32 @@ def wait_for(condition, seconds=60):
 
 
 def load_of(server):
-    connection = http.client.HTTPConnection(*address(server), timeout=60)
+    connection = http.client.HTTPConnection(*address(server), timeout=120)
     connection.request("GET", "/load", headers=HEADERS)
     return json.load(connection.getresponse())["server_load"]
 
 
 def no_descriptors_left():
     """Clients that find no descriptor wait in the system's queue until others leave; nobody crashes."""
-    server = Server(preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
-    clients = [socket.create_connection(address(server), timeout=60) for _ in range(120)]
+    server = Server("--timeout-keep-alive", "300", preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    clients = [socket.create_connection(address(server), timeout=120) for _ in range(120)]
     for client in clients:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     served = []
     for client in clients:
-        client.settimeout(0 if len(served) >= 20 and client is not clients[0] else 60)
+        client.settimeout(0 if len(served) >= 20 and client is not clients[0] else 120)
         try:
             served.append(client if client.recv(100).startswith(SERVED) else None)
         except BlockingIOError:
             break
     assert 20 <= len(served) < 64 and None not in served, served
     for client in clients[:len(served)]:  # who has a connection is served on
-        client.settimeout(60)
+        client.settimeout(120)
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_for(lambda: SERVED in client.recv(1000))
         client.close()
     for client in clients[len(served):]:
-        client.settimeout(60)
+        client.settimeout(120)
         assert client.recv(100).startswith(SERVED)
         client.close()
     ask(server)
@@ -91,7 +92,7 @@ def no_descriptors_left():
 
 def clients_killed():
     """kill -9 of a process with many streams ends all of them."""
-    server = Server()
+    server = Server(*ENDLESS)
     program = ("import sys; sys.argv = ['', *{args}]; sys.path.insert(0, {folder!r}); import test_faults, types, time\n"
                "server = types.SimpleNamespace(url={url!r}); streams = [test_faults.open_stream(server) for _ in range(20)]\n"
                "print('open', flush=True); time.sleep(600)").format(args=sys.argv[1:3], folder=str(pathlib.Path(__file__).parent), url=server.url)
@@ -132,12 +133,12 @@ def reap(tid):
 
 
 def status_of(server, path):
-    connection = http.client.HTTPConnection(*address(server), timeout=60)
+    connection = http.client.HTTPConnection(*address(server), timeout=120)
     connection.request("GET", path)
     return connection.getresponse().status
 
 
-def twice(test, seconds=90):
+def twice(test, seconds=180):
     """Another try where the first does not end: the thread that was stopped may hold the allocator's lock, or be one that no rank waits for."""
     def ring(*_):
         raise TimeoutError(f"{seconds} s have passed")
@@ -155,8 +156,7 @@ def twice(test, seconds=90):
 
 def a_rank_that_hangs(stays):
     """Each stream gets its error, and the program ends with 5. False where no thread may be stopped."""
-    server = Server("--tensor-parallel-size", "2", "--max-model-len", "32768", "--allow-long-max-model-len",
-                    *["--keep-alive-on-engine-death"] * stays)
+    server = Server("--tensor-parallel-size", "2", *ENDLESS, *["--keep-alive-on-engine-death"] * stays)
     try:
         streams = [open_stream(server) for _ in range(8)]
         assert status_of(server, "/health") == 200
@@ -169,7 +169,7 @@ def a_rank_that_hangs(stays):
         if stays:
             assert (status_of(server, "/health"), status_of(server, "/livez")) == (503, 500)
             server.process.terminate()
-        _, rest = server.process.communicate(timeout=60)
+        _, rest = server.process.communicate(timeout=120)
         assert server.process.returncode == 5, (server.process.returncode, rest)
         return True
     finally:
@@ -178,7 +178,7 @@ def a_rank_that_hangs(stays):
 
 def an_engine_that_hangs():
     """The server says so, and ends all the same. False where no thread may be stopped."""
-    server = Server("--watchdog-timeout", "2", "--shutdown-timeout", "1", "--max-model-len", "32768", "--allow-long-max-model-len")
+    server = Server("--watchdog-timeout", "2", "--shutdown-timeout", "1", *ENDLESS)
     try:
         stream = open_stream(server)
         if not freeze_thread(server.process.pid):
@@ -186,7 +186,7 @@ def an_engine_that_hangs():
         while status_of(server, "/health") != 503:
             time.sleep(0.1)
         server.process.terminate()
-        _, rest = server.process.communicate(timeout=60)
+        _, rest = server.process.communicate(timeout=120)
         assert server.process.returncode == 5 and "no step for 2 s" in rest, (server.process.returncode, rest)
         stream.close()
         return True

@@ -35,19 +35,19 @@ def over_tls(directory):
                    check=True, capture_output=True)
     server = Server("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
     host, port = server.url.removeprefix("https://").split(":")
-    ask(http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=certificate), timeout=60))
+    ask(http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=certificate), timeout=120))
     with socket.create_connection((host, int(port))) as plain:  # no TLS: the server hangs up and serves on
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        plain.settimeout(30)
+        plain.settimeout(120)
         assert not plain.recv(100).startswith(b"HTTP/1.1 200")
-    ask(http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=certificate), timeout=60))
+    ask(http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=certificate), timeout=120))
     server.stop()
 
 
 class UnixConnection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
+        self.sock.settimeout(120)
         self.sock.connect(self.host)
 
 
