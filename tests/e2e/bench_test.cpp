@@ -175,10 +175,6 @@ TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
       bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});
   const Json& row = report["rows"].at(0);
   expect_figures(row);
-  EXPECT_NEAR(
-      row["measured"].get<double>(),
-      row["program"].get<double>() + row["load"].get<double>() + row["first_token"].get<double>(),
-      0.5 * row["measured"].get<double>());  // medians of each
   EXPECT_GT(report["memory"]["peak_resident"].get<int64_t>(), 0);
 }
 
@@ -195,6 +191,10 @@ TEST(Bench, StartupSaysWhatTookItsTime) {
   const Json report =
       bench({"startup", demo_model(), "-r", "1", "--max-model-len", "64", "--max-num-seqs", "1"});
   const Json& row = report["rows"].at(0);
+  EXPECT_NEAR(
+      row["measured"].get<double>(),
+      row["program"].get<double>() + row["load"].get<double>() + row["first_token"].get<double>(),
+      1e-6);
   std::map<std::string, std::pair<double, double>> phases;
   for (const Json& phase : row["phases"])
     phases[phase["phase"].get<std::string>()] = {phase["begin"].get<double>(),
