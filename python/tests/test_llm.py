@@ -143,10 +143,12 @@ def test_ctrl_c_ends_generate_and_leaves_the_engine_as_it_was(llm):
     params = SamplingParams(temperature=0, max_tokens=16)
     expected = llm.generate(PROMPTS, params, use_tqdm=False)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     with pytest.raises(KeyboardInterrupt):
         timer.start()
         llm.generate(PROMPTS * 400, LONG, use_tqdm=False)  # minutes on any machine
     timer.join()
+    signal.signal(signal.SIGINT, before)
     assert llm.is_finished() and llm.stats["running"] == 0
     assert llm.generate(PROMPTS, params, use_tqdm=False) == expected
 
