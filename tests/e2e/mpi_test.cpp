@@ -1,5 +1,7 @@
 // Ranks that are processes: the built program under mpirun, two of them for real.
 
+#include <cstdlib>
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -128,31 +130,20 @@ std::string when_written(const std::string& file, int rank, const std::string& w
 
 constexpr const char* kShortAnswer = R"({"prompt": "a", "sampling_params": {"max_tokens": 1}})";
 constexpr const char* kLongAnswer =
-    R"({"prompt": "a", "sampling_params": {"max_tokens": 1900, "ignore_eos": true}})";
+    R"({"prompt": "a", "sampling_params": {"max_tokens": 60000, "ignore_eos": true}})";
 
 /// Two ranks' answers to prompts of a file or of standard input. The first one is short: once it is
 /// written, the ranks have begun.
 struct Answers {
   std::vector<std::string> arguments(const std::string& from, const std::string& device = "cpu") {
-    return {"generate",
-            demo_model(),
-            "--device",
-            device,
-            "--threads",
-            "2",
-            "--max-num-seqs",
-            "2",
-            "--output",
-            output,
-            "--tensor-parallel-size",
-            "2",
-            "--input",
-            from};
+    return with_endless({"generate", demo_model(), "--device", device, "--threads", "2",
+                         "--max-num-seqs", "2", "--output", output, "--tensor-parallel-size", "2",
+                         "--input", from});
   }
-  /// A file of prompts of which so many have long answers.
-  std::string input(int long_ones = 20'000) const {
+  /// A file of prompts of which twenty have long answers.
+  std::string input() const {
     std::string lines = std::string(kShortAnswer) + "\n";
-    for (int i = 0; i < long_ones; ++i) lines += std::string(kLongAnswer) + "\n";
+    for (int i = 0; i < 20; ++i) lines += std::string(kLongAnswer) + "\n";
     const std::string path = directory.path() / "input.jsonl";
     write_file(path, lines);
     return path;
@@ -169,15 +160,22 @@ ProcessResult run_with_a_signal(const char* signal, const std::string& device) {
                       answers.arguments(answers.input(), device));
 }
 
+/// mpirun gives processes five seconds to end after SIGTERM (and takes them), not one.
+struct PatientMpirun {
+  PatientMpirun() { ::setenv("OMPI_MCA_odls_base_sigkill_timeout", "5", 1); }
+  ~PatientMpirun() { ::unsetenv("OMPI_MCA_odls_base_sigkill_timeout"); }
+};
+
 // mpirun sends every process SIGTERM: rank 0 writes what there is, and the others wait for it.
 TEST(Mpi, CtrlCMarksTheRestAborted) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const PatientMpirun patient;
   Answers answers;
   const ProcessResult result = run_prepared(2, when_written(answers.output, 0, "kill -INT $PPID"),
-                                            answers.arguments(answers.input(2000)));
+                                            answers.arguments(answers.input()));
   EXPECT_NE(result.exit_code, 0);
   const std::vector<Json> results = json_lines(file_text(answers.output));
-  ASSERT_EQ(results.size(), 2001u) << result.errors;
+  ASSERT_EQ(results.size(), 21u) << result.errors;
   EXPECT_EQ(results.front()["finish_reason"], "length");
   EXPECT_EQ(results.back()["finish_reason"], "abort");
   EXPECT_EQ(result.errors.find("rank 1"), std::string::npos) << result.errors;
@@ -185,6 +183,7 @@ TEST(Mpi, CtrlCMarksTheRestAborted) {
 
 TEST(Mpi, AServerAnswersLikeGenerateAndEndsWithMpirun) {
   if (!is_available()) GTEST_SKIP() << "no MPI here";
+  const PatientMpirun patient;
   const TempDirectory directory;
   const std::string socket = directory.path() / "s", out = directory.path() / "answer";
   const std::string client = fmt::format(
