@@ -192,6 +192,49 @@ TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
   expect_equal(y.get(), want, "sums");
 }
 
+/// Numbers at the ends of their ranges, in any number of rows and columns.
+TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
+  constexpr int kWeights[] = {-128, -127, 127, -128, 1, 0, -1}, kRows[] = {127, -127, 126, 127, -1};
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 17, 1},
+                                {2, 16, 2},
+                                {3, 33, 3},
+                                {4, 5, 5},
+                                {5, 16, 31},
+                                {6, 48, 130},
+                                {7, 16, 127},
+                                {53, 100, 1003},
+                                {3, 4, (1 << 17) - 1}}) {
+    const WeightFormat format(WeightFormat::int8, k, Rows::token);
+    if (!ops().keeps(format, n, k)) GTEST_SKIP() << ops().name() << " has no such product";
+    std::mt19937 random(static_cast<uint32_t>(k));
+    const bool all_large = k % 2 == 1;  // or mixed
+    QuantizedRows rows;
+    for (int64_t i = 0; i < n * k; ++i)
+      rows.numbers.push_back(static_cast<int8_t>(all_large ? -128 : kWeights[random() % 7]));
+    rows.scales.assign(static_cast<size_t>(n), 1);
+    Values x, want;
+    for (int64_t i = 0; i < m * k; ++i)
+      x.push_back(all_large ? (i / k % 2 ? 127 : -127) : kRows[random() % 5]);
+    for (int64_t i = 0; i < m; ++i) {
+      x[static_cast<size_t>(i * k)] = 127;  // the largest magnitude: scales are 1
+      for (int64_t j = 0; j < n; ++j) {
+        int64_t sum = 0;
+        for (int64_t c = 0; c < k; ++c)
+          sum += static_cast<int64_t>(x[static_cast<size_t>(i * k + c)]) *
+                 rows.numbers[static_cast<size_t>(j * k + c)];
+        want.push_back(static_cast<float>(sum));
+      }
+    }
+    const Kept w = load(format, n, k, std::move(rows));
+    const Operand x_operand(ops(), DType::bf16, {m, k}, x, Layout{.lead = 8, .trail = 16}),
+        y(ops(), DType::f32, {m, n}, Layout{.lead = 8, .trail = 8});
+    ops().gemm(y, x_operand, w.view);
+    ops().synchronize();
+    expect_equal(y.get(), want, fmt::format("{} x {} x {}", m, n, k));
+    y.expect_guards("y");
+  }
+}
+
 // A weight that is the unit matrix shows the numbers of a row.
 TEST_P(QuantisedRowsParity, NumbersAreTheNearestOfE4M3) {
   constexpr int64_t k = 128;

@@ -138,7 +138,7 @@ void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKerne
     task.scratch = scratch(thread);
     task.first_block = begin;
     task.end_block = end;
-    if (m <= kQuantisedRows) return kernels.gemm(task, panels);
+    if (m <= kQuantisedRows || !kernels.dequantise) return kernels.gemm(task, panels);
     auto* plain = reinterpret_cast<bf16*>(task.scratch + gemm_scratch_floats(k));
     QuantisedPanels some = panels;
     for (int64_t block = begin; block < end; block += kPanelsAtOnce) {
@@ -160,7 +160,8 @@ void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKerne
 // Scales of all rows, then numbers.
 size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) {
   const int64_t groups = (k + kRowGroup - 1) / kRowGroup;
-  return static_cast<size_t>(std::min(m, kRowsAsTiles) * (k * 2 + groups * 4));
+  return static_cast<size_t>(std::min(m, kRowsAsTiles) *
+                             (quantised_row_stride(k) * 2 + groups * 4));
 }
 
 void CpuBackend::reserve_quantised_rows(size_t bytes) {
@@ -176,17 +177,18 @@ void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, co
   reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
   reserve_quantised_rows(quantised_row_bytes(m, k));
   float* const scales = reinterpret_cast<float*>(quantised_rows_.get());
-  auto* const numbers = reinterpret_cast<bf16*>(scales + std::min(m, kRowsAsTiles) * groups);
+  auto* const numbers =
+      reinterpret_cast<QuantisedNumber*>(scales + std::min(m, kRowsAsTiles) * groups);
   const float given = input_scale(w.data.data, w.format, n, k);
   GemmTask<bf16> task = panel_task<bf16>(y, x, w, 0, 0, nullptr);
-  task.x = numbers;
-  task.x_stride = k;
+  task.x = reinterpret_cast<const bf16*>(numbers);
+  task.x_stride = quantised_row_stride(k);
   task.row_scales = scales;
   for (int64_t first = 0; first < m; first += kRowsAsTiles) {
     task.m = std::min(kRowsAsTiles, m - first);
     parallel_for(threads_, task.m, 4 * task.m * k, [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r)
-        kernels.quantise(numbers + r * k, scales + r * groups,
+        kernels.quantise(numbers + r * task.x_stride, scales + r * groups,
                          x.ptr<bf16>() + (first + r) * x.stride[0], k, w.format.group, given);
     });
     task.y = y.data + static_cast<size_t>(first * y.stride[0]) * size_of(y.dtype);

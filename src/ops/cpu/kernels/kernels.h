@@ -88,9 +88,15 @@ constexpr int64_t panel_scratch_floats(int64_t k) { return kPanelsAtOnce * kGemm
 constexpr int64_t kSummedColumns = 128;
 constexpr float kLeastRowMagnitude = 0x1p-100f;
 
+/// A number of a quantised row: the bits of a bf16, or an integer.
+using QuantisedNumber = int16_t;
+/// From row to row; int8's end with zeros.
+constexpr int64_t quantised_row_stride(int64_t k) { return (k + 15) / 16 * 16; }
+
 /// Of one kind of numbers beside plain rows or, with quantise(), beside rows of such numbers.
 struct QuantisedKernels {
-  /// As FloatKernels::gemm, of at most kQuantisedRows rows; the task's w is not read.
+  /// As FloatKernels::gemm, of at most kQuantisedRows rows or, without dequantise(), of any; the
+  /// task's w is not read.
   void (*gemm)(const GemmTask<bf16>& task, const QuantisedPanels& w);
   /// A panel as gemm_panels() reads it, [k, kGemmBlock]: weights or, beside quantised rows,
   /// numbers.
@@ -99,7 +105,7 @@ struct QuantisedKernels {
   void (*gemm_panels)(const GemmTask<bf16>& task, const QuantisedPanels& w);
   /// The numbers that stand for a row of x, and the scale of each `group` of them: `scale` or,
   /// where that is 0, by their largest magnitude. Null beside plain rows.
-  void (*quantise)(bf16* numbers, float* scales, const bf16* x, int64_t k, int64_t group,
+  void (*quantise)(QuantisedNumber* numbers, float* scales, const bf16* x, int64_t k, int64_t group,
                    float scale);
   /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
   /// behind those before. Null beside quantised rows.

@@ -7,6 +7,8 @@
 #include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #include "ops/cpu/kernels/kernels.h"
@@ -51,8 +53,8 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            quantised_kernels<Int4Group>(),
                            quantised_kernels<Int8Group>(),
                            quantised_kernels<E4m3Group>(),
-                           row_quantising_kernels<Int8Numbers>(),
-                           row_quantising_kernels<E4m3Numbers>(),
+                           int8_rows_kernels(),
+                           e4m3_rows_kernels(),
                            row_stats,
                            sum_exp,
                            gumbel_argmax,
