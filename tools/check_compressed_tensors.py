@@ -221,7 +221,8 @@ def weights_of(directory):
         module = name.removesuffix(".weight_scale")
         scale = tensors[name].float().numpy()
         if module + ".weight" in tensors:
-            q = E4M3[tensors[module + ".weight"].view(torch.uint8).numpy()].astype(np.float32)
+            q = tensors[module + ".weight"]
+            q = q.numpy().astype(np.float32) if q.dtype == torch.int8 else E4M3[q.view(torch.uint8).numpy()].astype(np.float32)
         else:
             n, k = tensors[module + ".weight_shape"].tolist()
             words = tensors[module + ".weight_packed"].numpy().view(np.uint32)

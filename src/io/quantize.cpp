@@ -112,7 +112,7 @@ NANOVLLM_INLINE float quantise_here(const float* numbers, size_t count, WeightFo
   if (is_int4)
     to_integers(numbers, count, scale, -8, 7, 8, out);
   else if (to == WeightFormat::int8)
-    to_integers(numbers, count, scale, -127, 127, 128, out);
+    to_integers(numbers, count, scale, -127, 127, 0, out);
   else
     for (size_t i = 0; i < count; ++i) out[i] = to_e4m3(numbers[i] / scale);
   return scale;
@@ -237,14 +237,13 @@ Json quantization_json(const ModelConfig& model, const std::string& format) {
                         {"symmetric", true},
                         {"type", is_fp8 ? "float" : "int"}};
   Json activations = nullptr;
-  if (is_fp8) {
+  if (!is_int4) {
     activations = weights;
     activations.update({{"dynamic", true}, {"observer", nullptr}, {"strategy", "token"}});
   }
   Json ignore = Json::array({"lm_head"});
   if (model.moe) ignore.push_back("re:.*mlp\\.gate$");  // the router
-  // Integers without quantised activations are packed in this format, those of 8 bits, too.
-  const char* name = is_fp8 ? "float-quantized" : "pack-quantized";
+  const char* name = is_fp8 ? "float-quantized" : is_int4 ? "pack-quantized" : "int-quantized";
   return {{"config_groups",
            {{"group_0",
              {{"format", name},

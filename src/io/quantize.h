@@ -13,8 +13,8 @@
 
 namespace nanovllm {
 
-/// Rounds the numbers that share a scale: int4, int8 or E4M3. `out` gets one byte each: integers
-/// from 0 on (their zero point is 8 or 128), or the E4M3's bits. Returns the scale, a bf16 number,
+/// Rounds the numbers that share a scale: int4, int8 or E4M3. `out` gets one byte each: int4 from 0
+/// on (its zero point is 8), or the bits of an int8 or E4M3. Returns the scale, a bf16 number,
 /// or one that is not finite, and rounds nothing, where a number is not finite. docs/contract.md
 /// says which numbers these are.
 float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t* out);

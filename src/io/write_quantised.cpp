@@ -166,10 +166,12 @@ class QuantisedWriter {
     const int64_t groups = scheme.kept_format(0, k).value().groups(k);
     const std::string module = module_of(tensor.name);
     NewTensor scales{module + ".weight_scale", "BF16", {n, groups}, 2};
-    if (scheme.storage != QuantStorage::packed)
-      return {tensor.name, &scheme, {{tensor.name, "F8_E4M3", {n, k}, 1}, std::move(scales)}};
+    if (scheme.storage != QuantStorage::packed) {
+      const char* dtype = scheme.storage == QuantStorage::int8 ? "I8" : "F8_E4M3";
+      return {tensor.name, &scheme, {{tensor.name, dtype, {n, k}, 1}, std::move(scales)}};
+    }
     check(k % per_word == 0, ErrorKind::model,
-          "{}: tensor {} has {} columns, not a multiple of {}: use fp8",
+          "{}: tensor {} has {} columns, not a multiple of {}: use int8 or fp8",
           checkpoint_.file_of(tensor.name), tensor.name, k, per_word);
     return {tensor.name,
             &scheme,
@@ -264,7 +266,7 @@ class QuantisedWriter {
       file.write_at(entry.to[2].offset, source.shape.data(), 2 * sizeof(int64_t));
   }
 
-  /// Some rows as compressed-tensors stores them: E4M3 as it is; integers from 0 on, the first of a
+  /// Some rows as compressed-tensors stores them: bytes as they are; int4 from 0 on, the first of a
   /// word in its lowest bits.
   static void encode(const QuantizedWeight& weight, const QuantScheme& scheme,
                      const WeightBlock& block, uint8_t* numbers, bf16* scales) {
@@ -281,8 +283,7 @@ class QuantisedWriter {
       for (size_t i = 0; i < count; i += 2)
         numbers[i / 2] = static_cast<uint8_t>((q[i] + 8) | (q[i + 1] + 8) << 4);
     else
-      for (size_t i = 0; i < count; ++i)
-        numbers[i] = static_cast<uint8_t>(format.numbers == WeightFormat::int8 ? q[i] + 128 : q[i]);
+      std::memcpy(numbers, q, count);
   }
 
   void report(size_t bytes) {

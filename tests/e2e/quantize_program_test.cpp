@@ -41,7 +41,7 @@ TEST_F(Quantize, WritesWhatTheOptionMakes) {
     EXPECT_EQ(here, answer(out_, {}));
     const std::string plain =
         answer(out_, {"--quantization", "compressed-tensors", "--dequantize"});
-    EXPECT_TRUE(here == plain || format == "fp8");  // whose activations are quantised, too
+    EXPECT_TRUE(here == plain || format != "int4");  // of others activations are quantised, too
     EXPECT_NE(here, answer(demo_model(), {}));
   }
 }

@@ -119,9 +119,8 @@ TEST(Roofline, QuantisedWeightsHaveTheBytesOfTheirFormat) {
       {"qwen3-8b", "auto", 2.0 * kLinear, 0},
       // A byte, and 4 for each of 38,912 rows of a layer.
       {"qwen3-8b", "fp8", kLinear + 36 * 38912 * 4.0, kLinear},
-      // A byte, and 5 with the zero point for each row.
-      {"qwen3-8b", "int8", kLinear + 36 * 38912 * 5.0, 0},
-      // Half a byte, and 5 for each 128 numbers.
+      {"qwen3-8b", "int8", kLinear + 36 * 38912 * 4.0, kLinear},
+      // Half a byte, and for each 128 numbers 5: a scale and a zero point.
       {"qwen3-8b", "int4", kLinear * (0.5 + 5.0 / 128), 0},
       {"qwen3-8b-awq", "auto", kLinear * (0.5 + 5.0 / 128), 0},
       // A byte, and 4 for each block of 128 x 128.

@@ -71,7 +71,7 @@ TEST(Quantise, IntegersAndE4m3AreTheNearestUnderTheLargestMagnitude) {
     const double s8 = to_bf16(largest(x) / 127), s = to_bf16(largest(x) / 448);
     ASSERT_EQ(quantise(x, WeightFormat::int8, q.data()), s8) << seed;
     for (size_t i = 0; i < x.size(); ++i)
-      ASSERT_EQ(q[i] - 128, std::clamp(std::nearbyint(x[i] / s8), -127.0, 127.0))
+      ASSERT_EQ(static_cast<int8_t>(q[i]), std::clamp(std::nearbyint(x[i] / s8), -127.0, 127.0))
           << seed << " " << i;
     ASSERT_EQ(quantise(x, WeightFormat::e4m3, q.data()), s) << seed;
     for (size_t i = 0; i < x.size(); ++i)
@@ -107,7 +107,7 @@ TEST(Quantise, RowsOfZerosAndOfTheSmallestNumbersHaveAScaleToo) {
   for (const auto to : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
     std::vector<uint8_t> q(32);
     EXPECT_EQ(quantise(std::vector<float>(32, 0.0f), to, q.data()), 1);
-    const uint8_t zero = to == WeightFormat::int4 ? 8 : to == WeightFormat::int8 ? 128 : 0;
+    const uint8_t zero = to == WeightFormat::int4 ? 8 : 0;
     EXPECT_EQ(q, std::vector<uint8_t>(32, zero));
     EXPECT_EQ(quantise(std::vector<float>(32, 0x1p-126f), to, q.data()), kLeastScale);
     EXPECT_EQ(q, std::vector<uint8_t>(32, zero));
@@ -246,40 +246,67 @@ TEST_F(WrittenQuantised, HasEveryFileThatTheModelNeeds) {
   EXPECT_EQ(config, read_json_file(demo_ + "/config.json"));
 }
 
-// The layout as compressed-tensors describes it: unsigned, the first number in the lowest bits.
-TEST_F(WrittenQuantised, PacksIntegersAsCompressedTensorsDoes) {
+// The layouts as compressed-tensors describes them: int8 as it is; int4 unsigned, the first number
+// in the lowest bits.
+TEST_F(WrittenQuantised, StoresIntegersAsCompressedTensorsDoes) {
   const std::string module = "model.layers.2.mlp.down_proj";
+  const int64_t n = 256, k = 512;
+  std::string plain;
+  for (const StoredBytes& t : read_tensors(demo_ + "/model.safetensors"))
+    if (t.name == module + ".weight") plain = t.bytes;
   for (const int bits : {4, 8}) {
+    SCOPED_TRACE(bits);
     fs::remove_all(out_);
     ASSERT_EQ(refusal(demo_, bits == 4 ? "int4" : "int8"), "accepted");
     std::map<std::string, StoredBytes> now;
     for (StoredBytes& t : read_tensors(out_ / "model.safetensors")) now[t.name] = std::move(t);
-    const int64_t n = 256, k = 512, group = bits == 4 ? 128 : k, per_word = 32 / bits;
-    EXPECT_FALSE(now.contains(module + ".weight"));
-    const StoredBytes &packed = now.at(module + ".weight_packed"),
-                      &scales = now.at(module + ".weight_scale"),
-                      &shape = now.at(module + ".weight_shape");
-    EXPECT_EQ(packed.dtype + scales.dtype + shape.dtype, "I32BF16I64");
-    EXPECT_EQ(packed.shape, (std::vector<int64_t>{n, k / per_word}));
+    const int64_t group = bits == 4 ? 128 : k;
+    const StoredBytes &numbers = now.at(module + (bits == 4 ? ".weight_packed" : ".weight")),
+                      &scales = now.at(module + ".weight_scale");
+    EXPECT_EQ(numbers.dtype + scales.dtype, bits == 4 ? "I32BF16" : "I8BF16");
+    EXPECT_EQ(numbers.shape, (std::vector<int64_t>{n, bits == 4 ? k / 8 : k}));
     EXPECT_EQ(scales.shape, (std::vector<int64_t>{n, k / group}));
-    const int64_t sizes[] = {n, k};
-    EXPECT_EQ(shape.bytes, std::string(reinterpret_cast<const char*>(sizes), sizeof sizes));
-    std::string plain;
-    for (const StoredBytes& t : read_tensors(demo_ + "/model.safetensors"))
-      if (t.name == module + ".weight") plain = t.bytes;
+    if (bits == 4) {
+      const StoredBytes& shape = now.at(module + ".weight_shape");
+      const int64_t sizes[] = {n, k};
+      EXPECT_EQ(shape.dtype, "I64");
+      EXPECT_EQ(shape.bytes, std::string(reinterpret_cast<const char*>(sizes), sizeof sizes));
+    }
+    EXPECT_EQ(now.contains(module + ".weight"), bits == 8);
+    EXPECT_EQ(now.contains(module + ".weight_packed"), bits == 4);
     for (int64_t i = 0; i < n * k; ++i) {
-      uint32_t word = 0;
       bf16 scale, w;
-      std::memcpy(&word, packed.bytes.data() + i / per_word * 4, 4);
       std::memcpy(&scale, scales.bytes.data() + i / group * 2, 2);
       std::memcpy(&w, plain.data() + i * 2, 2);
-      const double q =
-          (word >> (i % per_word * bits) & ((1u << bits) - 1)) - double(1 << (bits - 1));
+      const auto byte = static_cast<uint8_t>(numbers.bytes[static_cast<size_t>(i * bits / 8)]);
+      const int q = bits == 8 ? static_cast<int8_t>(byte) : (byte >> (i % 2 * 4) & 15) - 8;
       const auto s = double(static_cast<float>(scale)), x = double(static_cast<float>(w));
       const double most = bits == 4 ? 7 : 127,
                    clipped = std::clamp(x / s, -most - (bits == 4), most);
-      ASSERT_LE(std::abs(q - clipped), 0.5) << bits << " " << i;
+      ASSERT_LE(std::abs(q - clipped), 0.5) << i;
     }
+  }
+}
+
+// As vLLM takes W8A8, by compressed-tensors' names.
+TEST_F(WrittenQuantised, SaysThatActivationsOfEightBitsAreQuantisedByTokens) {
+  for (const std::string format : {"fp8", "int8", "int4"}) {
+    fs::remove_all(out_);
+    ASSERT_EQ(refusal(demo_, format), "accepted");
+    const Json config = read_json_file((out_ / "config.json").string())["quantization_config"],
+               group = config["config_groups"]["group_0"], rows = group["input_activations"];
+    EXPECT_EQ(config["format"], format == "fp8"    ? "float-quantized"
+                                : format == "int8" ? "int-quantized"
+                                                   : "pack-quantized");
+    EXPECT_EQ(group["format"], config["format"]);
+    EXPECT_EQ(rows.is_null(), format == "int4");
+    if (rows.is_null()) continue;
+    EXPECT_EQ(rows["type"], format == "fp8" ? "float" : "int");
+    EXPECT_EQ(rows["type"], group["weights"]["type"]);
+    EXPECT_EQ(rows["num_bits"], 8);
+    EXPECT_EQ(rows["strategy"], "token");
+    EXPECT_EQ(rows["dynamic"], true);
+    EXPECT_EQ(rows["symmetric"], true);
   }
 }
 
