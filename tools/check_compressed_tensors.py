@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaCon
 from transformers.utils import logging
 
 import make_goldens
-from make_quantised import E4M3, fnv, to_bf16
+from quantised_layouts import E4M3, fnv, to_bf16
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTHS = (2, 33, 65)
