@@ -99,7 +99,7 @@ struct QuantisedKernels {
   /// task's w is not read.
   void (*gemm)(const GemmTask<bf16>& task, const QuantisedPanels& w);
   /// A panel as gemm_panels() reads it, [k, kGemmBlock]: weights or, beside quantised rows,
-  /// numbers.
+  /// numbers. Both are null where gemm() takes any rows.
   void (*dequantise)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t);
   /// The same product of any rows with such panels, which are the task's w.
   void (*gemm_panels)(const GemmTask<bf16>& task, const QuantisedPanels& w);
