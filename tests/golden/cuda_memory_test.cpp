@@ -88,8 +88,10 @@ TEST_F(CudaMemory, ThatIsMissingIsShownAsATable) {
                   "available: 20 % of it all, or what is free", "ways out: a KV cache of"});
   config_.num_gpu_blocks_override = 0;
   config_.gpu_memory_utilization = 0.001;
-  expect_refusal(config_, {"not enough memory on cuda:0", "one sequence of max_model_len 4096",
-                           "ways out: a smaller model, or quantization int4; a higher --gpu-memory-utilization"});
+  expect_refusal(
+      config_,
+      {"not enough memory on cuda:0", "one sequence of max_model_len 4096",
+       "ways out: a smaller model, or quantization int4; a higher --gpu-memory-utilization"});
   EXPECT_GT(free_bytes(1.0), total_ - kSlack) << "a refused engine keeps nothing";
 }
 
