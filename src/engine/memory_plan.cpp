@@ -35,7 +35,7 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
         "--allow-long-max-model-len takes it all the same",
         config.max_model_len, longest);
   limits.max_model_len =
-      config.max_model_len > 0 ? config.max_model_len : std::min<int64_t>(4096, longest);
+      config.max_model_len > 0 ? config.max_model_len : std::min(kDefaultMaxModelLen, longest);
   limits.max_num_seqs = config.max_num_seqs;
   limits.max_num_batched_tokens = config.max_num_batched_tokens > 0  ? config.max_num_batched_tokens
                                   : ops.device().kind == Device::cpu ? 512

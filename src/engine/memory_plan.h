@@ -52,6 +52,8 @@ void check_parallel_size(const ModelConfig& model, int world_size);
 /// Elements of the whole model, as one rank alone would hold it.
 int64_t count_parameters(const ModelConfig& model);
 
+/// max_model_len where the options leave it open and the model has no less.
+constexpr int64_t kDefaultMaxModelLen = 4096;
 /// The dtype that the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config);
 

@@ -78,7 +78,7 @@ void ModelRunner::load(const Checkpoint* checkpoint, uint64_t seed, const LoadPr
   if (!checkpoint) return loader_.load_dummy(seed, progress);
   const int64_t kv_heads = model_config_.num_key_value_heads;
   kv_scales_ = load_kv_scales(*backend_, *checkpoint, model_config_.quantization.get(), kv_heads,
-                              comm_->rank() * kv_heads / comm_->world_size(), kv_cache_);
+                              first_kv_head(kv_heads, shard_of(*comm_)), kv_cache_);
   loader_.load(*checkpoint, progress);
 }
 

@@ -224,25 +224,11 @@ std::vector<std::byte> QuantizedWeight::read(const Place& place, const WeightBlo
 /// The same of scales, checked.
 std::vector<float> QuantizedWeight::read_floats(const Place& place,
                                                 const WeightBlock& block) const {
-  const auto bytes = read(place, block);
-  std::vector<float> values(bytes.size() / place.size);
-  for (size_t i = 0; i < values.size(); ++i) {
-    const std::byte* from = bytes.data() + i * place.size;
-    if (place.tensor->dtype == "F32") {
-      std::memcpy(&values[i], from, sizeof(float));
-    } else {
-      uint16_t bits = 0;
-      std::memcpy(&bits, from, sizeof bits);
-      f16 half;
-      bf16 brain;
-      half.bits = brain.bits = bits;
-      values[i] =
-          place.tensor->dtype == "F16" ? static_cast<float>(half) : static_cast<float>(brain);
-    }
-    check(std::isfinite(values[i]) && values[i] > 0, ErrorKind::model,
+  const std::vector<float> values = place.tensor->to_floats(read(place, block));
+  for (const float value : values)
+    check(std::isfinite(value) && value > 0, ErrorKind::model,
           "{}: tensor {} has a scale of {}: scales are finite and above 0",
-          checkpoint_->file_of(place.name), place.name, values[i]);
-  }
+          checkpoint_->file_of(place.name), place.name, value);
   return values;
 }
 

@@ -92,6 +92,10 @@ int64_t kv_heads_per_rank(int64_t num_kv_heads, int world_size) {
   return 1;
 }
 
+int64_t first_kv_head(int64_t num_kv_heads, const Shard& shard) {
+  return shard.rank * num_kv_heads / shard.world_size;
+}
+
 QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& prefix,
                                      int64_t hidden_size, int64_t head_dim, int64_t num_heads,
                                      int64_t num_kv_heads, bool bias)
@@ -99,7 +103,7 @@ QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& pref
       num_kv_heads_(kv_heads_per_rank(num_kv_heads, load.shard().world_size)) {
   const Shard& shard = load.shard();
   const int64_t q_begin = shard.rank * num_heads_ * head_dim, q_rows = num_heads_ * head_dim;
-  const int64_t kv_begin = shard.rank * num_kv_heads / shard.world_size * head_dim,
+  const int64_t kv_begin = first_kv_head(num_kv_heads, shard) * head_dim,
                 kv_rows = num_kv_heads_ * head_dim;
   const int64_t kv_total = num_kv_heads * head_dim;
   output_size_ = q_rows + 2 * kv_rows;

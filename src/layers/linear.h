@@ -94,5 +94,7 @@ class RowParallelLinear {
 
 /// Heads of K and V on one rank: at least one; refused unless one number divides the other.
 int64_t kv_heads_per_rank(int64_t num_kv_heads, int world_size);
+/// The first of a rank's heads of K and V.
+int64_t first_kv_head(int64_t num_kv_heads, const Shard& shard);
 
 }  // namespace nanovllm

@@ -1,6 +1,5 @@
 #include "weights/kv_cache.h"
 
-#include <cstring>
 #include <vector>
 
 #include "io/quantization.h"
@@ -14,13 +13,6 @@ constexpr float kLeastKvScale = kLeastScale, kMostKvScale = 1 / kLeastScale;
 
 KvCacheScheme scheme_of(const QuantizationConfig* quantization) {
   return quantization ? quantization->kv_cache_scheme() : KvCacheScheme::none;
-}
-
-template <class T>
-float number_at(const std::byte* bytes) {
-  T value;
-  std::memcpy(static_cast<void*>(&value), bytes, sizeof value);
-  return static_cast<float>(value);
 }
 
 /// A scale for each of `heads`: the numbers of a tensor, or its one number for all of them.
@@ -38,17 +30,12 @@ std::vector<float> read_scales(const Checkpoint& checkpoint, const std::string& 
         checkpoint.file_of(name), name, tensor->describe(), heads);
   std::vector<std::byte> bytes(tensor->data.size());
   checkpoint.read(bytes, tensor->data.data());
-  std::vector<float> scales;
-  for (size_t i = 0; i < static_cast<size_t>(heads); ++i) {
-    const std::byte* at = bytes.data() + (count == 1 ? 0 : i * size_of(*dtype));
-    const float scale = *dtype == DType::f32   ? number_at<float>(at)
-                        : *dtype == DType::f16 ? number_at<f16>(at)
-                                               : number_at<bf16>(at);
+  std::vector<float> scales = tensor->to_floats(bytes);
+  for (const float scale : scales)
     check(scale >= kLeastKvScale && scale <= kMostKvScale, ErrorKind::model,
           "{}: tensor {} has a scale of {}: scales of keys and values are from 2^-100 to 2^100",
           checkpoint.file_of(name), name, scale);
-    scales.push_back(scale);
-  }
+  scales.resize(static_cast<size_t>(heads), scales.front());
   return scales;
 }
 

@@ -63,8 +63,8 @@ TEST(RunCommand, EndsAtItsLimitsWithAllOfItsProcesses) {
   const Interrupt interrupt;
   CommandLimits limits{.time = std::chrono::milliseconds(2000), .output_bytes = 1 << 16};
   CommandResult slow;
-  for (int tries = 0; tries < 30 && slow.output.empty();
-       ++tries) {  // it may not have begun in time
+  // A shell may not have begun in time.
+  for (int tries = 0; tries < 30 && slow.output.empty(); ++tries) {
     slow = run_command(shell("sleep 600 & echo $!; exec sleep 600"), "", interrupt, limits);
     EXPECT_EQ(slow.problem, "took longer than 2 s");
   }

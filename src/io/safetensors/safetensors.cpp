@@ -209,6 +209,23 @@ std::optional<DType> StoredTensor::loadable_dtype() const {
   return std::nullopt;
 }
 
+std::vector<float> StoredTensor::to_floats(std::span<const std::byte> bytes) const {
+  const DType type = loadable_dtype().value();
+  std::vector<float> values(bytes.size() / size_of(type));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const std::byte* from = bytes.data() + i * size_of(type);
+    if (type == DType::f32) {
+      std::memcpy(&values[i], from, sizeof(float));
+    } else {
+      uint16_t bits = 0;
+      std::memcpy(&bits, from, sizeof bits);
+      values[i] = type == DType::f16 ? static_cast<float>(f16{bits})
+                                     : static_cast<float>(std::bit_cast<bf16>(bits));
+    }
+  }
+  return values;
+}
+
 std::string StoredTensor::describe() const {
   constexpr size_t kMost = 8;  // a file may claim thousands of dimensions
   if (shape.size() <= kMost) return fmt::format("{}[{}]", dtype, fmt::join(shape, ", "));

@@ -27,6 +27,8 @@ struct StoredTensor {
 
   /// The dtype, if it is one that models are loaded from: F32, F16, BF16.
   std::optional<DType> loadable_dtype() const;
+  /// The numbers of `bytes`, which were read from `data`; the dtype is loadable.
+  std::vector<float> to_floats(std::span<const std::byte> bytes) const;
   /// A read-only CPU view. Throws Error(model) naming the tensor if the dtype is not loadable or
   /// the rank not 1 to 4.
   Tensor view() const;
