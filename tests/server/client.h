@@ -172,7 +172,10 @@ class ServerOnThread {
       log.note = [this](const std::string& line) {
         const std::lock_guard lock(mutex_);
         notes_.push_back(line);
-        if (line.starts_with("serving")) port_ = std::stoi(line.substr(line.rfind(':') + 1));
+        if (line.starts_with("serving")) {
+          port_ = std::stoi(line.substr(line.rfind(':') + 1));
+          signals_before_ = signals_.load();
+        }
         ready_.notify_all();
       };
       log.request = [this](const std::string& line) {
@@ -180,18 +183,22 @@ class ServerOnThread {
         requests_.push_back(line);
       };
       server::serve(options, log);
-      has_ended_ = true;
     });
     std::unique_lock lock(mutex_);
     ready_.wait_for(lock, std::chrono::minutes(5), [this] { return port_ > 0; });
     EXPECT_GT(port_, 0);
   }
   ~ServerOnThread() { stop(); }
-  /// As SIGTERM does.
-  void terminate() { ::kill(::getpid(), SIGTERM); }
+  /// As SIGTERM does: every server of this process ends.
+  void terminate() {
+    ++signals_;
+    ::kill(::getpid(), SIGTERM);
+  }
+  /// A server that is ending already gets no signal: once it has let go of its handler, one would
+  /// end the test.
   void stop() {
     if (!thread_.joinable()) return;
-    if (!has_ended_) terminate();
+    if (signals_ == signals_before_) terminate();
     thread_.join();
   }
 
@@ -231,7 +238,8 @@ class ServerOnThread {
   std::condition_variable ready_;
   int port_ = 0;
   std::vector<std::string> requests_, notes_;
-  std::atomic<bool> has_ended_ = false;
+  inline static std::atomic<int> signals_ = 0;
+  std::atomic<int> signals_before_ = 0;
   std::thread thread_;
 };
 
