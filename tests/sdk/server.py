@@ -14,13 +14,13 @@ QUESTION = "What is 37 + 45?"
 
 
 class Server:
-    def __init__(self, *arguments, preexec=None):
+    def __init__(self, *arguments, preexec=None, environment=()):
         program, model = sys.argv[1:3]
         self.notes = []
         self.process = subprocess.Popen(
             [program, "serve", model, "--served-model-name", "demo", "--port", "0", "--device", "cpu", "--threads", "1",
              "--api-key", KEY, "--trust-remote-code", *arguments],
-            stderr=subprocess.PIPE, text=True, preexec_fn=preexec, env={**os.environ, "NANOVLLM_HOST": "tcp://10.0.0.1:80"})
+            stderr=subprocess.PIPE, text=True, preexec_fn=preexec, env={**os.environ, "NANOVLLM_HOST": "tcp://10.0.0.1:80", **dict(environment)})
         for line in self.process.stderr:
             self.notes.append(line)
             if match := re.search(r"serving demo on (\S+)", line):
