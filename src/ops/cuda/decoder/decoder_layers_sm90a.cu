@@ -350,7 +350,8 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
 bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                                  std::span<const KvCache> caches, const Batch& batch) {
   const int64_t rows = x.shape[0], hidden = x.shape[1], d = stack.head_dim;
-  if (!can_run_cooperatively_ || x.dtype != DType::bf16 || stack.layers.empty() ||
+  if (!can_run_cooperatively_ || x.dtype != DType::bf16 || caches.empty() ||
+      caches[0].k.dtype != DType::bf16 || stack.layers.empty() ||
       stack.layers.size() > decoder::kMaxLayers || rows < 1 || rows > decoder::kMaxRows ||
       hidden % 64 != 0 || stack.heads % stack.kv_heads != 0 ||
       stack.heads / stack.kv_heads > decoder::kMaxGroup || (d != 64 && d != 128) ||

@@ -52,9 +52,9 @@ bool CudaBackend::fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, 
     return next.data == t.data + t.shape[1] * kProductHead * size_of(t.dtype) &&
            next.stride[0] == t.stride[0];
   };
-  if (q.dtype != DType::bf16 || q.shape[2] != kProductHead || cos_sin.shape[1] != kProductHead ||
-      q.stride[1] != kProductHead || !follows(k, q) || !follows(v, k) ||
-      !std::has_single_bit(static_cast<uint64_t>(block_size)) ||
+  if (q.dtype != DType::bf16 || cache.k.dtype != DType::bf16 || q.shape[2] != kProductHead ||
+      cos_sin.shape[1] != kProductHead || q.stride[1] != kProductHead || !follows(k, q) ||
+      !follows(v, k) || !std::has_single_bit(static_cast<uint64_t>(block_size)) ||
       !wide_rows({cache.k, cache.v, cos_sin, q_norm, k_norm}))
     return false;
   HeadsInput input{.heads = fused_arguments<bf16>(q, k, v, batch, cos_sin, cache),

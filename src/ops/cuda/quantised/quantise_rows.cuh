@@ -2,10 +2,7 @@
 // gemm_fp8.cuh reads them: numbers [m, k]; a scale for each row, or [k / 128, m] of groups of 128.
 #pragma once
 
-#include <cuda_fp8.h>
-
-#include "core/weight.h"
-#include "ops/cuda/ptx/device.cuh"
+#include "ops/cuda/ptx/e4m3.cuh"
 
 namespace nanovllm {
 
@@ -21,41 +18,6 @@ struct QuantisedRows {
 };
 
 constexpr int kRowsTogether = 8;  // of a block of quantise_groups_kernel(), a warp each
-
-/// The scale of what has `most` as its largest magnitude; NaN where that is not finite.
-__device__ inline float row_scale(float most) {
-  return most <= 0x1.fffffep127f ? __fdiv_rn(fmaxf(most, kLeastMagnitude), 448.0f)
-                                 : __int_as_float(0x7fffffff);
-}
-/// The largest magnitude; NaN if one of them is.
-__device__ inline float most_of(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-__device__ inline float most_of(const Vec<__nv_bfloat16>& v) {
-  float most = 0.0f;
-#pragma unroll
-  for (const __nv_bfloat16& x : v.v) most = most_of(most, fabsf(to_float(x)));
-  return most;
-}
-template <int lanes>
-__device__ float most_of_lanes(float most) {
-#pragma unroll
-  for (int offset = lanes / 2; offset > 0; offset /= 2)
-    most = most_of(most, __shfl_xor_sync(kFullMask, most, offset));
-  return most;
-}
-
-__device__ inline uint2 quantise_eight(const Vec<__nv_bfloat16>& v, float scale) {
-  uint32_t two[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    two[i] = __nv_cvt_float2_to_fp8x2(
-        {__fdiv_rn(to_float(v.v[2 * i]), scale), __fdiv_rn(to_float(v.v[2 * i + 1]), scale)},
-        __NV_SATFINITE, __NV_E4M3);
-  return {two[0] | two[1] << 16, two[2] | two[3] << 16};
-}
 
 /// A scale for each 128 columns, or `fixed`. A block takes 256 columns of eight rows.
 template <bool has_fixed>

@@ -39,9 +39,9 @@ __global__ void rotary_kernel(Heads<T> q, Heads<T> k, const int* positions, cons
   }
 }
 
-template <class T>
-__global__ void store_kv_kernel(T* k_cache, Pages k_pages, T* v_cache, Pages v_pages, Heads<T> k,
-                                Heads<T> v, const int* slots, int64_t d, int64_t tokens,
+template <class T, class C>
+__global__ void store_kv_kernel(C* k_cache, PagesOf<C> k_pages, C* v_cache, PagesOf<C> v_pages,
+                                Heads<T> k, Heads<T> v, const int* slots, int64_t d, int64_t tokens,
                                 bool wide) {
   let_next_start();
   wait_for_previous();
@@ -50,18 +50,23 @@ __global__ void store_kv_kernel(T* k_cache, Pages k_pages, T* v_cache, Pages v_p
   if (!my_head(tokens, k.count, token, head)) return;
   const int slot = slots[token];
   if (slot < 0) return;
-  T *k_target = k_cache + k_pages.offset(slot, head),
-    *v_target = v_cache + v_pages.offset(slot, head);
-  for (int64_t c = threadIdx.x % kWarp * Vec<T>::size; c < d; c += kWarp * Vec<T>::size) {
-    store_vec(k_target + c, load_vec(k.head(token, head) + c, d - c, wide), d - c, wide);
-    store_vec(v_target + c, load_vec(v.head(token, head) + c, d - c, wide), d - c, wide);
+  if constexpr (is_e4m3<C>) {
+    store_whole_row(k_cache, k_pages, slot, head, k.head(token, head), d);
+    store_whole_row(v_cache, v_pages, slot, head, v.head(token, head), d);
+  } else {
+    T *k_target = k_cache + k_pages.offset(slot, head),
+      *v_target = v_cache + v_pages.offset(slot, head);
+    for (int64_t c = threadIdx.x % kWarp * Vec<T>::size; c < d; c += kWarp * Vec<T>::size) {
+      store_vec(k_target + c, load_vec(k.head(token, head) + c, d - c, wide), d - c, wide);
+      store_vec(v_target + c, load_vec(v.head(token, head) + c, d - c, wide), d - c, wide);
+    }
   }
 }
 
 /// Warps of q heads normalise and rotate; those of k heads store the result as well; those of v
 /// heads only store.
-template <class T>
-__global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
+template <class T, class C>
+__global__ void qk_norm_rope_store_kernel(const FusedArguments<T, C> a) {
   __shared__ T normalised[kWarpsPerBlock]
                          [kMaxFusedHeadDim];  // an element and its partner are in different lanes
   let_next_start();
@@ -75,9 +80,13 @@ __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
   if (!is_q && !is_k) {
     const int h = head - a.q.count - a.k.count;
     if (slot < 0) return;
-    T* target = a.v_cache + a.v_pages.offset(slot, h);
-    for (int c = lane * Vec<T>::size; c < a.d; c += kWarp * Vec<T>::size)
-      store_vec(target + c, load_vec(a.v.head(token, h) + c, a.d - c, a.wide), a.d - c, a.wide);
+    if constexpr (is_e4m3<C>) {
+      store_whole_row(a.v_cache, a.v_pages, slot, h, a.v.head(token, h), a.d);
+    } else {
+      T* target = a.v_cache + a.v_pages.offset(slot, h);
+      for (int c = lane * Vec<T>::size; c < a.d; c += kWarp * Vec<T>::size)
+        store_vec(target + c, load_vec(a.v.head(token, h) + c, a.d - c, a.wide), a.d - c, a.wide);
+    }
     return;
   }
   const int h = is_q ? head : head - a.q.count;
@@ -98,19 +107,24 @@ __global__ void qk_norm_rope_store_kernel(const FusedArguments<T> a) {
     values[i + a.half] = round_to<T>(turned.second);
   }
   __syncwarp();
-  T* stored = is_k && slot >= 0 ? a.k_cache + a.k_pages.offset(slot, h) : nullptr;
-  for (int c = lane; c < a.d; c += kWarp) {
-    x[c] = values[c];
-    if (stored) stored[c] = values[c];
+  if constexpr (is_e4m3<C>) {
+    for (int c = lane; c < a.d; c += kWarp) x[c] = values[c];
+    if (is_k && slot >= 0) store_whole_row(a.k_cache, a.k_pages, slot, h, values, a.d);
+  } else {
+    T* stored = is_k && slot >= 0 ? a.k_cache + a.k_pages.offset(slot, h) : nullptr;
+    for (int c = lane; c < a.d; c += kWarp) {
+      x[c] = values[c];
+      if (stored) stored[c] = values[c];
+    }
   }
 }
 
 /// The same, with or without the norm, for heads that fit one vector per lane: a head stays in the
 /// registers of `lanes` lanes (a power of two), so that a warp may have several heads. Sums run
 /// over the lanes in the order of warp_sum(), whose other lanes would add zeros.
-template <class T, bool kNorm>
+template <class T, bool kNorm, class C>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
-    rope_store_kernel(const FusedArguments<T> a, unsigned lanes) {
+    rope_store_kernel(const FusedArguments<T, C> a, unsigned lanes) {
   constexpr int kSize = Vec<T>::size;
   let_next_start();
   const unsigned heads = static_cast<unsigned>(a.q.count + a.k.count + a.v.count),
@@ -157,18 +171,25 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
     result.v[i] = round_to<T>(is_first ? rotate(own, other, cosine, sine).first
                                        : rotate(other, own, cosine, sine).second);
   }
-  if (!mine) return;
-  if (is_q)
-    store_vec(source, result, kSize, true);
-  else if (slot >= 0)
-    store_vec(
-        (is_k ? a.k_cache + a.k_pages.offset(slot, h) : a.v_cache + a.v_pages.offset(slot, h)) + c,
-        result, kSize, true);
+  if constexpr (is_e4m3<C>) {
+    if (mine && is_q) store_vec(source, result, kSize, true);
+    store_row(is_k ? a.k_cache : a.v_cache, is_k ? a.k_pages : a.v_pages, slot, h, c, result,
+              mine && !is_q && slot >= 0, lanes);
+  } else {
+    if (!mine) return;
+    if (is_q)
+      store_vec(source, result, kSize, true);
+    else if (slot >= 0)
+      store_vec(
+          (is_k ? a.k_cache + a.k_pages.offset(slot, h) : a.v_cache + a.v_pages.offset(slot, h)) +
+              c,
+          result, kSize, true);
+  }
 }
 
 /// How many lanes a head takes in rope_store_kernel, or 0 where it needs the general kernels.
-template <class T>
-unsigned lanes_of_head(const FusedArguments<T>& a) {
+template <class T, class C>
+unsigned lanes_of_head(const FusedArguments<T, C>& a) {
   constexpr int kSize = Vec<T>::size;
   if (!a.wide || a.d % kSize != 0 || a.half % kSize != 0 || a.d > kWarp * kSize) return 0;
   unsigned lanes = 1;
@@ -176,8 +197,8 @@ unsigned lanes_of_head(const FusedArguments<T>& a) {
   return lanes;
 }
 
-template <class T>
-dim3 grid_of_lanes(const FusedArguments<T>& a, unsigned lanes) {
+template <class T, class C>
+dim3 grid_of_lanes(const FusedArguments<T, C>& a, unsigned lanes) {
   const int64_t heads = a.q.count + a.k.count + a.v.count;
   return {grid_size(ceil_div(a.tokens * heads * lanes, kWarpsPerBlock * kWarp))};
 }
@@ -202,11 +223,13 @@ void CudaBackend::store_kv(KvCache cache, Tensor k, Tensor v, Tensor slot_mappin
   check_heads("store_kv", k, v, tokens);
   check_stored(cache, k, v);
   dispatch_float(k.dtype, [&]<class T>() {
-    launch_early(store_kv_kernel<DeviceType<T>>, grid_for(tokens, k.shape[1]),
-                 kWarpsPerBlock * kWarp, 0, device_ptr<T>(cache.k), Pages(cache.k),
-                 device_ptr<T>(cache.v), Pages(cache.v), heads_of<T>(k), heads_of<T>(v),
-                 slot_mapping.ptr<int32_t>(), k.shape[2], tokens,
-                 wide_rows({k, v, cache.k, cache.v}));
+    dispatch_cache<T>(cache, [&]<class C>() {
+      launch_early(
+          store_kv_kernel<DeviceType<T>, C>, grid_for(tokens, k.shape[1]), kWarpsPerBlock * kWarp,
+          0, cache_ptr<C>(cache.k), PagesOf<C>(cache.k, cache.k_scales), cache_ptr<C>(cache.v),
+          PagesOf<C>(cache.v, cache.v_scales), heads_of<T>(k), heads_of<T>(v),
+          slot_mapping.ptr<int32_t>(), k.shape[2], tokens, wide_rows({k, v, cache.k, cache.v}));
+    });
   });
 }
 
@@ -214,16 +237,17 @@ void CudaBackend::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, T
                              KvCache cache) {
   check_fused("rope_store", q, k, v, batch, cos_sin, cache);
   dispatch_float(q.dtype, [&]<class T>() {
-    using D = DeviceType<T>;
-    FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
-    a.is_settled = is_settled(batch);
-    const unsigned lanes = lanes_of_head(a);
-    if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
-    dim3 grid;
-    if (const auto kernel = tokens_kernel_for<false>(a, lanes, grid))
-      return launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
-    launch_early(rope_store_kernel<D, false>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0, a,
-                 lanes);
+    dispatch_cache<T>(cache, [&]<class C>() {
+      FusedArguments<DeviceType<T>, C> a = fused_arguments<T, C>(q, k, v, batch, cos_sin, cache);
+      a.is_settled = is_settled(batch);
+      const unsigned lanes = lanes_of_head(a);
+      if (lanes == 0) return Backend::rope_store(q, k, v, batch, cos_sin, cache);
+      dim3 grid;
+      if (const auto kernel = tokens_kernel_for<false>(a, lanes, grid))
+        return launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
+      launch_early(rope_store_kernel<DeviceType<T>, false, C>, grid_of_lanes(a, lanes),
+                   kWarpsPerBlock * kWarp, 0, a, lanes);
+    });
   });
 }
 
@@ -238,22 +262,23 @@ void CudaBackend::qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm
   if (d > kMaxFusedHeadDim)
     return Backend::qk_norm_rope_store(q, k, v, q_norm, k_norm, eps, batch, cos_sin, cache);
   dispatch_float(q.dtype, [&]<class T>() {
-    using D = DeviceType<T>;
-    FusedArguments<D> a = fused_arguments<T>(q, k, v, batch, cos_sin, cache);
-    a.q_norm = device_ptr<T>(q_norm);
-    a.k_norm = device_ptr<T>(k_norm);
-    a.eps = eps;
-    a.is_settled = is_settled(batch);
-    const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
-    dim3 grid;
-    if (const auto kernel = tokens_kernel_for<true>(a, lanes, grid))
-      launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
-    else if (lanes > 0)
-      launch_early(rope_store_kernel<D, true>, grid_of_lanes(a, lanes), kWarpsPerBlock * kWarp, 0,
-                   a, lanes);
-    else
-      launch_early(qk_norm_rope_store_kernel<D>, grid_for(a.tokens, q.shape[1] + 2 * k.shape[1]),
-                   kWarpsPerBlock * kWarp, 0, a);
+    dispatch_cache<T>(cache, [&]<class C>() {
+      FusedArguments<DeviceType<T>, C> a = fused_arguments<T, C>(q, k, v, batch, cos_sin, cache);
+      a.q_norm = device_ptr<T>(q_norm);
+      a.k_norm = device_ptr<T>(k_norm);
+      a.eps = eps;
+      a.is_settled = is_settled(batch);
+      const unsigned lanes = wide_rows({q_norm, k_norm}) ? lanes_of_head(a) : 0;
+      dim3 grid;
+      if (const auto kernel = tokens_kernel_for<true>(a, lanes, grid))
+        launch_early(kernel, grid, kWarpsPerBlock * kWarp, 0, a);
+      else if (lanes > 0)
+        launch_early(rope_store_kernel<DeviceType<T>, true, C>, grid_of_lanes(a, lanes),
+                     kWarpsPerBlock * kWarp, 0, a, lanes);
+      else
+        launch_early(qk_norm_rope_store_kernel<DeviceType<T>, C>,
+                     grid_for(a.tokens, q.shape[1] + 2 * k.shape[1]), kWarpsPerBlock * kWarp, 0, a);
+    });
   });
 }
 

@@ -2,6 +2,7 @@
 // that steps of many tokens take.
 #pragma once
 
+#include "ops/cuda/ptx/e4m3.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 #include "ops/cuda/rowwise/row_math.cuh"
 
@@ -25,7 +26,11 @@ Heads<DeviceType<T>> heads_of(const Tensor& t) {
   return {device_ptr<T>(t), t.stride[0], t.stride[1], static_cast<int>(t.shape[1])};
 }
 
-template <class T>
+template <class C>
+using PagesOf = std::conditional_t<is_e4m3<C>, ScaledPages, Pages>;
+
+/// C: of the cache's elements, T or E4m3.
+template <class T, class C = T>
 struct FusedArguments {
   Heads<T> q, k, v;
   const T *q_norm, *k_norm;
@@ -33,8 +38,8 @@ struct FusedArguments {
   const int *positions, *slots;
   const float* cos_sin;
   int64_t table_stride;
-  T *k_cache, *v_cache;
-  Pages k_pages, v_pages;
+  C *k_cache, *v_cache;
+  PagesOf<C> k_pages, v_pages;
   int64_t tokens;
   int d, half;
   bool wide;
@@ -51,7 +56,8 @@ inline void check_heads(const char* op, const Tensor& q, const Tensor& k, int64_
 inline void check_stored(const KvCache& cache, const Tensor& k, const Tensor& v) {
   check_pages(cache);
   check(v.rank == 3 && k.shape == v.shape && k.shape[1] == cache.k.shape[1] &&
-            k.shape[2] == cache.k.shape[3] && k.dtype == cache.k.dtype && v.dtype == k.dtype &&
+            k.shape[2] == cache.k.shape[3] &&
+            (cache.k.dtype == k.dtype || cache.k.dtype == DType::e4m3) && v.dtype == k.dtype &&
             dense_last_axis(v),
         "store_kv: {} and {} into pages of {}", k.describe(), v.describe(), cache.k.describe());
 }
@@ -67,11 +73,25 @@ inline void check_fused(const char* op, const Tensor& q, const Tensor& k, const 
         batch.slot_mapping.numel());
 }
 
+/// Half of a cache that has elements of type C.
+template <class C>
+C* cache_ptr(const Tensor& half) {
+  return reinterpret_cast<C*>(half.data);
+}
+/// Calls body.template operator()<C>() with the type of the elements of a cache of T or E4M3.
+template <class T, class Body>
+void dispatch_cache(const KvCache& cache, Body&& body) {
+  if (cache.k.dtype == DType::e4m3)
+    body.template operator()<E4m3>();
+  else
+    body.template operator()<DeviceType<T>>();
+}
+
 /// All but the norm.
-template <class T>
-FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, const Tensor& v,
-                                              const Batch& batch, const Tensor& cos_sin,
-                                              const KvCache& cache) {
+template <class T, class C = DeviceType<T>>
+FusedArguments<DeviceType<T>, C> fused_arguments(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Batch& batch, const Tensor& cos_sin,
+                                                 const KvCache& cache) {
   return {.q = heads_of<T>(q),
           .k = heads_of<T>(k),
           .v = heads_of<T>(v),
@@ -82,15 +102,54 @@ FusedArguments<DeviceType<T>> fused_arguments(const Tensor& q, const Tensor& k, 
           .slots = batch.slot_mapping.ptr<int32_t>(),
           .cos_sin = cos_sin.ptr<float>(),
           .table_stride = cos_sin.stride[0],
-          .k_cache = device_ptr<T>(cache.k),
-          .v_cache = device_ptr<T>(cache.v),
-          .k_pages = Pages(cache.k),
-          .v_pages = Pages(cache.v),
+          .k_cache = cache_ptr<C>(cache.k),
+          .v_cache = cache_ptr<C>(cache.v),
+          .k_pages = PagesOf<C>(cache.k, cache.k_scales),
+          .v_pages = PagesOf<C>(cache.v, cache.v_scales),
           .tokens = batch.positions.numel(),
           .d = static_cast<int>(q.shape[2]),
           .half = static_cast<int>(cos_sin.shape[1] / 2),
           .wide = wide_rows({q, k, v, cache.k, cache.v, cos_sin}),
           .is_settled = false};
+}
+
+/// Stores a lane's vector, from element c on, of a row that `lanes` neighbours have, zeros past its
+/// end. By all of them; not `valid`: nothing is stored.
+template <class T, class C>
+__device__ __forceinline__ void store_row(C* cache, const PagesOf<C>& pages, int slot, int head,
+                                          int c, const Vec<T>& x, bool valid, unsigned lanes) {
+  if constexpr (is_e4m3<C>) {
+    const float most = most_of_lanes(most_of(x), lanes);
+    if (!valid) return;
+    const float scale = row_scale(most, pages.scale_of(head));
+    E4m3* to = cache + pages.offset(slot, head) + c;
+    const bool is_finite = scale == scale;
+    if constexpr (Vec<T>::size == 8) {
+      *reinterpret_cast<uint2*>(to) = is_finite ? quantise_eight(x, scale) : uint2{};
+    } else {
+      const uint32_t low = quantise_two(x.v[0], x.v[1], scale),
+                     high = quantise_two(x.v[2], x.v[3], scale);
+      *reinterpret_cast<uint32_t*>(to) = is_finite ? low | high << 16 : 0;
+    }
+    if (c == 0) *reinterpret_cast<float*>(cache + pages.scale_offset(slot, head)) = scale;
+  } else if (valid) {
+    store_whole(cache + pages.offset(slot, head) + c, x);
+  }
+}
+/// Stores a row of d elements as E4M3, of any size. By a whole warp.
+template <class T>
+__device__ void store_whole_row(E4m3* cache, const ScaledPages& pages, int slot, int head,
+                                const T* x, int64_t d) {
+  const int lane = threadIdx.x % kWarp;
+  float most = 0.0f;
+  for (int64_t c = lane; c < d; c += kWarp) most = most_of(most, fabsf(to_float(x[c])));
+  const float scale = row_scale(most_of_lanes<kWarp>(most), pages.scale_of(head));
+  E4m3* to = cache + pages.offset(slot, head);
+  for (int64_t c = lane; c < d; c += kWarp) {
+    const uint32_t number = quantise_two(to_float(x[c]), 0.0f, scale) & 0xff;
+    to[c].bits = static_cast<uint8_t>(scale == scale ? number : 0);
+  }
+  if (lane == 0) *reinterpret_cast<float*>(cache + pages.scale_offset(slot, head)) = scale;
 }
 
 /// Eight bf16, two in a register.
@@ -106,9 +165,9 @@ struct alignas(16) Words {
 
 /// The rotation of the elements from `c` on of a token's heads: those of both halves turn by the
 /// same angles. `turned_back`: the sines of the first half change their sign.
-template <class T, int kParts>
+template <class Arguments, int kParts>
 __device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
-                                           Vec<float> (&sines)[kParts], const FusedArguments<T>& a,
+                                           Vec<float> (&sines)[kParts], const Arguments& a,
                                            int64_t token, int c, bool turned_back = false) {
   const bool is_first = c < a.half;
   const float* table =
@@ -127,18 +186,18 @@ __device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
 /// angles and weights once for them. The arithmetic is that of row_math.cuh, two elements at a
 /// time: a head's size is a power of two, so that multiplying by its inverse is dividing by it, and
 /// the sine's sign is turned beforehand where the first half of a pair subtracts.
-template <bool kNorm, int kLanes>
+template <bool kNorm, int kLanes, class C>
 struct TokenHeads {
   using T = __nv_bfloat16;
   static constexpr int kSize = 8, kHeads = kWarp / kLanes;
-  const FusedArguments<T>& a;
+  const FusedArguments<T, C>& a;
   int64_t token;
   int c, head;  // the lane's first element, and the first of its heads
   int partner;
   bool turned;
   Vec<float> cosines[kSize / 4], sines[kSize / 4];
 
-  __device__ explicit TokenHeads(const FusedArguments<T>& arguments, int64_t t)
+  __device__ explicit TokenHeads(const FusedArguments<T, C>& arguments, int64_t t)
       : a(arguments),
         token(t),
         c(static_cast<int>(threadIdx.x % kLanes) * kSize),
@@ -186,7 +245,8 @@ struct TokenHeads {
       x[i] = h < heads.count ? Words::at(heads.head(token, h) + c) : Words{};
     }
   }
-  /// Brings all of `heads` through `change` to where `target` says. `x`: the first of them.
+  /// Brings all of `heads` through `change` to where target(head) says, or where each is quantised
+  /// calls target(head, vector, whether there is such a head). `x`: the first of them.
   template <int count, class Change, class Target>
   __device__ void finish(Words (&x)[count], const Heads<T>& heads, Change&& change,
                          Target&& target) const {
@@ -195,7 +255,11 @@ struct TokenHeads {
       for (int i = 0; i < count; ++i) {
         const int h = begin + i * kHeads + head;
         const Words y = change(x[i]);
-        if (h < heads.count) store_whole(target(h) + c, reinterpret_cast<const Vec<T>&>(y));
+        if constexpr (std::is_invocable_v<Target, int>) {
+          if (h < heads.count) store_whole(target(h) + c, reinterpret_cast<const Vec<T>&>(y));
+        } else {
+          target(h, reinterpret_cast<const Vec<T>&>(y), h < heads.count);
+        }
       }
       begin += count * kHeads;
       if (begin >= heads.count) return;
@@ -205,14 +269,14 @@ struct TokenHeads {
 };
 
 /// Loads come as early as there are registers for them.
-template <bool kNorm, int kLanes>
+template <bool kNorm, int kLanes, class C>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
-    many_tokens_kernel(const FusedArguments<__nv_bfloat16> a) {
+    many_tokens_kernel(const FusedArguments<__nv_bfloat16, C> a) {
   let_next_start();
   wait_for_previous();
   const int64_t token = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
   if (token >= a.tokens) return;
-  TokenHeads<kNorm, kLanes> heads(a, token);
+  TokenHeads<kNorm, kLanes, C> heads(a, token);
   Words q[8], k[4], v[4], q_weights, k_weights;
   heads.load(q, a.q, 0);
   heads.load(k, a.k, 0);
@@ -227,12 +291,20 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
       q, a.q, [&](const Words& x) { return heads.turn(x, q_weights); },
       [&](int h) { return a.q.head(token, h); });
   if (slot < 0) return;
-  heads.finish(
-      k, a.k, [&](const Words& x) { return heads.turn(x, k_weights); },
-      [&](int h) { return a.k_cache + a.k_pages.offset(slot, h); });
-  heads.finish(
-      v, a.v, [](const Words& x) { return x; },
-      [&](int h) { return a.v_cache + a.v_pages.offset(slot, h); });
+  const auto turn_key = [&](const Words& x) { return heads.turn(x, k_weights); };
+  const auto leave = [](const Words& x) { return x; };
+  if constexpr (is_e4m3<C>) {
+    const auto store = [&](C* cache, const PagesOf<C>& pages) {
+      return [&, cache](int h, const Vec<__nv_bfloat16>& x, bool valid) {
+        store_row(cache, pages, slot, h, heads.c, x, valid, kLanes);
+      };
+    };
+    heads.finish(k, a.k, turn_key, store(a.k_cache, a.k_pages));
+    heads.finish(v, a.v, leave, store(a.v_cache, a.v_pages));
+  } else {
+    heads.finish(k, a.k, turn_key, [&](int h) { return a.k_cache + a.k_pages.offset(slot, h); });
+    heads.finish(v, a.v, leave, [&](int h) { return a.v_cache + a.v_pages.offset(slot, h); });
+  }
 }
 
 /// Heads of q, k or v that a warp of some_tokens_kernel has.
@@ -244,9 +316,9 @@ __host__ __device__ constexpr int parts_of(int heads, int lanes) {
 
 /// The same of fewer tokens: a warp has a part of a token's heads, and loads what no kernel makes
 /// before it waits. Grid: tokens by parts of q, k and v.
-template <bool kNorm, int kLanes>
+template <bool kNorm, int kLanes, class C>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
-    some_tokens_kernel(const FusedArguments<__nv_bfloat16> a) {
+    some_tokens_kernel(const FusedArguments<__nv_bfloat16, C> a) {
   let_next_start();
   const int part = static_cast<int>(blockIdx.y), q_parts = parts_of(a.q.count, kLanes),
             k_parts = parts_of(a.k.count, kLanes);
@@ -254,7 +326,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   const int first = part_heads(kLanes) * (part - (is_q ? 0 : is_k ? q_parts : q_parts + k_parts));
   const int64_t token = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
   if (token >= a.tokens) return;
-  TokenHeads<kNorm, kLanes> heads(a, token);
+  TokenHeads<kNorm, kLanes, C> heads(a, token);
   const Heads<__nv_bfloat16>& mine = is_q ? a.q : is_k ? a.k : a.v;
   Words x[kHeadsAtOnce], weights{};
   int slot = -1;
@@ -274,11 +346,20 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
     const int h = first + i * heads.kHeads + heads.head;
-    if (h >= mine.count) continue;
-    __nv_bfloat16* target = is_q   ? a.q.head(token, h)
-                            : is_k ? a.k_cache + a.k_pages.offset(slot, h)
-                                   : a.v_cache + a.v_pages.offset(slot, h);
-    store_whole(target + heads.c, reinterpret_cast<const Vec<__nv_bfloat16>&>(x[i]));
+    const Vec<__nv_bfloat16>& part = reinterpret_cast<const Vec<__nv_bfloat16>&>(x[i]);
+    if constexpr (is_e4m3<C>) {
+      if (!is_q)
+        store_row(is_k ? a.k_cache : a.v_cache, is_k ? a.k_pages : a.v_pages, slot, h, heads.c,
+                  part, h < mine.count, kLanes);
+      else if (h < mine.count)
+        store_whole(a.q.head(token, h) + heads.c, part);
+    } else {
+      if (h >= mine.count) continue;
+      __nv_bfloat16* target = is_q   ? a.q.head(token, h)
+                              : is_k ? a.k_cache + a.k_pages.offset(slot, h)
+                                     : a.v_cache + a.v_pages.offset(slot, h);
+      store_whole(target + heads.c, part);
+    }
   }
 }
 
@@ -286,19 +367,19 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
 constexpr int64_t kManyTokens = 1024;
 
 /// Null where another kernel is better; else with its grid.
-template <bool kNorm, class T>
-auto tokens_kernel_for(const FusedArguments<T>& a, unsigned lanes, dim3& grid)
-    -> void (*)(FusedArguments<T>) {
+template <bool kNorm, class T, class C>
+auto tokens_kernel_for(const FusedArguments<T, C>& a, unsigned lanes, dim3& grid)
+    -> void (*)(FusedArguments<T, C>) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if ((lanes != 16 && lanes != 8) || static_cast<int>(lanes) * Vec<T>::size != a.d)
       return nullptr;
     grid = {grid_size(ceil_div(a.tokens, int64_t{kWarpsPerBlock}))};
     if (a.tokens >= kManyTokens)
-      return lanes == 16 ? many_tokens_kernel<kNorm, 16> : many_tokens_kernel<kNorm, 8>;
+      return lanes == 16 ? many_tokens_kernel<kNorm, 16, C> : many_tokens_kernel<kNorm, 8, C>;
     const int each = static_cast<int>(lanes);
     grid.y = static_cast<unsigned>(parts_of(a.q.count, each) + parts_of(a.k.count, each) +
                                    parts_of(a.v.count, each));
-    return lanes == 16 ? some_tokens_kernel<kNorm, 16> : some_tokens_kernel<kNorm, 8>;
+    return lanes == 16 ? some_tokens_kernel<kNorm, 16, C> : some_tokens_kernel<kNorm, 8, C>;
   }
   return nullptr;
 }

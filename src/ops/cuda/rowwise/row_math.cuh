@@ -67,7 +67,7 @@ __device__ inline Pair rotate(float first, float second, float cosine, float sin
 struct Pages {
   int64_t block_stride, head_stride, head_dim;
   int block_size;  // an int: the GPU divides by it, and divides 64 bits slowly
-  explicit Pages(const Tensor& cache)
+  explicit Pages(const Tensor& cache, const Tensor& = {})
       : block_stride(cache.stride[0]),
         head_stride(cache.stride[1]),
         head_dim(cache.shape[3]),
@@ -76,14 +76,35 @@ struct Pages {
     return slot / block_size * block_stride + head * head_stride + slot % block_size * head_dim;
   }
 };
+/// The same of E4M3 numbers, whose rows have scales.
+struct ScaledPages : Pages {
+  const float* scales;  // of all rows of each head; null: a row has its own
+  ScaledPages(const Tensor& cache, const Tensor& of_heads)
+      : Pages(cache), scales(of_heads.defined() ? of_heads.ptr<float>() : nullptr) {}
+  /// Of the scale of a row.
+  __device__ int64_t scale_offset(int slot, int head) const {
+    return slot / block_size * block_stride + head * head_stride + block_size * head_dim +
+           slot % block_size * static_cast<int>(sizeof(float));
+  }
+  /// 0: a row has its own.
+  __device__ float scale_of(int head) const { return scales ? scales[head] : 0.0f; }
+};
 
 inline void check_pages(const KvCache& cache) {
+  const auto has_scales = [](const Tensor& t) {  // behind the rows, as f32
+    return t.stride[1] >= t.shape[2] * (t.shape[3] + 4) && t.shape[2] * t.shape[3] % 4 == 0 &&
+           t.stride[1] % 4 == 0 && t.stride[0] % 4 == 0;
+  };
   for (const Tensor& t : {cache.k, cache.v})
-    check(t.rank == 4 && t.stride[3] == 1 && t.stride[2] == t.shape[3],
+    check(t.rank == 4 && t.stride[3] == 1 && t.stride[2] == t.shape[3] &&
+              (t.dtype != DType::e4m3 || has_scales(t)),
           "KV cache {}: the axes are blocks, heads, offset, element, the last two dense",
           t.describe());
   check(cache.k.shape == cache.v.shape && cache.k.dtype == cache.v.dtype,
         "KV cache: k is {}, v is {}", cache.k.describe(), cache.v.describe());
+  for (const Tensor& t : {cache.k_scales, cache.v_scales})
+    check(!t.defined() || (t.dtype == DType::f32 && t.numel() == cache.k.shape[1]),
+          "KV cache: scales {} of {} heads", t.describe(), cache.k.shape[1]);
 }
 
 }  // namespace nanovllm
