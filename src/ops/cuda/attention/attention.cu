@@ -17,11 +17,14 @@ constexpr int kPlainThreads = 128;
 
 /// Grid: tokens, heads. Tiles of 64 keys; warps take turns at the scores, threads have an element
 /// of the output (or two).
+template <class C>
 __global__ void __launch_bounds__(kPlainThreads)
     attention_plain_kernel(const AttentionArguments<float> a, int d) {
   constexpr int kWarps = kPlainThreads / kWarp, kElements = 2;  // head_dim <= 256
   __shared__ float score[kTileKeys];
   __shared__ int64_t v_offset[kTileKeys];
+  __shared__ float v_scale[kTileKeys];
+  const C *const keys = static_cast<const C*>(a.k), *const values = static_cast<const C*>(a.v);
   const int token = blockIdx.x, head = blockIdx.y, kv_head = head / a.group;
   const int s = sequence_of(a.cu_seqlens_q, a.num_seqs, token);
   if (s < 0 || token < a.cu_seqlens_q[s]) return;
@@ -34,12 +37,18 @@ __global__ void __launch_bounds__(kPlainThreads)
   for (int tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
     const int first = max(tile, begin), count = min(tile + kTileKeys, end) - first;
     for (int i = warp; i < count; i += kWarps) {
-      const float* k =
-          a.k + key_offset(a, s, first + i, a.k_block_stride, d) + kv_head * a.k_head_stride;
+      const C* k =
+          keys + key_offset(a, s, first + i, a.k_block_stride, d) + kv_head * a.k_head_stride;
       float dot = 0.0f;
-      for (int c = lane; c < d; c += kWarp) dot = __fmaf_rn(q[c], k[c], dot);
+      for (int c = lane; c < d; c += kWarp) dot = __fmaf_rn(q[c], to_float(k[c]), dot);
       dot = warp_sum(dot);
       if (lane == 0) {
+        if constexpr (is_e4m3<C>) {
+          dot *=
+              *row_scales(a, keys + kv_head * a.k_head_stride, s, first + i, a.k_block_stride, d);
+          v_scale[i] =
+              *row_scales(a, values + kv_head * a.v_head_stride, s, first + i, a.v_block_stride, d);
+        }
         score[i] = dot;
         v_offset[i] = key_offset(a, s, first + i, a.v_block_stride, d) + kv_head * a.v_head_stride;
       }
@@ -55,10 +64,11 @@ __global__ void __launch_bounds__(kPlainThreads)
     for (int i = 0; i < count; ++i) {
       const float weight = exp2f((score[i] - finite_or_zero(maximum)) * a.scale_log2);
       sum += weight;
+      const float scaled = is_e4m3<C> ? scaled_weight(weight, v_scale[i]) : weight;
 #pragma unroll
       for (int e = 0; e < kElements; ++e)
         if (const int c = threadIdx.x + e * kPlainThreads; c < d)
-          value[e] = __fmaf_rn(weight, a.v[v_offset[i] + c], value[e]);
+          value[e] = __fmaf_rn(scaled, to_float(values[v_offset[i] + c]), value[e]);
     }
     __syncthreads();
   }
@@ -79,7 +89,8 @@ void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& ba
   check_pages(cache);
   check(q.rank == 3 && out.rank == 3 && q.shape == out.shape && q.shape[2] == cache.k.shape[3] &&
             q.shape[1] % cache.k.shape[1] == 0 && q.dtype == out.dtype &&
-            q.dtype == cache.k.dtype && dense_last_axis(q) && dense_last_axis(out),
+            (q.dtype == cache.k.dtype || cache.k.dtype == DType::e4m3) && dense_last_axis(q) &&
+            dense_last_axis(out),
         "attention: {} from queries {} and keys {}", out.describe(), q.describe(),
         cache.k.describe());
   const int64_t block_size = cache.k.shape[2];
@@ -99,9 +110,11 @@ void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& ba
 
 void CudaBackend::attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch,
                                 float scale, int64_t window) {
-  launch(attention_plain_kernel, {grid_size(q.shape[0]), grid_size(q.shape[1])}, kPlainThreads, 0,
-         attention_arguments<float>(out, q, cache, batch, scale, window),
-         static_cast<int>(q.shape[2]));
+  launch(
+      cache.k.dtype == DType::e4m3 ? attention_plain_kernel<E4m3> : attention_plain_kernel<float>,
+      {grid_size(q.shape[0]), grid_size(q.shape[1])}, kPlainThreads, 0,
+      attention_arguments<float>(out, q, cache, batch, scale, window),
+      static_cast<int>(q.shape[2]));
 }
 
 void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch,
@@ -125,23 +138,29 @@ void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batc
   const bool split =
       chunks > 1 && row_tiles * kv_heads * seqs < kBlocksPerSm * num_sms_ &&
       static_cast<size_t>(partials * (head_dim + 2)) * sizeof(float) <= kPartialBytes;
-  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
-    constexpr size_t kSharedBytes = sizeof(AttentionTile<kHeadDim>);
+  const auto run = [&]<int kHeadDim, class C>() {
+    constexpr size_t kSharedBytes = sizeof(AttentionTile<kHeadDim, C>);
     const auto grid = [&](int64_t x) {
       return dim3{grid_size(x), grid_size(kv_heads), grid_size(seqs)};
     };
     if (!split) {
-      launch(attention_mma_kernel<kHeadDim, false>, grid(row_tiles), kAttentionThreads,
+      launch(attention_mma_kernel<kHeadDim, false, C>, grid(row_tiles), kAttentionThreads,
              kSharedBytes, arguments);
       return;
     }
     arguments.max_chunks = static_cast<int>(chunks);
     arguments.partial_sum = reinterpret_cast<float2*>(partial_results());
     arguments.partial_out = reinterpret_cast<float*>(arguments.partial_sum + partials);
-    launch(attention_mma_kernel<kHeadDim, true>, grid(row_tiles * chunks), kAttentionThreads,
+    launch(attention_mma_kernel<kHeadDim, true, C>, grid(row_tiles * chunks), kAttentionThreads,
            kSharedBytes, arguments);
     launch(attention_merge_kernel<kHeadDim>, {grid_size(tokens), grid_size(heads)},
            static_cast<unsigned>(kHeadDim), 0, arguments);
+  };
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    if (cache.k.dtype == DType::e4m3)
+      run.template operator()<kHeadDim, E4m3>();
+    else
+      run.template operator()<kHeadDim, __nv_bfloat16>();
   });
 }
 

@@ -16,6 +16,9 @@
 //   w = weight_of(score, finite_or_zero(u))
 //   sum, of each of the four lanes that share the row: sum * factor + tile_sum() of the lane's w
 //   out = out * factor, then the chain of mma over the tile's keys in order, of bf16(w) and V
+// Over keys of E4M3 a score is the chain's result times the scale of the key before anything else,
+// and bf16(w) is bf16(scaled_weight(w, the scale of the value)); the chain over the head's elements
+// takes sixteen at a time in the order of widen_e4m3().
 // At the end of the chunk quad_sum() gives the row's sum. V is zeros where no row of the tile sees
 // the key: whatever lies there (another sequence's NaN) must not meet the zero weights.
 #pragma once
@@ -25,7 +28,7 @@
 #include <numbers>
 
 #include "core/batch.h"
-#include "ops/cuda/ptx/device.cuh"
+#include "ops/cuda/ptx/e4m3.cuh"
 
 namespace nanovllm {
 
@@ -39,7 +42,8 @@ constexpr float kBaseSlack = 8.0f;
 template <class T>
 struct AttentionArguments {
   T* out;
-  const T *q, *k, *v;
+  const T* q;
+  const void *k, *v;  // the cache's elements: T or E4m3
   int64_t out_token_stride, out_head_stride, q_token_stride, q_head_stride;
   int64_t k_block_stride, k_head_stride, v_block_stride, v_head_stride;
   const int *cu_seqlens_q, *context_lens, *block_tables;
@@ -65,6 +69,17 @@ __device__ int64_t key_offset(const AttentionArguments<T>& a, int s, int positio
                               int64_t block_stride, int head_dim) {
   const int block = a.block_tables[s * a.table_stride + (position >> a.block_shift)];
   return block * block_stride + int64_t{position & ((1 << a.block_shift) - 1)} * head_dim;
+}
+
+/// The scale of key `position` of sequence `s` in a cache of E4M3, from the cache's start for one
+/// head; those of the keys behind it in its block follow.
+template <class T>
+__device__ const float* row_scales(const AttentionArguments<T>& a, const E4m3* cache, int s,
+                                   int position, int64_t block_stride, int head_dim) {
+  const int size = 1 << a.block_shift;
+  const int block = a.block_tables[s * a.table_stride + (position >> a.block_shift)];
+  return reinterpret_cast<const float*>(cache + block * block_stride + int64_t{size} * head_dim) +
+         (position & (size - 1));
 }
 
 /// The sequence that a token row belongs to: the last one that begins at or before it; -1 for rows
@@ -167,8 +182,8 @@ AttentionArguments<DeviceType<T>> attention_arguments(const Tensor& out, const T
                                                       float scale, int64_t window) {
   return {.out = device_ptr<T>(out),
           .q = device_ptr<T>(q),
-          .k = device_ptr<T>(cache.k),
-          .v = device_ptr<T>(cache.v),
+          .k = cache.k.data,
+          .v = cache.v.data,
           .out_token_stride = out.stride[0],
           .out_head_stride = out.stride[1],
           .q_token_stride = q.stride[0],

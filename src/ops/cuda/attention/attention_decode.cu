@@ -27,10 +27,10 @@ constexpr size_t kOverlapRingBytes = size_t{96} << 10;
 constexpr size_t kLeastSharedBytes = size_t{115} << 10;
 
 /// The stages of a ring of so many bytes, or 0 where too few fit into a block's shared memory.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 int stages_in(size_t ring_bytes, size_t shared_bytes) {
-  constexpr size_t kTile = sizeof(DecodeTile<kHeadDim>),
-                   kFixed = sizeof(DecodeExchange<kHeadDim, kRows>);
+  constexpr size_t kTile = sizeof(DecodeTile<kHeadDim, C>),
+                   kFixed = sizeof(DecodeExchange<kHeadDim, kRows, C>);
   const int wanted =
       std::clamp(static_cast<int>(ring_bytes / kTile), kFewestDecodeStages, kDecodeStages);
   const int fit = shared_bytes < kFixed ? 0 : static_cast<int>((shared_bytes - kFixed) / kTile);
@@ -90,10 +90,10 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   const DecodeMaps maps =
       encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
   bool served = false;
-  const auto run = [&]<int kHeadDim, int kRows>() {
+  const auto run = [&]<int kHeadDim, int kRows, class C>() {
     const bool has_neighbours = runs_micro_batches_ && !divides_sms();
-    const int stages = stages_in<kHeadDim, kRows>(has_neighbours ? kOverlapRingBytes : kRingBytes,
-                                                  max_shared_bytes_);
+    const int stages = stages_in<kHeadDim, kRows, C>(
+        has_neighbours ? kOverlapRingBytes : kRingBytes, max_shared_bytes_);
     const int64_t sms = num_sms_ - (divides_sms() ? other_sms_ : 0);
     if (stages == 0) return;
     // An even number: behind their sums the outputs are aligned.
@@ -120,21 +120,27 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                           .stages = stages,
                           .lets_next_wait = runs_micro_batches_};
     const size_t shared_bytes = std::max(
-        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim>) +
-            sizeof(DecodeExchange<kHeadDim, kRows>),
+        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim, C>) +
+            sizeof(DecodeExchange<kHeadDim, kRows, C>),
         std::min(divides_sms() ? kOverlapAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
     // The first kernel after the plan waits for all that went before: the later ones count on it,
     // and on old keys. Where this step makes those, too, every kernel waits.
-    launch_with(attention_decode_kernel<kHeadDim, kRows>, grid_size(sms), kDecodeThreads,
+    launch_with(attention_decode_kernel<kHeadDim, kRows, C>, grid_size(sms), kDecodeThreads,
                 shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
                 maps);
     served = true;
   };
-  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+  const auto run_rows = [&]<int kHeadDim, class C>() {
     if (arguments.group <= kDecodeRows / 2)
-      run.template operator()<kHeadDim, 1>();
+      run.template operator()<kHeadDim, 1, C>();
     else
-      run.template operator()<kHeadDim, 2>();
+      run.template operator()<kHeadDim, 2, C>();
+  };
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {
+    if (cache.k.dtype == DType::e4m3)
+      run_rows.template operator()<kHeadDim, E4m3>();
+    else
+      run_rows.template operator()<kHeadDim, __nv_bfloat16>();
   });
   return served;
 }

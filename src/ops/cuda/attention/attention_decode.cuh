@@ -17,7 +17,7 @@
 namespace nanovllm {
 
 /// Calls put(row, element, first value, second value) for all that the lane has of a result.
-template <int kHeadDim, int kRows, class Put>
+template <int kHeadDim, int kRows, class C, class Put>
 __device__ void for_each_pair_of(const float (*values)[2][4], int group, Put&& put) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -30,16 +30,21 @@ __device__ void for_each_pair_of(const float (*values)[2][4], int group, Put&& p
       if (part >= kHeadDim / 16) break;
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        put(r, row, 16 * part + 8 * j + lane % 4 * 2, values[i][j][2 * r], values[i][j][2 * r + 1]);
+        if constexpr (is_e4m3<C>)
+          put(r, row, 16 * part + lane % 4 * 4 + 2 * j, values[i][0][2 * r + j],
+              values[i][1][2 * r + j]);
+        else
+          put(r, row, 16 * part + 8 * j + lane % 4 * 2, values[i][j][2 * r],
+              values[i][j][2 * r + 1]);
     }
   }
 }
 
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void store_slot(const DecodeArguments& a, int slot, const float (*values)[2][4],
                            const float (&base)[kRows], const float (&sum)[kRows]) {
   const int64_t first = int64_t{slot} * a.group;
-  for_each_pair_of<kHeadDim, kRows>(
+  for_each_pair_of<kHeadDim, kRows, C>(
       values, a.group, [&](int r, int row, int element, float x, float y) {
         *reinterpret_cast<float2*>(a.partial_out + (first + row) * kHeadDim + element) = {x, y};
         if (element == 0) a.partial_sum[first + row] = {base[r], sum[r]};
@@ -98,10 +103,10 @@ __device__ inline bool is_last(const DecodeWork& work, const SharedPair& pair, i
 
 /// This block has filled some of a pair's slots: whoever is last merges them. A warp of its own
 /// sees to it; where slots are many or those who compute have nothing else to do, all of those.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, const HandIn& hand,
                         bool is_idle, RingCursor& place,
-                        DecodeExchange<kHeadDim, kRows>& exchange) {
+                        DecodeExchange<kHeadDim, kRows, C>& exchange) {
   if (hand.slots > 0 && (is_idle || hand.pair.slots * a.group > kFewSlotRows)) {
     sync_computing();
     if (threadIdx.x == 0) exchange.is_last = is_last(work, hand.pair, hand.slots);
@@ -120,9 +125,9 @@ __device__ void hand_in(const DecodeArguments& a, const DecodeWork& work, const 
 }
 
 /// Hands in what those who compute leave to it. By a whole warp.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
-                            DecodeExchange<kHeadDim, kRows>& exchange) {
+                            DecodeExchange<kHeadDim, kRows, C>& exchange) {
   const int lane = threadIdx.x % kWarp;
   for (RingCursor place;; place = place.plus(1, kDecodeHands)) {
     wait_barrier(&exchange.hand_full[place.stage], place.parity);
@@ -135,10 +140,10 @@ __device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
   }
 }
 
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
-                              const DecodeTile<kHeadDim>* ring,
-                              DecodeExchange<kHeadDim, kRows>& exchange) {
+                              const DecodeTile<kHeadDim, C>* ring,
+                              DecodeExchange<kHeadDim, kRows, C>& exchange) {
   const DecodeShare& share = exchange.share;
   UnitWalk walk(a, work, share);
   RingCursor place, query, hand;
@@ -158,12 +163,12 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
                is_entered = share.entered.slots > 0 && same_pair(at, share.begin),
                is_left = share.left.slots > 0 && same_pair(at, share.middle);
     wait_barrier(&exchange.query_full[query.stage], query.parity);
-    const ChunkState<kHeadDim, kRows> chunk = compute_unit<kHeadDim, kRows>(
+    const ChunkState<kHeadDim, kRows> chunk = compute_unit<kHeadDim, kRows, C>(
         query.stage, pair_ends, unit, place, work.stages, ring, exchange, a.scale_log2);
     place = place.plus(2 * unit.tiles, work.stages);
     if (is_entered)
-      store_slot<kHeadDim>(a, share.slot + at.chunk - share.begin.chunk, chunk.out, chunk.base,
-                           chunk.sum);
+      store_slot<kHeadDim, kRows, C>(a, share.slot + at.chunk - share.begin.chunk, chunk.out,
+                                     chunk.base, chunk.sum);
     else
       chunk.merge_into(pair, a.scale_log2);
     if (!pair_ends) continue;
@@ -172,10 +177,10 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
       hand_in<kHeadDim>(a, work, {share.entered, at.chunk - share.begin.chunk + 1, out},
                         walk.done(), hand, exchange);
     } else if (is_left) {
-      store_slot<kHeadDim>(a, share.left_slot, pair.merged, pair.base, pair.sum);
+      store_slot<kHeadDim, kRows, C>(a, share.left_slot, pair.merged, pair.base, pair.sum);
       hand_in<kHeadDim>(a, work, {share.left, 1, out}, walk.done(), hand, exchange);
     } else {
-      for_each_pair_of<kHeadDim, kRows>(
+      for_each_pair_of<kHeadDim, kRows, C>(
           pair.merged, a.group, [&](int r, int row, int element, float x, float y) {
             *reinterpret_cast<uint32_t*>(out + row * a.out_head_stride + element) =
                 pack_bf16(finish(x, pair.sum[r]), finish(y, pair.sum[r]));
@@ -196,21 +201,21 @@ constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
 /// the plan, the block tables and keys of earlier steps, is then there nevertheless, however many
 /// kernels before this one are still under way, if some kernel of the step behind the plan was
 /// launched without that leave: the first attention after the plan is (attention_decode.cu).
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
     attention_decode_kernel(const __grid_constant__ DecodeArguments a,
                             const __grid_constant__ DecodeWork work,
                             const __grid_constant__ DecodeMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto* ring = reinterpret_cast<DecodeTile<kHeadDim>*>(shared);
-  auto& exchange = *reinterpret_cast<DecodeExchange<kHeadDim, kRows>*>(ring + work.stages);
+  auto* ring = reinterpret_cast<DecodeTile<kHeadDim, C>*>(shared);
+  auto& exchange = *reinterpret_cast<DecodeExchange<kHeadDim, kRows, C>*>(ring + work.stages);
   constexpr int kShareParts = sizeof(DecodeShare) / sizeof(uint4);
   if (threadIdx.x >= kWarp && threadIdx.x < kWarp + kShareParts)
     reinterpret_cast<uint4*>(&exchange.share)[threadIdx.x - kWarp] =
         reinterpret_cast<const uint4*>(work.share + blockIdx.x)[threadIdx.x - kWarp];
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.stages; ++i) {
-      init_barrier(&exchange.full[i], kFullArrivals);
+      init_barrier(&exchange.full[i], kFullArrivals<C>);
       init_barrier(&exchange.empty[i], kDecodeWarps);
     }
     for (int i = 0; i < kDecodeQueries; ++i) {

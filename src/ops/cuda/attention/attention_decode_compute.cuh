@@ -67,12 +67,12 @@ struct ChunkState {
   }
 };
 
-/// The scores of the warp's 32 keys (those from 32 * warp of the chunk), masked.
+/// The scores of the warp's 32 keys, those from `row` of a tile, with all queries.
 template <int kHeadDim, int kRows>
-__device__ void score_keys(float (&score)[4][4],
-                           const __nv_bfloat16 (*query)[DecodeExchange<kHeadDim, kRows>::kPitch],
-                           const DecodeTile<kHeadDim>& tile, const UnitKeys& unit, int warp) {
-  const int lane = threadIdx.x % kWarp, row = warp % kTileWarps * 32;
+__device__ void multiply_keys(float (&score)[4][4],
+                              const __nv_bfloat16 (*query)[query_pitch(kHeadDim)],
+                              const DecodeTile<kHeadDim, __nv_bfloat16>& tile, int row) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 16) {
     uint32_t q[4] = {};
@@ -88,6 +88,32 @@ __device__ void score_keys(float (&score)[4][4],
       mma_m16n8k16(score[j + 1], q, b[2], b[3]);
     }
   }
+}
+template <int kHeadDim, int kRows>
+__device__ void multiply_keys(float (&score)[4][4],
+                              const __nv_bfloat16 (*query)[query_pitch(kHeadDim)],
+                              const DecodeTile<kHeadDim, E4m3>& tile, int row) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int k = 0; k < kHeadDim; k += 16) {
+    uint32_t q[4] = {}, b[4];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      in_widened_order(*reinterpret_cast<const uint2*>(&query[lane / 4 + 8 * r][k + lane % 4 * 4]),
+                       q[r], q[2 + r]);
+    load_matrices(b, reinterpret_cast<const __nv_bfloat16*>(tile.part(row + lane, k)));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t even, odd;
+      widen_e4m3(b[j], even, odd);
+      mma_m16n8k16(score[j], q, even, odd);
+    }
+  }
+}
+
+/// Scores of the warp's 32 keys (those from 32 * warp of the chunk) that are not seen become -inf.
+__device__ inline void mask_keys(float (&score)[4][4], const UnitKeys& unit, int warp) {
+  const int lane = threadIdx.x % kWarp;
   if (unit.begin <= 32 * warp && 32 * warp + 32 <= unit.end) return;
 #pragma unroll
   for (int j = 0; j < 4; ++j)
@@ -98,10 +124,38 @@ __device__ void score_keys(float (&score)[4][4],
     }
 }
 
+/// The scales of a lane's keys, and of their values, where they are E4M3.
+template <class C>
+struct LaneScales {
+  template <class Exchange>
+  __device__ void take(float (&)[4][4], const Exchange&, int, int) {}
+  __device__ float weigh(float weight, int, int) const { return weight; }
+};
+template <>
+struct LaneScales<E4m3> {
+  float2 value[4] = {};
+  /// Multiplies the scores of the 32 keys from `row` of a stage.
+  __device__ void take(float (&score)[4][4], const StageScales<E4m3>& scales, int stage, int row) {
+    const int first = row + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 key = *reinterpret_cast<const float2*>(&scales.k_scale[stage][first + 8 * j]);
+      value[j] = *reinterpret_cast<const float2*>(&scales.v_scale[stage][first + 8 * j]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? key.x : key.y);
+    }
+  }
+  /// The weight of key 8 j + e of the lane for its value.
+  __device__ float weigh(float weight, int j, int e) const {
+    return scaled_weight(weight, e == 0 ? value[j].x : value[j].y);
+  }
+};
+
 /// Leaves the weights of the warp's keys and their sums to the others.
-template <int kHeadDim, int kRows>
-__device__ void share_weights(DecodeExchange<kHeadDim, kRows>& exchange, float (&score)[4][4],
-                              const float (&base)[kRows], int warp, float scale_log2) {
+template <int kHeadDim, int kRows, class C>
+__device__ void share_weights(DecodeExchange<kHeadDim, kRows, C>& exchange, float (&score)[4][4],
+                              const LaneScales<C>& scales, const float (&base)[kRows], int warp,
+                              float scale_log2) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -116,8 +170,11 @@ __device__ void share_weights(DecodeExchange<kHeadDim, kRows>& exchange, float (
       const float(&low)[4] = score[2 * g], (&high)[4] = score[2 * g + 1];
       group[g] = group_sum(low[2 * r], low[2 * r + 1], high[2 * r], high[2 * r + 1]);
       uint32_t* weights = exchange.weights[2 * warp + g][lane];
-      weights[r] = pack_bf16(low[2 * r], low[2 * r + 1]);
-      weights[kRows + r] = pack_bf16(high[2 * r], high[2 * r + 1]);
+      const auto pack = [&](const float(&w)[4], int j) {
+        return pack_bf16(scales.weigh(w[2 * r], j, 0), scales.weigh(w[2 * r + 1], j, 1));
+      };
+      weights[r] = pack(low, 2 * g);
+      weights[kRows + r] = pack(high, 2 * g + 1);
     }
     exchange.sum[warp][r][lane] = __fadd_rn(group[0], group[1]);
   }
@@ -138,9 +195,10 @@ __device__ inline void clear_unseen(uint32_t (&v)[4], const UnitKeys& unit, int 
 
 /// Adds a tile's weighted values, of the elements that are this warp's.
 template <int kHeadDim, int kRows>
-__device__ void add_values(ChunkState<kHeadDim, kRows>& chunk, const DecodeTile<kHeadDim>& tile,
-                           const DecodeExchange<kHeadDim, kRows>& exchange, const UnitKeys& unit,
-                           int index, int warp) {
+__device__ void add_values(ChunkState<kHeadDim, kRows>& chunk,
+                           const DecodeTile<kHeadDim, __nv_bfloat16>& tile,
+                           const DecodeExchange<kHeadDim, kRows, __nv_bfloat16>& exchange,
+                           const UnitKeys& unit, int index, int warp) {
   const int lane = threadIdx.x % kWarp, first = index * kTileKeys;
   const auto add = [&](auto is_whole) {
 #pragma unroll
@@ -171,16 +229,54 @@ __device__ void add_values(ChunkState<kHeadDim, kRows>& chunk, const DecodeTile<
     add(std::false_type{});
 }
 
+/// Afterwards a lane has the elements 4 t, + 2 (of the first product), + 1 and + 3 of each part.
+/// Values that no row sees are any numbers, and their weights are zero.
+template <int kHeadDim, int kRows>
+__device__ void add_values(ChunkState<kHeadDim, kRows>& chunk,
+                           const DecodeTile<kHeadDim, E4m3>& tile,
+                           const DecodeExchange<kHeadDim, kRows, E4m3>& exchange, const UnitKeys&,
+                           int index, int warp) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int first = 0; first < kTileKeys; first += 32) {
+    const int key = index * kTileKeys + first;
+    uint32_t p[2][4] = {};
+#pragma unroll
+    for (int g = 0; g < 2; ++g)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        p[g][r] = exchange.weights[key / 16 + g][lane][r];
+        p[g][2 + r] = exchange.weights[key / 16 + g][lane][kRows + r];
+      }
+#pragma unroll
+    for (int i = 0; i < chunk.kParts; ++i) {
+      const int part = warp + i * kDecodeWarps;
+      if (part >= kHeadDim / 16) break;
+      uint32_t v[4], even[4], odd[4];
+      load_matrices_transposed(
+          v, reinterpret_cast<const __nv_bfloat16*>(tile.part(first + lane, 16 * part)));
+#pragma unroll
+      for (int m = 0; m < 4; ++m) widen_e4m3(v[m], even[m], odd[m]);
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        mma_m16n8k16(chunk.out[i][0], p[g], even[2 * g], even[2 * g + 1]);
+        mma_m16n8k16(chunk.out[i][1], p[g], odd[2 * g], odd[2 * g + 1]);
+      }
+    }
+  }
+}
+
 /// Sums so far are multiplied with this before the tile is added, row by row.
 template <int kRows>
 using TileFactors = float[kChunkTiles][kRows];
 
 /// Scores the warp's keys of a unit whose first stage is at `place`, gives their stage back, and
 /// tells the others their maximum.
-template <int kHeadDim, int kRows>
-__device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit, RingCursor place,
-                           int stages, const DecodeTile<kHeadDim>* ring,
-                           DecodeExchange<kHeadDim, kRows>& exchange) {
+template <int kHeadDim, int kRows, class C>
+__device__ void score_unit(float (&score)[4][4], LaneScales<C>& scales, int query,
+                           const UnitKeys& unit, RingCursor place, int stages,
+                           const DecodeTile<kHeadDim, C>* ring,
+                           DecodeExchange<kHeadDim, kRows, C>& exchange) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int tile = warp / kTileWarps - unit.first_tile;
   const bool in_unit =
@@ -190,8 +286,12 @@ __device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit
   if (in_unit) {
     const RingCursor mine = place.plus(tile, stages);
     wait_barrier(&exchange.full[mine.stage], mine.parity);
-    if (seen)
-      score_keys<kHeadDim, kRows>(score, exchange.query[query], ring[mine.stage], unit, warp);
+    if (seen) {
+      const int row = warp % kTileWarps * 32;
+      multiply_keys<kHeadDim, kRows>(score, exchange.query[query], ring[mine.stage], row);
+      scales.take(score, exchange, mine.stage, row);
+      mask_keys(score, unit, warp);
+    }
     __syncwarp();
     if (lane < kDecodeWarps / kTileWarps) arrive(&exchange.empty[mine.stage]);
   }
@@ -207,10 +307,10 @@ __device__ void score_unit(float (&score)[4][4], int query, const UnitKeys& unit
 
 /// From all warps' maxima: the bases and factors of the chunk's tiles, and from those the weights
 /// of the warp's keys.
-template <int kHeadDim, int kRows>
-__device__ void weigh_unit(float (&score)[4][4], ChunkState<kHeadDim, kRows>& chunk,
-                           TileFactors<kRows>& factor, DecodeExchange<kHeadDim, kRows>& exchange,
-                           float scale_log2) {
+template <int kHeadDim, int kRows, class C>
+__device__ void weigh_unit(float (&score)[4][4], const LaneScales<C>& scales,
+                           ChunkState<kHeadDim, kRows>& chunk, TileFactors<kRows>& factor,
+                           DecodeExchange<kHeadDim, kRows, C>& exchange, float scale_log2) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   float mine[kRows];
 #pragma unroll
@@ -224,15 +324,15 @@ __device__ void weigh_unit(float (&score)[4][4], ChunkState<kHeadDim, kRows>& ch
       if (t == warp / kTileWarps) mine[r] = finite_or_zero(chunk.base[r]);
     }
   }
-  share_weights(exchange, score, mine, warp, scale_log2);
+  share_weights(exchange, score, scales, mine, warp, scale_log2);
 }
 
 /// The chunk's sums, and its output for the warp's elements; its first values are at `place`.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void sum_unit(ChunkState<kHeadDim, kRows>& chunk, const TileFactors<kRows>& factor,
                          const UnitKeys& unit, RingCursor place, int stages,
-                         const DecodeTile<kHeadDim>* ring,
-                         DecodeExchange<kHeadDim, kRows>& exchange) {
+                         const DecodeTile<kHeadDim, C>* ring,
+                         DecodeExchange<kHeadDim, kRows, C>& exchange) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -256,19 +356,20 @@ __device__ void sum_unit(ChunkState<kHeadDim, kRows>& chunk, const TileFactors<k
 }
 
 /// One unit, whose first stage is at `place`. `query`: where its queries are.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ ChunkState<kHeadDim, kRows> compute_unit(int query, bool is_last_of_pair,
                                                     const UnitKeys& unit, RingCursor place,
-                                                    int stages, const DecodeTile<kHeadDim>* ring,
-                                                    DecodeExchange<kHeadDim, kRows>& exchange,
+                                                    int stages, const DecodeTile<kHeadDim, C>* ring,
+                                                    DecodeExchange<kHeadDim, kRows, C>& exchange,
                                                     float scale_log2) {
   float score[4][4];
-  score_unit(score, query, unit, place, stages, ring, exchange);
+  LaneScales<C> scales;
+  score_unit(score, scales, query, unit, place, stages, ring, exchange);
   sync_computing();  // maxima are there, and old weights no longer needed
   if (is_last_of_pair && threadIdx.x < kDecodeWarps) arrive(&exchange.query_empty[query]);
   ChunkState<kHeadDim, kRows> chunk{};
   TileFactors<kRows> factor;
-  weigh_unit(score, chunk, factor, exchange, scale_log2);
+  weigh_unit(score, scales, chunk, factor, exchange, scale_log2);
   sync_computing();  // weights and their sums are there
   sum_unit(chunk, factor, unit, place.plus(unit.tiles, stages), stages, ring, exchange);
   return chunk;

@@ -5,8 +5,8 @@
 
 namespace nanovllm {
 
-/// The cache as the copy engine sees it: [blocks, KV heads, block size, head_dim], in boxes of 64
-/// elements of many keys for tiles that are seen whole, of few for others. Unused before sm_90.
+/// The cache as the copy engine sees it: [blocks, KV heads, block size, head_dim], in boxes of 128
+/// bytes of many keys for tiles that are seen whole, of few for others. Unused before sm_90.
 struct DecodeMaps {
   CUtensorMap k, v, k_few, v_few;
 };
@@ -15,18 +15,21 @@ __host__ __device__ constexpr int box_keys(int block_shift, bool is_whole) {
   const int most = is_whole ? kTileKeys : kFewKeys;
   return most < 1 << block_shift ? most : 1 << block_shift;
 }
-/// How many arrivals fill a stage: with the copy engine one, which tells how many bytes come.
+/// How many arrivals fill a stage: with the copy engine one, which tells how many bytes come, and
+/// one of each lane for the scales of E4M3.
 #if __CUDA_ARCH__ >= 900
-constexpr int kFullArrivals = 1;
+template <class C>
+constexpr int kFullArrivals = is_e4m3<C> ? kWarp + 1 : 1;
 #else
+template <class C>
 constexpr int kFullArrivals = kWarp;
 #endif
 
 /// The queries of a pair, by `threads` threads; rows past the group become zeros.
 template <int kHeadDim, int kRows>
 __device__ void copy_queries(const DecodeArguments& a, const UnitWalk& walk,
-                             __nv_bfloat16 (*rows)[DecodeExchange<kHeadDim, kRows>::kPitch],
-                             int thread, int threads) {
+                             __nv_bfloat16 (*rows)[query_pitch(kHeadDim)], int thread,
+                             int threads) {
   const __nv_bfloat16* from =
       a.q + walk.keys.row * a.q_token_stride + walk.at.head * a.group * a.q_head_stride;
   for (int part = thread; part < kRows * kHeadDim; part += threads) {
@@ -38,15 +41,16 @@ __device__ void copy_queries(const DecodeArguments& a, const UnitWalk& walk,
 
 /// Copies the tiles of one unit after another. Of keys that no row sees, some are copied, too, but
 /// none from blocks of the cache that the sequence does not have.
-template <int kHeadDim>
+template <int kHeadDim, class C>
 class UnitCopier {
  public:
-  using Tile = DecodeTile<kHeadDim>;
+  using Tile = DecodeTile<kHeadDim, C>;
+  using Scales = StageScales<C>;
 
   __device__ UnitCopier(const DecodeArguments& a, const DecodeMaps& maps) : a_(a), maps_(maps) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      constexpr int kOfKey = kHeadDim / 8;
+      constexpr int kOfKey = kHeadDim / Tile::kPart;
       const int piece = static_cast<int>(threadIdx.x) % kWarp + i * kWarp, key = piece / kOfKey % 8,
                 unit = piece % kOfKey;
       place_[i] = (unit / 8 * kTileKeys + key) * static_cast<int>(sizeof(Tile::slice[0][0])) +
@@ -71,15 +75,21 @@ class UnitCopier {
     if (!waited_) wait_for_previous();
     waited_ = true;
   }
-  /// Tile `index` of the unit's chunk.
+  /// Tile `index` of the unit's chunk; beside keys all scales of the tile, for stage `stage`.
   template <bool is_key>
-  __device__ void copy(Tile& tile, uint64_t* full, const UnitKeys& unit, int index) {
+  __device__ void copy(Tile& tile, uint64_t* full, const UnitKeys& unit, int index, Scales& scales,
+                       int stage) {
 #if __CUDA_ARCH__ >= 900
     copy_boxes<is_key>(tile, full, unit, index * kTileKeys);
+    if constexpr (is_e4m3<C>) {
+      if (is_key) copy_scales(scales, stage, unit, index * kTileKeys);
+      arrive_after_copies(full);
+    }
 #else
-    copy_parts(tile, unit, index * kTileKeys, is_key ? a_.k : a_.v,
+    copy_parts(tile, unit, index * kTileKeys, static_cast<const C*>(is_key ? a_.k : a_.v),
                is_key ? a_.k_block_stride : a_.v_block_stride,
                is_key ? a_.k_head_stride : a_.v_head_stride);
+    if constexpr (is_key && is_e4m3<C>) copy_scales(scales, stage, unit, index * kTileKeys);
     arrive_after_copies(full);
 #endif
   }
@@ -97,33 +107,47 @@ class UnitCopier {
     // The row's own key, its sequence's last, may be the work of the kernel before; the others have
     // been in the cache since earlier steps.
     if (at_.chunk * kChunk + first + kTileKeys >= keys_end_) wait_for_step();
-    if (lane == 0)
-      arrive_expecting(full, boxes * keys * kSliceColumns * static_cast<int>(sizeof(bf16)));
+    if (lane == 0) arrive_expecting(full, boxes * keys * kSliceBytes);
     __syncwarp();
     if (mine)
       copy_box_once(
           tile.slice[slice][row],
           is_key ? (is_whole ? &maps_.k : &maps_.k_few) : (is_whole ? &maps_.v : &maps_.v_few),
-          full, slice * kSliceColumns, key & ((1 << a_.block_shift) - 1), at_.head, block);
+          full, slice * Tile::kColumns, key & ((1 << a_.block_shift) - 1), at_.head, block);
   }
   /// Pieces of 16 bytes, straight code: one warp has to keep up with the SM's share of the memory.
-  __device__ void copy_parts(Tile& tile, const UnitKeys& unit, int first,
-                             const __nv_bfloat16* cache, int64_t block_stride,
-                             int64_t head_stride) const {
+  __device__ void copy_parts(Tile& tile, const UnitKeys& unit, int first, const C* cache,
+                             int64_t block_stride, int64_t head_stride) const {
     const int lane = threadIdx.x % kWarp, mask = (1 << a_.block_shift) - 1;
     const int64_t offset =
         block_ * block_stride + at_.head * head_stride + int64_t{8 * lane & mask} * kHeadDim;
     char* const to = reinterpret_cast<char*>(&tile);
 #pragma unroll
     for (int row = 0; row < kTileKeys; row += 8) {
-      const __nv_bfloat16* from =
-          cache + __shfl_sync(kFullMask, offset, (first + row) / 8) + lane * 8;
+      const C* from =
+          cache + __shfl_sync(kFullMask, offset, (first + row) / 8) + lane * Tile::kPart;
       if (first + row + 8 <= unit.begin || first + row >= unit.end) continue;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i)
-        if (kHeadDim % kWarp == 0 || lane + i * kWarp < kHeadDim)
-          copy_async(to + place_[i] + row * sizeof(tile.slice[0][0]), from + i * kWarp * 8, true);
+        if (kOfEight % kWarp == 0 || lane + i * kWarp < kOfEight)
+          copy_async(to + place_[i] + row * sizeof(tile.slice[0][0]),
+                     from + i * kWarp * Tile::kPart, true);
     }
+  }
+
+  /// Four scales a lane: of keys, and of their values. What no row sees may be left out.
+  __device__ void copy_scales(Scales& scales, int stage, const UnitKeys& unit, int first) const {
+    constexpr int kQuads = kTileKeys / 4;
+    const int lane = threadIdx.x % kWarp, row = lane % kQuads * 4, key = first + row,
+              size = 1 << a_.block_shift;
+    const bool is_key = lane < kQuads;
+    const int block = __shfl_sync(kFullMask, block_, key / 8);
+    if (key + 4 <= unit.begin || key >= unit.end) return;
+    const E4m3* from = static_cast<const E4m3*>(is_key ? a_.k : a_.v) +
+                       block * (is_key ? a_.k_block_stride : a_.v_block_stride) +
+                       at_.head * (is_key ? a_.k_head_stride : a_.v_head_stride) + size * kHeadDim +
+                       (key & (size - 1)) * static_cast<int>(sizeof(float));
+    copy_async(is_key ? &scales.k_scale[stage][row] : &scales.v_scale[stage][row], from, true);
   }
 
   const DecodeArguments& a_;
@@ -132,23 +156,25 @@ class UnitCopier {
   int keys_end_ = 0, block_ = 0;
   bool waited_ = false;
   /// Where the lane's pieces of eight keys go, in bytes from the first of them.
-  static constexpr int kPieces = (kHeadDim + kWarp - 1) / kWarp;
+  static constexpr int kOfEight = 8 * kHeadDim / Tile::kPart,
+                       kPieces = (kOfEight + kWarp - 1) / kWarp;
   int place_[kPieces];
 };
 
 /// Copies the units of a share, and the queries of all pairs but the first. By a whole warp.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, class C>
 __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, const DecodeWork& work,
-                           DecodeTile<kHeadDim>* ring, DecodeExchange<kHeadDim, kRows>& exchange) {
+                           DecodeTile<kHeadDim, C>* ring,
+                           DecodeExchange<kHeadDim, kRows, C>& exchange) {
   const int lane = threadIdx.x % kWarp;
   UnitWalk walk(a, work, exchange.share);
-  UnitCopier<kHeadDim> copier(a, maps);
+  UnitCopier<kHeadDim, C> copier(a, maps);
   RingCursor place, query;
   const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
     for (int i = 0; i < unit.tiles; ++i) {
       wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);
       copier.template copy<is_key>(ring[place.stage], &exchange.full[place.stage], unit,
-                                   unit.first_tile + i);
+                                   unit.first_tile + i, exchange, place.stage);
       place = place.plus(1, work.stages);
     }
   };

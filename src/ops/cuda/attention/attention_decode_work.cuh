@@ -16,8 +16,8 @@ constexpr int kDecodeStages = 16;       // of the ring, at most
 constexpr int kFewestDecodeStages = 5;  // a chunk of keys must be there at once
 constexpr int kChunkTiles = kChunk / kTileKeys, kTileWarps = kDecodeWarps / kChunkTiles;
 static_assert(kTileKeys / kTileWarps == 32);
-constexpr int kSliceColumns = 64;  // elements of a tile that lie together
-constexpr int kFewKeys = 16;       // that are copied at once where a tile is not seen whole
+constexpr int kSliceBytes = 128;  // of a row of a tile, that lie together
+constexpr int kFewKeys = 16;      // that are copied at once where a tile is not seen whole
 
 using DecodeArguments = AttentionArguments<__nv_bfloat16>;
 
@@ -28,21 +28,30 @@ struct DecodeWork {
   bool lets_next_wait;  // until blocks end, and takes no room beside them before
 };
 
-/// Keys or values: slices of 64 elements, in which 16 bytes u of key k lie at u ^ k % 8, as the
-/// copy engine swizzles them and so that ldmatrix meets no bank twice. A last slice may be half
-/// empty.
-template <int kHeadDim>
+/// Keys or values, of type C: slices of 128 bytes of a row, in which 16 bytes u of key k lie at
+/// u ^ k % 8, as the copy engine swizzles them and so that ldmatrix meets no bank twice. A last
+/// slice may be half empty.
+template <int kHeadDim, class C>
 struct alignas(1024) DecodeTile {
-  static constexpr int kSlices = (kHeadDim + kSliceColumns - 1) / kSliceColumns;
-  __nv_bfloat16 slice[kSlices][kTileKeys][kSliceColumns];
+  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(C)), kPart = kColumns / 8;
+  static constexpr int kSlices = (kHeadDim + kColumns - 1) / kColumns;
+  C slice[kSlices][kTileKeys][kColumns];
 
-  /// Eight elements of a key: from `first`, a multiple of 16, or with `second` from 8 behind it.
-  __device__ __nv_bfloat16* part(int key, int first, int second) {
-    return slice[first / kSliceColumns][key] + (first % kSliceColumns / 8 ^ second ^ key % 8) * 8;
+  /// 16 bytes of a key: from element `first`, a multiple of 16, or with `second` the next.
+  __device__ C* part(int key, int first, int second = 0) {
+    return slice[first / kColumns][key] + (first % kColumns / kPart ^ second ^ key % 8) * kPart;
   }
-  __device__ const __nv_bfloat16* part(int key, int first, int second) const {
+  __device__ const C* part(int key, int first, int second = 0) const {
     return const_cast<DecodeTile*>(this)->part(key, first, second);
   }
+};
+
+/// Of the keys and values of stages that hold keys, where they are E4M3.
+template <class C>
+struct StageScales {};
+template <>
+struct alignas(16) StageScales<E4m3> {
+  float k_scale[kDecodeStages][kTileKeys], v_scale[kDecodeStages][kTileKeys];
 };
 
 /// Slots of a pair, so many of them new. None: there is no more to hand in.
@@ -54,12 +63,14 @@ struct HandIn {
 constexpr int kDecodeHands = 2;   // of a block that are under way
 constexpr int kFewSlotRows = 64;  // of all slots of a pair, that one warp merges
 
+/// Elements from a query to the next: an odd number of 16-byte units, for ldmatrix.
+__host__ __device__ constexpr int query_pitch(int head_dim) { return head_dim + 8; }
+
 /// kRows: 1 where a lane has one row (groups up to 8), 2 where it has another 8 below.
-template <int kHeadDim, int kRows>
-struct DecodeExchange {
+template <int kHeadDim, int kRows, class C>
+struct DecodeExchange : StageScales<C> {
   DecodeShare share;
-  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte units, for ldmatrix
-  __nv_bfloat16 query[kDecodeQueries][8 * kRows][kPitch];
+  __nv_bfloat16 query[kDecodeQueries][8 * kRows][query_pitch(kHeadDim)];
   float maximum[8 * kRows][kDecodeWarps];           // of a warp's keys
   float sum[kDecodeWarps][kRows][kWarp];            // of a lane's weights
   uint32_t weights[kChunk / 16][kWarp][2 * kRows];  // operand A of 16 keys

@@ -12,13 +12,22 @@ namespace nanovllm {
 constexpr int kTileRows = 64;
 constexpr int kAttentionThreads = 128;  // four warps of 16 rows
 
-template <int kHeadDim>
+template <int kHeadDim, class C>
 struct AttentionTile {
   // An odd number of 16-byte units: ldmatrix meets no bank twice.
   static constexpr int kPitch = kHeadDim + 8;
   static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
   __nv_bfloat16 q[kTileRows][kPitch];
   __nv_bfloat16 k[kStages][kTileKeys][kPitch], v[kStages][kTileKeys][kPitch];
+};
+/// Numbers become bf16 in the registers of each warp.
+template <int kHeadDim>
+struct AttentionTile<kHeadDim, E4m3> {
+  static constexpr int kPitch = kHeadDim + 8, kCachePitch = (kHeadDim / 16 | 1) * 16;
+  static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
+  alignas(16) __nv_bfloat16 q[kTileRows][kPitch];
+  E4m3 k[kStages][kTileKeys][kCachePitch], v[kStages][kTileKeys][kCachePitch];
+  float k_scale[kStages][kTileKeys], v_scale[kStages][kTileKeys];
 };
 
 /// A warp's 16 rows: their scores, their running softmax within a chunk, and the result of the
@@ -69,7 +78,8 @@ using TileScores = float[kTileKeys / 8][4];
 
 /// score += q k^T.
 template <int kHeadDim>
-__device__ __forceinline__ void score_keys(TileScores& score, const AttentionTile<kHeadDim>& tile,
+__device__ __forceinline__ void score_keys(TileScores& score,
+                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
                                            int stage, int warp_row) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -83,6 +93,41 @@ __device__ __forceinline__ void score_keys(TileScores& score, const AttentionTil
       mma_m16n8k16(score[j], q, k[0], k[1]);
       mma_m16n8k16(score[j + 1], q, k[2], k[3]);
     }
+  }
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void score_keys(TileScores& score,
+                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage,
+                                           int warp_row) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int kk = 0; kk < kHeadDim; kk += 16) {
+    uint32_t q[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      in_widened_order(
+          *reinterpret_cast<const uint2*>(&tile.q[warp_row + lane / 4 + 8 * r][kk + lane % 4 * 4]),
+          q[r], q[2 + r]);
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; j += 4) {
+      uint32_t k[4];
+      load_matrices(k, reinterpret_cast<const __nv_bfloat16*>(&tile.k[stage][8 * j + lane][kk]));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t even, odd;
+        widen_e4m3(k[i], even, odd);
+        mma_m16n8k16(score[j + i], q, even, odd);
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kTileKeys / 8; ++j) {
+    const float2 scale =
+        *reinterpret_cast<const float2*>(&tile.k_scale[stage][8 * j + lane % 4 * 2]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale.x : scale.y);
   }
 }
 
@@ -134,7 +179,8 @@ __device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores
 /// out += weights v.
 template <int kHeadDim>
 __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
-                                           const AttentionTile<kHeadDim>& tile, int stage) {
+                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
+                                           int stage) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int kk = 0; kk < kTileKeys / 16; ++kk) {
@@ -151,11 +197,65 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
   }
 }
 
+/// Afterwards a lane has the elements 16 i + 4 t, + 2 (of mma's first product), + 1 and + 3.
+template <int kHeadDim>
+__device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
+                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int first = 0; first < kTileKeys; first += 32) {
+    uint32_t p[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = first / 8 + i;
+      const float2 scale =
+          *reinterpret_cast<const float2*>(&tile.v_scale[stage][8 * j + lane % 4 * 2]);
+      const float(&w)[4] = weights[j];
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        p[i / 2][i % 2 * 2 + r] =
+            pack_bf16(scaled_weight(w[2 * r], scale.x), scaled_weight(w[2 * r + 1], scale.y));
+    }
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; j += 2) {
+      uint32_t v[4], even[4], odd[4];
+      load_matrices_transposed(
+          v, reinterpret_cast<const __nv_bfloat16*>(&tile.v[stage][first + lane][8 * j]));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) widen_e4m3(v[i], even[i], odd[i]);
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        mma_m16n8k16(state.out[j], p[g], even[2 * g], even[2 * g + 1]);
+        mma_m16n8k16(state.out[j + 1], p[g], odd[2 * g], odd[2 * g + 1]);
+      }
+    }
+  }
+}
+
+/// The first element that a lane has of a row.
+template <class C>
+__device__ int first_element() {
+  return threadIdx.x % 4 * (is_e4m3<C> ? 4 : 2);
+}
+/// Calls put(distance from the lane's first element, first, second) for the neighbouring elements
+/// that a lane has of its row r.
+template <class C, int kHeadDim, class Put>
+__device__ __forceinline__ void for_each_pair(const float (&values)[kHeadDim / 8][4], int r,
+                                              Put&& put) {
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j)
+    if constexpr (is_e4m3<C>)
+      put(8 * j - j % 2 * 6, values[j - j % 2][2 * r + j % 2],
+          values[j - j % 2 + 1][2 * r + j % 2]);
+    else
+      put(8 * j, values[j][2 * r], values[j][2 * r + 1]);
+}
+
 /// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
 /// - 1.
-template <int kHeadDim>
-__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim>& tile, int stage,
-                         int warp_row, const int (&lowest)[2], const int (&limit)[2],
+template <int kHeadDim, class C>
+__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim, C>& tile,
+                         int stage, int warp_row, const int (&lowest)[2], const int (&limit)[2],
                          float scale_log2) {
   TileScores score = {};
   score_keys(score, tile, stage, warp_row);
@@ -171,14 +271,31 @@ __device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim
   add_values(state, score, tile, stage);
 }
 
+/// The scales of the keys first .. first + 64 and of their values, four at a time; any numbers
+/// where none of four is one of low .. end - 1.
+template <int kHeadDim>
+__device__ void load_scales(AttentionTile<kHeadDim, E4m3>& tile, int stage,
+                            const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head,
+                            int first, int low, int end) {
+  const int row = static_cast<int>(threadIdx.x) % (kTileKeys / 4) * 4, position = first + row;
+  const bool is_key = threadIdx.x < kTileKeys / 4;
+  if (threadIdx.x >= kTileKeys / 2 || position + 4 <= low || position >= end) return;
+  const E4m3* cache = static_cast<const E4m3*>(is_key ? a.k : a.v) +
+                      kv_head * (is_key ? a.k_head_stride : a.v_head_stride);
+  copy_async(
+      is_key ? &tile.k_scale[stage][row] : &tile.v_scale[stage][row],
+      row_scales(a, cache, s, position, is_key ? a.k_block_stride : a.v_block_stride, kHeadDim),
+      true);
+}
+
 /// The keys first .. first + 64 of the sequence, zeros before `low` and from `end` on: a masked key
 /// must be finite, whatever lies in its slot.
-template <int kHeadDim>
-__device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
+template <int kHeadDim, class C>
+__device__ void load_keys(AttentionTile<kHeadDim, C>& tile, int stage,
                           const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int first,
                           int low, int end) {
-  constexpr int kParts = kHeadDim / 8, kCopies = kTileKeys * kParts / kAttentionThreads;
-  static_assert(kTileKeys * kParts % kAttentionThreads == 0);
+  constexpr int kPart = 16 / sizeof(C), kParts = kHeadDim / kPart,
+                kCopies = (kTileKeys * kParts + kAttentionThreads - 1) / kAttentionThreads;
   const auto row_of = [](int i) { return (threadIdx.x + i * kAttentionThreads) / kParts; };
   // All look-ups before all copies, which would each wait for its own.
   int block[kCopies];
@@ -188,11 +305,13 @@ __device__ void load_keys(AttentionTile<kHeadDim>& tile, int stage,
     const int position = first + row_of(i);
     block[i] = low <= position && position < end ? table[position >> a.block_shift] : -1;
   }
+  if constexpr (is_e4m3<C>) load_scales(tile, stage, a, s, kv_head, first, low, end);
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const int row = row_of(i), c = (threadIdx.x + i * kAttentionThreads) % kParts * 8;
+    const int row = row_of(i), c = (threadIdx.x + i * kAttentionThreads) % kParts * kPart;
+    if (kTileKeys * kParts % kAttentionThreads != 0 && row >= kTileKeys) continue;
     const bool valid = block[i] >= 0;
-    const __nv_bfloat16 *k = a.k, *v = a.v;
+    const C *k = static_cast<const C*>(a.k), *v = static_cast<const C*>(a.v);
     if (valid) {
       const int64_t in_block = ((first + row) & ((1 << a.block_shift) - 1)) * kHeadDim + c;
       k += block[i] * a.k_block_stride + kv_head * a.k_head_stride + in_block;
@@ -223,8 +342,8 @@ struct RowTile {
   }
 };
 
-template <int kHeadDim>
-__device__ void load_queries(AttentionTile<kHeadDim>& tile,
+template <int kHeadDim, class C>
+__device__ void load_queries(AttentionTile<kHeadDim, C>& tile,
                              const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine) {
   constexpr int kParts = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTileRows * kParts; i += kAttentionThreads) {
@@ -238,35 +357,34 @@ __device__ void load_queries(AttentionTile<kHeadDim>& tile,
 }
 
 /// This lane's part of row `row`, its index `r`, as the chunk's partial result.
-template <int kHeadDim>
+template <class C, int kHeadDim>
 __device__ void store_partial(const RowState<kHeadDim>& state,
                               const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
                               int row, int r, int chunk) {
   const int lane = threadIdx.x % kWarp;
   const int64_t slot = (mine.token(row) * a.num_heads + mine.head(row)) * a.max_chunks + chunk;
   if (lane % 4 == 0) a.partial_sum[slot] = {state.base[r], state.sum[r]};
-  float* out = a.partial_out + slot * kHeadDim + lane % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < kHeadDim / 8; ++j)
-    *reinterpret_cast<float2*>(out + 8 * j) = {state.out[j][2 * r], state.out[j][2 * r + 1]};
+  float* out = a.partial_out + slot * kHeadDim + first_element<C>();
+  for_each_pair<C, kHeadDim>(state.out, r, [&](int i, float x, float y) {
+    *reinterpret_cast<float2*>(out + i) = {x, y};
+  });
 }
 
 /// The same part of the final result.
-template <int kHeadDim>
+template <class C, int kHeadDim>
 __device__ void store_output(const RowState<kHeadDim>& state,
                              const AttentionArguments<__nv_bfloat16>& a, const RowTile& mine,
                              int row, int r) {
   __nv_bfloat16* out = a.out + mine.token(row) * a.out_token_stride +
-                       mine.head(row) * a.out_head_stride + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < kHeadDim / 8; ++j)
-    *reinterpret_cast<uint32_t*>(out + 8 * j) =
-        pack_bf16(finish(state.merged[j][2 * r], state.merged_sum[r]),
-                  finish(state.merged[j][2 * r + 1], state.merged_sum[r]));
+                       mine.head(row) * a.out_head_stride + first_element<C>();
+  for_each_pair<C, kHeadDim>(state.merged, r, [&](int i, float x, float y) {
+    *reinterpret_cast<uint32_t*>(out + i) =
+        pack_bf16(finish(x, state.merged_sum[r]), finish(y, state.merged_sum[r]));
+  });
 }
 
 /// This lane's parts of its rows that see keys from `begin` on.
-template <bool kSplit, int kHeadDim>
+template <bool kSplit, class C, int kHeadDim>
 __device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
                                            const AttentionArguments<__nv_bfloat16>& a,
                                            const RowTile& mine, const int (&row)[2],
@@ -275,19 +393,19 @@ __device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
   for (int r = 0; r < 2; ++r) {
     if (position[r] < 0 || (kSplit && position[r] < begin)) continue;
     if constexpr (kSplit)
-      store_partial(state, a, mine, row[r], r, chunk);
+      store_partial<C>(state, a, mine, row[r], r, chunk);
     else
-      store_output(state, a, mine, row[r], r);
+      store_output<C>(state, a, mine, row[r], r);
   }
 }
 
 /// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
 /// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
 /// heads, sequences.
-template <int kHeadDim, bool kSplit>
+template <int kHeadDim, bool kSplit, class C>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_mma_kernel(const AttentionArguments<__nv_bfloat16> a) {
-  using Tile = AttentionTile<kHeadDim>;
+  using Tile = AttentionTile<kHeadDim, C>;
   extern __shared__ uint4 shared[];
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int s = blockIdx.z, kv_head = blockIdx.y, chunk = kSplit ? blockIdx.x % a.max_chunks : 0;
@@ -340,7 +458,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   }
   if (warp_end == 0) return;
   if (kSplit) state.finish_chunk();
-  store_rows<kSplit>(state, a, mine, row, position, begin, chunk);
+  store_rows<kSplit, C>(state, a, mine, row, position, begin, chunk);
 }
 
 /// Merges the chunks of a split row in order. Grid: tokens, heads; a thread has one element.

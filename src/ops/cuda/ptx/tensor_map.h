@@ -45,20 +45,23 @@ CUtensorMap tensor_map(EncodeMap encode, const Tensor& t, const std::array<int64
                        const std::array<int64_t, kAxes>& box,
                        CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   CUtensorMap map{};
-  const CUresult status = encode_map(encode, map, t.data, shape, strides, box, promotion);
+  const CUresult status = encode_map(
+      encode, map, t.data, shape, strides, box, promotion,
+      t.dtype == DType::e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
   check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
         t.describe(), static_cast<int>(status));
   return map;
 }
 
-/// Half of a paged cache, [blocks, KV heads, block size, head_dim] in bf16, in boxes of `keys` rows
-/// of 64 elements out of one block.
+/// Half of a paged cache, [blocks, KV heads, block size, head_dim] in bf16 or E4M3, in boxes of
+/// `keys` rows of 128 bytes out of one block.
 inline CUtensorMap cache_map(EncodeMap encode, const Tensor& cache, int64_t keys,
                              CUtensorMapL2promotion promotion) {
   const auto& size = cache.shape;
+  const auto bytes = static_cast<int64_t>(size_of(cache.dtype));
   return tensor_map<4>(encode, cache, {size[3], size[2], size[1], size[0]},
-                       {size[3] * 2, cache.stride[1] * 2, cache.stride[0] * 2}, {64, keys, 1, 1},
-                       promotion);
+                       {size[3] * bytes, cache.stride[1] * bytes, cache.stride[0] * bytes},
+                       {128 / bytes, keys, 1, 1}, promotion);
 }
 
 }  // namespace nanovllm
