@@ -3,19 +3,19 @@
 // have 64 rows each: S = Q K^T and O += P V by wgmma, with Q and P in registers. A warpgroup
 // computes the scores of tile j + 1 while it adds tile j to the output, and each fills the gaps
 // that the softmax of the other leaves. The bits are those of attention_mma.cuh (rules:
-// attention.cuh).
+// attention.cuh). Over a cache of E4M3 the first warpgroup widens (attention_prefill_widen.cuh).
 #pragma once
 
-#include "ops/cuda/attention/attention_prefill_load.cuh"
 #include "ops/cuda/attention/attention_prefill_rows.cuh"
+#include "ops/cuda/attention/attention_prefill_widen.cuh"
 
 namespace nanovllm {
 
 /// A warpgroup's state of an item: its queries, the output of the chunk it is in, and the result
 /// of the chunks before (the values in shared memory).
-template <int kHeadDim>
+template <int kHeadDim, class C>
 struct Consumer {
-  using Shared = PrefillShared<kHeadDim>;
+  using Shared = PrefillShared<kHeadDim, C>;
   Shared& shared;
   const PrefillArguments& a;
   unsigned at = 0;  // tiles met so far, of all items: the place in the ring
@@ -29,11 +29,25 @@ struct Consumer {
 
   __device__ void load_queries(int n) {
     wait_barrier(&shared.q_full, n % 2);
-    const int row = (threadIdx.x / kWarp - 4) * 16 + threadIdx.x % 16, part = threadIdx.x / 16 % 2;
+    if constexpr (is_e4m3<C>) {
+      const int lane = threadIdx.x % kWarp, first = (threadIdx.x / kWarp - 4) * 16 + lane / 4;
 #pragma unroll
-    for (int kk = 0; kk < kHeadDim / 16; ++kk)
-      load_matrices(query[kk], reinterpret_cast<const __nv_bfloat16*>(
-                                   &shared.q[row][(2 * kk + part) ^ row % 8]));
+      for (int kk = 0; kk < kHeadDim / 16; ++kk)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int row = first + 8 * r;
+          const uint4* unit = &shared.q[row][(2 * kk + lane % 4 / 2) ^ row % 8];
+          in_widened_order(reinterpret_cast<const uint2*>(unit)[lane % 2], query[kk][r],
+                           query[kk][2 + r]);
+        }
+    } else {
+      const int row = (threadIdx.x / kWarp - 4) * 16 + threadIdx.x % 16,
+                part = threadIdx.x / 16 % 2;
+#pragma unroll
+      for (int kk = 0; kk < kHeadDim / 16; ++kk)
+        load_matrices(query[kk], reinterpret_cast<const __nv_bfloat16*>(
+                                     &shared.q[row][(2 * kk + part) ^ row % 8]));
+    }
     release(&shared.q_empty);
   }
   __device__ static void release(uint64_t* empty) {
@@ -97,7 +111,36 @@ struct Consumer {
     pin(weight);
     release(&shared.v_empty[stage(at)]);
   }
-  __device__ void pack_weights() {
+  /// The scales of the lane's keys 8 j and on of a tile.
+  __device__ static float2 lane_scales(const float (&scales)[kTileKeys], int j) {
+    return *reinterpret_cast<const float2*>(&scales[8 * j + threadIdx.x % 4 * 2]);
+  }
+  /// Scores of tile n of the ring, whose products are done.
+  __device__ void take_scores(unsigned n) {
+    pin(score);
+    if constexpr (is_e4m3<C>) {
+#pragma unroll
+      for (int j = 0; j < kTileKeys / 8; ++j) {
+        const float2 scale = lane_scales(shared.numbers.k_scale[stage(n)], j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale.x : scale.y);
+      }
+    }
+    release(&shared.k_empty[stage(n)]);
+  }
+  /// The weights of tile n of the ring, for its values.
+  __device__ void pack_weights(unsigned n) {
+    if constexpr (is_e4m3<C>) {
+      wait_barrier(&shared.v_full[stage(n)], parity(n));
+#pragma unroll
+      for (int j = 0; j < kTileKeys / 8; ++j) {
+        const float2 scale = lane_scales(shared.numbers.v_scale[stage(n)], j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          weighed[j][e] = scaled_weight(weighed[j][e], e % 2 == 0 ? scale.x : scale.y);
+      }
+    }
 #pragma unroll
     for (int g = 0; g < kTileKeys / 16; ++g) {
       const float(&low)[4] = weighed[2 * g], (&high)[4] = weighed[2 * g + 1];
@@ -162,11 +205,10 @@ struct Consumer {
     begin_scores(at);
     end_turn();
     wgmma_wait<0>();
-    pin(score);
-    release(&shared.k_empty[stage(at)]);
+    take_scores(at);
     rows.mask(score, rows.first_tile);
     softmax.add(score, weighed, scale_log2, true);
-    pack_weights();
+    pack_weights(at);
     bool accumulate = false;  // the chunk has an output
     bool merge = false;       // there is an output of the chunk before, which is complete
     for (int tile = rows.first_tile + 1; tile < rows.end_tile; ++tile, ++at) {
@@ -183,8 +225,7 @@ struct Consumer {
       const bool chunk_begins = tile % (kChunk / kTileKeys) == 0;
       if (chunk_begins) end_chunk();
       wgmma_wait<1>();
-      pin(score);
-      release(&shared.k_empty[stage(at + 1)]);
+      take_scores(at + 1);
       rows.mask(score, tile);
       const bool rescale = softmax.add(score, weighed, scale_log2, chunk_begins);
       // The assembler moves a wait up as far as it can, but not out of a branch: the weights are to
@@ -199,7 +240,7 @@ struct Consumer {
       }
       accumulate = !chunk_begins;
       merge = chunk_begins;
-      pack_weights();
+      pack_weights(at + 1);
     }
     if (merge) merge_output<false>();
     begin_turn();
@@ -234,9 +275,9 @@ struct Consumer {
   }
 };
 
-template <int kHeadDim>
-__device__ void compute_items(PrefillShared<kHeadDim>& shared, const PrefillArguments& a) {
-  Consumer<kHeadDim> consumer(shared, a);
+template <int kHeadDim, class C>
+__device__ void compute_items(PrefillShared<kHeadDim, C>& shared, const PrefillArguments& a) {
+  Consumer<kHeadDim, C> consumer(shared, a);
   const bool first = threadIdx.x < 2 * kConsumerThreads;  // to begin
   if (!first) consumer.end_turn();
   for (int n = 0;; ++n) {
@@ -258,19 +299,21 @@ __device__ void compute_items(PrefillShared<kHeadDim>& shared, const PrefillArgu
 
 // -- The kernel --
 
-template <int kHeadDim>
+/// The maps are of a cache of bf16.
+template <int kHeadDim, class C>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attention_prefill_kernel(const __grid_constant__ PrefillArguments a,
                              const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map) {
-  using Shared = PrefillShared<kHeadDim>;
+  using Shared = PrefillShared<kHeadDim, C>;
   extern __shared__ __align__(1024) char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = kConsumers * kConsumerThreads / kWarp;
+    constexpr int kConsumerWarps = kConsumers * kConsumerThreads / kWarp,
+                  kFillers = is_e4m3<C> ? kConsumerThreads / kWarp : 1;
     for (int i = 0; i < Shared::kStages; ++i) {
-      init_barrier(&shared.k_full[i], 1);
-      init_barrier(&shared.v_full[i], 1);
+      init_barrier(&shared.k_full[i], kFillers);
+      init_barrier(&shared.v_full[i], kFillers);
       init_barrier(&shared.k_empty[i], kConsumerWarps);
       init_barrier(&shared.v_empty[i], kConsumerWarps);
     }
@@ -279,24 +322,28 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
       init_barrier(&shared.item_empty[i], kPrefillThreads - kWarp);
     }
     init_barrier(&shared.partial, 1);
-    init_barrier(&shared.q_full, kQueryThreads);
+    init_barrier(&shared.q_full, is_e4m3<C> ? kConsumerThreads : kQueryThreads);
     init_barrier(&shared.q_empty, kConsumerWarps);
     fence_new_barriers();
-    prefetch_map(&k_map);
-    prefetch_map(&v_map);
+    if constexpr (!is_e4m3<C>) {
+      prefetch_map(&k_map);
+      prefetch_map(&v_map);
+    }
   }
   __syncthreads();
   wait_for_previous();
   if (threadIdx.x < kConsumerThreads) {
-    leave_registers<40>();
-    if (threadIdx.x < kWarp)
+    leave_registers<is_e4m3<C> ? 56 : 40>();
+    if constexpr (is_e4m3<C>)
+      widen_items(shared, a);
+    else if (threadIdx.x < kWarp)
       load_keys_of_items(shared, a, &k_map);
     else if (threadIdx.x < 2 * kWarp)
       load_values_of_items(shared, a, &v_map);
     else
       load_queries_of_items(shared, a);
   } else {
-    take_registers<232>();
+    take_registers<is_e4m3<C> ? 224 : 232>();
     compute_items(shared, a);
   }
 }

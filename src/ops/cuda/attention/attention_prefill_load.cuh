@@ -13,9 +13,22 @@ constexpr int kPrefillThreads = 384;  // a warpgroup that loads, two that comput
 constexpr int kConsumers = 2, kConsumerRows = 64, kConsumerThreads = 128;
 constexpr int kQueryThreads = 64;  // warps 2 and 3
 
-template <int kHeadDim>
-struct alignas(1024) PrefillShared {
+/// Beside tiles that were E4M3: the scales of their rows, and the next tiles as they are in the
+/// cache (attention_prefill_widen.cuh): in slots, of keys and of values, by thread.
+template <int kHeadDim, class C>
+struct PrefillNumbers {
   static constexpr int kStages = kHeadDim == 128 ? 4 : 8;
+};
+template <int kHeadDim>
+struct PrefillNumbers<kHeadDim, E4m3> {
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 8;
+  uint4 raw[2][2][kTileKeys * kHeadDim / 16 / kConsumerThreads][kConsumerThreads];
+  float k_scale[kStages][kTileKeys], v_scale[kStages][kTileKeys];
+};
+
+template <int kHeadDim, class C>
+struct alignas(1024) PrefillShared {
+  static constexpr int kStages = PrefillNumbers<kHeadDim, C>::kStages;
   static constexpr int kParts = kHeadDim / 8;  // 16-byte units of a row
   static constexpr int kTileBytes = kTileKeys * kHeadDim * 2;
   using Tile = __nv_bfloat16[kHeadDim / kSwizzleColumns][kTileKeys][kSwizzleColumns];
@@ -25,6 +38,7 @@ struct alignas(1024) PrefillShared {
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   uint64_t partial, q_full, q_empty, item_full[2], item_empty[2];
   PrefillItem items[2];
+  [[no_unique_address]] PrefillNumbers<kHeadDim, C> numbers;
 };
 
 /// Copies tiles of K or V of one item. By a whole warp: a lane has one box of each tile, rows of
@@ -32,7 +46,8 @@ struct alignas(1024) PrefillShared {
 template <int kHeadDim>
 class TileCopier {
  public:
-  using Tile = typename PrefillShared<kHeadDim>::Tile;
+  using Shared = PrefillShared<kHeadDim, __nv_bfloat16>;
+  using Tile = typename Shared::Tile;
 
   __device__ TileCopier(const PrefillArguments& a, const CUtensorMap* map, const PrefillItem& item)
       : map_(map),
@@ -52,7 +67,7 @@ class TileCopier {
   __device__ void copy(Tile& tile, uint64_t* barrier, int first) {
     const int block_index = next_block_, key = first + row_;
     next_block_ = block(first + kTileKeys);  // is there when it is needed
-    if (threadIdx.x % kWarp == 0) arrive_expecting(barrier, PrefillShared<kHeadDim>::kTileBytes);
+    if (threadIdx.x % kWarp == 0) arrive_expecting(barrier, Shared::kTileBytes);
     __syncwarp();
     if (row_ < kTileKeys)
       copy_box(tile[half_][row_], map_, barrier, half_ * kSwizzleColumns,
@@ -75,7 +90,7 @@ class TileCopier {
 /// Slots that no row of the item sees hold anything, NaN too, and 0 * NaN is not 0: zeros outside
 /// the rows begin .. end - 1 of a tile of values. By a whole warp.
 template <int kHeadDim>
-__device__ void clear_outside(typename PrefillShared<kHeadDim>::Tile& tile, int begin, int end) {
+__device__ void clear_outside(typename TileCopier<kHeadDim>::Tile& tile, int begin, int end) {
   constexpr int kUnits = kSwizzleColumns / 8, kHalves = kHeadDim / kSwizzleColumns;
   for (int i = threadIdx.x % kWarp; i < kTileKeys * kHalves * kUnits; i += kWarp) {
     const int row = i / (kHalves * kUnits);
@@ -91,8 +106,8 @@ __device__ void clear_outside(typename PrefillShared<kHeadDim>::Tile& tile, int 
 __device__ inline int uniform(int x) { return __shfl_sync(kFullMask, x, 0); }
 
 /// Item n, as warp 0 left it.
-template <int kHeadDim>
-__device__ PrefillItem take_item(PrefillShared<kHeadDim>& shared, int n) {
+template <int kHeadDim, class C>
+__device__ PrefillItem take_item(PrefillShared<kHeadDim, C>& shared, int n) {
   wait_barrier(&shared.item_full[n % 2], n / 2 % 2);
   const PrefillItem& x = shared.items[n % 2];
   const PrefillItem item{.sequence = uniform(x.sequence),
@@ -111,9 +126,9 @@ __device__ PrefillItem take_item(PrefillShared<kHeadDim>& shared, int n) {
 
 /// Warp 0: finds items and copies their keys.
 template <int kHeadDim>
-__device__ void load_keys_of_items(PrefillShared<kHeadDim>& shared, const PrefillArguments& a,
-                                   const CUtensorMap* map) {
-  constexpr unsigned kStages = PrefillShared<kHeadDim>::kStages;
+__device__ void load_keys_of_items(PrefillShared<kHeadDim, __nv_bfloat16>& shared,
+                                   const PrefillArguments& a, const CUtensorMap* map) {
+  constexpr unsigned kStages = PrefillShared<kHeadDim, __nv_bfloat16>::kStages;
   const bool leader = threadIdx.x == 0;
   ItemFinder finder(a);
   int index = static_cast<int>(blockIdx.x);
@@ -144,9 +159,9 @@ __device__ void load_keys_of_items(PrefillShared<kHeadDim>& shared, const Prefil
 
 /// Warp 1: copies the values of the items.
 template <int kHeadDim>
-__device__ void load_values_of_items(PrefillShared<kHeadDim>& shared, const PrefillArguments& a,
-                                     const CUtensorMap* map) {
-  constexpr unsigned kStages = PrefillShared<kHeadDim>::kStages;
+__device__ void load_values_of_items(PrefillShared<kHeadDim, __nv_bfloat16>& shared,
+                                     const PrefillArguments& a, const CUtensorMap* map) {
+  constexpr unsigned kStages = PrefillShared<kHeadDim, __nv_bfloat16>::kStages;
   unsigned at = 0, partials = 0;
   for (int n = 0;; ++n) {
     const PrefillItem item = take_item(shared, n);
@@ -169,24 +184,32 @@ __device__ void load_values_of_items(PrefillShared<kHeadDim>& shared, const Pref
   }
 }
 
+/// Begins to fetch the queries of item n, by `threads` neighbours, a power of two.
+template <int threads, int kHeadDim, class C>
+__device__ void copy_item_queries(PrefillShared<kHeadDim, C>& shared, const PrefillArguments& a,
+                                  const PrefillItem& item, int n) {
+  constexpr int kParts = PrefillShared<kHeadDim, C>::kParts;
+  wait_barrier(&shared.q_empty, (n + 1) % 2);
+  for (int i = threadIdx.x % threads; i < kItemRows * kParts; i += threads) {
+    const int row = i / kParts, c = i % kParts;
+    const int packed = min(item.first_row + row, item.rows - 1);  // those past the end: any
+    const int in_sequence = token_of(packed, a.group_reciprocal);
+    const int64_t token = item.first_token + in_sequence;
+    const int head = (item.kv_head - in_sequence) * a.group + packed;
+    copy_async(&shared.q[row][c ^ row % 8],
+               a.q + token * a.q_token_stride + head * a.q_head_stride + c * 8, true);
+  }
+  arrive_after_copies(&shared.q_full);
+}
+
 /// Warps 2 and 3: fetch the queries of the items.
 template <int kHeadDim>
-__device__ void load_queries_of_items(PrefillShared<kHeadDim>& shared, const PrefillArguments& a) {
-  constexpr int kParts = PrefillShared<kHeadDim>::kParts;
+__device__ void load_queries_of_items(PrefillShared<kHeadDim, __nv_bfloat16>& shared,
+                                      const PrefillArguments& a) {
   for (int n = 0;; ++n) {
     const PrefillItem item = take_item(shared, n);
     if (item.sequence < 0) return;
-    wait_barrier(&shared.q_empty, (n + 1) % 2);
-    for (int i = threadIdx.x % kQueryThreads; i < kItemRows * kParts; i += kQueryThreads) {
-      const int row = i / kParts, c = i % kParts;
-      const int packed = min(item.first_row + row, item.rows - 1);  // those past the end: any
-      const int in_sequence = token_of(packed, a.group_reciprocal);
-      const int64_t token = item.first_token + in_sequence;
-      const int head = (item.kv_head - in_sequence) * a.group + packed;
-      copy_async(&shared.q[row][c ^ row % 8],
-                 a.q + token * a.q_token_stride + head * a.q_head_stride + c * 8, true);
-    }
-    arrive_after_copies(&shared.q_full);
+    copy_item_queries<kQueryThreads>(shared, a, item, n);
   }
 }
 

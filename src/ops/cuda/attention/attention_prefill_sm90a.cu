@@ -9,9 +9,10 @@ namespace {
 /// sequences of `context` keys.
 struct Section {
   int heads, seqs;
-  Section(int64_t context, int64_t head_dim, int64_t kv_heads) {
+  Section(int64_t context, const Tensor& keys) {
     constexpr int64_t kBytes = int64_t{16} << 20;  // about a third of the cache: measured
-    const int64_t fit = kBytes / (2 * context * head_dim * static_cast<int64_t>(sizeof(bf16)));
+    const auto row_bytes = static_cast<int64_t>(kv_row_bytes(keys.dtype, keys.shape[3]));
+    const int64_t kv_heads = keys.shape[1], fit = kBytes / (2 * context * row_bytes);
     heads = static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads));
     seqs = static_cast<int>(std::clamp<int64_t>(fit / kv_heads, 1, kWarp));
   }
@@ -47,7 +48,7 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
                                window);
   }
   const int64_t kv_heads = cache.k.shape[1];
-  const Section section(batch.max_context_len, q.shape[2], kv_heads);
+  const Section section(batch.max_context_len, cache.k);
   const PrefillArguments arguments{attention_arguments<bf16>(out, q, cache, batch, scale, window),
                                    static_cast<int>(kv_heads),
                                    static_cast<int>(ceil_div(batch.max_context_len, kTileKeys)),
@@ -55,19 +56,27 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
                                    section.heads,
                                    reinterpret_cast<int*>(micro_batch_->prefill_counters.get()),
                                    reciprocal_of_group(static_cast<int>(q.shape[1] / kv_heads))};
+  const auto launch_for = [&]<int kHeadDim, class C>(const CUtensorMap& k, const CUtensorMap& v) {
+    using Shared = PrefillShared<kHeadDim, C>;
+    static_assert(sizeof(Shared) <= 227 * 1024);
+    launch_early(attention_prefill_kernel<kHeadDim, C>, static_cast<unsigned>(num_sms_),
+                 kPrefillThreads, sizeof(Shared), arguments, k, v);
+  };
+  const auto launch_of = [&]<class C>(const CUtensorMap& k, const CUtensorMap& v) {
+    if (q.shape[2] == 64)
+      launch_for.template operator()<64, C>(k, v);
+    else
+      launch_for.template operator()<128, C>(k, v);
+  };
+  if (cache.k.dtype == DType::e4m3) {
+    launch_of.template operator()<E4m3>({}, {});
+    return true;
+  }
   const auto map = [&](const Tensor& half) {  // swizzled as wgmma reads it
     return cache_map(encode_map_, half, std::min<int64_t>(kTileKeys, half.shape[2]),
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
   };
-  const auto launch_for = [&]<int kHeadDim>() {
-    using Shared = PrefillShared<kHeadDim>;
-    launch_early(attention_prefill_kernel<kHeadDim>, static_cast<unsigned>(num_sms_),
-                 kPrefillThreads, sizeof(Shared), arguments, map(cache.k), map(cache.v));
-  };
-  if (q.shape[2] == 64)
-    launch_for.template operator()<64>();
-  else
-    launch_for.template operator()<128>();
+  launch_of.template operator()<__nv_bfloat16>(map(cache.k), map(cache.v));
   return true;
 }
 
