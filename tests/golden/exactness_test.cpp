@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Fp8Cache, Exactness,
                          testing::Combine(testing::Values("qwen3-sharded-mha-80", "mistral-window",
                                                           "quantised-fp8-channel"),
-                                          testing::Values(kTargets[0], kTargets[1])),
+                                          testing::ValuesIn(kTargets)),
                          case_name);
 
 }  // namespace

@@ -34,6 +34,7 @@ struct Shape {
   const char* name;
   int ranks = 1;
   Target target = kTargets[3];
+  const char* kv_cache_dtype = "auto";
 };
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
@@ -84,6 +85,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     base_.skip_tokenizer_init = false;
     base_.load_format = "dummy";
     base_.tensor_parallel_size = shape.ranks;
+    base_.kv_cache_dtype = shape.kv_cache_dtype;
     if (on_gpu() && !has_gpu(shape.ranks - 1)) GTEST_SKIP() << "too few GPUs here";
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -420,6 +422,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"qwen3-32b", kOneLayer, "qwen3_32b"},  // rows wider than 4,096
                     Shape{"qwen3-1.7b", kMistral, "mistral_window"},
                     Shape{"qwen3-0.6b", kQwen2, "qwen2_heads_of_64"},
+                    Shape{"qwen3-0.6b", kFourLayers, "fp8_cache", 1, kTargets[3], "fp8"},
+                    Shape{"qwen3-0.6b", kQwen2, "fp8_cache_heads_of_64", 1, kTargets[3], "fp8"},
+                    Shape{"qwen3-8b", kTwoLayers, "fp8_cache_2_ranks", 2, kTargets[3], "fp8"},
                     Shape{"qwen3-0.6b", kFourLayers, "qwen3_0_6b_2_ranks", 2},
                     Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_2_ranks", 2},
                     Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b_2_ranks", 2},

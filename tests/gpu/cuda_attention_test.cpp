@@ -2,6 +2,7 @@
 // whatever computes it: decode steps, chunks or whole prompts, in any company, over blocks of any
 // size.
 #include <map>
+#include <span>
 
 #include <gtest/gtest.h>
 
@@ -71,6 +72,7 @@ class RowBook {
 struct AttentionShape {
   DType dtype;
   int64_t heads, kv_heads, head_dim, window = 0;
+  bool e4m3 = false;  // the cache
 };
 
 void cut_in_many_ways(RowBook& book, const std::vector<int>& lengths) {
@@ -105,12 +107,7 @@ void cut_in_many_ways(RowBook& book, const std::vector<int>& lengths) {
   book.run(crowd);
 }
 
-TEST_F(CudaAttention, RowsDoNotDependOnCompanyChunksOrBlocks) {
-  const AttentionShape shapes[] = {
-      {DType::bf16, 16, 8, 128},      {DType::bf16, 8, 8, 64},      {DType::bf16, 10, 2, 80},
-      {DType::bf16, 6, 2, 96},        {DType::bf16, 8, 1, 256},     {DType::f32, 4, 2, 64},
-      {DType::bf16, 16, 1, 128},      {DType::bf16, 24, 2, 64},     {DType::bf16, 20, 1, 64},
-      {DType::bf16, 16, 8, 128, 100}, {DType::bf16, 16, 1, 80, 300}};
+void expect_same_rows(Backend& gpu, std::span<const AttentionShape> shapes) {
   for (const AttentionShape& shape : shapes) {
     const std::vector<int> lengths = shape.dtype == DType::f32
                                          ? std::vector<int>{1, 65, 300}
@@ -118,9 +115,9 @@ TEST_F(CudaAttention, RowsDoNotDependOnCompanyChunksOrBlocks) {
     std::map<std::pair<int, int>, std::vector<std::byte>> first;
     int compared = 0, different = 0;
     for (const int64_t block : {8, 16, 64, 256}) {
-      Rig rig(*gpu_);
+      Rig rig(gpu);
       const PagedSequences paged(rig, shape.dtype, block, shape.kv_heads, shape.head_dim, lengths,
-                                 77);
+                                 77, shape.e4m3);
       RowBook book(rig, paged, shape.dtype, shape.heads, 77, shape.window);
       if (block == 16)
         cut_in_many_ways(book, lengths);
@@ -140,11 +137,32 @@ TEST_F(CudaAttention, RowsDoNotDependOnCompanyChunksOrBlocks) {
     }
     EXPECT_EQ(different, 0);
     EXPECT_GT(compared, 1000);
-    std::printf("  attention %s heads %2ld/%ld d %3ld window %3ld: %d rows of %d differ\n",
-                std::string(name_of(shape.dtype)).c_str(), static_cast<long>(shape.heads),
-                static_cast<long>(shape.kv_heads), static_cast<long>(shape.head_dim),
-                static_cast<long>(shape.window), different, compared);
+    std::printf("  attention %s%s heads %2ld/%ld d %3ld window %3ld: %d rows of %d differ\n",
+                std::string(name_of(shape.dtype)).c_str(), shape.e4m3 ? " over e4m3" : "",
+                static_cast<long>(shape.heads), static_cast<long>(shape.kv_heads),
+                static_cast<long>(shape.head_dim), static_cast<long>(shape.window), different,
+                compared);
   }
+}
+
+TEST_F(CudaAttention, RowsDoNotDependOnCompanyChunksOrBlocks) {
+  const AttentionShape shapes[] = {
+      {DType::bf16, 16, 8, 128},      {DType::bf16, 8, 8, 64},      {DType::bf16, 10, 2, 80},
+      {DType::bf16, 6, 2, 96},        {DType::bf16, 8, 1, 256},     {DType::f32, 4, 2, 64},
+      {DType::bf16, 16, 1, 128},      {DType::bf16, 24, 2, 64},     {DType::bf16, 20, 1, 64},
+      {DType::bf16, 16, 8, 128, 100}, {DType::bf16, 16, 1, 80, 300}};
+  expect_same_rows(*gpu_, shapes);
+}
+
+TEST_F(CudaAttention, RowsOverE4m3DoNotDependOnCompanyChunksOrBlocks) {
+  const AttentionShape shapes[] = {
+      {DType::bf16, 16, 8, 128, 0, true}, {DType::bf16, 8, 8, 64, 0, true},
+      {DType::bf16, 10, 2, 80, 0, true},  {DType::bf16, 6, 2, 96, 0, true},
+      {DType::bf16, 8, 1, 256, 0, true},  {DType::f32, 4, 2, 64, 0, true},
+      {DType::bf16, 16, 1, 128, 0, true}, {DType::bf16, 24, 2, 64, 0, true},
+      {DType::bf16, 20, 1, 64, 0, true},  {DType::bf16, 16, 8, 128, 100, true},
+      {DType::bf16, 16, 1, 80, 300, true}};
+  expect_same_rows(*gpu_, shapes);
 }
 
 }  // namespace

@@ -144,6 +144,7 @@ TEST_F(CudaManyRows, NormsHaveTheBitsOfFewRows) {
 
 struct HeadsShape {
   int64_t heads, kv_heads, head_dim, rotary_dim;
+  bool e4m3 = false;  // the cache
 };
 
 /// Queries, keys and values as the projection leaves them, on their way into a cache.
@@ -169,6 +170,7 @@ struct HeadsRig {
     const std::vector<float> old(static_cast<size_t>(kBlocks * s.kv_heads * kBlock * s.head_dim),
                                  3.0f);
     const auto pages = [&] {
+      if (s.e4m3) return e4m3_pages(rig, {kBlocks, s.kv_heads, kBlock, s.head_dim});
       return rig.upload(old, DType::bf16, {kBlocks, s.kv_heads, kBlock, s.head_dim});
     };
     cache.k = pages();
@@ -211,7 +213,11 @@ TEST_F(CudaManyRows, HeadsHaveTheBitsOfFewRows) {
                                   {5, 1, 128, 64},
                                   {14, 2, 64, 64},
                                   {3, 3, 64, 32},
-                                  {4, 2, 96, 96}})
+                                  {4, 2, 96, 96},
+                                  {16, 8, 128, 128, true},
+                                  {5, 1, 128, 64, true},
+                                  {14, 2, 64, 64, true},
+                                  {4, 2, 96, 96, true}})
     for (const bool norm : {true, false}) {
       Rig rig(*gpu_);
       const HeadsRig many(rig, shape), few(rig, shape);

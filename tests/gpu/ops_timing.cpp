@@ -92,19 +92,20 @@ struct AttentionShape {
   int64_t heads = 16, kv_heads = 8, head_dim = 128;
 };
 
-void time_attention(Backend& gpu, const AttentionShape& shape) {
+void time_attention(Backend& gpu, const AttentionShape& shape, DType cache_dtype) {
   Rig rig(gpu);
   constexpr int64_t kBlock = 64;
   constexpr double kFastest = 4650;  // GB/s that an H200 reads
   const int seqs = shape.seqs, query = shape.query, context = shape.context;
   const int64_t blocks_each = (context + kBlock - 1) / kBlock, blocks = blocks_each * seqs;
-  const double bytes = 4.0 * seqs * static_cast<double>(context) *
-                       static_cast<double>(shape.kv_heads * shape.head_dim);
+  const double bytes = 2.0 * seqs * static_cast<double>(context * shape.kv_heads) *
+                       static_cast<double>(kv_row_bytes(cache_dtype, shape.head_dim));
   // Layers enough that no one finds its keys in the L2 cache.
   const int layers = static_cast<int>(std::clamp(256e6 / bytes, 1.0, 28.0));
   std::vector<KvCache> caches;
   for (int i = 0; i < layers; ++i)
-    caches.push_back(filled_cache(rig, shape.kv_heads, shape.head_dim, blocks, kBlock));
+    caches.push_back(
+        filled_cache(rig, shape.kv_heads, shape.head_dim, blocks, kBlock, cache_dtype));
   std::vector<int32_t> tables(static_cast<size_t>(blocks)), starts,
       contexts(static_cast<size_t>(seqs), context);
   for (int64_t b = 0; b < blocks; ++b)
@@ -186,8 +187,10 @@ int main(int argc, char** argv) {
                                           {"gate_up", 24576, 4096},
                                           {"down", 4096, 12288}}});
   }
-  if (wanted("attention")) {
-    std::printf("attention, bf16, head_dim 128 (share of 4,650 GB/s)\n");
+  for (const DType cache : {DType::bf16, DType::e4m3}) {
+    if (!wanted("attention")) break;
+    std::printf("attention, bf16 over %s, head_dim 128 (share of 4,650 GB/s)\n",
+                std::string(name_of(cache)).c_str());
     for (const AttentionShape& shape : {AttentionShape{1, 1, 1024},
                                         {1, 1, 16384},
                                         {4, 1, 1024},
@@ -204,7 +207,7 @@ int main(int argc, char** argv) {
                                         {4, 4096, 4096},
                                         {1, 16384, 16384},
                                         {1, 512, 8192}})
-      time_attention(*gpu, shape);
+      time_attention(*gpu, shape, cache);
   }
   if (wanted("layers")) {
     std::printf("all layers of a decode step in one kernel\n");

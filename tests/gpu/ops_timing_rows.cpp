@@ -99,8 +99,8 @@ void time_small_operations(Backend& gpu) {
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
     const Tensor ids = rig.upload(rows, {t});
     const int64_t blocks = (t + kBlock - 1) / kBlock;
-    const KvCache cache{rig.empty(DType::bf16, {blocks, kKvHeads, kBlock, kDim}),
-                        rig.empty(DType::bf16, {blocks, kKvHeads, kBlock, kDim})};
+    const KvCache cache = filled_cache(rig, kKvHeads, kDim, blocks, kBlock),
+                  e4m3 = filled_cache(rig, kKvHeads, kDim, blocks, kBlock, DType::e4m3);
     Batch batch;
     batch.positions = batch.slot_mapping = ids;
     const Tensor cos_sin = rig.upload(normal_values(t * kDim, 8), DType::f32, {t, kDim}),
@@ -116,6 +116,8 @@ void time_small_operations(Backend& gpu) {
     time("add_rms_norm", [&] { gpu.add_rms_norm(y, residual, x, w, 1e-6f); });
     time("qk_norm_rope_store",
          [&] { gpu.qk_norm_rope_store(q, k, v, norm, norm, 1e-6f, batch, cos_sin, cache); });
+    time("over e4m3",
+         [&] { gpu.qk_norm_rope_store(q, k, v, norm, norm, 1e-6f, batch, cos_sin, e4m3); });
     time("rope_store", [&] { gpu.rope_store(q, k, v, batch, cos_sin, cache); });
     time("silu_and_mul", [&] { gpu.silu_and_mul(act, gate_up); });
     time("embedding", [&] { gpu.embedding(y, ids, Weight{table}, 0); });

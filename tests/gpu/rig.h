@@ -172,6 +172,14 @@ inline Batch decode_batch(Rig& rig, const std::vector<int32_t>& contexts,
   return batch;
 }
 
+/// Pages of E4M3 of which no number nor scale is one.
+inline Tensor e4m3_pages(Rig& rig, std::initializer_list<int64_t> shape) {
+  const Tensor layout = kv_pages(nullptr, DType::e4m3, shape, rig.backend.device());
+  const int64_t words = layout.shape[0] * layout.stride[0] / 4;
+  const std::vector<int32_t> none(static_cast<size_t>(words), -1);
+  return kv_pages(rig.upload(none, {words}).data, DType::e4m3, shape, rig.backend.device());
+}
+
 /// A paged cache with sequences in it, laid out in a shuffled order of blocks.
 struct PagedSequences {
   int64_t block_size, kv_heads, head_dim;
@@ -180,9 +188,9 @@ struct PagedSequences {
   std::vector<std::vector<int32_t>> blocks;
 
   /// Keys and values of sequence s are rows of normal_values(.., seed + s): the same for every
-  /// block size.
+  /// block size. The cache has `dtype` or, with `e4m3`, E4M3.
   PagedSequences(Rig& rig, DType dtype, int64_t block, int64_t heads, int64_t d,
-                 std::vector<int> lens, uint32_t seed)
+                 std::vector<int> lens, uint32_t seed, bool e4m3 = false)
       : block_size(block), kv_heads(heads), head_dim(d), lengths(std::move(lens)) {
     int32_t count = 1;
     for (const int length : lengths) {
@@ -197,8 +205,12 @@ struct PagedSequences {
     // Slots that no sequence has written are NaN: whoever reads it shows.
     const std::vector<float> nan(static_cast<size_t>(count * heads * block * d),
                                  std::numeric_limits<float>::quiet_NaN());
-    cache = {rig.upload(nan, dtype, {count, heads, block, d}),
-             rig.upload(nan, dtype, {count, heads, block, d})};
+    const auto pages = [&] {
+      if (!e4m3) return rig.upload(nan, dtype, {count, heads, block, d});
+      return e4m3_pages(rig, {count, heads, block, d});
+    };
+    const Tensor k = pages();
+    cache = {k, pages()};
     for (size_t s = 0; s < lengths.size(); ++s) {
       std::vector<int32_t> slots;
       for (int i = 0; i < lengths[s]; ++i)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <numeric>
 
 #include "core/seconds.h"
 #include "gpu/rig.h"
@@ -21,16 +22,25 @@ inline std::unique_ptr<Backend> open_gpu_or_say() {
 /// A layer's cache. One block's worth of values in every block: the values do not matter, the
 /// addresses do.
 inline KvCache filled_cache(Rig& rig, int64_t kv_heads, int64_t head_dim, int64_t blocks,
-                            int64_t block_size) {
-  const auto some = normal_values(kv_heads * block_size * head_dim, 1);
-  const Tensor block = rig.upload(some, DType::bf16, {kv_heads, block_size, head_dim});
+                            int64_t block_size, DType dtype = DType::bf16) {
+  const Tensor some = rig.upload(normal_values(block_size * kv_heads * head_dim, 1), DType::bf16,
+                                 {block_size, kv_heads, head_dim});
+  std::vector<int32_t> slots(static_cast<size_t>(block_size));
+  std::iota(slots.begin(), slots.end(), 0);
+  const Device device = rig.backend.device();
   const auto pages = [&] {
-    const Tensor t = rig.empty(DType::bf16, {blocks, kv_heads, block_size, head_dim});
-    for (int64_t b = 0; b < blocks; ++b) rig.backend.copy(t[b], block);
+    Tensor t = kv_pages(nullptr, dtype, {blocks, kv_heads, block_size, head_dim}, device);
+    t.data = rig.empty(dtype, {blocks, t.stride[0]}).data;
     return t;
   };
   const Tensor k = pages();
-  return {k, pages()};
+  const KvCache cache{k, pages()};
+  rig.backend.store_kv(cache, some, some, rig.upload(slots, {block_size}));
+  for (const Tensor& t : {cache.k, cache.v}) {
+    const Tensor rows(t.data, dtype, {blocks, t.stride[0]}, device);
+    for (int64_t b = 1; b < blocks; ++b) rig.backend.copy(rows[b], rows[0]);
+  }
+  return cache;
 }
 
 /// Microseconds of one call of `body(i)`, from a graph of `count` of them.

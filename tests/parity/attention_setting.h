@@ -175,7 +175,7 @@ class Setting {
   void make_infinite(int64_t position) {
     Values v = v_->get();
     const int64_t d = problem_.head_dim, kv = problem_.kv_heads, size = problem_.block_size;
-    const int64_t block = tables_->view().ptr<int32_t>()[position / size];
+    const auto block = static_cast<int64_t>(tables_->get()[static_cast<size_t>(position / size)]);
     for (int64_t h = 0; h < kv; ++h)
       for (int64_t i = 0; i < d; ++i)
         v[static_cast<size_t>(((block * kv + h) * size + position % size) * d + i)] = INFINITY;
@@ -190,7 +190,7 @@ class Setting {
   /// E4M3.
   void store_infinity(int64_t position) {
     const int64_t size = problem_.block_size;
-    const int64_t block = tables_->view().ptr<int32_t>()[position / size];
+    const auto block = static_cast<int64_t>(tables_->get()[static_cast<size_t>(position / size)]);
     const Values row(static_cast<size_t>(problem_.kv_heads * problem_.head_dim), INFINITY);
     store(row, row, {static_cast<int32_t>(block * size + position % size)});
   }
@@ -207,9 +207,10 @@ class Setting {
                         {blocks, problem_.kv_heads, problem_.block_size, problem_.head_dim},
                         ops_.device());
       };
-      const auto bytes = static_cast<size_t>(blocks * pages(nullptr).stride[0]);
-      pages_[i] = ops_.allocate(bytes);
-      std::memset(pages_[i].get(), 0xff, bytes);
+      const std::vector<std::byte> none(static_cast<size_t>(blocks * pages(nullptr).stride[0]),
+                                        std::byte{0xff});
+      pages_[i] = ops_.allocate(none.size());
+      copy_bytes(pages_[i].get(), none);
       (i == 0 ? e4m3_cache_.k : e4m3_cache_.v) = pages(pages_[i].get());
     }
     if (problem_.cache == Problem::static_scales)
@@ -220,6 +221,21 @@ class Setting {
                                                std::vector<int64_t>{problem_.kv_heads}, scales);
         (i == 0 ? e4m3_cache_.k_scales : e4m3_cache_.v_scales) = *scales_[i];
       }
+  }
+  void copy_bytes(std::byte* to, const std::vector<std::byte>& from) const {
+    const auto size = static_cast<int64_t>(from.size());
+    ops_.copy(Tensor(to, DType::e4m3, {size}, ops_.device()),
+              Tensor(const_cast<std::byte*>(from.data()), DType::e4m3, {size}));
+    ops_.synchronize();
+  }
+  /// All of some pages.
+  std::vector<std::byte> bytes_of(const Tensor& pages) const {
+    std::vector<std::byte> bytes(static_cast<size_t>(pages.shape[0] * pages.stride[0]));
+    const auto size = static_cast<int64_t>(bytes.size());
+    ops_.copy(Tensor(bytes.data(), DType::e4m3, {size}),
+              Tensor(pages.data, DType::e4m3, {size}, ops_.device()));
+    ops_.synchronize();
+    return bytes;
   }
   /// Numbers times scales, by the definition (docs/contract.md): rows of head_dim.
   void quantise(Values& rows, int which) {
@@ -250,9 +266,10 @@ class Setting {
     const int64_t d = problem_.head_dim, kv = problem_.kv_heads, size = problem_.block_size;
     for (const Tensor& t : {e4m3_cache_.k, e4m3_cache_.v}) {
       const Values& want = t.data == e4m3_cache_.k.data ? keys_[s] : values_[s];
+      const std::vector<std::byte> got = bytes_of(t);
       for (size_t p = 0; p < slots.size(); ++p)
         for (int64_t h = 0; slots[p] >= 0 && h < kv; ++h) {
-          const std::byte* part = t.data + slots[p] / size * t.stride[0] + h * t.stride[1];
+          const std::byte* part = got.data() + slots[p] / size * t.stride[0] + h * t.stride[1];
           float scale;
           std::memcpy(&scale, part + size * d + slots[p] % size * 4, sizeof scale);
           for (int64_t i = 0; i < d; ++i) {

@@ -71,6 +71,7 @@ class CudaBackend final : public Backend {
   /// the step nothing may change the batch's tensors, but its tokens, and nothing but the step's
   /// own rows is stored in the cache. To be recorded together with the step.
   void begin_step(const Batch& batch) override;
+  bool has_e4m3_cache() const override { return true; }
 
   int micro_batches_for(const DecodeSize& size) const override;
   void run_micro_batches(int micro_batches, const std::function<void(int)>& body) override;
