@@ -14,11 +14,11 @@ struct Shape {
 /// Sequences in a cache, one query row of each, and steps over any of them at any length.
 class DecodeSteps {
  public:
-  DecodeSteps(Backend& gpu, const Shape& shape, std::vector<int> lengths)
+  DecodeSteps(Backend& gpu, const Shape& shape, std::vector<int> lengths, bool e4m3)
       : shape_(shape),
         rig_(gpu),
         paged_(rig_, DType::bf16, shape.block_size, shape.kv_heads, shape.head_dim,
-               std::move(lengths), 5),
+               std::move(lengths), 5, e4m3),
         queries_(normal_values(static_cast<int64_t>(paged_.lengths.size()) * width(), 6, 2.0f)) {}
 
   int64_t width() const { return shape_.heads * shape_.head_dim; }
@@ -103,11 +103,12 @@ class DecodeSteps {
   std::vector<float> queries_;
 };
 
-class CudaDecode : public GpuTest {};
+/// Over a cache of bf16 or, true, of E4M3.
+class CudaDecode : public GpuTest, public testing::WithParamInterface<bool> {};
 
-TEST_F(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
+TEST_P(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
   for (const Shape& shape : {Shape{16, 8, 128, 64}, {16, 1, 64}, {10, 2, 80, 8}, {4, 2, 256}}) {
-    DecodeSteps steps(*gpu_, shape, {1300, 40, 700, 513});
+    DecodeSteps steps(*gpu_, shape, {1300, 40, 700, 513}, GetParam());
     for (const int64_t window : {0, 200}) {
       const auto step = steps.step({-1, 0, 1, -1, -1, 2, 3, -1});
       const std::vector<int32_t> lengths{0, 1300, 40, 0, 0, 700, 513, 0};
@@ -123,14 +124,14 @@ TEST_F(CudaDecode, PaddingIsLeftAloneAndDoesNotShow) {
   }
 }
 
-TEST_F(CudaDecode, AllSizesOfBlocksAndHeads) {
+TEST_P(CudaDecode, AllSizesOfBlocksAndHeads) {
   const std::vector<int32_t> lengths{700, 64, 1, 257, 129};
   for (const int64_t block_size : {8, 16, 32, 64, 128, 256})
     for (const Shape& shape :
          {Shape{4, 2, 64}, {4, 2, 80}, {4, 2, 96}, {4, 2, 128}, {16, 1, 128}, {4, 2, 256}}) {
       Shape paged = shape;
       paged.block_size = block_size;
-      DecodeSteps steps(*gpu_, paged, {700});
+      DecodeSteps steps(*gpu_, paged, {700}, GetParam());
       const auto step = steps.step({0, 0, 0, 0, 0});
       steps.set_lengths(step, lengths);
       for (const int64_t window : {0, 70}) {
@@ -144,10 +145,10 @@ TEST_F(CudaDecode, AllSizesOfBlocksAndHeads) {
 
 // A layer may begin while the kernels before it run, and what it then fetches must not be what they
 // are about to write: the keys of its own rows.
-TEST_F(CudaDecode, KeysOfThisStepAreWaitedFor) {
+TEST_P(CudaDecode, KeysOfThisStepAreWaitedFor) {
   constexpr int64_t kSeqs = 6, kLayers = 8, kHeads = 8, kDim = 128;
   const std::vector<int32_t> lengths{400, 300, 200, 64, 17, 1};
-  DecodeSteps steps(*gpu_, {16, kHeads, kDim, 64}, lengths);
+  DecodeSteps steps(*gpu_, {16, kHeads, kDim, 64}, lengths, GetParam());
   const auto step = steps.step({0, 1, 2, 3, 4, 5});
   steps.set_lengths(step, lengths);
   Rig& rig = steps.rig();
@@ -184,9 +185,9 @@ TEST_F(CudaDecode, KeysOfThisStepAreWaitedFor) {
   }
 }
 
-TEST_F(CudaDecode, ARecordedStepServesOtherLengths) {
+TEST_P(CudaDecode, ARecordedStepServesOtherLengths) {
   const Shape shape{8, 2, 128, 16};
-  DecodeSteps steps(*gpu_, shape, {3000, 40, 700, 513, 2048, 256});
+  DecodeSteps steps(*gpu_, shape, {3000, 40, 700, 513, 2048, 256}, GetParam());
   auto first = steps.step({0, 1, 2, 3, 4, 5});
   // Layers of one step: with one plan, with a window beside it, and of another batch, which shares
   // the lengths.
@@ -218,10 +219,10 @@ TEST_F(CudaDecode, ARecordedStepServesOtherLengths) {
   }
 }
 
-TEST_F(CudaDecode, PartialResultsThatDoNotFitAreAvoided) {
+TEST_P(CudaDecode, PartialResultsThatDoNotFitAreAvoided) {
   // 150 pairs of 96 chunks: dividing pairs among the SMs would take more partial results of 16
   // rows of 256 than there is memory for.
-  DecodeSteps steps(*gpu_, {16, 1, 256, 64}, {24'576});
+  DecodeSteps steps(*gpu_, {16, 1, 256, 64}, {24'576}, GetParam());
   const std::vector<int> crowd(150, 0);
   const auto step = steps.step(crowd);
   std::vector<int32_t> lengths(150, 24'576);
@@ -233,7 +234,7 @@ TEST_F(CudaDecode, PartialResultsThatDoNotFitAreAvoided) {
 
 // Blocks leave partial results of pairs that they share: few, which a warp of its own merges, and
 // many, of all sizes of groups, in a recording whose replays share much, little and nothing.
-TEST_F(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
+TEST_P(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
   constexpr size_t kRows = 40;
   std::vector<std::vector<int32_t>> replays(5, std::vector<int32_t>(kRows));
   for (size_t i = 0; i < kRows; ++i) {
@@ -243,7 +244,7 @@ TEST_F(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
     replays[4][i] = static_cast<int32_t>(700 - 3 * i);  // after a step of padding alone
   }
   for (const Shape& shape : {Shape{16, 8, 128, 64}, {3, 3, 128}, {15, 3, 80}, {16, 1, 64}}) {
-    DecodeSteps steps(*gpu_, shape, {10'000});
+    DecodeSteps steps(*gpu_, shape, {10'000}, GetParam());
     const auto step = steps.step(std::vector<int>(kRows, 0));
     auto last = step;
     last.out = steps.step(std::vector<int>(kRows, 0)).out;
@@ -267,9 +268,9 @@ TEST_F(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
   }
 }
 
-TEST_F(CudaDecode, ManySequencesOfAllLengths) {
+TEST_P(CudaDecode, ManySequencesOfAllLengths) {
   const Shape shape{16, 8, 128, 64};
-  DecodeSteps steps(*gpu_, shape, {2500});
+  DecodeSteps steps(*gpu_, shape, {2500}, GetParam());
   for (const size_t count : {1, 2, 5, 33, 256, 1024}) {
     const auto step = steps.step(std::vector<int>(count, 0));
     std::vector<int32_t> lengths;
@@ -281,6 +282,9 @@ TEST_F(CudaDecode, ManySequencesOfAllLengths) {
     EXPECT_EQ(steps.different(step, lengths, 0), 0) << count << " sequences";
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Cache, CudaDecode, testing::Bool(),
+                         [](const auto& e4m3) { return e4m3.param ? "E4m3" : "Bf16"; });
 
 }  // namespace
 }  // namespace nanovllm

@@ -17,13 +17,20 @@ struct Shape {
 
 class CudaPrefill : public GpuTest {
  protected:
-  /// The rows of `parts` at once, and in pieces of at most `piece` rows; elements of queries are
-  /// about as large as `spread`.
-  void compare(const Shape& shape, std::vector<int> lengths, const std::vector<Part>& parts,
+  /// The rows of `parts` at once, and in pieces of at most `piece` rows, over caches of bf16 and of
+  /// E4M3; elements of queries are about as large as `spread`.
+  void compare(const Shape& shape, const std::vector<int>& lengths, const std::vector<Part>& parts,
                int piece, uint32_t seed, float spread = 4.0f) {
+    for (const bool e4m3 : {false, true})
+      compare_over(e4m3, shape, lengths, parts, piece, seed, spread);
+  }
+
+ private:
+  void compare_over(bool e4m3, const Shape& shape, const std::vector<int>& lengths,
+                    const std::vector<Part>& parts, int piece, uint32_t seed, float spread) {
     Rig rig(*gpu_);
     const PagedSequences paged(rig, DType::bf16, shape.block, shape.kv_heads, shape.head_dim,
-                               std::move(lengths), seed);
+                               lengths, seed, e4m3);
     int64_t tokens = 0;
     for (const Part& part : parts) tokens += part.end - part.begin;
     const auto values = normal_values(tokens * shape.heads * shape.head_dim, seed + 500, spread);
@@ -49,7 +56,7 @@ class CudaPrefill : public GpuTest {
     EXPECT_EQ(different, 0) << "of " << a.size() / head << " rows: heads " << shape.heads << "/"
                             << shape.kv_heads << ", head_dim " << shape.head_dim << ", block "
                             << shape.block << ", window " << shape.window << ", seed " << seed
-                            << ", spread " << spread;
+                            << ", spread " << spread << (e4m3 ? ", over e4m3" : "");
   }
 };
 
