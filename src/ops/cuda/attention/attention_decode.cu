@@ -8,13 +8,22 @@
 namespace nanovllm {
 namespace {
 
-/// Where things lie in the memory of plans: the counters, then the plans, `shares` of each.
+/// Blocks of an SM, at most: the arithmetic of a key of E4M3 takes as long as that of bf16, and its
+/// bytes half the time, so that the warps of one block wait for one another too long.
+constexpr int kMostDecodeBlocks = 2;
+
+/// Where things lie in the memory of plans: the counters, then the plans.
 struct PlanMemory {
   int* counters;
-  DecodeShare* shares;
-  PlanMemory(std::byte* data, int num_shares)
+  DecodeShare* first;
+  size_t most_shares;
+  PlanMemory(std::byte* data, int num_sms)
       : counters(reinterpret_cast<int*>(data)),
-        shares(reinterpret_cast<DecodeShare*>(data + ceil_div(num_shares, 64) * 256)) {}
+        most_shares(static_cast<size_t>(kMostDecodeBlocks * num_sms)) {
+    const auto lines = static_cast<size_t>(ceil_div(kMostDecodeBlocks * num_sms, 64));
+    first = reinterpret_cast<DecodeShare*>(data + lines * 256);
+  }
+  DecodeShare* shares(size_t plan) const { return first + plan * most_shares; }
 };
 
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
@@ -75,7 +84,7 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
                        .block_tables = reinterpret_cast<const int*>(key.block_tables),
                        .table_stride = key.table_stride,
                        .block_shift = static_cast<int>(key.block_shift),
-                       .share = memory.shares + plan * static_cast<size_t>(num_sms_)});
+                       .share = memory.shares(plan)});
   return plan;
 }
 
@@ -84,17 +93,21 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                    float scale, int64_t window) {
   auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
   const int64_t head_dim = q.shape[2], slot_bytes = arguments.group * (head_dim + 2) * 4;
-  if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows || num_sms_ > kPlanThreads ||
-      arguments.num_seqs > kMaxPlanSeqs)
+  if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows ||
+      kMostDecodeBlocks * num_sms_ > kPlanThreads || arguments.num_seqs > kMaxPlanSeqs)
     return false;
   const DecodeMaps maps =
       encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows, class C>() {
     const bool has_neighbours = runs_micro_batches_ && !divides_sms();
+    const int blocks =
+        is_e4m3<C> && is_hopper_ && !runs_micro_batches_ && decode_blocks(kHeadDim) > 1
+            ? kMostDecodeBlocks
+            : 1;
     const int stages = stages_in<kHeadDim, kRows, C>(
-        has_neighbours ? kOverlapRingBytes : kRingBytes, max_shared_bytes_);
-    const int64_t sms = num_sms_ - (divides_sms() ? other_sms_ : 0);
+        has_neighbours ? kOverlapRingBytes : kRingBytes / blocks, max_shared_bytes_);
+    const int64_t shares = blocks * (num_sms_ - (divides_sms() ? other_sms_ : 0));
     if (stages == 0) return;
     // An even number: behind their sums the outputs are aligned.
     const int64_t max_slots = static_cast<int64_t>(kPartialBytes) / slot_bytes / 2 * 2;
@@ -107,25 +120,26 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                                      .num_seqs = arguments.num_seqs,
                                      .kv_heads = cache.k.shape[1],
                                      .window = arguments.window,
-                                     .shares = sms,
+                                     .shares = shares,
                                      .max_slots = max_slots},
                                     is_new);
     const PlanMemory memory(micro_batch_->plans.get(), num_sms_);
     arguments.partial_sum = reinterpret_cast<float2*>(partial_results());
     arguments.partial_out =
         reinterpret_cast<float*>(arguments.partial_sum + max_slots * arguments.group);
-    const DecodeWork work{.share = memory.shares + plan * static_cast<size_t>(num_sms_),
+    const DecodeWork work{.share = memory.shares(plan),
                           .counters = memory.counters,
                           .kv_heads = static_cast<int>(cache.k.shape[1]),
                           .stages = stages,
                           .lets_next_wait = runs_micro_batches_};
-    const size_t shared_bytes = std::max(
-        static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim, C>) +
-            sizeof(DecodeExchange<kHeadDim, kRows, C>),
-        std::min(divides_sms() ? kOverlapAttentionBytes : kLeastSharedBytes, max_shared_bytes_));
+    const size_t shared_bytes =
+        std::max(static_cast<size_t>(stages) * sizeof(DecodeTile<kHeadDim, C>) +
+                     sizeof(DecodeExchange<kHeadDim, kRows, C>),
+                 std::min(divides_sms() ? kOverlapAttentionBytes : kLeastSharedBytes / blocks,
+                          max_shared_bytes_));
     // The first kernel after the plan waits for all that went before: the later ones count on it,
     // and on old keys. Where this step makes those, too, every kernel waits.
-    launch_with(attention_decode_kernel<kHeadDim, kRows, C>, grid_size(sms), kDecodeThreads,
+    launch_with(attention_decode_kernel<kHeadDim, kRows, C>, grid_size(shares), kDecodeThreads,
                 shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
                 maps);
     served = true;
