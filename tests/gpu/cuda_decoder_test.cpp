@@ -134,6 +134,31 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   compare(*gpu_, large);
 }
 
+// Their products sum blocks of 128 of k, and rows are quantised where they become operands.
+TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
+  DecoderShape qwen3{"FP8 0.6B", 3, 1024, 16, 8, 128, 3072};
+  qwen3.head_norms = true;
+  // Half warps of 64-wide heads; eleven blocks of k, so that a run of four does not end with them.
+  DecoderShape llama{"FP8 Llama", 3, 512, 8, 2, 64, 1408};
+  llama.block_size = 8;
+  DecoderShape window{"FP8 windows", 3, 768, 6, 1, 128, 1024};
+  window.qkv_bias = window.other_biases = true;
+  window.rotary_dim = 64;
+  window.block_size = 64;
+  window.windows = {300, 0, 77};
+  // A row of the stream has more than a vector for each thread; tiles of other heights.
+  DecoderShape wide{"FP8 wide", 2, 5120, 16, 4, 128, 1152};
+  wide.head_norms = true;
+  DecoderShape tall{"FP8 tall", 3, 384, 8, 1, 128, 6400};
+  tall.head_norms = true;
+  DecoderShape large{"FP8 8B", 2, 4096, 32, 8, 128, 12288};
+  large.head_norms = true;
+  for (DecoderShape shape : {qwen3, llama, window, wide, tall, large}) {
+    shape.fp8 = true;
+    compare(*gpu_, shape);
+  }
+}
+
 TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   DecoderShape small{"mixture", 3, 1024, 8, 2, 64, 128};
   small.head_norms = true;

@@ -17,6 +17,7 @@ struct DecoderShape {
   int64_t block_size = 16, rotary_dim = 0;     // rotary_dim 0: all of the head
   std::vector<int64_t> windows = {};           // of each layer; empty: none
   int64_t experts = 0, experts_per_token = 0;  // a mixture of so many, of `intermediate` each
+  bool fp8 = false;  // E4M3 weights in blocks, each eight rows with scales of their own
 };
 
 class DecoderRig {
@@ -132,6 +133,20 @@ class DecoderRig {
                  rig.empty(DType::i32, {moe_plan_size(pairs, shape_.experts)})});
   }
 
+  /// A random [n, k] matrix of numbers up to 2.
+  static QuantizedRows random_rows(int64_t n, int64_t k, uint32_t seed) {
+    std::mt19937 random(seed);
+    QuantizedRows rows;
+    for (int64_t i = 0; i < n * k; ++i)
+      rows.numbers.push_back(static_cast<int8_t>(random() >> 24 & 0xbf));
+    for (int64_t i = 0; i < n * k / kRowGroup; ++i) {
+      const int64_t row = i / (k / kRowGroup);
+      rows.scales.push_back(row % 8 > 0 ? rows.scales[static_cast<size_t>(i - k / kRowGroup)]
+                                        : 0.02f + 0.06f * 0x1p-32f * static_cast<float>(random()));
+    }
+    return rows;
+  }
+
   /// Every layer's tensors lie as the first one's do, a constant number of bytes on.
   void make_weights() {
     const int64_t h = shape_.hidden, d = shape_.head_dim, m = shape_.intermediate,
@@ -143,7 +158,9 @@ class DecoderRig {
       int64_t count = 0;  // of a stack; 0: none
     };
     using W = DecoderWeights;
-    constexpr WeightFormat kFormat = WeightFormat::bf16;
+    const WeightFormat format =
+        shape_.fp8 ? WeightFormat(WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group)
+                   : WeightFormat(WeightFormat::bf16);
     const Part parts[] = {{&W::input_norm, h, 0, true},
                           {&W::qkv, qkv, h, true},
                           {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
@@ -159,6 +176,7 @@ class DecoderRig {
                           {&W::down_bias, h, 0, shape_.other_biases}};
     Backend& backend = rig.backend;
     std::vector<std::vector<float>> values;
+    std::vector<QuantizedRows> quantised;
     for (int64_t i = 0; i < shape_.layers; ++i) {
       DecoderWeights& layer = stack.layers.emplace_back();
       layer.window = shape_.windows.empty() ? 0 : shape_.windows[static_cast<size_t>(i)];
@@ -171,30 +189,36 @@ class DecoderRig {
           if (!p.wanted) continue;
           const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
           const size_t bytes =
-              p.k > 0 ? backend.weight_bytes(kFormat, n, p.k) : static_cast<size_t>(n) * 2;
+              p.k > 0 ? backend.weight_bytes(format, n, p.k) : static_cast<size_t>(n) * 2;
           if (pass == 1) {
-            const Tensor t = p.k > 0 ? backend.weight_view(base + at, kFormat, n, p.k).data
+            const Tensor t = p.k > 0 ? backend.weight_view(base + at, format, n, p.k).data
                                      : Tensor(base + at, DType::bf16, {n}, backend.device());
             const int64_t count = n * std::max<int64_t>(p.k, 1);
-            if (values.size() <= index) values.emplace_back();
-            if (i == 0 || !few_values_) {
+            const auto seed = static_cast<uint32_t>(100 * i) + static_cast<uint32_t>(index);
+            values.resize(std::max(values.size(), index + 1));
+            quantised.resize(values.size());
+            const bool makes = i == 0 || !few_values_;
+            if (p.k > 0 && shape_.fp8) {
+              if (makes) quantised[index] = random_rows(n, p.k, seed);
+              backend.load_quantised({t, format}, quantised[index]);
+            } else {
               const auto is = [&](Tensor W::*norm) { return p.member == decltype(p.member)(norm); };
               const bool is_norm =
                   is(&W::input_norm) || is(&W::post_norm) || is(&W::q_norm) || is(&W::k_norm);
-              values[index] = normal_values(
-                  count, static_cast<uint32_t>(100 * i) + static_cast<uint32_t>(index),
-                  p.k > 0 ? 0.03f : 0.2f);
-              if (is_norm)
-                for (float& value : values[index]) value += 1.0f;
+              if (makes) {
+                values[index] = normal_values(count, seed, p.k > 0 ? 0.03f : 0.2f);
+                if (is_norm)
+                  for (float& value : values[index]) value += 1.0f;
+              }
+              const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {n, p.k})
+                                          : Tensor(values[index].data(), DType::f32, {n});
+              backend.load(t, std::span(&host, 1));
             }
-            const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {n, p.k})
-                                        : Tensor(values[index].data(), DType::f32, {n});
-            backend.load(t, std::span(&host, 1));
             if (const auto* vector = std::get_if<Tensor W::*>(&p.member))
               layer.** vector = t;
             else
               layer.*std::get<Weight W::*>(p.member) = {
-                  p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, kFormat};
+                  p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, format};
           }
           at += (bytes + 255) / 256 * 256;
           ++index;

@@ -136,8 +136,7 @@ void time_attention(Backend& gpu, const AttentionShape& shape, DType cache_dtype
       4.0 * seqs * pairs * static_cast<double>(shape.heads * shape.head_dim) / us * 1e-6);
 }
 
-void time_decoder_layers(Backend& gpu) {
-  DecoderShape shape{"Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072};
+void time_decoder_layers(Backend& gpu, DecoderShape shape) {
   shape.head_norms = true;
   DecoderRig decoder(gpu, shape, true);
   Rig& rig = decoder.rig;
@@ -211,7 +210,10 @@ int main(int argc, char** argv) {
   }
   if (wanted("layers")) {
     std::printf("all layers of a decode step in one kernel\n");
-    time_decoder_layers(*gpu);
+    time_decoder_layers(*gpu, {"Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072});
+    DecoderShape fp8{"Qwen3-8B, FP8", 36, 4096, 32, 8, 128, 12288};
+    fp8.fp8 = true;
+    time_decoder_layers(*gpu, fp8);
   }
   if (wanted("sampling")) time_sampling(*gpu);
   if (wanted("small")) time_small_operations(*gpu);

@@ -70,7 +70,9 @@ inline int64_t operand_bytes(const Arguments& a) {
   // A mixture's down has a row for each chosen expert.
   if (a.mixture.per_token > 0)
     columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);
-  return int64_t{a.rows} * columns * 2;
+  // Of E4M3 numbers each atom has scales of all rows.
+  const int64_t scales = a.scales[kQkv] ? columns / kAtomDepth * kMaxRows * 4 : 0;
+  return int64_t{a.rows} * columns * 2 + scales;
 }
 
 /// Down's first columns, which gate_up's tiles before a block's last make, are gathered while
@@ -78,7 +80,9 @@ inline int64_t operand_bytes(const Arguments& a) {
 /// room: `spare` bytes more.
 inline void place_early(Arguments& a, int blocks, int64_t spare) {
   // It pays where down is several rings long.
-  if (a.rows > 1 || a.mixture.per_token > 0 || a.cuts[kDown].stages < 3 * a.stages) return;
+  if (a.rows > 1 || a.mixture.per_token > 0 || a.scales[kQkv] ||
+      a.cuts[kDown].stages < 3 * a.stages)
+    return;
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
   const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
@@ -118,7 +122,7 @@ inline bool is_lean(const Arguments& a, int blocks) {
     return cut.held && !cut.bias && cut.tiles <= blocks &&
            cut.atoms * (kAtomDepth / 4) <= kPairsGathered * kGathering;
   };
-  return a.rows == 1 && a.world == 1 && a.mixture.per_token == 0 &&
+  return a.rows == 1 && a.world == 1 && a.mixture.per_token == 0 && !a.scales[kQkv] &&
          a.hidden <= 8 * a.norm_threads && fits(a.cuts[kQkv]) && fits(a.cuts[kOut]) &&
          fits(a.cuts[kGateUp]) && fits(a.cuts[kDown]);
 }

@@ -124,6 +124,9 @@ struct Arguments {
   int block_shift, max_chunks, stages, norm_threads;
   int most_underway;  // stages of weights whose bytes are on their way
   int window[kMaxLayers];
+  // Of E4M3 weights, of the first layer; null, of plain ones (decoder_fp8.cuh).
+  const float* scales[kProducts];
+  int scale_stride[kProducts];  // from the scales of a block of k to the next block's
 };
 
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
@@ -345,6 +348,7 @@ struct Worker {
   /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
   /// code is little more than half as long.
   bool lean = false;
+  static constexpr bool kIsFp8 = false;
 
   __device__ int rows() const { return lean ? 1 : a.rows; }
 
@@ -396,6 +400,12 @@ struct Worker {
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {
     return vector ? vector + layer * a.layer_stride : vector;
   }
+};
+
+/// Of E4M3 weights and operands (decoder_fp8.cuh).
+template <int kHeadDim>
+struct Fp8Worker : Worker<kHeadDim> {
+  static constexpr bool kIsFp8 = true;
 };
 
 }  // namespace nanovllm::decoder

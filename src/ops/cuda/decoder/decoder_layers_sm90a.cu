@@ -24,6 +24,9 @@
 //   norm, gate_up  | decoder_gemm.cuh; gate and up of an output are in one thread
 //   down           |
 //
+// E4M3 weights in blocks take the same way, and rows are quantised where they become an operand:
+// decoder_fp8.cuh.
+//
 // Of one token, a mixture of experts may take the MLP's place: decoder_mixture.cuh.
 //
 // No deadlock: the launch is cooperative, so all blocks run at once, and none waits for a result
@@ -38,14 +41,15 @@
 #include "ops/cuda/decoder/decoder_cut.cuh"
 #include "ops/cuda/decoder/decoder_gemm.cuh"
 #include "ops/cuda/decoder/decoder_steps.cuh"
+#include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
 namespace decoder {
 
 // -- The kernel --
 
-template <int kHeadDim, bool kMixture>
-__device__ __forceinline__ void run_layers(Worker<kHeadDim>& w) {
+template <bool kMixture, class Worker>
+__device__ __forceinline__ void run_layers(Worker& w) {
   const Arguments& a = w.a;
   const auto has = [&](int product) { return blockIdx.x < a.cuts[product].tiles; };
   // A block without a part in the products of the stream need not follow it.
@@ -104,7 +108,7 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-template <int kHeadDim, bool kMixture, bool kLean>
+template <int kHeadDim, bool kMixture, bool kLean, bool kFp8 = false>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -141,10 +145,11 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim, kMixture>(ring, a, shared);
   } else {
-    Worker<kHeadDim> worker{a, shared, operand, residual, ring};
+    std::conditional_t<kFp8, Fp8Worker<kHeadDim>, Worker<kHeadDim>> worker{a, shared, operand,
+                                                                           residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
-    run_layers<kHeadDim, kMixture>(worker);
+    run_layers<kMixture>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
         *reinterpret_cast<uint4*>(a.residual + i / a.hidden * a.residual_stride + i % a.hidden) =
@@ -173,6 +178,9 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
   return stride;
 }
 
+/// The one format of E4M3 weights that the kernel takes.
+constexpr WeightFormat kBlocksFormat{WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group};
+
 /// Fills the arguments that the weights give; false where the kernel does not fit them.
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                       int blocks) {
@@ -200,18 +208,26 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.norms[1] = vector(first.post_norm);
   a.q_norm = vector(first.q_norm);
   a.k_norm = vector(first.k_norm);
+  const bool fp8 = first.qkv.format.quantises_rows();
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias) {
     const Tensor& w = weight.data;
-    const int64_t n = w.shape[0] / halves, k = w.shape[1],
-                  row = k * static_cast<int64_t>(sizeof(bf16));
-    if (w.packed || !w.contiguous() || n % 8 != 0 || k % decoder::kAtomDepth != 0) return false;
-    cut = decoder::cut_matrix(n, k, halves, blocks);
+    const int64_t n = w.shape[0] / halves, row = w.shape[1] * weight.format.bits() / 8;  // bytes
+    if (weight.format != (fp8 ? kBlocksFormat : WeightFormat::bf16) || w.packed != fp8 ||
+        !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
+      return false;
+    // E4M3 numbers are copied and cut as half as many of bf16.
+    cut = decoder::cut_matrix(n, row / static_cast<int64_t>(sizeof(bf16)), halves, blocks);
     cut.bias = vector(bias);
     return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
                                    (layers - 1) * a.layer_atoms + cut.atoms);
   };
   const auto matrix = [&](decoder::Product product, const Weight& w, const Tensor& bias) {
+    if (fp8) {
+      const Fp8Layout layout(w.format, w.n(), w.k());
+      a.scales[product] = reinterpret_cast<const float*>(w.data.data + layout.scales());
+      a.scale_stride[product] = static_cast<int>(layout.units());
+    }
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
                       bias);
   };
@@ -219,7 +235,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
       !matrix(decoder::kOut, first.o, first.o_bias))
     return false;
   if (first.router.defined())
-    return map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
+    return !fp8 &&
+           map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
          matrix(decoder::kDown, first.down, first.down_bias);
@@ -302,7 +319,9 @@ bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true, false>
-                                        : decoder::decoder_layers_kernel<kHeadDim, false, false>;
+                : a.scales[decoder::kQkv]
+                    ? decoder::decoder_layers_kernel<kHeadDim, false, false, true>
+                    : decoder::decoder_layers_kernel<kHeadDim, false, false>;
   a.operand_bytes = decoder::operand_bytes(a);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };

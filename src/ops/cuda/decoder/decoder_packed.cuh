@@ -56,6 +56,9 @@ __device__ inline void store_shared(uint32_t address, const Packed& x) {
                "r"(x.pair[1]), "r"(x.pair[2]), "r"(x.pair[3])
                : "memory");
 }
+__device__ inline void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 __device__ inline void store_shared(uint32_t address, uint32_t first, uint32_t second) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
                : "memory");

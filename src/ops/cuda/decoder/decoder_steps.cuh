@@ -138,8 +138,8 @@ __device__ __forceinline__ float reciprocal_of(const Worker<kHeadDim>& w, int ro
 
 /// add_and_normalise() where a thread has one vector of a row at most: straight code, and what can
 /// be read early is.
-template <int kHeadDim>
-__device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product, uint32_t epoch,
+template <class Worker>
+__device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t epoch,
                                                const __nv_bfloat16* weights) {
   const Arguments& a = w.a;
   const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
@@ -173,7 +173,10 @@ __device__ __forceinline__ void normalise_held(Worker<kHeadDim>& w, int product,
   if (present) {
     Packed normal = values;
     normalise(normal, reciprocal_of(w, row), weight);
-    store_shared(operand, normal);
+    if constexpr (Worker::kIsFp8)
+      put_quantised(w, a.cuts[kQkv], row, c, normal);
+    else
+      store_shared(operand, normal);
     fence_shared_for_async();
     store_shared(residual, values);
   }
@@ -219,8 +222,8 @@ __device__ __forceinline__ void add_rows(Worker<kHeadDim>& w, int product, uint3
 
 /// residual += the output of o or down (`product` < 0: nothing, it is the embedding's); the operand
 /// is its norm. The threads that share a row, and the order of its sum, are norm.cu's.
-template <int kHeadDim>
-__device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int product, uint32_t epoch,
+template <class Worker>
+__device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32_t epoch,
                                                   const __nv_bfloat16* weights) {
   const Arguments& a = w.a;
   const int own = w.ready_thread(), threads = a.norm_threads, thread = own % threads,
@@ -262,7 +265,10 @@ __device__ __forceinline__ void add_and_normalise(Worker<kHeadDim>& w, int produ
       Packed values = residual(row, c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
       normalise(values, reciprocal, weight);
-      w.operand_at(a.cuts[kQkv], row, c) = values;
+      if constexpr (Worker::kIsFp8)
+        put_quantised(w, a.cuts[kQkv], row, c, values);
+      else
+        w.operand_at(a.cuts[kQkv], row, c) = values;
     }
   }
   fence_shared_for_async();
@@ -370,16 +376,17 @@ __device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut
 
 /// The operand is what the blocks sent: [row][columns]. `absent`: rows without a sequence are
 /// zeros.
-template <int kHeadDim>
-__device__ __forceinline__ void gather(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
-                                       bool absent) {
+template <class Worker>
+__device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t sent, bool absent) {
   if (w.lean) return gather_parts(w, cut, sent, absent);
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
   const int columns = cut.atoms * kAtomDepth - first_column, total = w.rows() * columns / 8,
             thread = w.ready_thread();
-  if (2 * total > kPairsGathered * kGathering) {
+  if constexpr (Worker::kIsFp8) {
+    return gather_quantised(w, cut, sent, absent, thread);
+  } else if (2 * total > kPairsGathered * kGathering) {
     gather_many(w, cut, sent, columns, absent, thread);
   } else {
     // The others have sent outputs, for which their fence would wait.

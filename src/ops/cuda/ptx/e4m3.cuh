@@ -45,11 +45,12 @@ __device__ __forceinline__ float most_of_lanes(float most, unsigned lanes) {
     most = most_of(most, __shfl_xor_sync(kFullMask, most, static_cast<int>(offset)));
   return most;
 }
+/// `mask`: the warp's lanes that take part.
 template <int lanes>
-__device__ float most_of_lanes(float most) {
+__device__ float most_of_lanes(float most, unsigned mask = kFullMask) {
 #pragma unroll
   for (int offset = lanes / 2; offset > 0; offset /= 2)
-    most = most_of(most, __shfl_xor_sync(kFullMask, most, offset));
+    most = most_of(most, __shfl_xor_sync(mask, most, offset));
   return most;
 }
 

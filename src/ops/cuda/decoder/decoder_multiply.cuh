@@ -1,0 +1,184 @@
+// The matrix products of the decoder layers' kernel. One warpgroup makes a tile of outputs of all
+// rows of the step: one chain of wgmma k16 over k in order, which gives the bits of
+// gemm_in_order.cu (wgmma.cuh). Weights are the 64 rows of A, the rows of the step the 8 columns of
+// B: a chain's step then takes 19 cycles however many outputs the tile has (as B's columns, 48 of
+// them took 30). The chain's latency is what a product costs; so a run of it is straight code, and
+// what can be done before the operand is there or after the outputs are gone is done then: a lone
+// warp takes five cycles for each instruction, and tens for a branch.
+#pragma once
+
+#include "ops/cuda/decoder/decoder_layers.cuh"
+#include "ops/cuda/ptx/gemm_wgmma.cuh"
+
+namespace nanovllm::decoder {
+
+/// Of the warp that brings weights, one thread: a tile's, from row `row` of a matrix on, whose
+/// first atom is `first` on the map's last axis. Gate and up are there in turns, eight rows each.
+/// `calm`: its stages of which `most` are on their way at once; of the others, `later`.
+__device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const MatrixCut& cut, int row,
+                                  int first, int calm, int most, int later) {
+  for (int atom = 0; atom < cut.atoms; atom += cut.stage_atoms, --calm) {
+    const RingCursor place = ring.claim(calm > 0 ? most : later);
+    arrive_expecting(&ring.full[place.stage], cut.groups * cut.stage_atoms * kAtomBytes);
+    copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, 0, 0, row / 8, first + atom);
+  }
+}
+
+/// Of a lane: of the outputs 16 warp + lane / 4 and 8 further on, of the rows lane % 4 * 2 and the
+/// next.
+using Sums = float[1][4];
+
+/// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
+/// lies there. The next 16 elements of k are 2 `rows` further on.
+__device__ __forceinline__ uint32_t describe_operand(int rows, uint32_t address) {
+  return static_cast<uint32_t>(rows) << 16 | address >> 4;
+}
+
+/// Down's first atoms of activations: by the warps that do not multiply, while gate_up goes on. The
+/// first lane of each asks rarely, since memory is busy.
+template <int kHeadDim>
+__device__ __forceinline__ void gather_early(const Worker<kHeadDim>& w) {
+  constexpr int kAsksEvery = 1000;  // ns
+  if (w.lean) return;
+  const MatrixCut& cut = w.a.cuts[kDown];
+  const int total = cut.early_atoms * (kAtomDepth / 4), lane = threadIdx.x % kWarp;
+  if (total == 0 || blockIdx.x >= cut.tiles) return;
+#pragma unroll 1
+  for (int i = this_thread() - kMultiplying * kWarp; i < total; i += kGathering) {
+    const uint64_t* from = inbox(w.a, w.a.cuts[kGateUp].words + i * 2);
+    WordPair pair{};
+    if (lane == 0)
+      for (pair.read(from); !pair.there(w.epoch); pair.read(from)) __nanosleep(kAsksEvery);
+    __syncwarp();
+    while (!pair.there(w.epoch)) pair.read(from);
+    (&reinterpret_cast<uint2&>(w.operand_at(cut, 0, i / 2 * 8)))[i % 2] =
+        uint2{static_cast<uint32_t>(pair.first), static_cast<uint32_t>(pair.second)};
+  }
+  fence_shared_for_async();
+  __syncwarp();
+  if (lane == 0) arrive(&w.shared.early);
+}
+/// Where a product is: in its operand, and in the ring (atoms of the stage ring.next).
+struct Progress {
+  Ring ring;
+  uint32_t x;
+  int inside;
+};
+
+/// The stage of an atom, counted as the atom is from a stage's start on.
+__device__ __forceinline__ int stage_of(const MatrixCut& cut, int atom) {
+  return atom * cut.inverse >> kInverseBits;
+}
+
+/// Starts c += weights x operand^T of some atoms: straight code that waits for nothing but, by
+/// `await_operand`, for the operand; all that can be is done before. Lane i has the i-th atom's
+/// `address`; `at_x`, where the operand is, moves on.
+template <int kAtoms, int kHeadDim, class Await>
+__device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t address,
+                                          uint32_t& at_x, Sums& c, const Await& await_operand) {
+  uint32_t atoms[kAtoms];
+#pragma unroll
+  for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
+  await_operand();
+  const uint32_t step_of_x = 2 * w.rows();
+  uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
+  at_x += 4 * kAtoms * step_of_x;
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kAtoms; ++i)
+#pragma unroll
+    for (int step = 0; step < 4; ++step, x += step_of_x)
+      product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
+  wgmma_commit();
+}
+
+/// c += weights x operand^T, of some atoms. A lane each waits for an atom before. At its end the
+/// chain is waited for, since around a loop whose products are still under way the compiler waits
+/// for each of them. `waits`: for the operand.
+template <int kHeadDim, int kAtoms>
+__device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const MatrixCut& cut,
+                                               Progress& p, int lane, bool waits, bool last,
+                                               Sums& c) {
+  const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
+            in_stage = at - stage * cut.atoms_that_fit;
+  const RingCursor place = p.ring.place(stage);
+  p.ring.wait_full(place);
+  __syncwarp();
+  const uint32_t address = shared_address(p.ring.at(place)) + in_stage * cut.groups * kAtomBytes;
+  begin_run<kAtoms>(w, address, p.x, c, [&] {
+    if (waits) w.take_operand();
+  });
+  wgmma_wait<0>();
+  const bool ends = in_stage + 1 == cut.atoms_that_fit || (last && lane == kAtoms - 1);
+  if (lane < kAtoms && ends) p.ring.release(place, kWarps / kMultiplying);
+  p.inside += kAtoms;
+  const int passed = stage_of(cut, p.inside);
+  p.ring.advance(passed);
+  p.inside -= passed * cut.atoms_that_fit;
+}
+
+/// The part of its operand that a product waits for.
+enum class Waits { no, all, parts };
+
+/// multiply() of a tile whose stages are all in the ring at once, as they are by the time that the
+/// operand is: a lane waits for its atoms before, and between the runs of a chain there is little.
+template <int kHeadDim>
+__device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const Ring& ring,
+                                              const MatrixCut& cut, int lane, Waits waits,
+                                              Sums& c) {
+  uint32_t address[kMostHeld / kWarp];
+#pragma unroll
+  for (int i = 0; i < kMostHeld / kWarp; ++i) {
+    const int at = min(lane + i * kWarp, cut.atoms - 1), stage = stage_of(cut, at);
+    const RingCursor place = ring.place(stage);
+    ring.wait_full(place);
+    address[i] = shared_address(ring.at(place)) +
+                 (at - stage * cut.atoms_that_fit) * cut.groups * kAtomBytes;
+  }
+  const RingCursor own = ring.place(min(lane, cut.stages - 1));
+  uint32_t at_x = describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at);
+  __syncwarp();
+#pragma unroll 1
+  for (int run = 0; run < cut.atoms; run += kRun) {
+    begin_run<kRun>(w, address[0], at_x, c, [&] {
+      if (w.lean && waits == Waits::parts)
+        w.take_part(run / kRun);
+      else if (waits != Waits::no && run == 0)
+        w.take_operand();
+    });
+    // The next run's come to the first lanes: a constant lane's value is known to be all lanes'.
+    const uint32_t later = __shfl_sync(kFullMask, address[0], lane + kRun & kWarp - 1);
+    address[1] = __shfl_sync(kFullMask, address[1], lane + kRun & kWarp - 1);
+    address[0] = lane < kWarp - kRun ? later : address[1];
+    wgmma_wait<0>();
+  }
+  pin(c);
+  if (lane < cut.stages) ring.release(own, kWarps / kMultiplying);
+}
+
+/// c = weights x operand^T of a tile, by the first four warps. All products of all tiles share this
+/// code: what is run once a layer is not in the instruction cache.
+template <int kHeadDim>
+__device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
+                                         const MatrixCut& cut, int lane, Waits waits, Sums& c) {
+  if (w.lean || cut.held) return multiply_held(w, ring, cut, lane, waits, c);
+  Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
+  const int waits_at = waits != Waits::no ? cut.atoms - cut.early_atoms : -1;
+  if (waits != Waits::no && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
+#pragma unroll 1
+  for (int left = cut.atoms; left > 0;) {
+    if (left >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
+      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, left == waits_at, left == 16, c);
+      left -= 16;
+    } else if (left >= 4) {
+      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, left == waits_at, left == 4, c);
+      left -= 4;
+    } else {
+      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, left == waits_at, left == 1, c);
+      --left;
+    }
+  }
+  pin(c);
+}
+
+}  // namespace nanovllm::decoder
