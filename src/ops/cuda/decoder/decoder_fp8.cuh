@@ -40,8 +40,12 @@ __device__ inline float most_of(uint32_t pair) {
   return nanovllm::most_of(fabsf(value.x), fabsf(value.y));
 }
 __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, float scale) {
-  const float2 low = unpack(first), high = unpack(second);
-  return quantise_two(low.x, low.y, scale) | quantise_two(high.x, high.y, scale) << 16;
+  const auto quantised = [&](uint32_t pair) -> uint32_t {
+    const float2 x = unpack(pair);
+    return __nv_cvt_float2_to_fp8x2({__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale)}, __NV_SATFINITE,
+                                    __NV_E4M3);
+  };
+  return quantised(first) | quantised(second) << 16;
 }
 
 /// Eight elements of a row to the operand, from column `column` on; sixteen lanes in a row have a
