@@ -134,7 +134,8 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   compare(*gpu_, large);
 }
 
-// Their products sum blocks of 128 of k, and rows are quantised where they become operands.
+// Their products sum blocks of 128 of k, and rows are quantised where they become operands, with
+// scales of 128 columns or of whole rows.
 TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
   DecoderShape qwen3{"FP8 0.6B", 3, 1024, 16, 8, 128, 3072};
   qwen3.head_norms = true;
@@ -153,10 +154,11 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
   tall.head_norms = true;
   DecoderShape large{"FP8 8B", 2, 4096, 32, 8, 128, 12288};
   large.head_norms = true;
-  for (DecoderShape shape : {qwen3, llama, window, wide, tall, large}) {
-    shape.fp8 = true;
-    compare(*gpu_, shape);
-  }
+  for (DecoderShape shape : {qwen3, llama, window, wide, tall, large})
+    for (const auto rows : {WeightFormat::Rows::group, WeightFormat::Rows::token}) {
+      shape.rows = rows;
+      compare(*gpu_, shape);
+    }
 }
 
 TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {

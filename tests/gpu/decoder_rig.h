@@ -17,7 +17,9 @@ struct DecoderShape {
   int64_t block_size = 16, rotary_dim = 0;     // rotary_dim 0: all of the head
   std::vector<int64_t> windows = {};           // of each layer; empty: none
   int64_t experts = 0, experts_per_token = 0;  // a mixture of so many, of `intermediate` each
-  bool fp8 = false;  // E4M3 weights in blocks, each eight rows with scales of their own
+  /// If not plain, E4M3 weights whose rows of activations are quantised: of `token` with a scale
+  /// for each row, of `group` with those of blocks of 8 x 128.
+  WeightFormat::Rows rows = WeightFormat::Rows::plain;
 };
 
 class DecoderRig {
@@ -133,17 +135,23 @@ class DecoderRig {
                  rig.empty(DType::i32, {moe_plan_size(pairs, shape_.experts)})});
   }
 
+  bool is_fp8() const { return shape_.rows != WeightFormat::Rows::plain; }
+  WeightFormat format_of(int64_t k) const {
+    if (!is_fp8()) return WeightFormat::bf16;
+    return {WeightFormat::e4m3, shape_.rows == WeightFormat::Rows::group ? kRowGroup : k,
+            shape_.rows};
+  }
   /// A random [n, k] matrix of numbers up to 2.
-  static QuantizedRows random_rows(int64_t n, int64_t k, uint32_t seed) {
+  QuantizedRows random_rows(int64_t n, int64_t k, uint32_t seed) const {
     std::mt19937 random(seed);
     QuantizedRows rows;
     for (int64_t i = 0; i < n * k; ++i)
       rows.numbers.push_back(static_cast<int8_t>(random() >> 24 & 0xbf));
-    for (int64_t i = 0; i < n * k / kRowGroup; ++i) {
-      const int64_t row = i / (k / kRowGroup);
-      rows.scales.push_back(row % 8 > 0 ? rows.scales[static_cast<size_t>(i - k / kRowGroup)]
-                                        : 0.02f + 0.06f * 0x1p-32f * static_cast<float>(random()));
-    }
+    const int64_t groups = format_of(k).groups(k);
+    for (int64_t i = 0; i < n * groups; ++i)
+      rows.scales.push_back(groups > 1 && i / groups % 8 > 0
+                                ? rows.scales[static_cast<size_t>(i - groups)]
+                                : 0.02f + 0.06f * 0x1p-32f * static_cast<float>(random()));
     return rows;
   }
 
@@ -158,9 +166,6 @@ class DecoderRig {
       int64_t count = 0;  // of a stack; 0: none
     };
     using W = DecoderWeights;
-    const WeightFormat format =
-        shape_.fp8 ? WeightFormat(WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group)
-                   : WeightFormat(WeightFormat::bf16);
     const Part parts[] = {{&W::input_norm, h, 0, true},
                           {&W::qkv, qkv, h, true},
                           {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
@@ -188,6 +193,7 @@ class DecoderRig {
         for (const Part& p : parts) {
           if (!p.wanted) continue;
           const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
+          const WeightFormat format = format_of(p.k);
           const size_t bytes =
               p.k > 0 ? backend.weight_bytes(format, n, p.k) : static_cast<size_t>(n) * 2;
           if (pass == 1) {
@@ -198,7 +204,7 @@ class DecoderRig {
             values.resize(std::max(values.size(), index + 1));
             quantised.resize(values.size());
             const bool makes = i == 0 || !few_values_;
-            if (p.k > 0 && shape_.fp8) {
+            if (p.k > 0 && is_fp8()) {
               if (makes) quantised[index] = random_rows(n, p.k, seed);
               backend.load_quantised({t, format}, quantised[index]);
             } else {

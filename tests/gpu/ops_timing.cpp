@@ -212,8 +212,10 @@ int main(int argc, char** argv) {
     std::printf("all layers of a decode step in one kernel\n");
     time_decoder_layers(*gpu, {"Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072});
     DecoderShape fp8{"Qwen3-8B, FP8", 36, 4096, 32, 8, 128, 12288};
-    fp8.fp8 = true;
-    time_decoder_layers(*gpu, fp8);
+    for (const auto rows : {WeightFormat::Rows::group, WeightFormat::Rows::token}) {
+      fp8.rows = rows;
+      time_decoder_layers(*gpu, fp8);
+    }
   }
   if (wanted("sampling")) time_sampling(*gpu);
   if (wanted("small")) time_small_operations(*gpu);

@@ -70,9 +70,7 @@ inline int64_t operand_bytes(const Arguments& a) {
   // A mixture's down has a row for each chosen expert.
   if (a.mixture.per_token > 0)
     columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);
-  // Of E4M3 numbers each atom has scales of all rows.
-  const int64_t scales = a.scales[kQkv] ? columns / kAtomDepth * kMaxRows * 4 : 0;
-  return int64_t{a.rows} * columns * 2 + scales;
+  return int64_t{a.rows} * columns * 2 + bytes_of_scales(a, columns / kAtomDepth);
 }
 
 /// Down's first columns, which gate_up's tiles before a block's last make, are gathered while

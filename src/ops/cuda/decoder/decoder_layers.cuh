@@ -126,7 +126,7 @@ struct Arguments {
   int window[kMaxLayers];
   // Of E4M3 weights, of the first layer; null, of plain ones (decoder_fp8.cuh).
   const float* scales[kProducts];
-  int scale_stride[kProducts];  // from the scales of a block of k to the next block's
+  int scale_stride[kProducts];  // from those of a block of k to the next block's; 0: of whole rows
 };
 
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
@@ -308,6 +308,13 @@ struct Shared {
   RowShared<kHeadDim> of_row[kMaxRows];  // last: only those of the step's rows are there
 };
 
+/// Behind an operand of E4M3 numbers of so many atoms: scales of all rows for each atom, or of
+/// whole rows and the warps' largest magnitudes.
+__host__ __device__ inline int64_t bytes_of_scales(const Arguments& a, int64_t atoms) {
+  if (!a.scales[kQkv]) return 0;
+  return (a.scale_stride[kQkv] > 0 ? atoms : 1 + kWarps) * kMaxRows * 4;
+}
+
 /// Where things lie behind the stages, in bytes. What is not used at the same time shares its
 /// place, for each stage more lets memory work on while a product waits for its operand.
 struct Layout {
@@ -318,7 +325,8 @@ struct Layout {
   template <int kHeadDim>
   __host__ __device__ static Layout of(const Arguments& a) {
     const int64_t operand = round_up(a.operand_bytes + 128),
-                  of_out = round_up(int64_t{a.rows} * a.heads * kHeadDim * 2),
+                  of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow +
+                                    bytes_of_scales(a, a.cuts[kOut].atoms)),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
     at.shared = a.mixture.per_token > 0        ? operand
@@ -402,10 +410,11 @@ struct Worker {
   }
 };
 
-/// Of E4M3 weights and operands (decoder_fp8.cuh).
-template <int kHeadDim>
+/// Of E4M3 weights and operands (decoder_fp8.cuh). Scales are of blocks or, `kTokens`, of whole
+/// rows of both.
+template <int kHeadDim, bool kTokens>
 struct Fp8Worker : Worker<kHeadDim> {
-  static constexpr bool kIsFp8 = true;
+  static constexpr bool kIsFp8 = true, kHasTokens = kTokens;
 };
 
 }  // namespace nanovllm::decoder

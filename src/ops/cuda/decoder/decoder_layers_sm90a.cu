@@ -24,7 +24,7 @@
 //   norm, gate_up  | decoder_gemm.cuh; gate and up of an output are in one thread
 //   down           |
 //
-// E4M3 weights in blocks take the same way, and rows are quantised where they become an operand:
+// E4M3 weights take the same way, and rows are quantised where they become an operand:
 // decoder_fp8.cuh.
 //
 // Of one token, a mixture of experts may take the MLP's place: decoder_mixture.cuh.
@@ -108,7 +108,10 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-template <int kHeadDim, bool kMixture, bool kLean, bool kFp8 = false>
+/// How weights' numbers are scaled.
+enum class Scales { none, blocks, rows };
+
+template <int kHeadDim, bool kMixture, bool kLean, Scales kScales = Scales::none>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -145,8 +148,9 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim, kMixture>(ring, a, shared);
   } else {
-    std::conditional_t<kFp8, Fp8Worker<kHeadDim>, Worker<kHeadDim>> worker{a, shared, operand,
-                                                                           residual, ring};
+    std::conditional_t<kScales == Scales::none, Worker<kHeadDim>,
+                       Fp8Worker<kHeadDim, kScales == Scales::rows>>
+        worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
     run_layers<kMixture>(worker);
@@ -178,8 +182,11 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
   return stride;
 }
 
-/// The one format of E4M3 weights that the kernel takes.
-constexpr WeightFormat kBlocksFormat{WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group};
+/// The formats that the kernel takes, of weights [n, k].
+WeightFormat format_of(WeightFormat::Rows rows, int64_t k) {
+  if (rows == WeightFormat::Rows::plain) return WeightFormat::bf16;
+  return {WeightFormat::e4m3, rows == WeightFormat::Rows::group ? kRowGroup : k, rows};
+}
 
 /// Fills the arguments that the weights give; false where the kernel does not fit them.
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
@@ -208,13 +215,14 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.norms[1] = vector(first.post_norm);
   a.q_norm = vector(first.q_norm);
   a.k_norm = vector(first.k_norm);
-  const bool fp8 = first.qkv.format.quantises_rows();
+  const WeightFormat::Rows rows = first.qkv.format.rows;
+  const bool fp8 = rows != WeightFormat::Rows::plain;
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias) {
     const Tensor& w = weight.data;
     const int64_t n = w.shape[0] / halves, row = w.shape[1] * weight.format.bits() / 8;  // bytes
-    if (weight.format != (fp8 ? kBlocksFormat : WeightFormat::bf16) || w.packed != fp8 ||
-        !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
+    if (weight.format != format_of(rows, w.shape[1]) || w.packed != fp8 || !w.contiguous() ||
+        n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
     cut = decoder::cut_matrix(n, row / static_cast<int64_t>(sizeof(bf16)), halves, blocks);
@@ -226,7 +234,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     if (fp8) {
       const Fp8Layout layout(w.format, w.n(), w.k());
       a.scales[product] = reinterpret_cast<const float*>(w.data.data + layout.scales());
-      a.scale_stride[product] = static_cast<int>(layout.units());
+      a.scale_stride[product] = layout.blocks ? static_cast<int>(layout.units()) : 0;
     }
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
                       bias);
@@ -234,6 +242,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   if (!matrix(decoder::kQkv, first.qkv, first.qkv_bias) ||
       !matrix(decoder::kOut, first.o, first.o_bias))
     return false;
+  if (rows == WeightFormat::Rows::tensor) return false;
   if (first.router.defined())
     return !fp8 &&
            map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
@@ -319,9 +328,11 @@ bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   auto kernel = a.mixture.per_token > 0 ? decoder::decoder_layers_kernel<kHeadDim, true, false>
-                : a.scales[decoder::kQkv]
-                    ? decoder::decoder_layers_kernel<kHeadDim, false, false, true>
-                    : decoder::decoder_layers_kernel<kHeadDim, false, false>;
+                                        : decoder::decoder_layers_kernel<kHeadDim, false, false>;
+  if (a.scales[decoder::kQkv])
+    kernel = a.scale_stride[decoder::kQkv] > 0
+                 ? decoder::decoder_layers_kernel<kHeadDim, false, false, decoder::Scales::blocks>
+                 : decoder::decoder_layers_kernel<kHeadDim, false, false, decoder::Scales::rows>;
   a.operand_bytes = decoder::operand_bytes(a);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };

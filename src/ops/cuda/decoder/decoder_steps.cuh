@@ -170,13 +170,16 @@ __device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t 
       reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
   }
   w.norm_together();
-  if (present) {
+  if constexpr (Worker::kIsFp8) {
+    Packed normal = values;
+    if (present) normalise(normal, reciprocal_of(w, row), weight);
+    put_normal(w, row, thread, present, normal);
+    fence_shared_for_async();
+    if (present) store_shared(residual, values);
+  } else if (present) {
     Packed normal = values;
     normalise(normal, reciprocal_of(w, row), weight);
-    if constexpr (Worker::kIsFp8)
-      put_quantised(w, a.cuts[kQkv], row, c, normal);
-    else
-      store_shared(operand, normal);
+    store_shared(operand, normal);
     fence_shared_for_async();
     store_shared(residual, values);
   }
@@ -259,16 +262,14 @@ __device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32
       reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
   }
   w.norm_together();
-  for (int row = first_row; row < a.rows; row += at_once) {
+  if constexpr (Worker::kIsFp8) put_normals(w, weights, first_weight, first_row, at_once, thread);
+  for (int row = Worker::kIsFp8 ? a.rows : first_row; row < a.rows; row += at_once) {
     const float reciprocal = reciprocal_of(w, row);
     for (int c = thread * 8; c < a.hidden; c += step) {
       Packed values = residual(row, c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
       normalise(values, reciprocal, weight);
-      if constexpr (Worker::kIsFp8)
-        put_quantised(w, a.cuts[kQkv], row, c, values);
-      else
-        w.operand_at(a.cuts[kQkv], row, c) = values;
+      w.operand_at(a.cuts[kQkv], row, c) = values;
     }
   }
   fence_shared_for_async();
