@@ -1,4 +1,4 @@
-// How the decoder layers' kernel names weights to the copy engine.
+// How the decoder layers' kernel names weights, to the copy engine and to itself.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "ops/backend.h"
 #include "ops/cuda/decoder/decoder_cut.cuh"
 #include "ops/cuda/ptx/tensor_map.h"
+#include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm::decoder {
 
@@ -31,6 +32,19 @@ inline bool encode_weights(EncodeMap encoder, CUtensorMap& map, void* data, cons
                        {row, n * row, 8 * row, kAtomRow},
                        {kAtomDepth, 8, halves, cut.columns_of_tile / 8, cut.stage_atoms},
                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
+}
+
+/// The formats that the kernel takes, of weights [n, k].
+inline WeightFormat format_of(WeightFormat::Rows rows, int64_t k) {
+  if (rows == WeightFormat::Rows::plain) return WeightFormat::bf16;
+  return {WeightFormat::e4m3, rows == WeightFormat::Rows::group ? kRowGroup : k, rows};
+}
+
+/// Of E4M3 weights.
+inline void place_scales(Arguments& a, Product product, const Weight& w) {
+  const Fp8Layout layout(w.format, w.n(), w.k());
+  a.scales[product] = reinterpret_cast<const float*>(w.data.data + layout.scales());
+  a.scale_stride[product] = layout.blocks ? static_cast<int>(layout.units()) : 0;
 }
 
 /// Experts and layers lie on one axis, in steps that divide the strides of both and `unit`, of so

@@ -66,17 +66,16 @@ __device__ __forceinline__ void note_most(const Worker& w, const MatrixCut& cut,
   if (threadIdx.x % kWarp == 0)
     put_scale(w, cut, 1 + (row * kWarps + warp) / kMaxRows, (row * kWarps + warp) % kMaxRows, most);
 }
-/// The scale of a row, of which the first `warps` have noted something.
+/// The scale of a row, of which the first `warps` have noted something. By whole warps.
 template <class Worker>
 __device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& cut, int row,
                                              int warps) {
   const auto* noted =
       reinterpret_cast<const float*>(w.operand + cut.operand_at + w.rows() * cut.atoms * kBlock) +
       kMaxRows + row * kWarps;
-  float most = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < warps; ++i) most = nanovllm::most_of(most, noted[i]);
-  return row_scale(most);
+  const int lane = threadIdx.x % kWarp;
+  __syncwarp();
+  return row_scale(most_of_lanes<kWarp>(lane < warps ? noted[lane] : 0.0f));
 }
 
 // The norms' rows.

@@ -41,7 +41,6 @@
 #include "ops/cuda/decoder/decoder_cut.cuh"
 #include "ops/cuda/decoder/decoder_gemm.cuh"
 #include "ops/cuda/decoder/decoder_steps.cuh"
-#include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
 namespace decoder {
@@ -182,12 +181,6 @@ int64_t common_stride(std::span<const Tensor> of_layer, std::span<const Tensor> 
   return stride;
 }
 
-/// The formats that the kernel takes, of weights [n, k].
-WeightFormat format_of(WeightFormat::Rows rows, int64_t k) {
-  if (rows == WeightFormat::Rows::plain) return WeightFormat::bf16;
-  return {WeightFormat::e4m3, rows == WeightFormat::Rows::group ? kRowGroup : k, rows};
-}
-
 /// Fills the arguments that the weights give; false where the kernel does not fit them.
 bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderStack& stack,
                       int blocks) {
@@ -221,8 +214,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
                               const Tensor& bias) {
     const Tensor& w = weight.data;
     const int64_t n = w.shape[0] / halves, row = w.shape[1] * weight.format.bits() / 8;  // bytes
-    if (weight.format != format_of(rows, w.shape[1]) || w.packed != fp8 || !w.contiguous() ||
-        n % 8 != 0 || row % decoder::kAtomRow != 0)
+    if (weight.format != decoder::format_of(rows, w.shape[1]) || w.packed != fp8 ||
+        !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
     cut = decoder::cut_matrix(n, row / static_cast<int64_t>(sizeof(bf16)), halves, blocks);
@@ -231,11 +224,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
                                    (layers - 1) * a.layer_atoms + cut.atoms);
   };
   const auto matrix = [&](decoder::Product product, const Weight& w, const Tensor& bias) {
-    if (fp8) {
-      const Fp8Layout layout(w.format, w.n(), w.k());
-      a.scales[product] = reinterpret_cast<const float*>(w.data.data + layout.scales());
-      a.scale_stride[product] = layout.blocks ? static_cast<int>(layout.units()) : 0;
-    }
+    if (fp8) decoder::place_scales(a, product, w);
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
                       bias);
   };
