@@ -3,9 +3,9 @@
 // By the definition of docs/contract.md, with the bits of quantise_rows.cuh and gemm_fp8.cuh.
 //
 // An atom is a block of k: 8 rows of 128 numbers, which are as many bytes as 64 of bf16. So tiles,
-// stages and the ring are those of plain weights of half as many columns, and an operand is
-// [k / 16][row][16]. Behind it are its scales, [k / 128][kMaxRows], or [kMaxRows] of whole rows and
-// behind them what each warp has found to be the largest magnitude of a row, [row][kWarps].
+// stages and the ring are those of plain weights of half as many columns. Of one row alone, for
+// more take longer than separate operations do: the operand is that row. Behind it are its scales,
+// one for each block, or one and behind it what each warp has found to be the largest magnitude.
 #pragma once
 
 #include "ops/cuda/decoder/decoder_multiply.cuh"
@@ -14,26 +14,28 @@
 
 namespace nanovllm::decoder {
 
-constexpr int kBlock = kAtomRow;              // numbers of k
-constexpr int kScalesOfBlock = kMaxRows * 4;  // bytes
+constexpr int kBlock = kAtomRow;  // numbers of k
 
 // -- Operands --
 
 template <class Worker>
-__device__ __forceinline__ uint32_t number_at(const Worker& w, const MatrixCut& cut, int row,
-                                              int column) {
-  return shared_address(w.operand) + cut.operand_at + (column / 16 * w.rows() + row) * 16 +
-         column % 16;
+__device__ __forceinline__ uint32_t number_at(const Worker& w, const MatrixCut& cut, int column) {
+  return shared_address(w.operand) + cut.operand_at + column;
 }
 /// The operand's scales.
 template <class Worker>
-__device__ __forceinline__ uint32_t scales_at(const Worker& w, const MatrixCut& cut) {
-  return shared_address(w.operand) + cut.operand_at + w.rows() * cut.atoms * kBlock;
+__device__ __forceinline__ uint32_t scale_at(const Worker& w, const MatrixCut& cut, int block) {
+  return number_at(w, cut, cut.atoms * kBlock) + block * static_cast<int>(sizeof(float));
 }
 template <class Worker>
-__device__ __forceinline__ void put_scale(const Worker& w, const MatrixCut& cut, int block, int row,
+__device__ __forceinline__ void put_scale(const Worker& w, const MatrixCut& cut, int block,
                                           float scale) {
-  store_shared(scales_at(w, cut) + block * kScalesOfBlock + row * 4, __float_as_uint(scale));
+  store_shared(scale_at(w, cut, block), __float_as_uint(scale));
+}
+__device__ inline float load_scale(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
 }
 
 __device__ inline float most_of(uint32_t pair) {
@@ -59,96 +61,89 @@ __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, float 
 
 /// By whole warps.
 template <class Worker>
-__device__ __forceinline__ void note_most(const Worker& w, const MatrixCut& cut, int row, int warp,
+__device__ __forceinline__ void note_most(const Worker& w, const MatrixCut& cut, int warp,
                                           float most) {
   __syncwarp();
   most = most_of_lanes<kWarp>(most);
-  if (threadIdx.x % kWarp == 0)
-    put_scale(w, cut, 1 + (row * kWarps + warp) / kMaxRows, (row * kWarps + warp) % kMaxRows, most);
+  if (threadIdx.x % kWarp == 0) put_scale(w, cut, 1 + warp, most);
 }
-/// The scale of a row, of which the first `warps` have noted something. By whole warps.
+/// The row's scale, of which the first `warps` have noted something. By whole warps.
 template <class Worker>
-__device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& cut, int row,
-                                             int warps) {
-  const auto* noted =
-      reinterpret_cast<const float*>(w.operand + cut.operand_at + w.rows() * cut.atoms * kBlock) +
-      kMaxRows + row * kWarps;
+__device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& cut, int warps) {
   const int lane = threadIdx.x % kWarp;
   __syncwarp();
-  return row_scale(most_of_lanes<kWarp>(lane < warps ? noted[lane] : 0.0f));
+  return row_scale(
+      most_of_lanes<kWarp>(lane < warps ? load_scale(scale_at(w, cut, 1 + lane)) : 0.0f));
 }
 
-// The norms' rows.
+// The norms' row.
 
 template <class Worker>
-__device__ __forceinline__ void put_eight(const Worker& w, const MatrixCut& cut, int row,
-                                          int column, const Packed& x, float scale) {
-  store_shared(number_at(w, cut, row, column), quantise_four(x.pair[0], x.pair[1], scale),
+__device__ __forceinline__ void put_eight(const Worker& w, const MatrixCut& cut, int column,
+                                          const Packed& x, float scale) {
+  store_shared(number_at(w, cut, column), quantise_four(x.pair[0], x.pair[1], scale),
                quantise_four(x.pair[2], x.pair[3], scale));
 }
 /// The same with the scale of their block, of which sixteen lanes in a row have eight elements
 /// each, and all of them come here.
 template <class Worker>
-__device__ __forceinline__ void put_block(const Worker& w, const MatrixCut& cut, int row,
-                                          int column, const Packed& x) {
+__device__ __forceinline__ void put_block(const Worker& w, const MatrixCut& cut, int column,
+                                          const Packed& x) {
   constexpr int kLanes = kBlock / 8;
   const unsigned half = threadIdx.x % kWarp / kLanes;
   const float scale = row_scale(most_of_lanes<kLanes>(most_of(x), 0xffffu << half * kLanes));
-  put_eight(w, cut, row, column, x, scale);
-  if (column % kBlock == 0) put_scale(w, cut, column / kBlock, row, scale);
+  put_eight(w, cut, column, x, scale);
+  if (column % kBlock == 0) put_scale(w, cut, column / kBlock, scale);
 }
 
-/// normalise_held()'s end: `normal` is a thread's part of a row, where `present`; else zeros.
+/// normalise_held()'s end: `normal` is a thread's part of the row, where `present`; else zeros.
 template <class Worker>
 __device__ __forceinline__ void put_normal(const Worker& w, int row, int thread, bool present,
                                            const Packed& normal) {
   const MatrixCut& cut = w.a.cuts[kQkv];
   if constexpr (Worker::kHasTokens) {
-    if (row < w.rows()) note_most(w, cut, row, thread / kWarp, most_of(normal));
+    if (row == 0) note_most(w, cut, thread / kWarp, most_of(normal));
     w.norm_together();
-    if (row >= w.rows()) return;
-    const float scale = noted_scale(w, cut, row, w.a.norm_threads / kWarp);
-    if (present) put_eight(w, cut, row, thread * 8, normal, scale);
-    if (thread == 0) put_scale(w, cut, 0, row, scale);
+    if (row > 0) return;
+    const float scale = noted_scale(w, cut, w.a.norm_threads / kWarp);
+    if (present) put_eight(w, cut, thread * 8, normal, scale);
+    if (thread == 0) put_scale(w, cut, 0, scale);
   } else {
-    if (present) put_block(w, cut, row, thread * 8, normal);
+    if (present) put_block(w, cut, thread * 8, normal);
   }
 }
 
-/// add_and_normalise()'s end, for rows first_row, first_row + at_once ..; `thread`: of those of a
-/// row, whose first weights are `first_weight`.
+/// add_and_normalise()'s end: `thread` is one of the row's, whose first weights are `first_weight`;
+/// `has_row`: else it has no part in it.
 template <class Worker>
 __device__ __forceinline__ void put_normals(const Worker& w, const __nv_bfloat16* weights,
-                                            const Packed& first_weight, int first_row, int at_once,
-                                            int thread) {
+                                            const Packed& first_weight, bool has_row, int thread) {
   const Arguments& a = w.a;
   const MatrixCut& cut = a.cuts[kQkv];
   const int step = a.norm_threads * 8;
-  const auto for_normals = [&](int row, const auto& put) {
-    const float reciprocal = reciprocal_of(w, row);
+  const auto for_normals = [&](const auto& put) {
+    const float reciprocal = reciprocal_of(w, 0);
     for (int c = thread * 8; c < a.hidden; c += step) {
-      Packed x = *reinterpret_cast<const Packed*>(w.residual + row * a.hidden + c),
-             weight = first_weight;
+      Packed x = *reinterpret_cast<const Packed*>(w.residual + c), weight = first_weight;
       if (c != thread * 8) weight = *reinterpret_cast<const Packed*>(weights + c);
       normalise(x, reciprocal, weight);
       put(c, x);
     }
   };
   if constexpr (Worker::kHasTokens) {
-    for (int row = first_row; row < a.rows; row += at_once) {
+    if (has_row) {
       float most = 0.0f;
-      for_normals(row, [&](int, const Packed& x) { most = nanovllm::most_of(most, most_of(x)); });
-      note_most(w, cut, row, thread / kWarp, most);
+      for_normals([&](int, const Packed& x) { most = nanovllm::most_of(most, most_of(x)); });
+      note_most(w, cut, thread / kWarp, most);
     }
     w.norm_together();
-    for (int row = first_row; row < a.rows; row += at_once) {
-      const float scale = noted_scale(w, cut, row, a.norm_threads / kWarp);
-      for_normals(row, [&](int c, const Packed& x) { put_eight(w, cut, row, c, x, scale); });
-      if (thread == 0) put_scale(w, cut, 0, row, scale);
+    if (has_row) {
+      const float scale = noted_scale(w, cut, a.norm_threads / kWarp);
+      for_normals([&](int c, const Packed& x) { put_eight(w, cut, c, x, scale); });
+      if (thread == 0) put_scale(w, cut, 0, scale);
     }
-  } else {
-    for (int row = first_row; row < a.rows; row += at_once)
-      for_normals(row, [&](int c, const Packed& x) { put_block(w, cut, row, c, x); });
+  } else if (has_row) {
+    for_normals([&](int c, const Packed& x) { put_block(w, cut, c, x); });
   }
 }
 
@@ -157,9 +152,9 @@ __device__ __forceinline__ void put_normals(const Worker& w, const __nv_bfloat16
 /// Calls put(block, a lane's first two elements, its next two) of `blocks` blocks of 128
 /// elements that lie in a row from `from` on; a warp asks for several of its own at once.
 /// `is_sent`: else they are zeros.
-template <class IsSent, class Put>
+template <class Put>
 __device__ __forceinline__ void for_sent_blocks(const uint64_t* from, int blocks, int warp,
-                                                int warps, uint32_t epoch, const IsSent& is_sent,
+                                                int warps, uint32_t epoch, bool is_sent,
                                                 const Put& put) {
   constexpr int kAtOnce = 6;
   const int lane = threadIdx.x % kWarp;
@@ -169,7 +164,7 @@ __device__ __forceinline__ void for_sent_blocks(const uint64_t* from, int blocks
     uint32_t missing = 0;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
-      if (const int block = first + j * warps; block < blocks && is_sent(block)) missing |= 1u << j;
+      if (is_sent && first + j * warps < blocks) missing |= 1u << j;
     const uint64_t* own = from + (int64_t{first} * kWarp + lane) * 2;
     receive_all(pair, missing, epoch, [&](int j) { return own + j * warps * kWarp * 2; });
     __syncwarp();
@@ -189,48 +184,35 @@ template <class Worker>
 __device__ __forceinline__ void gather_quantised(const Worker& w, const MatrixCut& cut,
                                                  int64_t sent, bool absent, int thread) {
   constexpr int kFew = kGathering / kWarp * kPairsGathered;
-  const int lane = thread % kWarp, warp = thread / kWarp;
+  const int lane = thread % kWarp, warp = thread / kWarp,
+            warps = (!Worker::kHasTokens && cut.atoms <= kFew ? kGathering : kThreads) / kWarp;
   const uint64_t* from = inbox(w.a, sent);
-  const auto is_sent = [&](int row) { return !(absent && w.shared.context[row] <= 0); };
-  const auto put = [&](int row, int block, uint32_t low, uint32_t high, float scale) {
-    store_shared(number_at(w, cut, row, block * kBlock + lane * 4),
-                 quantise_four(low, high, scale));
+  const bool is_sent = !(absent && w.shared.context[0] <= 0);
+  const auto for_own = [&](const auto& use) {
+    if (warp < warps) for_sent_blocks(from, cut.atoms, warp, warps, w.epoch, is_sent, use);
+  };
+  const auto put = [&](int block, uint32_t low, uint32_t high, float scale) {
+    store_shared(number_at(w, cut, block * kBlock + lane * 4), quantise_four(low, high, scale));
+  };
+  const auto most_of_both = [](uint32_t low, uint32_t high) {
+    return nanovllm::most_of(most_of(low), most_of(high));
   };
   if constexpr (Worker::kHasTokens) {
-    // Each row has warps of its own.
-    const int of_row = kWarps / w.rows(), row = warp / of_row, own = warp % of_row;
-    const auto for_own = [&](const auto& use) {
-      for_sent_blocks(
-          from + int64_t{row} * cut.atoms * kWarp * 2, cut.atoms, own, of_row, w.epoch,
-          [&](int) { return is_sent(row); }, use);
-    };
-    const bool has_row = row < w.rows();
-    if (has_row) {
-      float most = 0.0f;
-      for_own([&](int, uint32_t low, uint32_t high) {
-        most = nanovllm::most_of(most, nanovllm::most_of(most_of(low), most_of(high)));
-      });
-      note_most(w, cut, row, own, most);
-    }
+    float most = 0.0f;
+    for_own([&](int, uint32_t low, uint32_t high) {
+      most = nanovllm::most_of(most, most_of_both(low, high));
+    });
+    note_most(w, cut, warp, most);
     w.together();
-    if (has_row) {
-      const float scale = noted_scale(w, cut, row, of_row);
-      for_own([&](int block, uint32_t low, uint32_t high) { put(row, block, low, high, scale); });
-      if (own == 0 && lane == 0) put_scale(w, cut, 0, row, scale);
-    }
+    const float scale = noted_scale(w, cut, warps);
+    for_own([&](int block, uint32_t low, uint32_t high) { put(block, low, high, scale); });
+    if (warp == 0 && lane == 0) put_scale(w, cut, 0, scale);
   } else {
-    const int blocks = w.rows() * cut.atoms,
-              warps = (blocks <= kFew ? kGathering : kThreads) / kWarp;
-    if (warp >= warps) return;
-    for_sent_blocks(
-        from, blocks, warp, warps, w.epoch, [&](int block) { return is_sent(block / cut.atoms); },
-        [&](int block, uint32_t low, uint32_t high) {
-          const int row = block / cut.atoms, of_row = block % cut.atoms;
-          const float scale =
-              row_scale(most_of_lanes<kWarp>(nanovllm::most_of(most_of(low), most_of(high))));
-          put(row, of_row, low, high, scale);
-          if (lane == 0) put_scale(w, cut, of_row, row, scale);
-        });
+    for_own([&](int block, uint32_t low, uint32_t high) {
+      const float scale = row_scale(most_of_lanes<kWarp>(most_of_both(low, high)));
+      put(block, low, high, scale);
+      if (lane == 0) put_scale(w, cut, block, scale);
+    });
   }
   fence_shared_for_async();
 }
@@ -256,18 +238,13 @@ __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut
                         int64_t{block} * w.a.scale_stride[product] + unit;
   return {__ldg(scales), __ldg(scales + next)};
 }
-__device__ inline float2 row_scales(uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-  return x;
-}
 
 /// c += p(b) * (scale of the row * scale of w), or p(b), for the next blocks b of k, in ascending
 /// order, whose atoms a lane each waits for (multiply_atoms()). Lane `from` + i has w's scales of
-/// the i-th, and `of_rows` names those of the lane's rows.
+/// the i-th; where `from` is 0, they are still to be multiplied with the row's, at `of_row`.
 template <int kAtoms, class Worker>
 __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut& cut, Progress& p,
-                                                int lane, float2 scales, int from, uint32_t of_rows,
+                                                int lane, float2& scales, int from, uint32_t of_row,
                                                 bool waits, bool last, Sums& c) {
   const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
             in_stage = at - stage * cut.atoms_that_fit;
@@ -279,9 +256,9 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
   if (waits) w.take_operand();
-  const uint32_t step_of_x = 2 * w.rows();
+  constexpr uint32_t kStepOfX = 2;
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
-  p.x += 4 * kAtoms * step_of_x;
+  p.x += 4 * kAtoms * kStepOfX;
   Sums part[kAtoms];
   wgmma_fence();
 #pragma unroll
@@ -289,26 +266,28 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
     e4m3_product<8, false>(part[i][0], tile_at(atoms[i]), x);
 #pragma unroll
     for (int step = 1; step < 4; ++step)
-      e4m3_product<8, true>(part[i][0], tile_at(atoms[i]) + 2 * step, x + step * step_of_x);
-    x += 4 * step_of_x;
+      e4m3_product<8, true>(part[i][0], tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
+    x += 4 * kStepOfX;
     wgmma_commit();
   }
+  if (!Worker::kHasTokens && from == 0) {
+    const float row = load_scale(of_row);
+    scales = {row * scales.x, row * scales.y};
+  }
+  // The row is the first column: of the first lane in four, in every second sum.
   const auto add = [&]<int i>() {
     if constexpr (Worker::kHasTokens) {
       wgmma_wait<kAtoms - 1 - i>();
       pin(part[i]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) c[0][j] += part[i][0][j];
+      c[0][0] += part[i][0][0];
+      c[0][2] += part[i][0][2];
     } else {
-      const float2 of_row = row_scales(of_rows + i * kScalesOfBlock);
       const float first = __shfl_sync(kFullMask, scales.x, from + i),
                   second = __shfl_sync(kFullMask, scales.y, from + i);
       wgmma_wait<kAtoms - 1 - i>();
       pin(part[i]);
-      c[0][0] = fmaf(part[i][0][0], of_row.x * first, c[0][0]);
-      c[0][1] = fmaf(part[i][0][1], of_row.y * first, c[0][1]);
-      c[0][2] = fmaf(part[i][0][2], of_row.x * second, c[0][2]);
-      c[0][3] = fmaf(part[i][0][3], of_row.y * second, c[0][3]);
+      c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
+      c[0][2] = fmaf(part[i][0][2], second, c[0][2]);
     }
   };
   [&]<int... i>(std::integer_sequence<int, i...>) { (add.template operator()<i>(), ...); }
@@ -326,9 +305,7 @@ template <class Worker>
 __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                                              const MatrixCut& cut, int product, int tile, int warp,
                                              int lane, Sums& c) {
-  const uint32_t operand = shared_address(w.operand) + cut.operand_at;
-  uint32_t of_rows = scales_at(w, cut) + lane % 4 * 8;
-  Progress p{ring, describe_operand(w.rows(), operand), 0};
+  Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
   // Asked for long before they are needed: they come from memory.
   const auto scales = [&](int block) {
     return weight_scales(w, cut, product, tile, warp, lane, block);
@@ -339,22 +316,22 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
     if (!Worker::kHasTokens && done % kWarp == 0) now = next, next = scales(done + kWarp + lane);
     const int left = cut.atoms - done;
     const auto run = [&]<int kAtoms>() {
-      multiply_blocks<kAtoms>(w, cut, p, lane, now, done % kWarp, of_rows,
+      multiply_blocks<kAtoms>(w, cut, p, lane, now, done % kWarp,
+                              scale_at(w, cut, min(done + lane, cut.atoms - 1)),
                               tile == blockIdx.x && done == 0, left == kAtoms, c);
       done += kAtoms;
-      if (!Worker::kHasTokens) of_rows += kAtoms * kScalesOfBlock;
     };
-    if (left >= 4)
+    if (left >= 8 && done % 8 == 0 && !cut.streams && done >= cut.fine_atoms)
+      run.template operator()<8>();
+    else if (left >= 4)
       run.template operator()<4>();
     else
       run.template operator()<1>();
   }
   if constexpr (Worker::kHasTokens) {
-    const float2 of_row = row_scales(of_rows);
-    c[0][0] *= of_row.x * next.x;
-    c[0][1] *= of_row.y * next.x;
-    c[0][2] *= of_row.x * next.y;
-    c[0][3] *= of_row.y * next.y;
+    const float row = load_scale(scale_at(w, cut, 0));
+    c[0][0] *= row * next.x;
+    c[0][2] *= row * next.y;
   }
 }
 

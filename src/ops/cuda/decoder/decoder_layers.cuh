@@ -308,11 +308,11 @@ struct Shared {
   RowShared<kHeadDim> of_row[kMaxRows];  // last: only those of the step's rows are there
 };
 
-/// Behind an operand of E4M3 numbers of so many atoms: scales of all rows for each atom, or of
-/// whole rows and the warps' largest magnitudes.
+/// Behind an operand of E4M3 numbers of so many atoms: a scale for each atom, or one and the warps'
+/// largest magnitudes.
 __host__ __device__ inline int64_t bytes_of_scales(const Arguments& a, int64_t atoms) {
   if (!a.scales[kQkv]) return 0;
-  return (a.scale_stride[kQkv] > 0 ? atoms : 1 + kWarps) * kMaxRows * 4;
+  return (a.scale_stride[kQkv] > 0 ? atoms : 1 + kWarps) * int64_t{sizeof(float)};
 }
 
 /// Where things lie behind the stages, in bytes. What is not used at the same time shares its
@@ -410,11 +410,12 @@ struct Worker {
   }
 };
 
-/// Of E4M3 weights and operands (decoder_fp8.cuh). Scales are of blocks or, `kTokens`, of whole
-/// rows of both.
+/// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,
+/// of whole rows of both.
 template <int kHeadDim, bool kTokens>
 struct Fp8Worker : Worker<kHeadDim> {
   static constexpr bool kIsFp8 = true, kHasTokens = kTokens;
+  __device__ static constexpr int rows() { return 1; }
 };
 
 }  // namespace nanovllm::decoder

@@ -262,7 +262,7 @@ __device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32
       reinterpret_cast<float*>(w.shared.of_row[row].squares)[thread / kWarp] = sum;
   }
   w.norm_together();
-  if constexpr (Worker::kIsFp8) put_normals(w, weights, first_weight, first_row, at_once, thread);
+  if constexpr (Worker::kIsFp8) put_normals(w, weights, first_weight, first_row == 0, thread);
   for (int row = Worker::kIsFp8 ? a.rows : first_row; row < a.rows; row += at_once) {
     const float reciprocal = reciprocal_of(w, row);
     for (int c = thread * 8; c < a.hidden; c += step) {
