@@ -30,8 +30,12 @@ inline std::filesystem::path goldens() {
   return std::filesystem::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens";
 }
 
-/// `inspect` opens the device and allocates nothing: the cheapest way to ask whether it is there.
+/// `inspect` opens the device and allocates nothing: the cheapest way to ask whether it is there. A
+/// GPU has no attention for the narrow heads of some models.
 inline bool is_available(const Target& target, const std::string& model) {
+  if (std::string(target.device) == "cuda" &&
+      read_json_file(model + "/config.json").value("head_dim", 64) < 64)
+    return false;
   try {
     inspect(model, {.device = target.device});
     return true;

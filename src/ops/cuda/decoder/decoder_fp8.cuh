@@ -9,8 +9,8 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_multiply.cuh"
-#include "ops/cuda/ptx/fp8_wgmma.cuh"
 #include "ops/cuda/ptx/e4m3.cuh"
+#include "ops/cuda/ptx/fp8_wgmma.cuh"
 
 namespace nanovllm::decoder {
 
