@@ -93,44 +93,8 @@ class UnitCopier {
     arrive_after_copies(full);
 #endif
   }
-#if __CUDA_ARCH__ >= 900
-  /// Whether the unit's tiles can be copied at once: they are seen whole, have no more boxes than
-  /// the warp has lanes, and nothing of this step that has not been waited for.
-  __device__ bool is_together(const UnitKeys& unit) const {
-    return unit.begin % kTileKeys == 0 && unit.end % kTileKeys == 0 &&
-           unit.tiles * boxes_of_tile() <= kWarp &&
-           (waited_ || at_.chunk * kChunk + unit.end < keys_end_);
-  }
-  /// All of the unit's tiles, the first to the stage of `place`. One by one they take a warp as
-  /// long as the memory takes for E4M3.
-  template <bool is_key, class Exchange>
-  __device__ void copy_together(Tile* ring, Exchange& exchange, const UnitKeys& unit,
-                                RingCursor place, int stages) const {
-    const int lane = threadIdx.x % kWarp, index = lane / boxes_of_tile(),
-              box = lane % boxes_of_tile();
-    const bool mine = index < unit.tiles;
-    const RingCursor to = place.plus(min(index, unit.tiles - 1), stages);
-    uint64_t* const full = &exchange.full[to.stage];
-    const int slice = box % Tile::kSlices,
-              row = box / Tile::kSlices * box_keys(a_.block_shift, true),
-              key = (unit.first_tile + index) * kTileKeys + row;
-    const int block = __shfl_sync(kFullMask, block_, min(key / 8, kWarp - 1));
-    wait_barrier(&exchange.empty[to.stage], to.parity ^ 1);
-    if (mine && box == 0) arrive_expecting(full, kTileKeys * Tile::kSlices * kSliceBytes);
-    __syncwarp();
-    if (mine)
-      copy_box_once(ring[to.stage].slice[slice][row], is_key ? &maps_.k : &maps_.v, full,
-                    slice * Tile::kColumns, key & ((1 << a_.block_shift) - 1), at_.head, block);
-    if (is_key) copy_scales_together(exchange, unit, place, stages);
-    for (int i = 0; i < unit.tiles; ++i)
-      arrive_after_copies(&exchange.full[place.plus(i, stages).stage]);
-  }
-#endif
 
  private:
-  __device__ int boxes_of_tile() const {
-    return kTileKeys / box_keys(a_.block_shift, true) * Tile::kSlices;
-  }
   /// A box to a lane.
   template <bool is_key>
   __device__ void copy_boxes(Tile& tile, uint64_t* full, const UnitKeys& unit, int first) {
@@ -174,36 +138,16 @@ class UnitCopier {
   /// Four scales a lane: of keys, and of their values. What no row sees may be left out.
   __device__ void copy_scales(Scales& scales, int stage, const UnitKeys& unit, int first) const {
     constexpr int kQuads = kTileKeys / 4;
-    const int lane = threadIdx.x % kWarp, row = lane % kQuads * 4, key = first + row;
+    const int lane = threadIdx.x % kWarp, row = lane % kQuads * 4, key = first + row,
+              size = 1 << a_.block_shift;
     const bool is_key = lane < kQuads;
     const int block = __shfl_sync(kFullMask, block_, key / 8);
     if (key + 4 <= unit.begin || key >= unit.end) return;
-    copy_async(is_key ? &scales.k_scale[stage][row] : &scales.v_scale[stage][row],
-               is_key ? scales_of<true>(block, key) : scales_of<false>(block, key), true);
-  }
-  /// Those of all tiles of a unit, the first of which goes to the stage of `place`.
-  __device__ void copy_scales_together(Scales& scales, const UnitKeys& unit, RingCursor place,
-                                       int stages) const {
-    constexpr int kQuads = kTileKeys / 4;
-#pragma unroll
-    for (int i = 0; i < kChunkTiles * kQuads / kWarp; ++i) {
-      const int quad = static_cast<int>(threadIdx.x) % kWarp + i * kWarp, tile = quad / kQuads,
-                row = quad % kQuads * 4, key = (unit.first_tile + tile) * kTileKeys + row;
-      const int block = __shfl_sync(kFullMask, block_, min(key / 8, kWarp - 1));
-      if (tile >= unit.tiles) continue;
-      const int stage = place.plus(tile, stages).stage;
-      copy_async(&scales.k_scale[stage][row], scales_of<true>(block, key), true);
-      copy_async(&scales.v_scale[stage][row], scales_of<false>(block, key), true);
-    }
-  }
-  /// The scales of key `key` of the chunk, in `block`, or of its value, and those behind it.
-  template <bool is_key>
-  __device__ const E4m3* scales_of(int block, int key) const {
-    const int size = 1 << a_.block_shift;
-    return static_cast<const E4m3*>(is_key ? a_.k : a_.v) +
-           block * (is_key ? a_.k_block_stride : a_.v_block_stride) +
-           at_.head * (is_key ? a_.k_head_stride : a_.v_head_stride) + size * kHeadDim +
-           (key & (size - 1)) * static_cast<int>(sizeof(float));
+    const E4m3* from = static_cast<const E4m3*>(is_key ? a_.k : a_.v) +
+                       block * (is_key ? a_.k_block_stride : a_.v_block_stride) +
+                       at_.head * (is_key ? a_.k_head_stride : a_.v_head_stride) + size * kHeadDim +
+                       (key & (size - 1)) * static_cast<int>(sizeof(float));
+    copy_async(is_key ? &scales.k_scale[stage][row] : &scales.v_scale[stage][row], from, true);
   }
 
   const DecodeArguments& a_;
@@ -227,14 +171,6 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, con
   UnitCopier<kHeadDim, C> copier(a, maps);
   RingCursor place, query;
   const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (is_e4m3<C>)
-      if (copier.is_together(unit)) {
-        copier.template copy_together<is_key>(ring, exchange, unit, place, work.stages);
-        place = place.plus(unit.tiles, work.stages);
-        return;
-      }
-#endif
     for (int i = 0; i < unit.tiles; ++i) {
       wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);
       copier.template copy<is_key>(ring[place.stage], &exchange.full[place.stage], unit,
