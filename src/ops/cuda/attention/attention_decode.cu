@@ -8,8 +8,9 @@
 namespace nanovllm {
 namespace {
 
-/// Blocks of an SM, at most: the arithmetic of a key of E4M3 takes as long as that of bf16, and its
-/// bytes half the time, so that the warps of one block wait for one another too long.
+/// Blocks of an SM over E4M3, at most: a key takes half the time of one of bf16, and its arithmetic
+/// as long, so that the warps of one block wait for one another too long. Where there are fewer
+/// pairs of a sequence and a KV head than such blocks, two only divide pairs.
 constexpr int kMostDecodeBlocks = 2;
 
 /// Where things lie in the memory of plans: the counters, then the plans.
@@ -101,8 +102,9 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows, class C>() {
     const bool has_neighbours = runs_micro_batches_ && !divides_sms();
+    const bool has_many = arguments.num_seqs * cache.k.shape[1] >= kMostDecodeBlocks * num_sms_;
     const int blocks =
-        is_e4m3<C> && is_hopper_ && !runs_micro_batches_ && decode_blocks(kHeadDim) > 1
+        is_e4m3<C> && is_hopper_ && !runs_micro_batches_ && decode_blocks(kHeadDim) > 1 && has_many
             ? kMostDecodeBlocks
             : 1;
     const int stages = stages_in<kHeadDim, kRows, C>(

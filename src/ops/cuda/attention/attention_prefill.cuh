@@ -133,13 +133,20 @@ struct Consumer {
   __device__ void pack_weights(unsigned n) {
     if constexpr (is_e4m3<C>) {
       wait_barrier(&shared.v_full[stage(n)], parity(n));
+      const auto weigh = [&](auto&& scaled) {
 #pragma unroll
-      for (int j = 0; j < kTileKeys / 8; ++j) {
-        const float2 scale = lane_scales(shared.numbers.v_scale[stage(n)], j);
+        for (int j = 0; j < kTileKeys / 8; ++j) {
+          const float2 scale = lane_scales(shared.numbers.v_scale[stage(n)], j);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          weighed[j][e] = scaled_weight(weighed[j][e], e % 2 == 0 ? scale.x : scale.y);
-      }
+          for (int e = 0; e < 4; ++e)
+            weighed[j][e] = scaled(weighed[j][e], e % 2 == 0 ? scale.x : scale.y);
+        }
+      };
+      const bool(&odd)[2] = shared.numbers.has_odd_scale[stage(n)];
+      if (odd[0] || odd[1])
+        weigh([](float weight, float scale) { return scaled_weight(weight, scale); });
+      else  // the same, by fewer instructions
+        weigh([](float weight, float scale) { return __fmul_rn(weight, scale); });
     }
 #pragma unroll
     for (int g = 0; g < kTileKeys / 16; ++g) {
@@ -333,7 +340,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   __syncthreads();
   wait_for_previous();
   if (threadIdx.x < kConsumerThreads) {
-    leave_registers<is_e4m3<C> ? 56 : 40>();
+    leave_registers<is_e4m3<C> ? 72 : 40>();
     if constexpr (is_e4m3<C>)
       widen_items(shared, a);
     else if (threadIdx.x < kWarp)
@@ -343,7 +350,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     else
       load_queries_of_items(shared, a);
   } else {
-    take_registers<is_e4m3<C> ? 224 : 232>();
+    take_registers<is_e4m3<C> ? 216 : 232>();
     compute_items(shared, a);
   }
 }

@@ -8,68 +8,75 @@
 
 namespace nanovllm {
 
-/// A thread's pieces, 16 numbers each, of the tiles of one item: of two rows of keys and the same
-/// of values, one in every slice of 64 elements. Eight neighbours have four pieces of two rows,
-/// whose places in a tile then meet no bank twice.
+/// A thread's pieces, 16 numbers each, of the tiles of one item: of two neighbouring rows of keys
+/// and the same of values, one in every slice of 64 elements. Eight neighbours have four pieces of
+/// two rows, one even and one odd, whose places in a tile then meet no bank twice.
 template <int kHeadDim>
 class TileWidener {
  public:
   using Shared = PrefillShared<kHeadDim, E4m3>;
-  static constexpr int kSlices = kHeadDim / kSwizzleColumns;
+  using Tile = typename Shared::Tile;
+  static constexpr int kSlices = kHeadDim / kSwizzleColumns, kPieces = 2 * kSlices;
 
   __device__ TileWidener(Shared& shared, const PrefillArguments& a, const PrefillItem& item)
       : shared_(shared),
         a_(a),
         table_(a.block_tables + item.sequence * a.table_stride),
-        head_{item.kv_head * a.k_head_stride, item.kv_head * a.v_head_stride},
+        keys_(static_cast<const E4m3*>(a.k) + item.kv_head * a.k_head_stride),
+        values_(static_cast<const E4m3*>(a.v) + item.kv_head * a.v_head_stride),
         first_key_(item.first_key),
-        context_len_(item.context_len) {}
+        last_key_(item.context_len - 1) {
+    const int pair = static_cast<int>(threadIdx.x) / 4, piece = static_cast<int>(threadIdx.x) % 4;
+    row_ = 2 * pair + pair % 2;
+    column_ = piece * 16;
+    place_ = row_ * kSwizzleColumns * 2 + (2 * piece ^ row_ % 8) * 16;
+  }
 
-  /// Begins to copy the keys and values first .. first + 63 to raw slot `slot`.
+  /// Begins to copy the keys and values first .. first + 63 to raw slot `slot`; of what no row
+  /// sees, whatever there is.
   __device__ void copy(int first, int slot) const {
+    const int key = first + row_;
+    const int64_t block = block_of(key);
+    const int in_block = (key & mask()) * kHeadDim + column_;
+    const E4m3* from[2] = {keys_ + block * a_.k_block_stride + in_block,
+                           values_ + block * a_.v_block_stride + in_block};
+    const int other = row_ % 2 == 0 ? kHeadDim : -kHeadDim;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = first + row(i);
-      if (key < first_key_ || key >= context_len_) continue;
-      const int64_t in_block = int64_t{key & mask()} * kHeadDim + column();
-      const int block = table_[key >> a_.block_shift];
-      const E4m3* from[2] = {keys() + block * a_.k_block_stride + in_block,
-                             values() + block * a_.v_block_stride + in_block};
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int s = 0; s < kSlices; ++s)
-          copy_async(&shared_.numbers.raw[slot][half][i * kSlices + s][threadIdx.x],
-                     from[half] + s * kSwizzleColumns, true);
-    }
+      for (int i = 0; i < kPieces; ++i)
+        copy_async(&shared_.numbers.raw[slot][half][i][threadIdx.x],
+                   from[half] + (i / kSlices) * other + i % kSlices * kSwizzleColumns, true);
   }
   /// A scale of that tile: of a key, of threads from 64 on of a value; anything of what no row
   /// sees.
   __device__ float load_scale(int first) const {
-    const bool is_key = threadIdx.x < kTileKeys;
     const int key = first + static_cast<int>(threadIdx.x) % kTileKeys;
-    if (key < first_key_ || key >= context_len_) return 0.0f;
-    const int block = table_[key >> a_.block_shift];
-    const E4m3* part =
-        is_key ? keys() + block * a_.k_block_stride : values() + block * a_.v_block_stride;
-    return reinterpret_cast<const float*>(part + int64_t{mask() + 1} * kHeadDim)[key & mask()];
+    const int64_t block = block_of(key);
+    const E4m3* part = threadIdx.x < kTileKeys ? keys_ + block * a_.k_block_stride
+                                               : values_ + block * a_.v_block_stride;
+    return reinterpret_cast<const float*>(part + (mask() + 1) * kHeadDim)[key & mask()];
   }
   /// The keys of a raw slot become those of a stage, elements in the order of widen_e4m3().
   __device__ void widen_keys(int slot, int stage, float scale) const {
+    uint4 raw[kPieces];
+    take(raw, slot, 0);
 #pragma unroll
-    for (int i = 0; i < 2 * kSlices; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
       uint4 even, odd;
-      widen(shared_.numbers.raw[slot][0][i][threadIdx.x], even, odd);
+      widen(raw[i], even, odd);
       put(shared_.k[stage], i, even, odd);
     }
     if (threadIdx.x < kTileKeys) shared_.numbers.k_scale[stage][threadIdx.x] = scale;
   }
   /// The values, elements in their own order.
   __device__ void widen_values(int slot, int stage, float scale) const {
+    uint4 raw[kPieces];
+    take(raw, slot, 1);
 #pragma unroll
-    for (int i = 0; i < 2 * kSlices; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
       uint4 even, odd;
-      widen(shared_.numbers.raw[slot][1][i][threadIdx.x], even, odd);
+      widen(raw[i], even, odd);
       const auto first = [](uint32_t e, uint32_t o) { return __byte_perm(e, o, 0x5410); };
       const auto second = [](uint32_t e, uint32_t o) { return __byte_perm(e, o, 0x7632); };
       put(shared_.v[stage], i,
@@ -78,35 +85,45 @@ class TileWidener {
           {first(even.z, odd.z), second(even.z, odd.z), first(even.w, odd.w),
            second(even.w, odd.w)});
     }
-    if (threadIdx.x >= kTileKeys) shared_.numbers.v_scale[stage][threadIdx.x - kTileKeys] = scale;
+    if (threadIdx.x < kTileKeys) return;
+    shared_.numbers.v_scale[stage][threadIdx.x - kTileKeys] = scale;
+    const bool is_odd = __any_sync(kFullMask, !(0.0f <= scale && scale <= 0x1.fffffep127f));
+    if (threadIdx.x % kWarp == 0)
+      shared_.numbers.has_odd_scale[stage][(threadIdx.x - kTileKeys) / kWarp] = is_odd;
   }
 
  private:
-  __device__ static int row(int i) { return static_cast<int>(threadIdx.x) / 4 + 32 * i; }
-  __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 16; }
   __device__ int mask() const { return (1 << a_.block_shift) - 1; }
-  __device__ const E4m3* keys() const { return static_cast<const E4m3*>(a_.k) + head_[0]; }
-  __device__ const E4m3* values() const { return static_cast<const E4m3*>(a_.v) + head_[1]; }
+  /// Of a key, or of one that a row sees.
+  __device__ int block_of(int key) const {
+    return table_[min(max(key, first_key_), last_key_) >> a_.block_shift];
+  }
+  /// All of the thread's pieces at once: the stores of those before would keep the others waiting.
+  __device__ void take(uint4 (&raw)[kPieces], int slot, int half) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) raw[i] = shared_.numbers.raw[slot][half][i][threadIdx.x];
+  }
   __device__ static void widen(const uint4& raw, uint4& even, uint4& odd) {
     widen_e4m3(raw.x, even.x, odd.x);
     widen_e4m3(raw.y, even.y, odd.y);
     widen_e4m3(raw.z, even.z, odd.z);
     widen_e4m3(raw.w, even.w, odd.w);
   }
-  /// Piece i's two units of 16 bytes, swizzled.
-  __device__ static void put(typename Shared::Tile& tile, int i, const uint4& low,
-                             const uint4& high) {
-    const int r = row(i / kSlices), unit = static_cast<int>(threadIdx.x) % 4 * 2;
-    auto* to = reinterpret_cast<uint4*>(tile[i % kSlices][r]);
-    to[unit ^ r % 8] = low;
-    to[(unit + 1) ^ r % 8] = high;
+  /// Piece i's two units of 16 bytes, swizzled: unit u of row r is at u ^ r % 8.
+  __device__ void put(Tile& tile, int i, const uint4& low, const uint4& high) const {
+    char* const to = reinterpret_cast<char*>(&tile) + i % kSlices * sizeof(tile[0]);
+    const int place = place_ ^ (i / kSlices) * (kSwizzleColumns * 2 + 16);  // of the row beside
+    *reinterpret_cast<uint4*>(to + place) = low;
+    *reinterpret_cast<uint4*>(to + (place ^ 16)) = high;
   }
 
   Shared& shared_;
   const PrefillArguments& a_;
   const int* table_;
-  int64_t head_[2];
-  int first_key_, context_len_;
+  const E4m3 *keys_, *values_;  // of the item's head
+  int first_key_, last_key_;
+  int row_, column_;  // of the first piece; the other row is row_ ^ 1
+  int place_;         // of its first unit, in bytes from the tile
 };
 
 /// By a warp whose lanes have written their part of a stage.
