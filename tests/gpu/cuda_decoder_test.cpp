@@ -1,5 +1,6 @@
-// All layers of a decode step in one kernel against the same layers operation by operation, bit for
-// bit: the hidden states, the residual stream, and what lies in the caches afterwards.
+// All layers of a decode step in one kernel, or in few, against the same layers operation by
+// operation, bit for bit: the hidden states, the residual stream, and what lies in the caches
+// afterwards.
 #include <gtest/gtest.h>
 
 #include "gpu/cuda_trial.h"
@@ -69,7 +70,8 @@ const std::vector<int32_t> kContexts[] = {{1},
                                           {7, 700, 1024, 63, 2000, 1, 513, 128},
                                           {2500, 2559, 2049, 2300, 2111, 2047, 2402, 1999}};
 
-void compare(Backend& gpu, const DecoderShape& shape) {
+/// Whether any of the steps was served.
+bool compare(Backend& gpu, const DecoderShape& shape) {
   DecoderRig decoder(gpu, shape);
   int compared = 0, refused = 0;
   for (const auto& contexts : kContexts) {
@@ -98,40 +100,40 @@ void compare(Backend& gpu, const DecoderShape& shape) {
   }
   std::printf("  %-12s %d rows compared; %d of %d steps refused\n", shape.name, compared, refused,
               static_cast<int>(std::size(kContexts)));
-  EXPECT_GT(compared, 0) << shape.name;
+  return compared > 0;
 }
 
 TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   DecoderShape qwen3{"Qwen3-0.6B", 3, 1024, 16, 8, 128, 3072};
   qwen3.head_norms = true;
-  compare(*gpu_, qwen3);
+  EXPECT_TRUE(compare(*gpu_, qwen3));
   DecoderShape llama{"Llama", 3, 512, 8, 2, 64, 1408};
   llama.block_size = 8;
-  compare(*gpu_, llama);
+  EXPECT_TRUE(compare(*gpu_, llama));
   DecoderShape qwen2{"Qwen2-0.5B", 2, 896, 14, 2, 64, 4864};
   qwen2.qkv_bias = true;
   qwen2.block_size = 256;
-  compare(*gpu_, qwen2);
+  EXPECT_TRUE(compare(*gpu_, qwen2));
   DecoderShape window{"windows", 3, 768, 6, 1, 128, 1024};
   window.qkv_bias = window.other_biases = true;
   window.rotary_dim = 64;
   window.block_size = 64;
   window.windows = {300, 0, 77};
-  compare(*gpu_, window);
+  EXPECT_TRUE(compare(*gpu_, window));
   // Tiles of 3 and 5 groups of columns, of 7, and of a whole 8 that do not divide the blocks.
   DecoderShape wide{"wide", 2, 5120, 16, 4, 128, 1088};
   wide.head_norms = true;
-  compare(*gpu_, wide);
+  EXPECT_TRUE(compare(*gpu_, wide));
   DecoderShape wider{"wider", 1, 7168, 8, 2, 128, 832};
   wider.other_biases = true;
-  compare(*gpu_, wider);
+  EXPECT_TRUE(compare(*gpu_, wider));
   DecoderShape tall{"tall", 3, 320, 8, 1, 128, 6400};
   tall.head_norms = true;
-  compare(*gpu_, tall);
+  EXPECT_TRUE(compare(*gpu_, tall));
   // Down is long: its first columns come while gate_up goes on.
   DecoderShape large{"Qwen3-8B", 2, 4096, 32, 8, 128, 12288};
   large.head_norms = true;
-  compare(*gpu_, large);
+  EXPECT_TRUE(compare(*gpu_, large));
 }
 
 // Their products sum blocks of 128 of k, and rows are quantised where they become operands, with
@@ -166,12 +168,12 @@ TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   small.head_norms = true;
   small.experts = 32;
   small.experts_per_token = 4;
-  compare(*gpu_, small);
+  if (!compare(*gpu_, small)) GTEST_SKIP() << "this GPU has no such kernel";
   DecoderShape large{"Qwen3-30B", 1, 2048, 32, 4, 128, 768};
   large.head_norms = true;
   large.experts = 32;
   large.experts_per_token = 8;
-  compare(*gpu_, large);
+  EXPECT_TRUE(compare(*gpu_, large));
 }
 
 // Words say by an epoch of which layer they are. Behind the last epoch they start again, and words

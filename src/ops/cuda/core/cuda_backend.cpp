@@ -126,24 +126,20 @@ CudaBackend::CudaBackend(int index) : index_(index) {
       index, properties.name, architecture, NANOVLLM_CUDA_LOWEST_ARCHITECTURE, architecture);
   name_ = fmt::format("cuda:{} {}", index, properties.name);
   num_sms_ = properties.multiProcessorCount;
+  max_shared_bytes_ = properties.sharedMemPerBlockOptin;
   code_architecture_ = code_architecture();
+#ifdef NANOVLLM_CUDA_HOPPER
+  is_hopper_ = architecture == 90;  // code for sm_90a runs nowhere else
+#endif
+  if (const char* wanted = std::getenv("NANOVLLM_TEST_CUDA_ARCH")) take_path_of(wanted);
   can_launch_early_ = code_architecture_ >= 90;
   if (can_launch_early_)
     encode_map_ =
         reinterpret_cast<decltype(encode_map_)>(driver_function("cuTensorMapEncodeTiled"));
-#ifdef NANOVLLM_CUDA_HOPPER
-  // Tests and benchmarks: 90 leaves out the kernels that code for sm_90a alone has.
-  const char* const wanted = std::getenv("NANOVLLM_TEST_CUDA_ARCH");
-  check(!wanted || std::string_view(wanted) == "90", ErrorKind::device,
-        "NANOVLLM_TEST_CUDA_ARCH {} is not 90: for older GPUs build a module of their own",
-        wanted ? wanted : "");
-  is_hopper_ = architecture == 90 && !wanted;  // that code runs nowhere else
   other_sms_ = is_hopper_ && num_sms_ > 2 * kOverlapProductSms ? kOverlapProductSms : 0;
-#endif
   int cooperative = 0;
   cuda_check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
-  can_run_cooperatively_ = is_hopper_ && cooperative != 0;
-  max_shared_bytes_ = properties.sharedMemPerBlockOptin;
+  can_run_cooperatively_ = cooperative != 0;
 
   for (MicroBatch& micro_batch : micro_batches_) open_micro_batch(micro_batch);
   ahead_ = make_stream();
@@ -157,6 +153,29 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   exchange_ = allocate(kExchangeBytes);
   scan_scratch_ = allocate(kScanBytes);
   if (!gemm_algorithms_->families().are_known()) compare_gemm_families();
+}
+
+/// For tests and benchmarks: from now on this GPU takes the path of one of another architecture.
+/// Code for sm_90 has parts that call for TMA; so a path before sm_90 needs a module without it.
+void CudaBackend::take_path_of(std::string_view architecture) {
+  struct Path {
+    std::string_view name;
+    int code;
+    size_t shared_bytes;  // of one block
+  };
+  constexpr size_t kKiB = 1024;
+  // Without the kernels for sm_90a alone 90 is what sm_100 and sm_120 take, too.
+  constexpr Path kPaths[] = {
+      {"80", 80, 163 * kKiB}, {"86", 86, 99 * kKiB}, {"89", 89, 99 * kKiB}, {"90", 90, 227 * kKiB}};
+  const auto* path = std::ranges::find(kPaths, architecture, &Path::name);
+  check(path != std::end(kPaths), ErrorKind::device,
+        "NANOVLLM_TEST_CUDA_ARCH {} is none of 80, 86, 89 and 90", architecture);
+  check(code_architecture_ <= path->code, ErrorKind::device,
+        "NANOVLLM_TEST_CUDA_ARCH {}: the module runs code for {}; build one with "
+        "-DNANOVLLM_CUDA_ARCHITECTURES=80",
+        architecture, code_architecture_);
+  is_hopper_ = false;
+  max_shared_bytes_ = std::min(max_shared_bytes_, path->shared_bytes);
 }
 
 CudaBackend::~CudaBackend() {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -122,9 +123,9 @@ class CudaBackend final : public Backend {
   bool fused_gemm_qk_norm_rope_store(Tensor qkv, Tensor q, Tensor k, Tensor v, Tensor x, Weight w,
                                      Tensor q_norm, Tensor k_norm, float eps, const Batch& batch,
                                      Tensor cos_sin, KvCache cache) override;
+#endif
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override;
-#endif
 
   /// The other ranks' GPUs, for sample_part() and decoder_layers(); null: none. Outlives its use.
   void set_peers(const PeerTable* peers) { peers_ = peers; }
@@ -185,6 +186,8 @@ class CudaBackend final : public Backend {
     int64_t table_stride, block_shift, num_seqs, kv_heads, window, shares, max_slots;
     bool operator==(const PlanKey&) const = default;
   };
+
+  void take_path_of(std::string_view architecture);
 
   /// The memory that operations of different micro-batches must not share.
   struct MicroBatch {
@@ -303,6 +306,9 @@ class CudaBackend final : public Backend {
   void stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
                       const MoeWorkspace& work, bool sorted);
   void moe_sum(Tensor y, Tensor out, Tensor weights, const ExpertPlan& plan);
+  /// decoder_layers() on Hopper, as one kernel (decoder_layers_sm90a.cu).
+  bool whole_decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                            std::span<const KvCache> caches, const Batch& batch);
   template <int kHeadDim>
   bool launch_decoder_layers(decoder::Arguments& arguments);
   void allow_shared_memory(const void* kernel, size_t bytes);
@@ -356,6 +362,24 @@ class CudaBackend final : public Backend {
             cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
         status != cudaSuccess) [[unlikely]]
       fail_launch(entry, status, grid, block, shared_bytes);
+  }
+  /// Launches one block on each SM, all at once; the driver may refuse.
+  template <class Arguments>
+  cudaError_t launch_on_all_sms(void (*kernel)(Arguments), unsigned block, size_t shared_bytes,
+                                const Arguments& arguments) {
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(num_sms_));
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream();
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return fails_cooperative_launches_ ? cudaErrorCooperativeLaunchTooLarge
+                                       : cudaLaunchKernelEx(&config, kernel, arguments);
   }
   static constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more needs the kernel's leave
   [[noreturn]] static void fail_launch(const void* kernel, cudaError_t status, dim3 grid,

@@ -347,30 +347,19 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, decoder::kLaunched,
                                                            shared_bytes));
   if (resident < 1) return false;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_sms_));
-  config.blockDim = dim3(decoder::kLaunched);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream();
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  const cudaError_t status = fails_cooperative_launches_ ? cudaErrorCooperativeLaunchTooLarge
-                                                         : cudaLaunchKernelEx(&config, kernel, a);
+  const cudaError_t status = launch_on_all_sms(kernel, decoder::kLaunched, shared_bytes, a);
   if (status == cudaSuccess) return true;
   // The other ranks have agreed on this kernel, and wait for this one's words.
   if (a.world > 1)
-    fail_launch(reinterpret_cast<const void*>(kernel), status, config.gridDim, decoder::kLaunched,
-                shared_bytes);
+    fail_launch(reinterpret_cast<const void*>(kernel), status, grid_size(num_sms_),
+                decoder::kLaunched, shared_bytes);
   (void)cudaGetLastError();
   can_run_cooperatively_ = false;  // separate operations from now on
   return false;
 }
 
-bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
-                                 std::span<const KvCache> caches, const Batch& batch) {
+bool CudaBackend::whole_decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
+                                       std::span<const KvCache> caches, const Batch& batch) {
   const int64_t rows = x.shape[0], hidden = x.shape[1], d = stack.head_dim;
   if (!can_run_cooperatively_ || x.dtype != DType::bf16 || caches.empty() ||
       caches[0].k.dtype != DType::bf16 || stack.layers.empty() ||
