@@ -19,8 +19,8 @@ constexpr size_t kEpochBytes = 4096, kWordBytes = size_t{8} << 20;
 constexpr uint32_t kLastEpoch = 0xf0000000;
 
 /// Elements of a step's longest operand, at most: every block receives it whole. Measured on an
-/// H100 with code for sm_80: up to 4 rows of the 0.6B and one of the 8B take less time than
-/// separate operations, twice as many more.
+/// H100 with code for sm_80: 1 to 4 rows of the 0.6B and one of the 8B take less time than separate
+/// operations, 8 rows of the 0.6B and two of the 8B take more.
 constexpr int64_t kMostOperand = 12288;
 
 /// The kernel with the longest rings that fit, and its shared memory; null where none does.
