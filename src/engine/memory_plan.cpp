@@ -253,6 +253,8 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.num_row_quantising = counter.num_row_quantising();
   plan.operands = operands_of(model, plan.limits, dtype, shard);
   plan.operands.quantised_columns = counter.quantised_columns();
+  plan.operands.quantised_expert_columns = counter.quantised_expert_columns();
+  if (model.moe) plan.operands.experts_per_token = model.moe->num_experts_per_tok;
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +

@@ -111,6 +111,7 @@ struct OperandLimits {
   int64_t vocab = 0, head_dim = 0;
   int64_t expert_inner = 0;       // columns between an expert's products; 0: no experts
   int64_t quantised_columns = 0;  // the most of rows that a product quantises; 0: none does
+  int64_t quantised_expert_columns = 0, experts_per_token = 0;  // likewise of experts' products
 };
 
 /// Parts of a decode step that may run at the same time, at most.

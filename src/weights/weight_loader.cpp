@@ -71,6 +71,7 @@ Weight WeightLoader::matrices(int64_t count,
   std::vector<std::vector<WeightPart>> parts;
   for (int64_t i = 0; i < count; ++i) parts.push_back(parts_of(i));
   const WeightFormat format = format_of(parts, n, k, true);
+  if (format.quantises_rows()) quantised_expert_columns_ = std::max(quantised_expert_columns_, k);
   Weight stack;
   for (int64_t i = 0; i < count; ++i) {
     const size_t begin = used_;

@@ -84,6 +84,8 @@ class WeightLoader {
   int64_t num_row_quantising() const { return num_row_quantising_; }  ///< of these, so are rows
   /// The most columns of a weight that quantises the rows that it meets; 0: none does.
   int64_t quantised_columns() const { return quantised_columns_; }
+  /// Likewise of stacks alone.
+  int64_t quantised_expert_columns() const { return quantised_expert_columns_; }
 
   /// Fills everything handed out, from a checkpoint. Throws Error(model).
   void load(const Checkpoint& checkpoint, const LoadProgress& progress);
@@ -126,7 +128,7 @@ class WeightLoader {
   const QuantizationConfig* quantization_;
   size_t used_ = 0;
   int64_t num_parameters_ = 0, num_quantised_ = 0, num_row_quantising_ = 0;
-  int64_t quantised_columns_ = 0;
+  int64_t quantised_columns_ = 0, quantised_expert_columns_ = 0;
   std::vector<Parameter> parameters_;
   std::unordered_set<std::string> ignored_;
 };

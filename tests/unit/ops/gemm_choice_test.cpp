@@ -190,6 +190,21 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
                            kHopper)
                 .kernel,
             ExpertKernel::plain);
+  const auto fp8 = [](int64_t tokens, bool is_even) {
+    return choose_experts({.weight = {WeightFormat::e4m3, 128, WeightFormat::Rows::group},
+                           .tokens = tokens,
+                           .per_token = 8,
+                           .experts = 128,
+                           .hidden = 2048,
+                           .inner = 768,
+                           .is_even = is_even},
+                          kHopper);
+  };
+  EXPECT_EQ(fp8(2, true).kernel, ExpertKernel::fp8);
+  EXPECT_FALSE(fp8(2, true).is_sorted);
+  EXPECT_EQ(fp8(40, true).tile_tokens, 8);
+  EXPECT_EQ(fp8(2000, true).tile_tokens, 128);
+  EXPECT_EQ(fp8(2000, false).tile_tokens, 64);  // its scales are not a lane's four
 }
 
 }  // namespace

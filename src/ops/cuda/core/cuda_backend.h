@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include <cuda.h>
@@ -60,11 +59,10 @@ class CudaBackend final : public Backend {
   size_t scratch_bytes(const OperandLimits& largest) const override {
     return kMostMicroBatches * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) +
            kExchangeBytes + kScanBytes +
-           unpacking_micro_batches() *
-               (most_unpacked_ + quantised_row_bytes(largest.rows, largest.quantised_columns));
+           unpacking_micro_batches() * (most_unpacked_ + quantised_row_bytes(largest));
   }
   void reserve(const OperandLimits& largest) override {
-    reserve_quantised_rows(quantised_row_bytes(largest.rows, largest.quantised_columns));
+    reserve_quantised_rows(quantised_row_bytes(largest));
   }
 
   /// Decode steps are divided among the SMs once, by the first attention() of the batch that
@@ -254,9 +252,16 @@ class CudaBackend final : public Backend {
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
-  void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales);
+  /// `places`: the rows to be are these, of the tokens that are x's rows.
+  void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
+                     const ExpertPlan* places = nullptr);
   void load_fp8(const Weight& dst, const QuantizedRows& rows);
   static size_t quantised_row_bytes(int64_t rows, int64_t columns);
+  static size_t quantised_row_bytes(const OperandLimits& largest) {
+    return std::max(quantised_row_bytes(largest.rows, largest.quantised_columns),
+                    quantised_row_bytes(largest.rows * largest.experts_per_token,
+                                        largest.quantised_expert_columns));
+  }
   /// Gives each micro-batch so much for them, if it has less.
   void reserve_quantised_rows(size_t bytes);
   /// The micro-batches whose products may need a quantised weight as bf16, or quantise rows.
@@ -301,6 +306,12 @@ class CudaBackend final : public Backend {
   /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
   /// gate where y is half as wide. A tile of the plan has at most 128 rows.
   void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
+  /// Of experts that quantise rows (moe_fp8_sm90a.cu), with the gate likewise. A tile of the plan
+  /// has at most `tile_tokens` rows, those of one of kFp8ExpertTiles.
+  void multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
+                            int tile_tokens);
+  /// Whether no matrix of a stack is among the uneven ones.
+  bool is_even(const Weight& stack) const;
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() by ExpertKernel::stream or, not `sorted`, ExpertKernel::pairs.
   void stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
@@ -402,10 +413,10 @@ class CudaBackend final : public Backend {
   BlasLt blas_;
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
-  std::unordered_set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
-  mutable size_t most_unpacked_ = 0;  // bytes as bf16, of the quantised weights asked about
-  size_t room_to_unpack_ = 0;         // that a micro-batch has
-  size_t room_for_quantised_ = 0;     // likewise
+  std::set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
+  mutable size_t most_unpacked_ = 0;   // bytes as bf16, of the quantised weights asked about
+  size_t room_to_unpack_ = 0;          // that a micro-batch has
+  size_t room_for_quantised_ = 0;      // likewise
   std::unordered_map<const std::byte*, float> input_scales_;  // of weights with one for all rows
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;

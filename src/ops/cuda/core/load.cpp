@@ -90,12 +90,12 @@ bool has_whole_groups(const Fp8Layout& layout, const std::vector<float>& units) 
 }  // namespace
 
 // Elsewhere weights of few rows would have to be unpacked for each product; experts' kernels read
-// plain numbers.
+// plain numbers, or E4M3 ones with quantised rows.
 bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const {
   const int64_t group = format.group;
-  if (stacked || !is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 ||
-      k % kPackedColumns != 0)
+  if (!is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0)
     return false;
+  if (stacked && (!format.quantises_rows() || n % (kFp8Aligned * kFp8Unit * 2) != 0)) return false;
   if (format.quantises_rows())
     return format.numbers == WeightFormat::e4m3 &&
            group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
@@ -121,6 +121,13 @@ void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   use_device();
   if (!staging_) staging_ = std::make_unique<PinnedBuffer>(stream());
   load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
+}
+
+bool CudaBackend::is_even(const Weight& stack) const {
+  const std::byte* const end =
+      stack.data.data + stack.count() * stack.data.stride[0] * static_cast<int64_t>(sizeof(bf16));
+  const auto first = uneven_.lower_bound(stack.data.data);
+  return first == uneven_.end() || *first >= end;
 }
 
 size_t CudaBackend::quantised_row_bytes(int64_t rows, int64_t columns) {

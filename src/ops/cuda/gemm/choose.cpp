@@ -382,6 +382,17 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
     return {ExpertKernel::plain, 1};
   const bool has_slices = p.hidden % kSliceWidth == 0 && p.inner % kSliceWidth == 0,
              is_sorted = p.tokens > kUnsortedTokens;
+  const int tokens = 2 * pairs <= 5 * p.experts ? 8
+                     : pairs <= 8 * p.experts   ? 16
+                     : pairs <= 22 * p.experts  ? 32
+                     : pairs <= 56 * p.experts  ? 64
+                                                : 128;
+  if (p.weight.quantises_rows())
+    return {ExpertKernel::fp8,
+            !is_sorted  ? 8
+            : p.is_even ? tokens
+                        : std::min(tokens, 64),
+            is_sorted};
   if (gpu.has_wgmma && has_slices && pairs > kFewestMany * p.experts)
     return {ExpertKernel::many, 128};
   if (gpu.has_tma && has_slices && !is_sorted &&
@@ -390,11 +401,6 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
   if (gpu.has_tma && has_slices && is_sorted && pairs > kFewestStreamed * p.experts &&
       pairs <= kMostStreamed * p.experts)
     return {ExpertKernel::stream, 32};
-  const int tokens = 2 * pairs <= 5 * p.experts ? 8
-                     : pairs <= 8 * p.experts   ? 16
-                     : pairs <= 22 * p.experts  ? 32
-                     : pairs <= 56 * p.experts  ? 64
-                                                : 128;
   return {ExpertKernel::blocks, tokens, is_sorted};
 }
 

@@ -131,15 +131,17 @@ enum class ExpertKernel : uint8_t {
   stream,  ///< moe_stream.cuh: few tokens of an expert
   blocks,  ///< moe_gemm.cuh: any number, on any GPU
   many,    ///< moe_many.cuh: many tokens of an expert
+  fp8,     ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
 };
 struct ExpertProblem {
   WeightFormat weight = WeightFormat::bf16;
   int64_t tokens = 0, per_token = 0, experts = 0, hidden = 0, inner = 0;
+  bool is_even = true;  ///< as GemmProblem's
 };
 struct ExpertChoice {
   ExpertKernel kernel = ExpertKernel::plain;
   int tile_tokens = 1;     ///< of an expert, that a block takes at once
-  bool is_sorted = false;  ///< of blocks: a plan sorts the pairs by expert
+  bool is_sorted = false;  ///< of blocks and fp8: a plan sorts the pairs by expert
 };
 ExpertChoice choose_experts(const ExpertProblem& problem, const GemmGpu& gpu);
 

@@ -147,8 +147,11 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                 pairs = ids.numel();
   check_experts(y, x, weights, ids, gate_up, down, work);
   if (pairs == 0) return;
-  const ExpertChoice choice =
-      choose_experts({gate_up_weight.format, tokens, ids.shape[1], experts, h, n}, gemm_gpu());
+  // Of weights that differ, those that quantise rows decide.
+  const Weight& decisive = gate_up_weight.format.quantises_rows() ? gate_up_weight : down_weight;
+  const ExpertChoice choice = choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
+                                              is_even(gate_up_weight) && is_even(down_weight)},
+                                             gemm_gpu());
   if (choice.kernel == ExpertKernel::plain) {
     const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
     dispatch_float(x.dtype, [&]<class T>() {
@@ -173,7 +176,7 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
     return moe_sum(y, work.out, weights, plan);
   }
 #endif
-  if (choice.kernel != ExpertKernel::blocks)
+  if (choice.kernel == ExpertKernel::stream || choice.kernel == ExpertKernel::pairs)
     return stream_experts(y, x, weights, ids, gate_up, down, work,
                           choice.kernel == ExpertKernel::stream);
   dispatch_shape(choice.tile_tokens, [&]<class Shape>(Shape) {
@@ -188,11 +191,21 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                    Shape::kThreads, Shape::kSharedBytes, product, plan,
                    static_cast<int>(row_blocks), early);
     };
-    multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
-             Shape::kRows / 2, false);
+    const auto in_fp8_else = [&](const Weight& w, const Tensor& out, const Tensor& in, auto other) {
+#ifdef NANOVLLM_CUDA_HOPPER
+      if (w.format.quantises_rows()) return multiply_fp8_experts(out, in, w, plan, Shape::kTokens);
+#endif
+      other();
+    };
+    in_fp8_else(gate_up_weight, work.act, x, [&] {
+      multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
+               Shape::kRows / 2, false);
+    });
     // The plan is older than the kernel before: this one may begin while that one ends.
-    multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
-             Shape::kRows, true);
+    in_fp8_else(down_weight, work.out, work.act, [&] {
+      multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
+               Shape::kRows, true);
+    });
     moe_sum(y, work.out, weights, plan);
   });
 }

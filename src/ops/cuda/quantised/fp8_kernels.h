@@ -18,7 +18,8 @@ constexpr int kFp8Unit = 8;     // rows of w that stay together, and share scale
 struct Fp8Tile {
   int rows, depth = 1, cluster = 1;
   bool gated = false;
-  bool blocks = false;  // scales of blocks of k; else of whole rows
+  bool blocks = false;   // scales of blocks of k; else of whole rows
+  bool grouped = false;  // rows of x are places, which meet the weights of their experts
   /// Whether the rows of x are wgmma's first operand.
   constexpr bool is_large() const { return rows > kFp8Height; }
   constexpr int groups() const { return is_large() ? rows / kFp8Height : 1; }
@@ -36,8 +37,10 @@ struct Fp8Tile {
   constexpr int weight_scale_bytes() const {
     return (depth * weight_scales() * 4 + 127) / 128 * 128;
   }
+  /// Of a block of k: some before an expert's first.
+  constexpr int row_scales() const { return rows + (grouped ? kFp8Aligned : 0); }
   constexpr int row_scale_bytes() const {
-    return blocks ? (depth * rows * 4 + 127) / 128 * 128 : 0;
+    return blocks ? (depth * row_scales() * 4 + 127) / 128 * 128 : 0;
   }
   /// Of a stage that has `columns` rows of w, and `block_rows` of x.
   constexpr int stage_bytes(int columns, int block_rows) const {
@@ -56,6 +59,8 @@ struct Fp8Tile {
 /// Rows of w of a tile with few rows of x: all, or fewer, so that more SMs have one.
 inline constexpr int kFp8Heights[] = {32, 48, 64};
 inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4}, {16, 4}, {32, 4}, {64, 2}, {128}, {128, 1, 2}};
+/// Of experts, by their tokens. The columns of `down` are few: two blocks in a stage waste less.
+inline constexpr Fp8Tile kFp8ExpertTiles[] = {{8, 2}, {16, 2}, {32, 2}, {64, 2}, {128}};
 
 /// The rows of x that a block copies where `row_blocks` cover all rows.
 inline int64_t copied_fp8_rows(const Fp8Tile& tile, int64_t rows, int64_t row_blocks) {

@@ -9,6 +9,9 @@
 // Few rows: the weight's rows are wgmma's A and those of x its B, so that one instruction takes all
 // rows of a block, as in gemm_wide.cuh. Many rows: the other way round, for then a lane's sums have
 // four scales in all, and little is read beside the operands.
+//
+// Grouped: rows of x are the places of a mixture's pairs (moe.cuh), tiles those of its plan. Then
+// nothing is copied before the kernel before has ended, for the plan may be new.
 #pragma once
 
 #include "ops/cuda/ptx/fp8_wgmma.cuh"
@@ -18,8 +21,8 @@
 namespace nanovllm {
 
 /// How the copy engine sees the operands: numbers of w as [k / 128, n / parts / 8, parts, 8, 128],
-/// of x as [k / 128, 1, m, 128]; scales of blocks of w as [1, k / 128, parts, n / parts / 8], of
-/// x as [k / 128, m].
+/// where the first axis runs on from expert to expert; of x as [k / 128, 1, m, 128]; scales of
+/// blocks of w as [experts, k / 128, parts, n / parts / 8], of x as [k / 128, m].
 struct Fp8Maps {
   CUtensorMap w, x, w_scales, x_scales;
 };
@@ -52,6 +55,12 @@ struct Fp8Ring {
 
 template <Fp8Tile tile, class F>
 __device__ void for_fp8_places(const Fp8Shape& shape, F&& f) {
+  if constexpr (tile.grouped) {
+    const int items = num_tiles(shape.plan) * shape.items;
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+      f(Fp8Place(shape, item));
+    return;
+  }
   const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   for (int item = static_cast<int>(blockIdx.x) / tile.cluster; item < shape.items;
        item += static_cast<int>(gridDim.x) / tile.cluster)
@@ -64,6 +73,7 @@ __device__ void fp8_copy_weights(const Fp8Maps& maps, const Fp8Shape& shape,
                                  const Fp8Ring<tile>& ring) {
   const int units = shape.height / (tile.parts() * kFp8Unit),
             bytes = tile.depth * shape.height * kFp8Block + tile.depth * tile.weight_scales() * 4;
+  if constexpr (tile.grouped) wait_for_previous();
   RingCursor at;
   bool is_first = true;  // time through the ring
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
@@ -72,10 +82,16 @@ __device__ void fp8_copy_weights(const Fp8Maps& maps, const Fp8Shape& shape,
       uint64_t* const full = ring.full + at.stage;
       arrive_expecting(full, bytes);
       const int unit = place.tile * units;
-      copy_box_once(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit, step * tile.depth);
+      const int block = step * tile.depth;
+      if constexpr (tile.grouped && tile.is_large())  // the next tiles' as well
+        copy_box(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit,
+                 static_cast<int>(place.expert * shape.expert_blocks) + block);
+      else
+        copy_box_once(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit,
+                      static_cast<int>(place.expert * shape.expert_blocks) + block);
       if constexpr (tile.blocks)
         copy_box(ring.weight_scales(shape, at.stage), &maps.w_scales, full,
-                 unit / kFp8Aligned * kFp8Aligned, 0, step * tile.depth, 0);
+                 unit / kFp8Aligned * kFp8Aligned, 0, block, place.expert);
       at.next(shape.stages);
       if (is_first && at.stage == 0) is_first = false, let_next_start();
     }
@@ -88,7 +104,7 @@ __device__ void fp8_copy_rows(const Fp8Maps& maps, const Fp8Shape& shape,
                               const Fp8Ring<tile>& ring) {
   const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0,
             bytes = tile.depth * shape.block_rows * kFp8Block +
-                    (tile.blocks ? tile.depth * tile.rows * 4 : 0);
+                    (tile.blocks ? tile.depth * tile.row_scales() * 4 : 0);
   wait_for_previous();
   RingCursor at;
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
@@ -105,7 +121,8 @@ __device__ void fp8_copy_rows(const Fp8Maps& maps, const Fp8Shape& shape,
         copy_box(rows, &maps.x, full, 0, place.row, 0, step * tile.depth);
       }
       if constexpr (tile.blocks)
-        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full, place.row,
+        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full,
+                 tile.grouped ? place.row / kFp8Aligned * kFp8Aligned : place.row,
                  step * tile.depth);
       at.next(shape.stages);
     }
@@ -136,7 +153,8 @@ __device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
     const float first = w_scales[0], second = w_scales[kSecond];
 #pragma unroll
     for (int j = 0; j < tile.rows / 8; ++j) {
-      const float2 x = *reinterpret_cast<const float2*>(x_scales + 8 * j);
+      const float2 x = tile.grouped ? float2{x_scales[8 * j], x_scales[8 * j + 1]}
+                                    : *reinterpret_cast<const float2*>(x_scales + 8 * j);
       float* const s = sum + 4 * j;
       s[0] = fmaf(part[4 * j], x.x * first, s[0]);
       s[1] = fmaf(part[4 * j + 1], x.y * first, s[1]);
@@ -187,7 +205,7 @@ struct Fp8Consumer {
                         reinterpret_cast<const float*>(ring.weight_scales(shape, behind.stage)) +
                             d * tile.weight_scales() + unit,
                         reinterpret_cast<const float*>(ring.row_scales(shape, behind.stage)) +
-                            d * tile.rows + row);
+                            d * tile.row_scales() + row);
   }
 
   /// Adds the stage after the last one left, and leaves it.
@@ -248,11 +266,13 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
   const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
   float sum[tile.sums()];
   Fp8Consumer<tile> consumer{shape, ring, group, 0, 0, {}, {}};
-  consumer.row = tile.is_large() ? kFp8Height * group + 16 * warp + g : 2 * t;
+  const int first_row = tile.is_large() ? kFp8Height * group + 16 * warp + g : 2 * t;
+  consumer.row = first_row;
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
     const int units = shape.height / kFp8Unit / tile.parts();  // of a part
     consumer.unit =
         place.tile * units % kFp8Aligned + (tile.is_large() ? 0 : 2 / tile.parts() * warp);
+    if constexpr (tile.grouped) consumer.row = first_row + place.row % kFp8Aligned;
     consumer.sum_up(sum);
     if constexpr (!tile.blocks) fp8_scale<tile>(sum, shape, scales, place, group, warp);
     auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
@@ -267,11 +287,11 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
   });
 }
 
-template <int kRows, int kDepth, int kCluster, bool gated, bool blocks>
+template <int kRows, int kDepth, int kCluster, bool gated, bool blocks, bool grouped>
 __global__ void __launch_bounds__(Fp8Tile{kRows}.threads(), 1)
     gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
-                    const Fp8Shape shape) {
-  constexpr Fp8Tile tile{kRows, kDepth, kCluster, gated, blocks};
+                    const __grid_constant__ Fp8Shape shape) {
+  constexpr Fp8Tile tile{kRows, kDepth, kCluster, gated, blocks, grouped};
   extern __shared__ __align__(16) unsigned char shared[];
   const Fp8Ring<tile> ring(shared, shape);
   if (threadIdx.x == 0) {

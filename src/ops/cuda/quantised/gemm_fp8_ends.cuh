@@ -3,6 +3,7 @@
 
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_pieces.cuh"
+#include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
@@ -20,6 +21,10 @@ struct Fp8Shape {
   int steps, stages;  // stages that cover k; of the ring
   int stage_bytes;
   bool is_f32, is_whole;  // y; whether its rows are made of pieces of 16 bytes that bf16 fills
+  // Grouped: the places, whose tiles the items are (`items`: of each, along the weight's rows), and
+  // the way from an expert's weight to the next one's, in blocks of k.
+  ExpertPlan plan;
+  int64_t expert_blocks;
 };
 
 /// Scales of whole rows; not for blocks.
@@ -30,13 +35,22 @@ struct Fp8RowScales {
 /// Where a tile lies.
 struct Fp8Place {
   int row, own;  // the first row that is copied; the first that is not another block's as well
+  int end;       // of the rows that are the block's
   int tile;      // of columns
+  int expert = 0;
+  __device__ Fp8Place(const Fp8Shape& shape, int item) : tile(item % shape.items) {
+    const ExpertTile at = tile_at(shape.plan, item / shape.items);
+    row = own = at.first;
+    end = at.first + at.rows;
+    expert = at.expert;
+  }
   __device__ Fp8Place(const Fp8Shape& shape, int item, int cluster, int rank) {
     const int columns = shape.items / shape.row_blocks, in_group = shape.rows_together * columns,
               group = item / in_group, first = group * shape.rows_together,
               high = min(shape.rows_together, shape.row_blocks - first), rest = item % in_group;
     own = (first + rest % high) * shape.block_rows;
     row = max(min(own, shape.copied_rows - shape.block_rows), 0);
+    end = shape.rows;
     tile = rest / high * cluster + rank;
   }
 };
@@ -80,12 +94,14 @@ template <Fp8Tile tile>
 __device__ void fp8_scale(float (&sum)[tile.sums()], const Fp8Shape& shape,
                           const Fp8RowScales& scales, const Fp8Place& place, int group, int warp) {
   const int first = place.tile * (shape.height / tile.parts());
+  const float* const of_w =
+      scales.w + (tile.grouped ? place.expert * shape.expert_blocks * (kFp8Block / 4) : 0);
 #pragma unroll
   for (int i = 0; i < tile.sums(); ++i) {
     const Fp8Element<tile> at(i, group, warp);
     const int column = min(first + at.column, shape.columns - 1);
-    sum[i] *= scales.x[min(place.row + at.row, shape.rows - 1)] *
-              scales.w[at.part * shape.columns + column];
+    sum[i] *=
+        scales.x[min(place.row + at.row, shape.rows - 1)] * of_w[at.part * shape.columns + column];
   }
 }
 
@@ -128,7 +144,7 @@ __device__ void fp8_store_few(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8
   const int height = shape.height / tile.parts(), unit = thread % kUnits * kFp8Unit,
             column = place.tile * height + unit;
   if (unit >= height || column >= shape.columns) return;
-  const int end = min(shape.block_rows, shape.rows - place.row);
+  const int end = min(shape.block_rows, place.end - place.row);
   for (int row = thread / kUnits + place.own - place.row; row < end; row += kGroupThreads / kUnits)
     *reinterpret_cast<uint4*>(y + (place.row + row) * shape.stride + column) =
         *reinterpret_cast<const uint4*>(results + row * kPitch + unit * 2);
@@ -153,7 +169,7 @@ __device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp
   for_pieces<kColumns>(result, [&](int half, int column, const uint4& piece) {
     const int own = first + half, row = place.row + own;
     column += place.tile * kColumns;
-    if (own < shape.block_rows && row >= place.own && row < shape.rows && column < shape.columns)
+    if (own < shape.block_rows && row >= place.own && row < place.end && column < shape.columns)
       *reinterpret_cast<uint4*>(y + row * shape.stride + column) = piece;
   });
 }

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/quantised/gemm_fp8.cuh"
+#include "ops/cuda/quantised/fp8_maps.cuh"
 #include "ops/cuda/quantised/quantise_rows.cuh"
 
 namespace nanovllm {
@@ -13,66 +13,26 @@ namespace {
 /// part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
-template <size_t kAxes>
-CUtensorMap fp8_map(EncodeMap encode, CUtensorMapDataType type, const std::byte* data,
-                    const std::array<int64_t, kAxes>& shape,
-                    const std::array<int64_t, kAxes - 1>& strides,
-                    const std::array<int64_t, kAxes>& box) {
-  CUtensorMap map{};
-  const CUresult status =
-      encode_map(encode, map, const_cast<std::byte*>(data), shape, strides, box,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, type,
-                 type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? CU_TENSOR_MAP_SWIZZLE_128B
-                                                       : CU_TENSOR_MAP_SWIZZLE_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of E4M3 rows (error {})",
-        static_cast<int>(status));
-  return map;
-}
-
-/// The operands' maps; `numbers`, `scales`: of the rows of x.
-template <Fp8Tile tile>
-Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const std::byte* numbers,
-                 const std::byte* scales) {
-  constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8, kFloats = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  constexpr int64_t kParts = tile.parts();
-  const Fp8Layout layout(w.format, w.n(), w.k());
-  const int64_t k = w.k(), units = w.n() / kFp8Unit / kParts;
-  const std::byte* data = w.data.data;
-  Fp8Maps maps{};
-  maps.w = fp8_map<5>(encode, kBytes, data, {kFp8Block, kFp8Unit, kParts, units, shape.blocks},
-                      {k, k * kFp8Unit * units, k * kFp8Unit, kFp8Block},
-                      {kFp8Block, kFp8Unit, kParts, shape.height / kFp8Unit / kParts, tile.depth});
-  maps.x = fp8_map<4>(encode, kBytes, numbers, {kFp8Block, shape.copied_rows, 1, shape.blocks},
-                      {k, k * shape.copied_rows, kFp8Block},
-                      {kFp8Block, shape.block_rows / tile.cluster, 1, tile.depth});
-  if constexpr (tile.blocks) {
-    maps.w_scales = fp8_map<4>(encode, kFloats, data + layout.scales(),
-                               {kParts == 1 ? layout.units() : units, kParts, shape.blocks, 1},
-                               {(kParts == 1 ? layout.units() : units) * 4, layout.units() * 4,
-                                layout.units() * shape.blocks * 4},
-                               {tile.weight_scales() / kParts, kParts, tile.depth, 1});
-    maps.x_scales = fp8_map<2>(encode, kFloats, scales, {shape.copied_rows, shape.blocks},
-                               {int64_t{shape.copied_rows} * 4}, {tile.rows, tile.depth});
-  }
-  return maps;
-}
-
 }  // namespace
 
-void CudaBackend::quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales) {
-  const auto rows = static_cast<unsigned>(x.shape[0]);
+void CudaBackend::quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
+                                const ExpertPlan* places) {
+  const int64_t count = places ? places->pairs : x.shape[0];
+  const auto rows = static_cast<unsigned>(count);
   const auto fixed = input_scales_.find(w.data.data);
   const QuantisedRows to{device_ptr<bf16>(x),
                          x.stride[0],
                          reinterpret_cast<uint2*>(numbers),
                          scales,
-                         static_cast<int>(x.shape[0]),
+                         static_cast<int>(count),
                          static_cast<int>(x.shape[1]),
-                         static_cast<int>(rows_with_room(x.shape[0])),
+                         static_cast<int>(rows_with_room(count)),
                          fixed == input_scales_.end() ? 0.0f : fixed->second,
-                         wide_rows({x})};
+                         wide_rows({x}),
+                         places ? places->token_of : nullptr,
+                         places ? places->per_token : 1};
   const dim3 grid{grid_size(ceil_div(x.shape[1], int64_t{kWarp} * 8)),
-                  grid_size(ceil_div(x.shape[0], kRowsTogether))};
+                  grid_size(ceil_div(count, kRowsTogether))};
   if (w.format.rows == WeightFormat::Rows::token)
     launch_early(quantise_tokens_kernel, {rows}, kTokenThreads, 0, to);
   else if (w.format.rows == WeightFormat::Rows::group)
@@ -116,7 +76,7 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
       --shape.stages;
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
-    launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.cluster, kGated, kBlocks>,
+    launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.cluster, kGated, kBlocks, false>,
                     {grid_size(blocks)}, tile.cluster, tile.threads(),
                     static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
                     can_launch_early_, static_cast<void*>(y.data),

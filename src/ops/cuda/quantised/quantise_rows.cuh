@@ -15,6 +15,13 @@ struct QuantisedRows {
   int scale_stride;  // from a group of columns to the next
   float fixed;       // what all rows have
   bool is_wide;      // rows of x begin on 16 bytes
+  // Where rows are places of pairs: whose they are, by place; or how many in a row are one's.
+  const int* source = nullptr;
+  int sharing = 1;
+  __device__ const __nv_bfloat16* from(int row) const {
+    const int at = source ? source[row] : sharing > 1 ? row / sharing : row;
+    return x + at * stride;
+  }
 };
 
 constexpr int kRowsTogether = 8;  // of a block of quantise_groups_kernel(), a warp each
@@ -30,7 +37,7 @@ __global__ void __launch_bounds__(kRowsTogether* kWarp)
             column = static_cast<int>(blockIdx.x * kWarp + lane) * Vec<__nv_bfloat16>::size;
   if (row >= to.rows) return;
   const bool inside = column < to.columns;
-  Vec<__nv_bfloat16> v = load_vec(to.x + row * to.stride + column, inside ? 8 : 0, to.is_wide);
+  Vec<__nv_bfloat16> v = load_vec(to.from(row) + column, inside ? 8 : 0, to.is_wide);
   float scale = to.fixed;
   if constexpr (has_fixed) {  // infinity is a fault, not the most that there is
 #pragma unroll
@@ -54,7 +61,8 @@ __global__ void __launch_bounds__(kTokenThreads) quantise_tokens_kernel(const Qu
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const int eights = to.columns / 8;
-  const auto eight = [&](int i) { return load_vec(to.x + row * to.stride + 8 * i, 8, to.is_wide); };
+  const __nv_bfloat16* const from = to.from(static_cast<int>(row));
+  const auto eight = [&](int i) { return load_vec(from + 8 * i, 8, to.is_wide); };
   float most = 0.0f;
   for (int i = threadIdx.x; i < eights; i += kTokenThreads) most = most_of(most, most_of(eight(i)));
   most = most_of_lanes<kWarp>(most);

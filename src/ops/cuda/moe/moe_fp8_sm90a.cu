@@ -1,0 +1,86 @@
+// The products of experts whose weights are E4M3 numbers, and whose rows are quantised: rows become
+// numbers in the order of their places, and gemm_fp8.cuh multiplies tiles of places.
+#include <algorithm>
+#include <limits>
+
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/quantised/fp8_maps.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// Of the shared memory of an SM, which has one block.
+constexpr int64_t kRing = 200 * 1024;
+
+/// The rows of w of a tile that ask least of the busiest SM (choose_quantised.cpp).
+int best_height(const Fp8Tile& tile, int64_t columns, int64_t tiles, int num_sms) {
+  constexpr int64_t kTile = 40;
+  if (tile.is_large()) return kFp8LargeColumns;
+  int best = kFp8Height;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const int height : kFp8Heights) {
+    const int64_t items = tiles * ceil_div(columns, height / tile.parts()),
+                  cost = ceil_div(items, num_sms) * (height + tile.rows + kTile);
+    if (cost <= least) least = cost, best = height;
+  }
+  return best;
+}
+
+}  // namespace
+
+void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
+                                       int tile_tokens) {
+  const bool is_gated = y.shape[1] != w.n();
+  const int64_t k = x.shape[1], room = rows_with_room(plan.pairs);
+  reserve_quantised_rows(quantised_row_bytes(plan.pairs, k));
+  std::byte* const numbers = micro_batch_->quantised.get();
+  std::byte* const scales = numbers + room * k;
+  ExpertPlan places = plan;
+  if (!is_gated) places.token_of = nullptr, places.per_token = 1;  // x has a row for each place
+  quantise_rows(x, w, numbers, reinterpret_cast<float*>(scales), &places);
+  const auto go = [&]<int kTile, bool kGated, bool kBlocks>() {
+    constexpr Fp8Tile t = kFp8ExpertTiles[kTile];
+    constexpr Fp8Tile tile{t.rows, t.depth, 1, kGated, kBlocks, true};
+    Fp8Shape shape{};
+    shape.rows = plan.pairs;
+    shape.columns = static_cast<int>(y.shape[1]);
+    shape.copied_rows = static_cast<int>(room);
+    shape.stride = y.stride[0];
+    const int sms = divides_sms() ? other_sms_ : num_sms_;
+    const int64_t tiles = std::min<int64_t>(plan.most_tiles(), plan.experts);  // those that count
+    shape.height = best_height(tile, y.shape[1], tiles, sms);
+    shape.block_rows = tile.rows;
+    shape.items = static_cast<int>(ceil_div(y.shape[1], shape.height / tile.parts()));
+    shape.blocks = static_cast<int>(k / kFp8Block);
+    shape.steps = static_cast<int>(ceil_div(shape.blocks, tile.depth));
+    shape.stage_bytes = tile.stage_bytes(shape.height, shape.block_rows);
+    shape.is_whole = true;
+    shape.plan = plan;
+    shape.expert_blocks = w.data.stride[0] * static_cast<int64_t>(sizeof(bf16)) / kFp8Block;
+    shape.stages = static_cast<int>(std::clamp<int64_t>(kRing / shape.stage_bytes, 2, kMostStages));
+    while (shape.stages > 2 &&
+           tile.shared_bytes(shape.stage_bytes, shape.stages) > static_cast<int>(max_shared_bytes_))
+      --shape.stages;
+    const auto* const w_scales =
+        reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), k).scales());
+    launch_early(gemm_fp8_kernel<t.rows, t.depth, 1, kGated, kBlocks, true>,
+                 {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))},
+                 tile.threads(),
+                 static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
+                 static_cast<void*>(y.data), fp8_maps<tile>(encode_map_, w, shape, numbers, scales),
+                 Fp8RowScales{w_scales, reinterpret_cast<const float*>(scales)}, shape);
+  };
+  const auto* const own =
+      std::find_if(std::begin(kFp8ExpertTiles), std::end(kFp8ExpertTiles),
+                   [&](const Fp8Tile& tile) { return tile.rows == tile_tokens; });
+  with_index<static_cast<int>(std::size(kFp8ExpertTiles))>(
+      static_cast<int>(own - std::begin(kFp8ExpertTiles)), [&]<int i>() {
+        const bool blocks = w.format.rows == WeightFormat::Rows::group;
+        if (is_gated && blocks) return go.template operator()<i, true, true>();
+        if (is_gated) return go.template operator()<i, true, false>();
+        if (blocks) return go.template operator()<i, false, true>();
+        go.template operator()<i, false, false>();
+      });
+}
+
+}  // namespace nanovllm

@@ -1,0 +1,56 @@
+// How the copy engine sees the operands of gemm_fp8.cuh.
+#pragma once
+
+#include "ops/cuda/ptx/tensor_map.h"
+#include "ops/cuda/quantised/gemm_fp8.cuh"
+
+namespace nanovllm {
+
+template <size_t kAxes>
+CUtensorMap fp8_map(EncodeMap encode, CUtensorMapDataType type, const std::byte* data,
+                    const std::array<int64_t, kAxes>& shape,
+                    const std::array<int64_t, kAxes - 1>& strides,
+                    const std::array<int64_t, kAxes>& box) {
+  CUtensorMap map{};
+  const CUresult status =
+      encode_map(encode, map, const_cast<std::byte*>(data), shape, strides, box,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, type,
+                 type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                       : CU_TENSOR_MAP_SWIZZLE_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of E4M3 rows (error {})",
+        static_cast<int>(status));
+  return map;
+}
+
+/// The operands' maps; `numbers`, `scales`: of the rows of x.
+template <Fp8Tile tile>
+Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const std::byte* numbers,
+                 const std::byte* scales) {
+  constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8, kFloats = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  constexpr int64_t kParts = tile.parts();
+  const Fp8Layout layout(w.format, w.n(), w.k());
+  const int64_t k = w.k(), units = w.n() / kFp8Unit / kParts;
+  const std::byte* data = w.data.data;
+  Fp8Maps maps{};
+  maps.w = fp8_map<5>(
+      encode, kBytes, data,
+      {kFp8Block, kFp8Unit, kParts, units, shape.blocks + (w.count() - 1) * shape.expert_blocks},
+      {k, k * kFp8Unit * units, k * kFp8Unit, kFp8Block},
+      {kFp8Block, kFp8Unit, kParts, shape.height / kFp8Unit / kParts, tile.depth});
+  maps.x = fp8_map<4>(encode, kBytes, numbers, {kFp8Block, shape.copied_rows, 1, shape.blocks},
+                      {k, k * shape.copied_rows, kFp8Block},
+                      {kFp8Block, shape.block_rows / tile.cluster, 1, tile.depth});
+  if constexpr (tile.blocks) {
+    maps.w_scales = fp8_map<4>(
+        encode, kFloats, data + layout.scales(),
+        {kParts == 1 ? layout.units() : units, kParts, shape.blocks, w.count()},
+        {(kParts == 1 ? layout.units() : units) * 4, layout.units() * 4,
+         w.is_stack() ? shape.expert_blocks * kFp8Block : layout.units() * shape.blocks * 4},
+        {tile.weight_scales() / kParts, kParts, tile.depth, 1});
+    maps.x_scales = fp8_map<2>(encode, kFloats, scales, {shape.copied_rows, shape.blocks},
+                               {int64_t{shape.copied_rows} * 4}, {tile.row_scales(), tile.depth});
+  }
+  return maps;
+}
+
+}  // namespace nanovllm
