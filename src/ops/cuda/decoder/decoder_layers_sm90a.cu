@@ -210,8 +210,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.k_norm = vector(first.k_norm);
   const WeightFormat::Rows rows = first.qkv.format.rows;
   const bool fp8 = rows != WeightFormat::Rows::plain;
-  // An H100, Qwen3-8B: separate operations take 11 to 15 % longer at one row, as long at two, and 16 %
-  // less at four.
+  // An H100, Qwen3-8B: separate operations take 11 to 15 % longer at one row, as long at two, and
+  // 16 % less at four.
   if (fp8 && a.rows > 1) return false;
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias) {

@@ -191,18 +191,20 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                    Shape::kThreads, Shape::kSharedBytes, product, plan,
                    static_cast<int>(row_blocks), early);
     };
-    const auto in_fp8_else = [&](const Weight& w, const Tensor& out, const Tensor& in, auto other) {
+    const auto quantised_or = [&]([[maybe_unused]] const Weight& w,
+                                  [[maybe_unused]] const Tensor& out,
+                                  [[maybe_unused]] const Tensor& in, auto other) {
 #ifdef NANOVLLM_CUDA_HOPPER
       if (w.format.quantises_rows()) return multiply_fp8_experts(out, in, w, plan, Shape::kTokens);
 #endif
       other();
     };
-    in_fp8_else(gate_up_weight, work.act, x, [&] {
+    quantised_or(gate_up_weight, work.act, x, [&] {
       multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
                Shape::kRows / 2, false);
     });
     // The plan is older than the kernel before: this one may begin while that one ends.
-    in_fp8_else(down_weight, work.out, work.act, [&] {
+    quantised_or(down_weight, work.out, work.act, [&] {
       multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
                Shape::kRows, true);
     });
