@@ -3,7 +3,8 @@
 // have 64 rows each: S = Q K^T and O += P V by wgmma, with Q and P in registers. A warpgroup
 // computes the scores of tile j + 1 while it adds tile j to the output, and each fills the gaps
 // that the softmax of the other leaves. The bits are those of attention_mma.cuh (rules:
-// attention.cuh). Over a cache of E4M3 the first warpgroup widens (attention_prefill_widen.cuh).
+// attention.cuh). Over a cache of E4M3 the first and a fourth one widen
+// (attention_prefill_widen.cuh).
 #pragma once
 
 #include "ops/cuda/attention/attention_prefill_rows.cuh"
@@ -308,7 +309,7 @@ __device__ void compute_items(PrefillShared<kHeadDim, C>& shared, const PrefillA
 
 /// The maps are of a cache of bf16.
 template <int kHeadDim, class C>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
+__global__ void __launch_bounds__(kPrefillThreads<C>, 1)
     attention_prefill_kernel(const __grid_constant__ PrefillArguments a,
                              const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map) {
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     }
     for (int i = 0; i < 2; ++i) {
       init_barrier(&shared.item_full[i], 1);
-      init_barrier(&shared.item_empty[i], kPrefillThreads - kWarp);
+      init_barrier(&shared.item_empty[i], kPrefillThreads<C> - kWarp);
     }
     init_barrier(&shared.partial, 1);
     init_barrier(&shared.q_full, is_e4m3<C> ? kConsumerThreads : kQueryThreads);
@@ -339,19 +340,24 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   }
   __syncthreads();
   wait_for_previous();
-  if (threadIdx.x < kConsumerThreads) {
-    leave_registers<is_e4m3<C> ? 72 : 40>();
-    if constexpr (is_e4m3<C>)
-      widen_items(shared, a);
-    else if (threadIdx.x < kWarp)
+  const bool computes = threadIdx.x / kConsumerThreads == 1 || threadIdx.x / kConsumerThreads == 2;
+  if (computes) {
+    take_registers<is_e4m3<C> ? 216 : 232>();
+    compute_items(shared, a);
+  } else if constexpr (is_e4m3<C>) {
+    leave_registers<40>();
+    if (threadIdx.x < kConsumerThreads)
+      widen_keys_of_items(shared, a);
+    else
+      widen_values_of_items(shared, a);
+  } else {
+    leave_registers<40>();
+    if (threadIdx.x < kWarp)
       load_keys_of_items(shared, a, &k_map);
     else if (threadIdx.x < 2 * kWarp)
       load_values_of_items(shared, a, &v_map);
     else
       load_queries_of_items(shared, a);
-  } else {
-    take_registers<is_e4m3<C> ? 216 : 232>();
-    compute_items(shared, a);
   }
 }
 

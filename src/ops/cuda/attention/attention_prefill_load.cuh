@@ -9,7 +9,9 @@
 
 namespace nanovllm {
 
-constexpr int kPrefillThreads = 384;  // a warpgroup that loads, two that compute
+/// A warpgroup that loads, two that compute; over E4M3 one more that loads.
+template <class C>
+constexpr int kPrefillThreads = is_e4m3<C> ? 512 : 384;
 constexpr int kConsumers = 2, kConsumerRows = 64, kConsumerThreads = 128;
 constexpr int kQueryThreads = 64;  // warps 2 and 3
 

@@ -60,7 +60,7 @@ bool CudaBackend::attention_prefill(Tensor out, Tensor q, KvCache cache, const B
     using Shared = PrefillShared<kHeadDim, C>;
     static_assert(sizeof(Shared) <= 227 * 1024);
     launch_early(attention_prefill_kernel<kHeadDim, C>, static_cast<unsigned>(num_sms_),
-                 kPrefillThreads, sizeof(Shared), arguments, k, v);
+                 kPrefillThreads<C>, sizeof(Shared), arguments, k, v);
   };
   const auto launch_of = [&]<class C>(const CUtensorMap& k, const CUtensorMap& v) {
     if (q.shape[2] == 64)

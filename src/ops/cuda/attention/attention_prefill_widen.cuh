@@ -1,17 +1,17 @@
-// Prefill on Hopper over a cache of E4M3: the first warpgroup of a block fills the rings with tiles
-// that have become bf16, as wgmma reads them, once for all rows of the item. Each thread widens the
-// pieces that it copied itself, a tile later, and so waits for no other. What no row sees may be
-// any number: its score is masked, and its weight zero.
+// Prefill on Hopper over a cache of E4M3: two warpgroups of a block fill the rings with tiles that
+// have become bf16, as wgmma reads them, once for all rows of the item, one of keys and one of
+// values. Each thread widens the pieces that it copied itself, a tile later, and so waits for no
+// other. What no row sees may be any number: its score is masked, and its weight zero.
 #pragma once
 
 #include "ops/cuda/attention/attention_prefill_load.cuh"
 
 namespace nanovllm {
 
-/// A thread's pieces, 16 numbers each, of the tiles of one item: of two neighbouring rows of keys
-/// and the same of values, one in every slice of 64 elements. Eight neighbours have four pieces of
-/// two rows, one even and one odd, whose places in a tile then meet no bank twice.
-template <int kHeadDim>
+/// A thread's pieces, 16 numbers each, of the tiles of keys or values of one item: of two
+/// neighbouring rows, one in every slice of 64 elements. Eight neighbours have four pieces of two
+/// rows, one even and one odd, whose places in a tile then meet no bank twice.
+template <int kHeadDim, bool is_key>
 class TileWidener {
  public:
   using Shared = PrefillShared<kHeadDim, E4m3>;
@@ -22,61 +22,72 @@ class TileWidener {
       : shared_(shared),
         a_(a),
         table_(a.block_tables + item.sequence * a.table_stride),
-        keys_(static_cast<const E4m3*>(a.k) + item.kv_head * a.k_head_stride),
-        values_(static_cast<const E4m3*>(a.v) + item.kv_head * a.v_head_stride),
+        cache_(static_cast<const E4m3*>(is_key ? a.k : a.v) +
+               item.kv_head * (is_key ? a.k_head_stride : a.v_head_stride)),
         first_key_(item.first_key),
         last_key_(item.context_len - 1) {
-    const int pair = static_cast<int>(threadIdx.x) / 4, piece = static_cast<int>(threadIdx.x) % 4;
+    const int pair = thread() / 4, piece = thread() % 4;
     row_ = 2 * pair + pair % 2;
     column_ = piece * 16;
     place_ = row_ * kSwizzleColumns * 2 + (2 * piece ^ row_ % 8) * 16;
   }
 
-  /// Begins to copy the keys and values first .. first + 63 to raw slot `slot`; of what no row
-  /// sees, whatever there is.
+  /// Begins to copy rows first .. first + 63 to raw slot `slot`; of what no row sees, whatever
+  /// there is.
   __device__ void copy(int first, int slot) const {
     const int key = first + row_;
-    const int64_t block = block_of(key);
-    const int in_block = (key & mask()) * kHeadDim + column_;
-    const E4m3* from[2] = {keys_ + block * a_.k_block_stride + in_block,
-                           values_ + block * a_.v_block_stride + in_block};
+    const E4m3* from = block_of(key) + (key & mask()) * kHeadDim + column_;
     const int other = row_ % 2 == 0 ? kHeadDim : -kHeadDim;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        copy_async(&shared_.numbers.raw[slot][half][i][threadIdx.x],
-                   from[half] + (i / kSlices) * other + i % kSlices * kSwizzleColumns, true);
+    for (int i = 0; i < kPieces; ++i)
+      copy_async(&raw(slot, i), from + (i / kSlices) * other + i % kSlices * kSwizzleColumns, true);
   }
-  /// A scale of that tile: of a key, of threads from 64 on of a value; anything of what no row
-  /// sees.
+  /// The scale of a row of that tile, in the first 64 threads; anything of what no row sees.
   __device__ float load_scale(int first) const {
-    const int key = first + static_cast<int>(threadIdx.x) % kTileKeys;
-    const int64_t block = block_of(key);
-    const E4m3* part = threadIdx.x < kTileKeys ? keys_ + block * a_.k_block_stride
-                                               : values_ + block * a_.v_block_stride;
-    return reinterpret_cast<const float*>(part + (mask() + 1) * kHeadDim)[key & mask()];
+    if (thread() >= kTileKeys) return 0.0f;
+    const int key = first + thread();
+    return reinterpret_cast<const float*>(block_of(key) + (mask() + 1) * kHeadDim)[key & mask()];
   }
-  /// The keys of a raw slot become those of a stage, elements in the order of widen_e4m3().
-  __device__ void widen_keys(int slot, int stage, float scale) const {
-    uint4 raw[kPieces];
-    take(raw, slot, 0);
+  /// A raw slot becomes a stage of the ring: keys with elements in the order of widen_e4m3(),
+  /// values in their own.
+  __device__ void widen(int slot, unsigned stage, float scale) const {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      uint4 even, odd;
-      widen(raw[i], even, odd);
-      put(shared_.k[stage], i, even, odd);
+    for (int first = 0; first < kPieces; first += 2) {
+      uint4 numbers[2];  // both at once: stores of the one before would keep the other waiting
+#pragma unroll
+      for (int i = 0; i < 2; ++i) numbers[i] = raw(slot, first + i);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) widen_piece(numbers[i], stage, first + i);
     }
-    if (threadIdx.x < kTileKeys) shared_.numbers.k_scale[stage][threadIdx.x] = scale;
+    if (thread() >= kTileKeys) return;
+    auto& numbers_of = shared_.numbers;
+    (is_key ? numbers_of.k_scale : numbers_of.v_scale)[stage][thread()] = scale;
+    if constexpr (!is_key) {
+      const bool is_odd = __any_sync(kFullMask, !(0.0f <= scale && scale <= 0x1.fffffep127f));
+      if (thread() % kWarp == 0) numbers_of.has_odd_scale[stage][thread() / kWarp] = is_odd;
+    }
   }
-  /// The values, elements in their own order.
-  __device__ void widen_values(int slot, int stage, float scale) const {
-    uint4 raw[kPieces];
-    take(raw, slot, 1);
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      uint4 even, odd;
-      widen(raw[i], even, odd);
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kConsumerThreads; }
+  __device__ int mask() const { return (1 << a_.block_shift) - 1; }
+  /// The head's rows in the block of a key, or of one that a row sees.
+  __device__ const E4m3* block_of(int key) const {
+    const int block = table_[min(max(key, first_key_), last_key_) >> a_.block_shift];
+    return cache_ + block * (is_key ? a_.k_block_stride : a_.v_block_stride);
+  }
+  __device__ uint4& raw(int slot, int i) const {
+    return shared_.numbers.raw[slot][is_key ? 0 : 1][i][thread()];
+  }
+  __device__ void widen_piece(const uint4& numbers, unsigned stage, int i) const {
+    uint4 even, odd;
+    widen_e4m3(numbers.x, even.x, odd.x);
+    widen_e4m3(numbers.y, even.y, odd.y);
+    widen_e4m3(numbers.z, even.z, odd.z);
+    widen_e4m3(numbers.w, even.w, odd.w);
+    if constexpr (is_key) {
+      put(shared_.k[stage], i, even, odd);
+    } else {
       const auto first = [](uint32_t e, uint32_t o) { return __byte_perm(e, o, 0x5410); };
       const auto second = [](uint32_t e, uint32_t o) { return __byte_perm(e, o, 0x7632); };
       put(shared_.v[stage], i,
@@ -85,29 +96,6 @@ class TileWidener {
           {first(even.z, odd.z), second(even.z, odd.z), first(even.w, odd.w),
            second(even.w, odd.w)});
     }
-    if (threadIdx.x < kTileKeys) return;
-    shared_.numbers.v_scale[stage][threadIdx.x - kTileKeys] = scale;
-    const bool is_odd = __any_sync(kFullMask, !(0.0f <= scale && scale <= 0x1.fffffep127f));
-    if (threadIdx.x % kWarp == 0)
-      shared_.numbers.has_odd_scale[stage][(threadIdx.x - kTileKeys) / kWarp] = is_odd;
-  }
-
- private:
-  __device__ int mask() const { return (1 << a_.block_shift) - 1; }
-  /// Of a key, or of one that a row sees.
-  __device__ int block_of(int key) const {
-    return table_[min(max(key, first_key_), last_key_) >> a_.block_shift];
-  }
-  /// All of the thread's pieces at once: the stores of those before would keep the others waiting.
-  __device__ void take(uint4 (&raw)[kPieces], int slot, int half) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) raw[i] = shared_.numbers.raw[slot][half][i][threadIdx.x];
-  }
-  __device__ static void widen(const uint4& raw, uint4& even, uint4& odd) {
-    widen_e4m3(raw.x, even.x, odd.x);
-    widen_e4m3(raw.y, even.y, odd.y);
-    widen_e4m3(raw.z, even.z, odd.z);
-    widen_e4m3(raw.w, even.w, odd.w);
   }
   /// Piece i's two units of 16 bytes, swizzled: unit u of row r is at u ^ r % 8.
   __device__ void put(Tile& tile, int i, const uint4& low, const uint4& high) const {
@@ -120,7 +108,7 @@ class TileWidener {
   Shared& shared_;
   const PrefillArguments& a_;
   const int* table_;
-  const E4m3 *keys_, *values_;  // of the item's head
+  const E4m3* cache_;  // of the item's head
   int first_key_, last_key_;
   int row_, column_;  // of the first piece; the other row is row_ ^ 1
   int place_;         // of its first unit, in bytes from the tile
@@ -165,22 +153,23 @@ class ItemSource {
   int index_;
 };
 
-/// The first warpgroup: its warp 0 finds the items, and all fill the rings.
-template <int kHeadDim>
-__device__ void widen_items(PrefillShared<kHeadDim, E4m3>& shared, const PrefillArguments& a) {
+/// A warpgroup that fills the ring of keys or of values; next(n): item n.
+template <bool is_key, int kHeadDim, class Next>
+__device__ void widen_items(PrefillShared<kHeadDim, E4m3>& shared, const PrefillArguments& a,
+                            Next&& next) {
   constexpr unsigned kStages = PrefillShared<kHeadDim, E4m3>::kStages;
-  const bool finds = threadIdx.x < kWarp;
-  ItemSource source(a);
+  uint64_t* const full = is_key ? shared.k_full : shared.v_full;
+  uint64_t* const empty = is_key ? shared.k_empty : shared.v_empty;
   unsigned at = 0;
   for (int n = 0;; ++n) {
-    const PrefillItem item = finds ? source.next(shared, n) : take_item(shared, n);
-    if (item.sequence < 0) break;
-    copy_item_queries<kConsumerThreads>(shared, a, item, n);
-    const TileWidener<kHeadDim> widener(shared, a, item);
+    const PrefillItem item = next(n);
+    if (item.sequence < 0) return;
+    const TileWidener<kHeadDim, is_key> widener(shared, a, item);
     int first = item.first_tile * kTileKeys;
     widener.copy(first, 0);
     commit_copies();
     float scale = widener.load_scale(first);
+    if (!is_key) copy_item_queries<kConsumerThreads>(shared, a, item, n);
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++at) {
       const int slot = (tile - item.first_tile) % 2;
       const float mine = scale;
@@ -191,16 +180,30 @@ __device__ void widen_items(PrefillShared<kHeadDim, E4m3>& shared, const Prefill
       }
       commit_copies();
       wait_copies<1>();
-      const unsigned stage = at % kStages, parity = (at / kStages + 1) % 2;
-      wait_barrier(&shared.k_empty[stage], parity);
-      widener.widen_keys(slot, static_cast<int>(stage), mine);
-      hand_over(&shared.k_full[stage]);
-      wait_barrier(&shared.v_empty[stage], parity);
-      widener.widen_values(slot, static_cast<int>(stage), mine);
-      hand_over(&shared.v_full[stage]);
+      const unsigned stage = at % kStages;
+      wait_barrier(&empty[stage], (at / kStages + 1) % 2);
+      widener.widen(slot, stage, mine);
+      hand_over(&full[stage]);
     }
   }
+}
+
+/// The first warpgroup: its warp 0 finds the items, and all widen their keys.
+template <int kHeadDim>
+__device__ void widen_keys_of_items(PrefillShared<kHeadDim, E4m3>& shared,
+                                    const PrefillArguments& a) {
+  const bool finds = threadIdx.x < kWarp;
+  ItemSource source(a);
+  widen_items<true>(shared, a,
+                    [&](int n) { return finds ? source.next(shared, n) : take_item(shared, n); });
   if (finds) source.end();
+}
+
+/// The last warpgroup: widens the items' values, and fetches their queries.
+template <int kHeadDim>
+__device__ void widen_values_of_items(PrefillShared<kHeadDim, E4m3>& shared,
+                                      const PrefillArguments& a) {
+  widen_items<false>(shared, a, [&](int n) { return take_item(shared, n); });
 }
 
 }  // namespace nanovllm
