@@ -24,7 +24,9 @@ struct Consumer {
   float score[kTileKeys / 8][4], weighed[kTileKeys / 8][4], out[kHeadDim / 8][4];
   ChunkSoftmax softmax;
   float merged_base[2], merged_sum[2], old_factor[2], new_factor[2];
-  bool merged_any;  // there is a chunk before this one
+  bool merged_any;              // there is a chunk before this one
+  float2 scale[kTileKeys / 8];  // over E4M3, of the lane's keys, then of their values
+  bool has_odd_scale;
 
   __device__ Consumer(Shared& s, const PrefillArguments& arguments) : shared(s), a(arguments) {}
 
@@ -112,42 +114,49 @@ struct Consumer {
     pin(weight);
     release(&shared.v_empty[stage(at)]);
   }
-  /// The scales of the lane's keys 8 j and on of a tile.
-  __device__ static float2 lane_scales(const float (&scales)[kTileKeys], int j) {
-    return *reinterpret_cast<const float2*>(&scales[8 * j + threadIdx.x % 4 * 2]);
+  /// The scales of the lane's keys of a tile, before whatever the next step waits for.
+  __device__ void load_scales(const float (&scales)[kTileKeys]) {
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; ++j)
+      scale[j] = *reinterpret_cast<const float2*>(&scales[8 * j + threadIdx.x % 4 * 2]);
+  }
+  /// Of tile n of the ring, whose products are under way.
+  __device__ void load_key_scales(unsigned n) {
+    if constexpr (is_e4m3<C>) load_scales(shared.numbers.k_scale[stage(n)]);
+  }
+  __device__ void load_value_scales(unsigned n) {
+    if constexpr (is_e4m3<C>) {
+      wait_barrier(&shared.v_full[stage(n)], parity(n));
+      has_odd_scale = shared.numbers.has_odd_scale[stage(n)].any != 0;
+      load_scales(shared.numbers.v_scale[stage(n)]);
+    }
   }
   /// Scores of tile n of the ring, whose products are done.
   __device__ void take_scores(unsigned n) {
     pin(score);
     if constexpr (is_e4m3<C>) {
 #pragma unroll
-      for (int j = 0; j < kTileKeys / 8; ++j) {
-        const float2 scale = lane_scales(shared.numbers.k_scale[stage(n)], j);
+      for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale.x : scale.y);
-      }
+          score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale[j].x : scale[j].y);
     }
     release(&shared.k_empty[stage(n)]);
   }
-  /// The weights of tile n of the ring, for its values.
-  __device__ void pack_weights(unsigned n) {
+  /// A tile's weights, for its values.
+  __device__ void pack_weights() {
     if constexpr (is_e4m3<C>) {
-      wait_barrier(&shared.v_full[stage(n)], parity(n));
       const auto weigh = [&](auto&& scaled) {
 #pragma unroll
-        for (int j = 0; j < kTileKeys / 8; ++j) {
-          const float2 scale = lane_scales(shared.numbers.v_scale[stage(n)], j);
+        for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            weighed[j][e] = scaled(weighed[j][e], e % 2 == 0 ? scale.x : scale.y);
-        }
+            weighed[j][e] = scaled(weighed[j][e], e % 2 == 0 ? scale[j].x : scale[j].y);
       };
-      const bool(&odd)[2] = shared.numbers.has_odd_scale[stage(n)];
-      if (odd[0] || odd[1])
-        weigh([](float weight, float scale) { return scaled_weight(weight, scale); });
+      if (has_odd_scale)
+        weigh([](float weight, float x) { return scaled_weight(weight, x); });
       else  // the same, by fewer instructions
-        weigh([](float weight, float scale) { return __fmul_rn(weight, scale); });
+        weigh([](float weight, float x) { return __fmul_rn(weight, x); });
     }
 #pragma unroll
     for (int g = 0; g < kTileKeys / 16; ++g) {
@@ -212,11 +221,13 @@ struct Consumer {
     begin_turn();
     begin_scores(at);
     end_turn();
+    load_key_scales(at);
     wgmma_wait<0>();
     take_scores(at);
     rows.mask(score, rows.first_tile);
     softmax.add(score, weighed, scale_log2, true);
-    pack_weights(at);
+    load_value_scales(at);
+    pack_weights();
     bool accumulate = false;  // the chunk has an output
     bool merge = false;       // there is an output of the chunk before, which is complete
     for (int tile = rows.first_tile + 1; tile < rows.end_tile; ++tile, ++at) {
@@ -232,6 +243,7 @@ struct Consumer {
       }
       const bool chunk_begins = tile % (kChunk / kTileKeys) == 0;
       if (chunk_begins) end_chunk();
+      load_key_scales(at + 1);
       wgmma_wait<1>();
       take_scores(at + 1);
       rows.mask(score, tile);
@@ -240,6 +252,7 @@ struct Consumer {
       // be computed while the tensor cores are busy. All warps of the warpgroup take the same one,
       // as waiting asks for.
       pin(weighed);
+      load_value_scales(at + 1);
       if (chunk_begins) {
         finish_output();
       } else {
@@ -248,7 +261,7 @@ struct Consumer {
       }
       accumulate = !chunk_begins;
       merge = chunk_begins;
-      pack_weights(at + 1);
+      pack_weights();
     }
     if (merge) merge_output<false>();
     begin_turn();

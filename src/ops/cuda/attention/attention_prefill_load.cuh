@@ -26,8 +26,11 @@ struct PrefillNumbers<kHeadDim, E4m3> {
   static constexpr int kStages = kHeadDim == 128 ? 3 : 8;
   uint4 raw[2][2][kTileKeys * kHeadDim / 16 / kConsumerThreads][kConsumerThreads];
   float k_scale[kStages][kTileKeys], v_scale[kStages][kTileKeys];
-  // of a half of the values: a scale that times a weight of zero is none
-  bool has_odd_scale[kStages][kTileKeys / kWarp];
+  // of the values, by halves: a scale that times a weight of zero is none
+  union {
+    bool half[kTileKeys / kWarp];
+    uint16_t any;
+  } has_odd_scale[kStages];
 };
 
 template <int kHeadDim, class C>

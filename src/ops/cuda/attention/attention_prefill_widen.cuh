@@ -18,23 +18,24 @@ class TileWidener {
   using Tile = typename Shared::Tile;
   static constexpr int kSlices = kHeadDim / kSwizzleColumns, kPieces = 2 * kSlices;
 
-  __device__ TileWidener(Shared& shared, const PrefillArguments& a, const PrefillItem& item)
-      : shared_(shared),
-        a_(a),
-        table_(a.block_tables + item.sequence * a.table_stride),
-        cache_(static_cast<const E4m3*>(is_key ? a.k : a.v) +
-               item.kv_head * (is_key ? a.k_head_stride : a.v_head_stride)),
-        first_key_(item.first_key),
-        last_key_(item.context_len - 1) {
+  __device__ TileWidener(Shared& shared, const PrefillArguments& a) : shared_(shared), a_(a) {
     const int pair = thread() / 4, piece = thread() % 4;
     row_ = 2 * pair + pair % 2;
     column_ = piece * 16;
     place_ = row_ * kSwizzleColumns * 2 + (2 * piece ^ row_ % 8) * 16;
   }
 
+  /// What is copied next is of `item`.
+  __device__ void begin(const PrefillItem& item) {
+    table_ = a_.block_tables + item.sequence * a_.table_stride;
+    cache_ = static_cast<const E4m3*>(is_key ? a_.k : a_.v) +
+             item.kv_head * (is_key ? a_.k_head_stride : a_.v_head_stride);
+    first_key_ = item.first_key;
+    last_key_ = item.context_len - 1;
+  }
   /// Begins to copy rows first .. first + 63 to raw slot `slot`; of what no row sees, whatever
   /// there is.
-  __device__ void copy(int first, int slot) const {
+  __device__ void copy(int first, unsigned slot) const {
     const int key = first + row_;
     const E4m3* from = block_of(key) + (key & mask()) * kHeadDim + column_;
     const int other = row_ % 2 == 0 ? kHeadDim : -kHeadDim;
@@ -50,7 +51,7 @@ class TileWidener {
   }
   /// A raw slot becomes a stage of the ring: keys with elements in the order of widen_e4m3(),
   /// values in their own.
-  __device__ void widen(int slot, unsigned stage, float scale) const {
+  __device__ void widen(unsigned slot, unsigned stage, float scale) const {
 #pragma unroll
     for (int first = 0; first < kPieces; first += 2) {
       uint4 numbers[2];  // both at once: stores of the one before would keep the other waiting
@@ -64,7 +65,7 @@ class TileWidener {
     (is_key ? numbers_of.k_scale : numbers_of.v_scale)[stage][thread()] = scale;
     if constexpr (!is_key) {
       const bool is_odd = __any_sync(kFullMask, !(0.0f <= scale && scale <= 0x1.fffffep127f));
-      if (thread() % kWarp == 0) numbers_of.has_odd_scale[stage][thread() / kWarp] = is_odd;
+      if (thread() % kWarp == 0) numbers_of.has_odd_scale[stage].half[thread() / kWarp] = is_odd;
     }
   }
 
@@ -76,7 +77,7 @@ class TileWidener {
     const int block = table_[min(max(key, first_key_), last_key_) >> a_.block_shift];
     return cache_ + block * (is_key ? a_.k_block_stride : a_.v_block_stride);
   }
-  __device__ uint4& raw(int slot, int i) const {
+  __device__ uint4& raw(unsigned slot, int i) const {
     return shared_.numbers.raw[slot][is_key ? 0 : 1][i][thread()];
   }
   __device__ void widen_piece(const uint4& numbers, unsigned stage, int i) const {
@@ -107,9 +108,9 @@ class TileWidener {
 
   Shared& shared_;
   const PrefillArguments& a_;
-  const int* table_;
-  const E4m3* cache_;  // of the item's head
-  int first_key_, last_key_;
+  const int* table_ = nullptr;
+  const E4m3* cache_ = nullptr;  // of the item's head
+  int first_key_ = 0, last_key_ = 0;
   int row_, column_;  // of the first piece; the other row is row_ ^ 1
   int place_;         // of its first unit, in bytes from the tile
 };
@@ -153,38 +154,42 @@ class ItemSource {
   int index_;
 };
 
-/// A warpgroup that fills the ring of keys or of values; next(n): item n.
+/// A warpgroup that fills the ring of keys or of values; next(n): item n. Copies run a tile ahead,
+/// from one item into the next.
 template <bool is_key, int kHeadDim, class Next>
 __device__ void widen_items(PrefillShared<kHeadDim, E4m3>& shared, const PrefillArguments& a,
                             Next&& next) {
   constexpr unsigned kStages = PrefillShared<kHeadDim, E4m3>::kStages;
-  uint64_t* const full = is_key ? shared.k_full : shared.v_full;
-  uint64_t* const empty = is_key ? shared.k_empty : shared.v_empty;
-  unsigned at = 0;
-  for (int n = 0;; ++n) {
-    const PrefillItem item = next(n);
-    if (item.sequence < 0) return;
-    const TileWidener<kHeadDim, is_key> widener(shared, a, item);
-    int first = item.first_tile * kTileKeys;
-    widener.copy(first, 0);
-    commit_copies();
-    float scale = widener.load_scale(first);
-    if (!is_key) copy_item_queries<kConsumerThreads>(shared, a, item, n);
-    for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++at) {
-      const int slot = (tile - item.first_tile) % 2;
-      const float mine = scale;
-      first += kTileKeys;
-      if (tile + 1 < item.end_tile) {
-        widener.copy(first, 1 - slot);
-        scale = widener.load_scale(first);
-      }
-      commit_copies();
-      wait_copies<1>();
-      const unsigned stage = at % kStages;
-      wait_barrier(&empty[stage], (at / kStages + 1) % 2);
-      widener.widen(slot, stage, mine);
-      hand_over(&full[stage]);
+  TileWidener<kHeadDim, is_key> widener(shared, a);
+  float scale = 0.0f;
+  int tile = 0, end_tile = 0, n = 0;  // to be copied next; of item n - 1
+  // Begins to copy a tile to a raw slot. False: there are no more.
+  const auto copy_next = [&](unsigned slot) {
+    if (tile == end_tile) {
+      const PrefillItem item = next(n);
+      if (item.sequence < 0) return false;
+      widener.begin(item);
+      tile = item.first_tile;
+      end_tile = item.end_tile;
+      if (!is_key) copy_item_queries<kConsumerThreads>(shared, a, item, n);
+      ++n;
     }
+    widener.copy(tile * kTileKeys, slot);
+    scale = widener.load_scale(tile * kTileKeys);
+    ++tile;
+    return true;
+  };
+  bool is_there = copy_next(0);
+  commit_copies();
+  for (unsigned at = 0; is_there; ++at) {
+    const float mine = scale;
+    is_there = copy_next((at + 1) % 2);
+    commit_copies();
+    wait_copies<1>();
+    const unsigned stage = at % kStages;
+    wait_barrier(&(is_key ? shared.k_empty : shared.v_empty)[stage], (at / kStages + 1) % 2);
+    widener.widen(at % 2, stage, mine);
+    hand_over(&(is_key ? shared.k_full : shared.v_full)[stage]);
   }
 }
 
