@@ -2,9 +2,10 @@
 // a batch and a prompt, beside what the machine can do in the same minute (bytes read per second,
 // multiplications per second of the library's own GEMM).
 //
-//   cpu_ops_bench [repetitions] [context] [bf16 | int4 | int8 | e4m3]
+//   cpu_ops_bench [repetitions] [context] [bf16 | int4 | int8 | e4m3 | w4a8 | w8a8]
 //
-// The last says what the layers' weights are kept as: int4 in groups of 128, the others by rows.
+// The last says what the layers' weights are kept as: int4 in groups of 128, the others by rows;
+// w4a8 and w8a8 are int4 and int8 beside quantised activations.
 // Every call counts with the best of all repetitions: other work on the machine only ever adds.
 #include <algorithm>
 #include <array>
@@ -34,11 +35,13 @@ double now() { return to_seconds(std::chrono::steady_clock::now().time_since_epo
 /// The model's tensors, filled with something harmless.
 class Model {
  public:
-  Model(Backend& ops, WeightFormat::Numbers numbers) : ops_(ops), numbers_(numbers) {
+  Model(Backend& ops, WeightFormat::Numbers numbers, WeightFormat::Rows rows)
+      : ops_(ops), numbers_(numbers), rows_(rows) {
     for (int64_t layer = 0; layer < kLayers; ++layer)
       layers_.push_back({weight(kQkv, kHidden), weight(kHidden, kHeads * kHeadDim),
                          weight(2 * kInner, kHidden), weight(kHidden, kInner)});
     numbers_ = WeightFormat::bf16;
+    rows_ = WeightFormat::Rows::plain;
     head_ = weight(kVocab, kHidden);
     norm_ = plain(DType::bf16, {kHidden});
     head_norm_ = plain(DType::bf16, {kHeadDim});
@@ -65,9 +68,11 @@ class Model {
 
  private:
   Weight weight(int64_t n, int64_t k) {
-    const WeightFormat format(numbers_, numbers_ == WeightFormat::int4   ? 128
-                                        : numbers_ == WeightFormat::bf16 ? 0
-                                                                         : k);
+    const WeightFormat format(numbers_,
+                              numbers_ == WeightFormat::int4   ? 128
+                              : numbers_ == WeightFormat::bf16 ? 0
+                                                               : k,
+                              rows_);
     const size_t bytes = ops_.weight_bytes(format, n, k);
     buffers_.push_back(ops_.allocate(bytes));
     const Weight view = ops_.weight_view(buffers_.back().get(), format, n, k);
@@ -98,6 +103,7 @@ class Model {
 
   Backend& ops_;
   WeightFormat::Numbers numbers_;
+  WeightFormat::Rows rows_;
   std::vector<Buffer> buffers_;
   std::vector<Layer> layers_;
   std::vector<std::pair<const std::byte*, size_t>> blocks_;
@@ -304,10 +310,13 @@ int main(int argc, char** argv) {
   const int64_t context = argc > 2 ? std::atoi(argv[2]) : 64;
   const std::string numbers = argc > 3 ? argv[3] : "bf16";
   const auto ops = nanovllm::make_cpu_backend({});
-  Model model(*ops, numbers == "int4"   ? WeightFormat::int4
-                    : numbers == "int8" ? WeightFormat::int8
-                    : numbers == "e4m3" ? WeightFormat::e4m3
-                                        : WeightFormat::bf16);
+  const bool quantises_rows = numbers.ends_with("a8");
+  Model model(*ops,
+              numbers == "int4" || numbers == "w4a8"   ? WeightFormat::int4
+              : numbers == "int8" || numbers == "w8a8" ? WeightFormat::int8
+              : numbers == "e4m3"                      ? WeightFormat::e4m3
+                                                       : WeightFormat::bf16,
+              quantises_rows ? WeightFormat::Rows::token : WeightFormat::Rows::plain);
   std::printf("%s; %.2f GB of weights packed in %.2f s\n", ops->name().c_str(),
               static_cast<double>(model.bytes()) * 1e-9, model.load_seconds_);
   double one_row = 0;

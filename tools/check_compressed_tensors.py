@@ -75,6 +75,8 @@ CHECKPOINTS = {
     "fp8-blocks": (Qwen3Config, SMALL, of(group(BLOCKS, GROUP_ROWS))),
     "fp8-blocks-alone": (Qwen3Config, dict(SMALL, num_attention_heads=3, num_key_value_heads=3), of(group(BLOCKS))),
     "int8-channel-token": (Qwen3Config, UNEVEN, of(group(dict(INT8, strategy="channel"), dict(INT8, **TOKENS)))),
+    "w4a8-128": (Qwen3Config, SMALL, of(group(dict(INT4, strategy="group", group_size=128), dict(INT8, **TOKENS)))),
+    "w4a8-channel": (LlamaConfig, UNEVEN, of(group(dict(INT4, strategy="channel"), dict(INT8, **TOKENS)))),
     "int8-tensor-static": (LlamaConfig, SMALL, of(group(dict(INT8, strategy="tensor"), dict(INT8, strategy="tensor")))),
     "fp8-keys": (Qwen3Config, SMALL, of(group(dict(FP8, strategy="channel"), dict(FP8, **TOKENS)),
                                         kv_cache_scheme=dict(FP8, strategy="tensor"))),
@@ -347,7 +349,7 @@ def write_fixture(name, directory, model, exact, prompts):
 
 def main():
     arguments = [a for a in sys.argv[1:] if a != "--write"]
-    everything = ["fp8", "int8", "int4", *CHECKPOINTS, "fixtures"]
+    everything = ["fp8", "int8", "int4", "w4a8", *CHECKPOINTS, "fixtures"]
     names = arguments[1:] or everything
     if not arguments or set(names) - set(everything):
         sys.exit(__doc__)

@@ -25,7 +25,7 @@ def nearest_e4m3(x):
 
 def quantise(w, form):
     """The numbers that float64 weights become."""
-    if form == "int4":
+    if form in ("int4", "w4a8"):  # activations stay as they are with --dtype f32
         groups = w.reshape(w.shape[0], -1, 128)
         most = np.abs(groups).max(-1, keepdims=True)
         best = least = None
@@ -73,7 +73,7 @@ def main():
     following = np.concatenate([window[1:] for window in windows])
     plain = logprobs(weights)
     rows = []
-    for form in (None, "fp8", "int8", "int4"):
+    for form in (None, "fp8", "int8", "int4", "w4a8"):
         found = plain if form is None else logprobs(
             {n: quantise(w, form) if n.endswith("_proj.weight") else w for n, w in weights.items()})
         rows.append({"weights": form or "f32", "perplexity": np.exp(-found[np.arange(len(found)), following].mean()),

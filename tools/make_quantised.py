@@ -101,6 +101,12 @@ MODELS = {
     "fp8-tensor-static-experts": (compressed("float-quantized", arguments(type="float", strategy="tensor"),
                                              arguments(type="float", strategy="tensor"), ignore=ROUTER), EXPERTS,
                                   but_for_router(bytes_of, per="tensor", rows="tensor")),
+    # int4 weights beside int8 activations: a byte each, as compressed-tensors' W4A8 has them, and packed.
+    "w4a8-64": (compressed("int-quantized", arguments(num_bits=4, strategy="group", group_size=64), arguments(**TOKENS)),
+                dict(intermediate_size=256), lambda m: (packed, dict(group=64, rows="token", as_bytes=True))),
+    "w4a8-32-packed-experts": (compressed("pack-quantized", arguments(num_bits=4, strategy="group", group_size=32),
+                                          arguments(**TOKENS), ignore=ROUTER), EXPERTS,
+                               but_for_router(packed, group=32, rows="token")),
 }
 MODELS["mixed"][0]["config_groups"]["group_0"]["format"] = "int-quantized"
 

@@ -127,9 +127,15 @@ def quantise_groups(w, bits, group, symmetric, dtype, columns):
     return q, scales, zeros, index
 
 
-def packed(file, name, w, rng, bits=4, group=32, symmetric=True, ordered=False, dtype="BF16"):
+def packed(file, name, w, rng, bits=4, group=32, symmetric=True, ordered=False, dtype="BF16", rows=None, as_bytes=False):
     n, k = w.shape
     q, scales, zeros, index = quantise_groups(w, bits, group, symmetric, dtype, rng.permutation(k) if ordered else np.arange(k))
+    if rows:
+        file.rows[name] = ("I8", rows, None)
+    if as_bytes:  # int-quantized
+        file.put(name + ".weight", q - zeros[:, index], "I8")
+        file.put(name + ".weight_scale", scales, dtype)
+        return scaled(scales[:, index], q - zeros[:, index])
     file.put(name + ".weight_packed", pack(q, bits, 1), "I32")
     file.put(name + ".weight_scale", scales, dtype)
     file.put(name + ".weight_shape", np.array([n, k]), "I64")

@@ -210,8 +210,8 @@ struct EngineConfig {
   uint64_t seed = 0;
   int num_threads = 0;  ///< CPU backend, all ranks; 0: OMP_NUM_THREADS or the physical cores
   std::string load_format = "auto";  ///< auto | dummy (random weights from config.json alone)
-  /// fp8 | int8 | int4: quantise a plain checkpoint's linear layers while they are loaded (fp8,
-  /// int8: and their activations); auto, or its own method's name: as the checkpoint is
+  /// fp8 | int8 | int4 | w4a8: quantise a plain checkpoint's linear layers while they are loaded
+  /// (all but int4: and their activations); auto, or its own method's name: as the checkpoint is
   /// (docs/quantisation.md).
   std::string quantization = "auto";
   /// Quantised weights become numbers of the model's dtype while they are loaded: more memory, the

@@ -152,7 +152,7 @@ void compare_window(std::span<const int32_t> ids, const float* reference, const 
 std::vector<std::string> formats_of(const EngineConfig& engine) {
   const std::string& list = engine.quantization;
   if (list == "auto" && engine.kv_cache_dtype != "auto") return {list};
-  if (list == "auto") return {"fp8", "int8", "int4"};
+  if (list == "auto") return {"fp8", "int8", "int4", "w4a8"};
   std::vector<std::string> formats;
   for (size_t begin = 0; begin <= list.size();) {
     const size_t comma = std::min(list.find(',', begin), list.size());
@@ -243,7 +243,7 @@ int bench_quality(const QualityOptions& options) {
     plain.quantization = format;
     const bool quantises = !nanovllm::inspect(options.model, plain).quantization.empty();
     check(only_cache || (format != "auto" && quantises), ErrorKind::invalid_argument,
-          "quantization is {}: give fp8, int8 or int4", quote(format));
+          "quantization is {}: give fp8, int8, int4 or w4a8", quote(format));
   }
   plain.quantization = "auto";
   check(nanovllm::inspect(options.model, plain).quantization.empty(), ErrorKind::invalid_argument,

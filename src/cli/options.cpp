@@ -318,9 +318,9 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.load_format = one_of(s, {"auto", "dummy"});
         });
-  value("--quantization", "auto|fp8|int8|int4",
-        "quantise a plain checkpoint's linear layers while they are loaded; fp8, int8: and their "
-        "activations (auto: as it is)",
+  value("--quantization", "auto|fp8|int8|int4|w4a8",
+        "quantise a plain checkpoint's linear layers while they are loaded and, but for int4, "
+        "their activations (auto: as it is)",
         [&c](const std::string& s) { c.quantization = s; });
   const auto flag = [&](const char* names, bool& field, const char* help) {
     add_flag(command, names, field, help)->group(group);

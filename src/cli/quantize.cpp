@@ -29,7 +29,7 @@ int run_quantize(const QuantizeOptions& options) {
   check(!options.out.empty(), ErrorKind::invalid_argument,
         "OUT is missing: give the name of the directory to write");
   check(!options.format.empty(), ErrorKind::invalid_argument,
-        "--format is missing: give fp8, int8 or int4");
+        "--format is missing: give fp8, int8, int4 or w4a8");
   Progress progress(options.quiet);
   const Interrupt interrupt(kStopping);
   try {
@@ -57,7 +57,7 @@ void add_quantize(CLI::App& program, Action& action) {
   add_model(command, o.model);
   add_argument(command, "OUT", "the directory to write; it may not exist",
                [&o](const std::string& s) { o.out = s; });
-  add_value(command, "--format", "fp8|int8|int4", "the numbers of the weights",
+  add_value(command, "--format", "fp8|int8|int4|w4a8", "the numbers of the weights",
             [&o](const std::string& s) { o.format = s; });
   add_flag(command, "--quiet,-q", o.quiet, "no progress on standard error");
   set_action(command, action, [options] { return run_quantize(*options); });

@@ -19,7 +19,6 @@ namespace {
 constexpr size_t kMostExpressions = 64;
 constexpr size_t kLongestExpression = 1024;     // bytes
 constexpr uint32_t kMostBacktracking = 10'000;  // steps of one match
-constexpr int64_t kBlock = 128;
 
 struct FreeCode {
   void operator()(pcre2_code* code) const { pcre2_code_free(code); }
@@ -134,7 +133,7 @@ void read_scales(const JsonObject& args, QuantScheme& scheme) {
   if (size > 0) scheme.group_size = group_size_of(args);
   if (scheme.scales == QuantScales::block &&
       args.optional_integers("block_structure", 1, int64_t{1} << 20) !=
-          std::vector<int64_t>{kBlock, kBlock})
+          std::vector<int64_t>{kQuantBlock, kQuantBlock})
     refuse(args, "{} is not supported: use [128, 128]", args.path("block_structure"));
   if (const Json* order = args.find("actorder")) {
     scheme.is_ordered = *order == true || *order == "group" || *order == "dynamic";
@@ -154,15 +153,19 @@ QuantScheme weight_args(const JsonObject& args, const std::string& format) {
   scheme.symmetric = args.optional_bool("symmetric").value_or(true);
   read_scales(args, scheme);
   const bool is_packed = format == "pack-quantized";
-  scheme.bits = is_packed ? bits_of(args, "num_bits", {4, 8}) : bits_of(args, "num_bits", {8});
+  scheme.bits = is_packed || type == "int" ? bits_of(args, "num_bits", {4, 8})
+                                           : bits_of(args, "num_bits", {8});
   scheme.storage = is_packed       ? QuantStorage::packed
                    : type == "int" ? QuantStorage::int8
                                    : QuantStorage::e4m3;
   if (type != "int" ? is_packed || format == "int-quantized" : format == "float-quantized")
     refuse(args, "{} {} with format {}", args.path("type"), quote(type), format);
   const bool in_groups = scheme.scales == QuantScales::group;
-  if (is_packed ? !in_groups && scheme.scales != QuantScales::channel : in_groups)
+  if (is_packed ? !in_groups && scheme.scales != QuantScales::channel
+                : in_groups && scheme.bits == 8)
     refuse(args, "{} is not supported with format {}", args.path("strategy"), format);
+  if (!is_packed && scheme.is_ordered)
+    refuse(args, "{} is not supported with format {}", args.path("actorder"), format);
   if (!is_packed && !scheme.symmetric)
     refuse(args, "{} false is not supported with format {}", args.path("symmetric"), format);
   return scheme;
@@ -170,18 +173,20 @@ QuantScheme weight_args(const JsonObject& args, const std::string& format) {
 
 QuantActivations activation_args(const JsonObject& args, const QuantScheme& scheme) {
   if (args.find("observer")) check_observer(args);
-  if (scheme.storage == QuantStorage::packed)
-    refuse(args, "{} is not supported with packed weights", args.path("num_bits"));
+  if (scheme.storage == QuantStorage::packed &&
+      (!scheme.symmetric || (scheme.bits == 8 && scheme.scales == QuantScales::group)))
+    refuse(args, "{} is not supported with weights that have zero points, or int8 in groups",
+           args.path("num_bits"));
   bits_of(args, "num_bits", {8});
   const std::string type = one_of(args, "type", "int", {"int", "float"});
-  if ((type == "int") != (scheme.storage == QuantStorage::int8))
+  if ((type == "int") != (scheme.storage != QuantStorage::e4m3))
     refuse(args, "{} {} differs from the weights'", args.path("type"), quote(type));
   if (!args.optional_bool("symmetric").value_or(true))
     refuse(args, "{} false is not supported: use symmetric activations", args.path("symmetric"));
   const bool dynamic = args.optional_bool("dynamic").value_or(false);
   const std::string strategy = one_of(args, "strategy", "tensor", {"tensor", "token", "group"});
   if (scheme.scales == QuantScales::block) {
-    if (!dynamic || strategy != "group" || args.integer("group_size", 1, 1 << 20) != kBlock)
+    if (!dynamic || strategy != "group" || args.integer("group_size", 1, 1 << 20) != kQuantBlock)
       refuse(args, "{} {} is not supported with weights in blocks: use dynamic groups of 128",
              args.path("strategy"), quote(strategy));
     return QuantActivations::group;
@@ -333,7 +338,7 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
   const bool is_static =
       one_of(config, "activation_scheme", "dynamic", {"dynamic", "static"}) == "static";
   if (const auto block = config.optional_integers("weight_block_size", 1, int64_t{1} << 20)) {
-    if (*block != std::vector<int64_t>{kBlock, kBlock})
+    if (*block != std::vector<int64_t>{kQuantBlock, kQuantBlock})
       refuse(config, "{} is not supported: use [128, 128]", config.path("weight_block_size"));
     if (is_static)
       refuse(config, "{} \"static\" is not supported with weight_block_size",
@@ -374,8 +379,10 @@ const QuantScheme* QuantizationConfig::find(const std::string& module) const {
 
 std::string QuantizationConfig::describe() const {
   const QuantScheme& first = groups_.front().scheme;
-  const std::string name =
-      first.storage == QuantStorage::e4m3 ? "fp8" : fmt::format("int{}", first.bits);
+  const std::string name = first.storage == QuantStorage::e4m3 ? "fp8"
+                           : first.bits == 4 && first.activations != QuantActivations::none
+                               ? "w4a8"
+                               : fmt::format("int{}", first.bits);
   return fmt::format("{} ({})", name, method_);
 }
 
@@ -386,24 +393,6 @@ void QuantizationConfig::quantise_while_loading() {
 
 void QuantizationConfig::dequantise_while_loading() {
   for (Group& group : groups_) group.scheme.is_kept = false;
-}
-
-std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end) const {
-  const int64_t columns = scales == QuantScales::group   ? group_size
-                          : scales == QuantScales::block ? kBlock
-                                                         : end - begin;
-  const bool in_rows = scales == QuantScales::tensor || scales == QuantScales::channel;
-  if (is_ordered || (!in_rows && (begin % columns != 0 || end % columns != 0))) return std::nullopt;
-  const bool is_e4m3 = storage == QuantStorage::e4m3;
-  using Rows = WeightFormat::Rows;
-  const Rows rows = activations == QuantActivations::group && is_e4m3    ? Rows::group
-                    : activations == QuantActivations::token && in_rows  ? Rows::token
-                    : activations == QuantActivations::tensor && is_e4m3 ? Rows::tensor
-                                                                         : Rows::plain;
-  return WeightFormat(is_e4m3                                      ? WeightFormat::e4m3
-                      : storage == QuantStorage::int8 || bits == 8 ? WeightFormat::int8
-                                                                   : WeightFormat::int4,
-                      columns, rows);
 }
 
 }  // namespace nanovllm

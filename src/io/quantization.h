@@ -20,7 +20,7 @@ enum class QuantStorage : uint8_t {
   gptq,    ///< qweight i32 [k / (32 / bits), n], low bits first
   awq,     ///< AutoAWQ's gemm: qweight i32 [k, n / 8], eight columns interleaved
   e4m3,    ///< weight F8_E4M3 [n, k]
-  int8,    ///< weight I8 [n, k]
+  int8,    ///< weight I8 [n, k], of int4 as well
 };
 
 /// The numbers that share a scale.
@@ -28,8 +28,9 @@ enum class QuantScales : uint8_t {
   tensor,   ///< all
   channel,  ///< a row of the weight
   group,    ///< `group_size` columns of a row
-  block,    ///< 128 rows by 128 columns
+  block,    ///< kQuantBlock rows by as many columns
 };
+constexpr int64_t kQuantBlock = 128;
 
 /// How the rows that meet the weight are quantised.
 enum class QuantActivations : uint8_t {
@@ -55,6 +56,8 @@ struct QuantScheme {
 
   /// Whether its numbers are stored as a byte each, as they are.
   bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
+  /// What an integer is larger by as it is stored or, of a plain weight, made.
+  int middle() const { return is_bytes() && !(while_loading && bits == 4) ? 0 : 1 << (bits - 1); }
   /// The format that keeps columns [begin, end) of such a weight as they are, and quantises the
   /// rows that meet it as the scheme says where that is defined; nothing where none does: the
   /// columns are not in the order of their groups, or cut one.
@@ -83,7 +86,8 @@ class QuantizationConfig {
   KvCacheScheme kv_cache_scheme() const { return kv_cache_scheme_; }
   /// "gptq", "compressed-tensors": for messages.
   const std::string& method() const { return method_; }
-  /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)".
+  /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)";
+  /// "w4a8 (compressed-tensors)" where int4 meets quantised activations.
   std::string describe() const;
   /// The same schemes, of weights that are plain in the checkpoint.
   void quantise_while_loading();

@@ -168,7 +168,7 @@ QuantizedWeight::Stored QuantizedWeight::quantise(const WeightBlock& block) cons
                           (block.col_end + group - 1) / group * group};
   const auto bytes = read(numbers_, whole);
   const WeightFormat::Numbers to = scheme_.kept_format(0, k_).value().numbers;
-  const float middle = scheme_.is_bytes() ? 0 : static_cast<float>(1 << (scheme_.bits - 1));
+  const auto middle = static_cast<float>(scheme_.middle());
   Stored out{.numbers = std::vector<uint8_t>(static_cast<size_t>(rows * cols)),
              .scales = std::vector<float>(static_cast<size_t>(rows * groups_), 1),
              .zeros = std::vector<float>(static_cast<size_t>(rows * groups_), middle)};
@@ -195,7 +195,7 @@ QuantizedWeight::Stored QuantizedWeight::quantise(const WeightBlock& block) cons
 namespace {
 
 /// The largest group that fills the rows of all weights.
-int64_t int4_group(const ModelConfig& m) {
+int64_t int4_group(const ModelConfig& m, const std::string& format) {
   bool has_mlps = false, has_experts = false;
   for (int64_t i = 0; i < m.num_hidden_layers; ++i)
     (m.moe && m.moe->is_sparse(i) ? has_experts : has_mlps) = true;
@@ -207,25 +207,27 @@ int64_t int4_group(const ModelConfig& m) {
   for (const auto& [name, width] : widths) {
     group = std::gcd(group, width);
     check(group >= 32, ErrorKind::invalid_argument,
-          "quantization int4 needs groups of 32 columns at least, which {} {} is no multiple of: "
+          "quantization {} needs groups of 32 columns at least, which {} {} is no multiple of: "
           "use int8 or fp8",
-          name, width);
+          format, name, width);
   }
   return group;
 }
 
 bool is_format(const std::string& name) {
-  return name == "fp8" || name == "int8" || name == "int4";
+  return name == "fp8" || name == "int8" || name == "int4" || name == "w4a8";
 }
 
 }  // namespace
 
 Json quantization_json(const ModelConfig& model, const std::string& format) {
   check(is_format(format), ErrorKind::invalid_argument,
-        "quantization is {}: a checkpoint that is not quantised can be made fp8, int8 or int4",
+        "quantization is {}: a checkpoint that is not quantised can be made fp8, int8, int4 "
+        "or w4a8",
         quote(format));
-  const bool is_int4 = format == "int4", is_fp8 = format == "fp8";
-  const Json group = is_int4 ? Json(int4_group(model)) : Json(nullptr);
+  const bool is_int4 = format == "int4" || format == "w4a8", is_fp8 = format == "fp8",
+             is_packed = format == "int4";  // vLLM reads no other weights beside plain activations
+  const Json group = is_int4 ? Json(int4_group(model, format)) : Json(nullptr);
   const Json weights = {{"actorder", nullptr},
                         {"block_structure", nullptr},
                         {"dynamic", false},
@@ -237,13 +239,17 @@ Json quantization_json(const ModelConfig& model, const std::string& format) {
                         {"symmetric", true},
                         {"type", is_fp8 ? "float" : "int"}};
   Json activations = nullptr;
-  if (!is_int4) {
+  if (!is_packed) {
     activations = weights;
-    activations.update({{"dynamic", true}, {"observer", nullptr}, {"strategy", "token"}});
+    activations.update({{"dynamic", true},
+                        {"group_size", nullptr},
+                        {"num_bits", 8},
+                        {"observer", nullptr},
+                        {"strategy", "token"}});
   }
   Json ignore = Json::array({"lm_head"});
   if (model.moe) ignore.push_back("re:.*mlp\\.gate$");  // the router
-  const char* name = is_fp8 ? "float-quantized" : is_int4 ? "pack-quantized" : "int-quantized";
+  const char* name = is_fp8 ? "float-quantized" : is_packed ? "pack-quantized" : "int-quantized";
   return {{"config_groups",
            {{"group_0",
              {{"format", name},

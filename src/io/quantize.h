@@ -19,9 +19,9 @@ namespace nanovllm {
 /// says which numbers these are.
 float quantise(std::span<const float> numbers, WeightFormat::Numbers to, uint8_t* out);
 
-/// The quantization_config of `model` with the weights that `format` ("fp8", "int8", "int4") is for
-/// quantised: those of attention, MLPs and experts. Throws Error(invalid_argument): sizes that no
-/// group fits.
+/// The quantization_config of `model` with the weights that `format` ("fp8", "int8", "int4",
+/// "w4a8") is for quantised: those of attention, MLPs and experts. Throws Error(invalid_argument):
+/// sizes that no group fits.
 Json quantization_json(const ModelConfig& model, const std::string& format);
 
 /// Makes `model` what the options of these names ask for. Throws Error(invalid_argument): no such

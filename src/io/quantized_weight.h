@@ -47,6 +47,7 @@ class QuantizedWeight {
   void copy_rows(QuantizedRows& to, int64_t first, const WeightBlock& block) const;
 
  private:
+  static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
   struct Place {  // a stored [rows, cols], of which an element has `size` bytes
     std::string name;
     const StoredTensor* tensor = nullptr;
@@ -61,7 +62,7 @@ class QuantizedWeight {
   void take_transposed(int64_t n, int64_t k);
   void take_bytes(int64_t n, int64_t k);
   void read_order(int64_t k);
-  int64_t group_of(int64_t column) const;
+  int64_t group_of(int64_t column) const;  // from here on: quantized_numbers.cpp
   int64_t run_from(int64_t column) const;
   std::vector<float> read_scales(const WeightBlock& block) const;
   std::vector<uint8_t> integers(const WeightBlock& block) const;

@@ -266,8 +266,8 @@ class QuantisedWriter {
       file.write_at(entry.to[2].offset, source.shape.data(), 2 * sizeof(int64_t));
   }
 
-  /// Some rows as compressed-tensors stores them: bytes as they are; int4 from 0 on, the first of a
-  /// word in its lowest bits.
+  /// Some rows as compressed-tensors stores them: bytes as they are; packed int4 from 0 on, the
+  /// first of a word in its lowest bits.
   static void encode(const QuantizedWeight& weight, const QuantScheme& scheme,
                      const WeightBlock& block, uint8_t* numbers, bf16* scales) {
     const WeightFormat format = scheme.kept_format(0, block.cols()).value();
@@ -279,7 +279,7 @@ class QuantisedWriter {
     weight.copy_rows(rows, 0, block);
     for (size_t i = 0; i < rows.scales.size(); ++i) scales[i] = bf16(rows.scales[i]);
     const int8_t* q = rows.numbers.data();
-    if (format.numbers == WeightFormat::int4)
+    if (scheme.storage == QuantStorage::packed)
       for (size_t i = 0; i < count; i += 2)
         numbers[i / 2] = static_cast<uint8_t>((q[i] + 8) | (q[i + 1] + 8) << 4);
     else

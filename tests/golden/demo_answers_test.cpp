@@ -76,7 +76,7 @@ TEST_F(DemoAnswers, SumsWithQuantisedWeightsOrKeysAndValues) {
   const std::vector<Json> rows = rows_of("arithmetic_heldout.jsonl");
   std::vector<Prompt> prompts;
   for (const Json& row : rows) prompts.emplace_back(row["prompt"].get<std::string>());
-  for (const std::string format : {"fp8", "int8", "int4", "auto"}) {
+  for (const std::string format : {"fp8", "int8", "int4", "w4a8", "auto"}) {
     EngineConfig config = demo_config();
     config.quantization = format;
     if (format == "auto") config.kv_cache_dtype = "fp8";

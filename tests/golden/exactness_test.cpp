@@ -177,7 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      "quantised-awq-64-experts", "quantised-fp8-blocks",
                                      "quantised-fp8-channel", "quantised-int8-channel",
                                      "quantised-packed-32-experts", "quantised-fp8-blocks-experts",
-                                     "quantised-int8-channel-experts", "quantised-fp8-kv-heads"),
+                                     "quantised-int8-channel-experts", "quantised-w4a8-64",
+                                     "quantised-w4a8-32-packed-experts", "quantised-fp8-kv-heads"),
                      testing::ValuesIn(kTargets)),
     case_name);
 INSTANTIATE_TEST_SUITE_P(Fp8Cache, Exactness,

@@ -403,6 +403,14 @@ constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
                          "ignore": ["lm_head"], "config_groups": {"all": {"targets": ["Linear"],
                          "weights": {"num_bits": 8, "strategy": "channel"}, "input_activations":
                          {"num_bits": 8, "strategy": "token", "dynamic": true}}}}})",
+                     *kSmallW4A8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
+                         "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4,
+                         "num_key_value_heads": 2, "quantization_config": {
+                         "quant_method": "compressed-tensors", "format": "int-quantized",
+                         "ignore": ["lm_head"], "config_groups": {"all": {"targets": ["Linear"],
+                         "weights": {"num_bits": 4, "strategy": "group", "group_size": 32},
+                         "input_activations":
+                         {"num_bits": 8, "strategy": "token", "dynamic": true}}}}})",
                      *kSmallExpertsInt4 = R"({"num_hidden_layers": 2, "vocab_size": 2000,
                          "head_dim": 32, "hidden_size": 64, "num_attention_heads": 4,
                          "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3,
@@ -438,6 +446,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"qwen3-0.6b", kSmallInt4, "int4", 1, kTargets[1]},
                     Shape{"qwen3-0.6b", kSmallFp8, "fp8_2_ranks", 2, kTargets[1]},
                     Shape{"qwen3-0.6b", kSmallInt8, "int8_fp8_cache_2_ranks", 2, kTargets[1]},
+                    Shape{"qwen3-0.6b", kSmallW4A8, "w4a8_2_ranks", 2, kTargets[1]},
                     Shape{"qwen3-30b-a3b", kSmallExpertsInt4, "int4_experts", 1, kTargets[1]},
                     Shape{"qwen3-30b-a3b", kSmallExpertsFp8, "fp8_experts_2_ranks", 2,
                           kTargets[1]}),

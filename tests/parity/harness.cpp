@@ -25,7 +25,7 @@ std::unique_ptr<Backend> make(const std::string& name) try {
 }  // namespace
 
 std::vector<BackendCase> backend_cases() {
-  return {{"cpu"}, {"cpu_base"}, {"cpu_avx2"}, {"cpu_avx512"}, {"cuda"}};
+  return {{"cpu"}, {"cpu_base"}, {"cpu_avx2"}, {"cpu_avx512"}, {"cpu_avx512_bf16"}, {"cuda"}};
 }
 
 Backend* open_backend(const BackendCase& which) {

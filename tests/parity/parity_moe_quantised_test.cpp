@@ -113,7 +113,8 @@ class QuantisedExperts : public BackendTest {
   static std::vector<WeightFormat> quantised_row_formats(int64_t k) {
     std::vector<WeightFormat> list = {{WeightFormat::e4m3, k, Rows::token},
                                       {WeightFormat::e4m3, k, Rows::tensor},
-                                      {WeightFormat::int8, k, Rows::token}};
+                                      {WeightFormat::int8, k, Rows::token},
+                                      {WeightFormat::int4, 32, Rows::token}};
     if (k % 128 == 0) list.push_back({WeightFormat::e4m3, 128, Rows::group});
     return list;
   }

@@ -37,10 +37,11 @@ struct QuantisedRow {
 QuantisedRow quantised(WeightFormat format, const Values& x, int64_t row, int64_t k,
                        float input_scale) {
   QuantisedRow out;
-  const bool is_int8 = format.numbers == WeightFormat::int8;
-  for (int64_t first = 0; first < k; first += format.group) {
+  const bool is_int8 = format.numbers != WeightFormat::e4m3;
+  const int64_t group = format.rows == Rows::group ? format.group : k;
+  for (int64_t first = 0; first < k; first += group) {
     const auto begin = static_cast<size_t>(row * k + first),
-               end = static_cast<size_t>(row * k + std::min(first + format.group, k));
+               end = static_cast<size_t>(row * k + std::min(first + group, k));
     float most = 0x1p-100f;
     for (size_t i = begin; i < end; ++i) most = std::max(most, std::abs(static_cast<float>(x[i])));
     const float scale = format.rows == Rows::tensor ? input_scale : most / (is_int8 ? 127 : 448);
@@ -79,8 +80,9 @@ class QuantisedRowsParity : public BackendTest {
     QuantizedRows rows;
     for (int64_t i = 0; i < n * k; ++i) {
       const auto bits = static_cast<uint8_t>(random() >> 24);
-      const bool is_nan = format.numbers == WeightFormat::e4m3 && (bits & 0x7f) == 0x7f;
-      rows.numbers.push_back(static_cast<int8_t>(is_nan ? 0 : bits));
+      const bool is_nan = format.numbers == WeightFormat::e4m3 && (bits & 0x7f) == 0x7f,
+                 is_int4 = format.numbers == WeightFormat::int4;
+      rows.numbers.push_back(static_cast<int8_t>(is_nan ? 0 : is_int4 ? bits % 16 - 8 : bits));
     }
     std::uniform_real_distribution<float> exponent(-12, -4);
     const int64_t groups = format.groups(k);
@@ -108,8 +110,8 @@ class QuantisedRowsParity : public BackendTest {
     const Operand y(ops(), y_type, {m, n}, Layout{.lead = 8, .trail = 8});
     ops().gemm(y, x_operand, w.view);
     ops().synchronize();
-    const bool is_int8 = format.numbers == WeightFormat::int8;
-    const int64_t groups = format.groups(k), blocks = (k + 127) / 128;
+    const bool is_e4m3 = format.numbers == WeightFormat::e4m3;
+    const int64_t groups = format.groups(k), blocks = is_e4m3 ? (k + 127) / 128 : groups;
     const double rounding = y_type == DType::f32 ? 0x1p-24 : 0x1p-8;
     Values want, bound;
     for (int64_t i = 0; i < m; ++i) {
@@ -120,21 +122,25 @@ class QuantisedRowsParity : public BackendTest {
           const auto g = static_cast<size_t>(c / format.group);
           const double term = row.numbers[static_cast<size_t>(c)] *
                               number(format, w.rows.numbers[static_cast<size_t>(j * k + c)]) *
-                              row.scales[g] * w.rows.scales[static_cast<size_t>(j * groups) + g];
+                              row.scales[format.rows == Rows::group ? g : 0] *
+                              w.rows.scales[static_cast<size_t>(j * groups) + g];
           sum += term;
           magnitude += std::abs(term);
         }
         want.push_back(sum);
-        // Sums of integers are exact. f32 rounds each block's sum, its scale, and the end.
-        const double sums = is_int8 ? 0 : block_error() + 0x1p-24 * static_cast<double>(blocks);
+        // Sums of integers are exact, but float64's of scaled ones; f32 rounds each group's or
+        // block's, its scale, and the end.
+        const double sums = is_e4m3      ? block_error() + 0x1p-24 * static_cast<double>(blocks)
+                            : groups > 1 ? 0x1p-24 * static_cast<double>(blocks)
+                                         : 0x1p-48;
         bound.push_back((rounding + 3 * 0x1p-24) * std::abs(sum) +
                         (sums + (groups > 1 ? 3 * 0x1p-24 : 0)) * magnitude + 1e-37);
       }
     }
     expect_close(
         y.get(), want, [&](size_t i) { return bound[i]; },
-        fmt::format("{} {} x {} x {}, rows {}", is_int8 ? "int8" : "e4m3", m, n, k,
-                    static_cast<int>(format.rows)));
+        fmt::format("{} bits {} x {} x {}, groups of {}, rows {}", format.bits(), m, n, k,
+                    format.group, static_cast<int>(format.rows)));
     y.expect_guards("y");
     x_operand.expect_guards("x");
   }
@@ -142,8 +148,11 @@ class QuantisedRowsParity : public BackendTest {
   static std::vector<WeightFormat> formats(int64_t k) {
     std::vector<WeightFormat> list = {{WeightFormat::e4m3, k, Rows::token},
                                       {WeightFormat::e4m3, k, Rows::tensor},
-                                      {WeightFormat::int8, k, Rows::token}};
+                                      {WeightFormat::int8, k, Rows::token},
+                                      {WeightFormat::int4, k, Rows::token}};
     if (k % 128 == 0) list.push_back({WeightFormat::e4m3, 128, Rows::group});
+    for (const int64_t group : {32, 64, 128})
+      if (k % group == 0 && k > group) list.push_back({WeightFormat::int4, group, Rows::token});
     return list;
   }
 };
@@ -156,6 +165,8 @@ TEST_P(QuantisedRowsParity, MatchesFloat64) {
                                 {4, 130, 640},
                                 {5, 64, 512},
                                 {17, 72, 1152},
+                                {39, 50, 96},
+                                {33, 16, 192},
                                 {70, 24, 256},
                                 {1, 7, 33},
                                 {6, 40, 200},
@@ -194,24 +205,17 @@ TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
 
 /// Numbers at the ends of their ranges, in any number of rows and columns.
 TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
-  constexpr int kWeights[] = {-128, -127, 127, -128, 1, 0, -1}, kRows[] = {127, -127, 126, 127, -1};
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 17, 1},
-                                {2, 16, 2},
-                                {3, 33, 3},
-                                {4, 5, 5},
-                                {5, 16, 31},
-                                {6, 48, 130},
-                                {7, 16, 127},
-                                {53, 100, 1003},
-                                {3, 4, (1 << 17) - 1}}) {
-    const WeightFormat format(WeightFormat::int8, k, Rows::token);
-    if (!ops().keeps(format, n, k)) GTEST_SKIP() << ops().name() << " has no such product";
+  constexpr int kRows[] = {127, -127, 126, 127, -1};
+  const auto expect_exact = [&](WeightFormat format, int64_t m, int64_t n, int64_t k) {
+    if (!ops().keeps(format, n, k)) return;
     std::mt19937 random(static_cast<uint32_t>(k));
-    const bool all_large = k % 2 == 1;  // or mixed
+    const bool all_large = k % 2 == 1, is_int4 = format.numbers == WeightFormat::int4;
+    const int least = is_int4 ? -8 : -128, most = is_int4 ? 7 : 127, large = is_int4 ? most : least;
+    const int weights[] = {least, least + 1, most, least, 1, 0, -1};
     QuantizedRows rows;
     for (int64_t i = 0; i < n * k; ++i)
-      rows.numbers.push_back(static_cast<int8_t>(all_large ? -128 : kWeights[random() % 7]));
-    rows.scales.assign(static_cast<size_t>(n), 1);
+      rows.numbers.push_back(static_cast<int8_t>(all_large ? large : weights[random() % 7]));
+    rows.scales.assign(static_cast<size_t>(n * format.groups(k)), 1);
     Values x, want;
     for (int64_t i = 0; i < m * k; ++i)
       x.push_back(all_large ? (i / k % 2 ? 127 : -127) : kRows[random() % 5]);
@@ -230,9 +234,26 @@ TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
         y(ops(), DType::f32, {m, n}, Layout{.lead = 8, .trail = 8});
     ops().gemm(y, x_operand, w.view);
     ops().synchronize();
-    expect_equal(y.get(), want, fmt::format("{} x {} x {}", m, n, k));
+    expect_equal(y.get(), want, fmt::format("{} bits, {} x {} x {}", format.bits(), m, n, k));
     y.expect_guards("y");
+  };
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 17, 1},
+                                {2, 16, 2},
+                                {3, 33, 3},
+                                {4, 5, 5},
+                                {5, 16, 31},
+                                {6, 48, 130},
+                                {7, 16, 127},
+                                {40, 33, 65},
+                                {53, 100, 1003},
+                                {3, 4, (1 << 17) - 1}}) {
+    expect_exact({WeightFormat::int8, k, Rows::token}, m, n, k);
+    expect_exact({WeightFormat::int4, k, Rows::token}, m, n, k);
   }
+  // Groups' sums in f32 are exact below 2^24.
+  for (const int64_t group : {32, 64, 128})
+    for (const int64_t m : {1, 2, 3, 4, 5, 35})
+      expect_exact({WeightFormat::int4, group, Rows::token}, m, 50, 3 * group);
 }
 
 // A weight that is the unit matrix shows the numbers of a row.
@@ -334,7 +355,8 @@ TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
         ops().synchronize();
         const auto got = some.bits();
         ASSERT_TRUE(std::equal(got.begin(), got.end(), want.begin() + first * n * 2))
-            << rows << " rows from " << first << ", rows are " << static_cast<int>(format.rows);
+            << rows << " rows from " << first << ", " << format.bits() << " bits, groups of "
+            << format.group << ", rows are " << static_cast<int>(format.rows);
       }
   }
 }

@@ -91,7 +91,7 @@ class CpuBackend : public Backend {
                        const QuantisedPanels& panels);
   const QuantisedKernels& quantised(WeightFormat format) const {
     const bool rows = format.quantises_rows();
-    return format.numbers == WeightFormat::int4   ? kernels_.int4
+    return format.numbers == WeightFormat::int4   ? (rows ? kernels_.int4_rows : kernels_.int4)
            : format.numbers == WeightFormat::int8 ? (rows ? kernels_.int8_rows : kernels_.int8)
                                                   : (rows ? kernels_.e4m3_rows : kernels_.e4m3);
   }

@@ -10,7 +10,7 @@
 namespace nanovllm::cpu {
 namespace {
 
-/// Sums of so many products of int8 numbers are exact in 32 bits.
+/// Sums of so many products of integers are exact in 32 bits.
 constexpr int64_t kMostQuantisedColumns = int64_t{1} << 17;
 
 /// y = x w^T for the weight's panels [begin, end). A quantised weight is not read as the task's w.
@@ -157,10 +157,10 @@ void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKerne
   });
 }
 
-// Scales of all rows, then numbers.
+// Scales of all rows, then numbers. Tiles of rows are read whole, and two at a time.
 size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) {
-  const int64_t groups = (k + kRowGroup - 1) / kRowGroup;
-  return static_cast<size_t>(std::min(m, kRowsAsTiles) *
+  const int64_t groups = (k + kRowGroup - 1) / kRowGroup, rows = std::min(m, kRowsAsTiles);
+  return static_cast<size_t>((rows + 2 * kTileRows - 1) / (2 * kTileRows) * 2 * kTileRows *
                              (quantised_row_stride(k) * 2 + groups * 4));
 }
 
@@ -171,7 +171,8 @@ void CpuBackend::reserve_quantised_rows(size_t bytes) {
 }
 
 void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, const Weight& w) {
-  const int64_t m = x.shape[0], n = w.n(), k = w.k(), groups = w.format.groups(k);
+  const int64_t m = x.shape[0], n = w.n(), k = w.k(),
+                groups = w.format.rows == WeightFormat::Rows::group ? w.format.groups(k) : 1;
   static_assert(kSummedColumns == kRowGroup && kLeastRowMagnitude == kLeastMagnitude);
   const QuantisedKernels& kernels = quantised(w.format);
   reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));

@@ -246,21 +246,23 @@ TEST_F(WrittenQuantised, HasEveryFileThatTheModelNeeds) {
   EXPECT_EQ(config, read_json_file(demo_ + "/config.json"));
 }
 
-// The layouts as compressed-tensors describes them: int8 as it is; int4 unsigned, the first number
-// in the lowest bits.
+// The layouts as compressed-tensors describes them: int8 as it is, and so int4 beside quantised
+// activations; else int4 is unsigned, the first number in the lowest bits.
 TEST_F(WrittenQuantised, StoresIntegersAsCompressedTensorsDoes) {
   const std::string module = "model.layers.2.mlp.down_proj";
   const int64_t n = 256, k = 512;
   std::string plain;
   for (const StoredBytes& t : read_tensors(demo_ + "/model.safetensors"))
     if (t.name == module + ".weight") plain = t.bytes;
-  for (const int bits : {4, 8}) {
-    SCOPED_TRACE(bits);
+  for (const std::string format : {"int4", "w4a8", "int8"}) {
+    SCOPED_TRACE(format);
+    const bool is_int4 = format != "int8";
+    const int bits = format == "int4" ? 4 : 8;  // of the file
     fs::remove_all(out_);
-    ASSERT_EQ(refusal(demo_, bits == 4 ? "int4" : "int8"), "accepted");
+    ASSERT_EQ(refusal(demo_, format), "accepted");
     std::map<std::string, StoredBytes> now;
     for (StoredBytes& t : read_tensors(out_ / "model.safetensors")) now[t.name] = std::move(t);
-    const int64_t group = bits == 4 ? 128 : k;
+    const int64_t group = is_int4 ? 128 : k;
     const StoredBytes &numbers = now.at(module + (bits == 4 ? ".weight_packed" : ".weight")),
                       &scales = now.at(module + ".weight_scale");
     EXPECT_EQ(numbers.dtype + scales.dtype, bits == 4 ? "I32BF16" : "I8BF16");
@@ -281,8 +283,7 @@ TEST_F(WrittenQuantised, StoresIntegersAsCompressedTensorsDoes) {
       const auto byte = static_cast<uint8_t>(numbers.bytes[static_cast<size_t>(i * bits / 8)]);
       const int q = bits == 8 ? static_cast<int8_t>(byte) : (byte >> (i % 2 * 4) & 15) - 8;
       const auto s = double(static_cast<float>(scale)), x = double(static_cast<float>(w));
-      const double most = bits == 4 ? 7 : 127,
-                   clipped = std::clamp(x / s, -most - (bits == 4), most);
+      const double most = is_int4 ? 7 : 127, clipped = std::clamp(x / s, -most - is_int4, most);
       ASSERT_LE(std::abs(q - clipped), 0.5) << i;
     }
   }
@@ -290,14 +291,14 @@ TEST_F(WrittenQuantised, StoresIntegersAsCompressedTensorsDoes) {
 
 // As vLLM takes W8A8, by compressed-tensors' names.
 TEST_F(WrittenQuantised, SaysThatActivationsOfEightBitsAreQuantisedByTokens) {
-  for (const std::string format : {"fp8", "int8", "int4"}) {
+  for (const std::string format : {"fp8", "int8", "int4", "w4a8"}) {
     fs::remove_all(out_);
     ASSERT_EQ(refusal(demo_, format), "accepted");
     const Json config = read_json_file((out_ / "config.json").string())["quantization_config"],
                group = config["config_groups"]["group_0"], rows = group["input_activations"];
     EXPECT_EQ(config["format"], format == "fp8"    ? "float-quantized"
-                                : format == "int8" ? "int-quantized"
-                                                   : "pack-quantized");
+                                : format == "int4" ? "pack-quantized"
+                                                   : "int-quantized");
     EXPECT_EQ(group["format"], config["format"]);
     EXPECT_EQ(rows.is_null(), format == "int4");
     if (rows.is_null()) continue;
@@ -320,7 +321,7 @@ TEST_F(WrittenQuantised, NothingStaysOfWhatWasStoppedOrRefused) {
                                }),
                Stopped);
   EXPECT_EQ(names(), std::vector<std::string>{});
-  EXPECT_NE(refusal(demo_, "int3").find("fp8, int8 or int4"), std::string::npos);
+  EXPECT_NE(refusal(demo_, "int3").find("fp8, int8, int4 or w4a8"), std::string::npos);
   EXPECT_NE(refusal(fs::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens/quantised-packed-128")
                 .find("is quantised already, int4 (compressed-tensors)"),
             std::string::npos);
@@ -397,7 +398,7 @@ TEST(ChooseQuantization, RefusesWhatTheCheckpointIsNot) {
               std::string::npos)
         << refusal_of(quantised, other);
   for (const char* unknown : {"gptq", "int3", "fp8,int8"})
-    EXPECT_NE(refusal_of(small_model(), unknown).find("fp8, int8 or int4"), std::string::npos)
+    EXPECT_NE(refusal_of(small_model(), unknown).find("fp8, int8, int4 or w4a8"), std::string::npos)
         << refusal_of(small_model(), unknown);
 }
 

@@ -200,6 +200,15 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
                R"({"strategy": "tensor"})");
   expect_group(inputs + "type \"int\"", "fp8-channel", "input_activations", R"({"type": "int"})");
   expect_group(inputs + "num_bits 4", "int8-channel", "input_activations", R"({"num_bits": 4})");
+  expect_group(inputs + "type \"float\"", "w4a8-64", "input_activations", R"({"type": "float"})");
+  expect_group(inputs + "num_bits is not supported", "w4a8-32-packed-experts", "weights",
+               R"({"symmetric": false})");
+  expect_group(inputs + "num_bits is not supported", "w4a8-32-packed-experts", "weights",
+               R"({"num_bits": 8})");
+  expect_group(weights + "strategy is not supported", "w4a8-64", "weights", R"({"num_bits": 8})");
+  expect_group(weights + "actorder is not supported", "w4a8-64", "weights",
+               R"({"actorder": "group"})");
+  expect_group(weights + "num_bits 3", "w4a8-64", "weights", R"({"num_bits": 3})");
   expect("output_activations", "int8-channel",
          R"({"config_groups": {"group_0": {"output_activations": {"num_bits": 8}}}})");
   expect("bits 2", "gptq-64-zeros", R"({"bits": 2})");

@@ -17,13 +17,12 @@ const Kernels& kernels_amx();
 
 namespace {
 
-/// Whether the processor has bf16 tiles and the system lets this process use them. Linux asks that
-/// a process request their state first; a second request is harmless.
+/// Whether the processor has tiles of bf16 and int8 and the system lets this process use them.
+/// Linux asks that a process request their state first; a second request is harmless.
 bool may_use_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx & kTiles) || !(edx & kBf16))
-    return false;
+  constexpr unsigned kNeeded = 1u << 24 | 1u << 22 | 1u << 25;  // tiles, bf16, int8
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kNeeded) != kNeeded) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -39,7 +38,8 @@ const Kernels* find_kernels(std::string_view name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool half = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool half =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   if (name == "amx" && half && may_use_tiles()) return &kernels_amx();
   if (name == "avx512_bf16" && half) return &kernels_avx512_bf16();
   if (name == "avx512" && avx512) return &kernels_avx512();

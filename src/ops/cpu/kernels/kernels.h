@@ -62,7 +62,7 @@ struct GemmTask {
   bool y_is_f32 = false;
   int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
   float* scratch = nullptr;  // gemm_scratch_floats(k); tile products: tile_scratch_floats(m)
-  const float* row_scales = nullptr;  // of quantised rows: one for each group of the weight
+  const float* row_scales = nullptr;  // of quantised rows: one, or for each group of the weight
 };
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
@@ -88,10 +88,14 @@ constexpr int64_t panel_scratch_floats(int64_t k) { return kPanelsAtOnce * kGemm
 constexpr int64_t kSummedColumns = 128;
 constexpr float kLeastRowMagnitude = 0x1p-100f;
 
-/// A number of a quantised row: the bits of a bf16, or an integer.
+/// A number of a quantised row: the bits of a bf16, or an integer, or two of a byte each.
 using QuantisedNumber = int16_t;
-/// From row to row; int8's end with zeros.
-constexpr int64_t quantised_row_stride(int64_t k) { return (k + 15) / 16 * 16; }
+/// From row to row. Integers end with zeros; those of a byte each, up to a multiple of
+/// kByteColumns, with four bytes more for each group of the weight.
+constexpr int64_t kByteColumns = 64;
+constexpr int64_t quantised_row_stride(int64_t k) {
+  return (k + kByteColumns - 1) / kByteColumns * kByteColumns;
+}
 
 /// Of one kind of numbers beside plain rows or, with quantise(), beside rows of such numbers.
 struct QuantisedKernels {
@@ -103,8 +107,9 @@ struct QuantisedKernels {
   void (*dequantise)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t);
   /// The same product of any rows with such panels, which are the task's w.
   void (*gemm_panels)(const GemmTask<bf16>& task, const QuantisedPanels& w);
-  /// The numbers that stand for a row of x, and the scale of each `group` of them: `scale` or,
-  /// where that is 0, by their largest magnitude. Null beside plain rows.
+  /// The numbers that stand for a row of x, and the scale of each `group` of them, or of all where
+  /// they are integers: `scale` or, where that is 0, by their largest magnitude. Null beside plain
+  /// rows.
   void (*quantise)(QuantisedNumber* numbers, float* scales, const bf16* x, int64_t k, int64_t group,
                    float scale);
   /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
@@ -147,7 +152,7 @@ struct Kernels {
   std::string_view name;
   FloatKernels<float> f32;
   FloatKernels<bf16> half;
-  QuantisedKernels int4, int8, e4m3, int8_rows, e4m3_rows;
+  QuantisedKernels int4, int8, e4m3, int4_rows, int8_rows, e4m3_rows;
   RowStats (*row_stats)(const float* logits, int64_t n);
   /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.
   double (*sum_exp)(const float* logits, int64_t n, float temperature, float shift);

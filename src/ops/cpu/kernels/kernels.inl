@@ -39,6 +39,19 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 //
 #include "ops/cpu/kernels/quantised_rows.inl"
 //
+#include "ops/cpu/kernels/integer_rows.inl"
+//
+#if defined(__AMX_INT8__)
+#include "ops/cpu/kernels/integer_tiles.inl"
+#else
+namespace {
+template <bool IS_INT4>
+bool integer_tiles(const GemmTask<bf16>&, const QuantisedPanels&) {
+  return false;
+}
+}  // namespace
+#endif
+//
 #include "ops/cpu/kernels/sampling.inl"
 
 namespace {
@@ -53,6 +66,7 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            quantised_kernels<Int4Group>(),
                            quantised_kernels<Int8Group>(),
                            quantised_kernels<E4m3Group>(),
+                           int4_rows_kernels(),
                            int8_rows_kernels(),
                            e4m3_rows_kernels(),
                            row_stats,

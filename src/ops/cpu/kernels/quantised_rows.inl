@@ -1,17 +1,8 @@
-// Products of rows that are quantised as the weight is (docs/contract.md). E4M3: numbers, exact in
+// Products of rows that are quantised as an E4M3 weight is (docs/contract.md): numbers, exact in
 // f32 as products of two are, are multiplied kSummedColumns of them at a time, and scales come to
-// their sums. int8: integers of 16 bits are multiplied, and all of a row's products are summed.
+// their sums.
 
 namespace {
-
-struct Int8Numbers {
-  static constexpr float kMost = 127;
-  /// Of magnitudes up to kMost.
-  static NANOVLLM_INLINE Vec nearest(Vec v) {
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: its last place is 1
-    return (v + magic) - magic;
-  }
-};
 
 struct E4m3Numbers {
   static constexpr int kColumns = 4;
@@ -143,111 +134,6 @@ void e4m3_panels(const GemmTask<bf16>& task, const QuantisedPanels& w) {
 
 constexpr QuantisedKernels e4m3_rows_kernels() {
   return {e4m3_gemm, dequantise<E4m3Numbers, false>, e4m3_panels, quantise_e4m3, nullptr};
-}
-
-// int8. A register of 32-bit units has four columns of each row of a weight. Their even bytes and
-// their odd ones, as 16 bits, are two operands of the instruction that multiplies pairs of 16 bits
-// and adds the two products, exactly; so rows of x have their columns in fours, 0, 2, 1, 3.
-
-#if defined(__AVX512BW__)
-constexpr int kIntBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kIntBytes = 32;
-#else
-constexpr int kIntBytes = 16;
-#endif
-using Ints = int32_t __attribute__((vector_size(kIntBytes)));
-using Shorts = int16_t __attribute__((vector_size(kIntBytes)));
-constexpr int kIntParts = 64 / kIntBytes;  // registers of a panel's unit
-
-/// The sums of the products of neighbours.
-NANOVLLM_INLINE Ints add_pairs(Shorts a, Shorts b) {
-#if defined(__AVX512BW__)
-  return reinterpret_cast<Ints>(
-      _mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<Ints>(
-      _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#elif defined(__SSE2__)
-  return reinterpret_cast<Ints>(
-      _mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-#else
-  const Ints x = reinterpret_cast<Ints>(a), y = reinterpret_cast<Ints>(b);
-  return (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
-#endif
-}
-
-/// Two columns of a row of x, for all rows of a weight.
-NANOVLLM_INLINE Shorts pair_at(const QuantisedNumber* x) {
-  int32_t pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  return reinterpret_cast<Shorts>(pair - Ints{});
-}
-
-/// ROWS x 16 outputs of the task; no more rows, so that sums and operands fit 16 registers.
-template <int ROWS>
-void int8_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row, int64_t block) {
-  const auto* x = reinterpret_cast<const QuantisedNumber*>(task.x) + row * task.x_stride;
-  const uint8_t* const panel = w.data + block * w.panel_bytes;
-  const uint8_t* unit = panel + w.units;
-  Ints sums[ROWS][kIntParts]{};
-  for (int64_t i = 0; i < w.k; i += 4, unit += 64) {
-    Shorts even[kIntParts], odd[kIntParts];
-    for (int p = 0; p < kIntParts; ++p) {
-      Shorts q;
-      __builtin_memcpy(&q, unit + p * kIntBytes, sizeof q);
-      even[p] = q << 8 >> 8;
-      odd[p] = q >> 8;
-    }
-    for (int r = 0; r < ROWS; ++r) {
-      const QuantisedNumber* four = x + r * task.x_stride + i;
-      const Shorts first = pair_at(four), second = pair_at(four + 2);
-      for (int p = 0; p < kIntParts; ++p)
-        sums[r][p] += add_pairs(even[p], first) + add_pairs(odd[p], second);
-    }
-  }
-  Result results[ROWS][1];
-  for (int r = 0; r < ROWS; ++r) {
-    VecI sum;
-    __builtin_memcpy(&sum, sums[r], sizeof sum);
-    results[r][0].value =
-        __builtin_convertvector(sum, Vec) * (task.row_scales[row + r] * weight_scales(panel, 0));
-  }
-  put_tile<ROWS, 1>(task, results, row, block);
-}
-
-/// Some panels at a time stay in the cache while kGemmRows rows pass.
-void int8_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
-  for (int64_t first = 0; first < task.m; first += kGemmRows)
-    for (int64_t begin = task.first_block; begin < task.end_block; begin += kPanelsAtOnce)
-      for (int64_t row = first; row < first + kGemmRows && row < task.m; row += 4) {
-        const int64_t left = task.m - row;
-        const auto tile = left >= 4   ? int8_tile<4>
-                          : left == 3 ? int8_tile<3>
-                          : left == 2 ? int8_tile<2>
-                                      : int8_tile<1>;
-        for (int64_t block = begin; block < begin + kPanelsAtOnce && block < task.end_block;
-             ++block)
-          tile(task, w, row, block);
-      }
-}
-
-void quantise_int8(QuantisedNumber* numbers, float* scale, const bf16* x, int64_t k, int64_t,
-                   float) {
-  *scale = scale_of<Int8Numbers>(x, k, 0);
-  along_row(
-      k, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-        const Vec v = *scale == *scale ? get(x + i, count) / *scale : Vec{};
-        const VecI q = __builtin_convertvector(Int8Numbers::nearest(v), VecI);
-        const VecH all = __builtin_convertvector(
-            __builtin_shufflevector(q, q, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15),
-            VecH);
-        __builtin_memcpy(numbers + i, &all, sizeof all);
-      });
-}
-
-constexpr QuantisedKernels int8_rows_kernels() {
-  return {int8_gemm, nullptr, nullptr, quantise_int8, nullptr};
 }
 
 }  // namespace
