@@ -370,9 +370,12 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
 // Weights for which quantised activations are defined (docs/contract.md), and others.
 TEST(QuantizationConfig, AFormatSaysHowTheRowsThatMeetItAreQuantised) {
   using Rows = WeightFormat::Rows;
-  const auto kept = [](QuantStorage storage, QuantScales scales, QuantActivations activations) {
+  const auto kept = [](QuantStorage storage, QuantScales scales, QuantActivations activations,
+                       int bits = 8) {
     QuantScheme scheme;
     scheme.storage = storage;
+    scheme.bits = bits;
+    scheme.group_size = 64;
     scheme.scales = scales;
     scheme.activations = activations;
     return scheme.kept_format(128, 512);
@@ -391,6 +394,15 @@ TEST(QuantizationConfig, AFormatSaysHowTheRowsThatMeetItAreQuantised) {
   EXPECT_EQ(kept(int8, QuantScales::channel, QuantActivations::tensor),
             WeightFormat(WeightFormat::int8, 384));
   EXPECT_FALSE(WeightFormat(WeightFormat::int8, 384, Rows::token).has_zeros());
+  for (const QuantStorage storage : {QuantStorage::packed, int8}) {
+    EXPECT_EQ(kept(storage, QuantScales::group, QuantActivations::token, 4),
+              WeightFormat(WeightFormat::int4, 64, Rows::token));
+    EXPECT_EQ(kept(storage, QuantScales::channel, QuantActivations::token, 4),
+              WeightFormat(WeightFormat::int4, 384, Rows::token));
+    EXPECT_EQ(kept(storage, QuantScales::group, QuantActivations::none, 4),
+              WeightFormat(WeightFormat::int4, 64));
+  }
+  EXPECT_FALSE(WeightFormat(WeightFormat::int4, 64, Rows::token).has_zeros());
 }
 
 TEST(QuantizationConfig, AnExpressionThatTakesForeverIsRefused) {
