@@ -13,8 +13,7 @@
 namespace nanovllm {
 namespace {
 
-// The most that a CPU's KV cache takes without being asked to, of all ranks.
-constexpr size_t kMostCpuCache = size_t{4} << 30;
+constexpr size_t kMostCpuCache = size_t{4} << 30;  // KV cache of all ranks, if none is asked for
 
 size_t aligned(size_t bytes) {
   return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
@@ -56,6 +55,7 @@ OperandLimits operands_of(const ModelConfig& model, const StepLimits& limits, DT
   o.widest = std::max({model.hidden_size, shard.share(model.num_attention_heads) * model.head_dim,
                        shard.share(model.intermediate_size)});
   if (model.moe) {
+    o.experts_per_token = model.moe->num_experts_per_tok;
     o.expert_inner = shard.share(model.moe->moe_intermediate_size);
     o.widest = std::max(o.widest, o.expert_inner);
   }
@@ -254,7 +254,6 @@ MemoryPlan plan_memory(Backend& ops, const ModelConfig& model, const EngineConfi
   plan.operands = operands_of(model, plan.limits, dtype, shard);
   plan.operands.quantised_columns = counter.quantised_columns();
   plan.operands.quantised_expert_columns = counter.quantised_expert_columns();
-  if (model.moe) plan.operands.experts_per_token = model.moe->num_experts_per_tok;
   plan.step_workspace = measure_workspace(*shape, model, plan.limits, shard);
   plan.workspace =
       aligned(plan.step_workspace) + aligned(BatchBuilder(plan.limits).max_bytes()) +
