@@ -69,6 +69,9 @@ TEST_F(CudaBackendTest, RefusesAHeadSizeByName) {
     gpu_->attention(q, q, cache, paged.batch(rig, {{0, 0, 4}}), 1.0f, 0);
   });
   EXPECT_NE(message.find("head_dim 48"), std::string::npos) << message;
+  EXPECT_EQ(
+      error_of(ErrorKind::invalid_argument, [&] { (void)gpu_->scratch_bytes({.head_dim = 48}); }),
+      message);
 }
 
 TEST_F(CudaBackendTest, LoadsStackedStridedUnalignedPartsOfEveryDtype) {

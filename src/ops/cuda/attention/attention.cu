@@ -164,4 +164,8 @@ void CudaBackend::attention_bf16(Tensor out, Tensor q, KvCache cache, const Batc
   });
 }
 
+void CudaBackend::check_head_dim(int64_t head_dim) {
+  dispatch_head_dim(head_dim, [&]<int kHeadDim>() {});
+}
+
 }  // namespace nanovllm

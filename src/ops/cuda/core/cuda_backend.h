@@ -56,7 +56,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Graph> capture(const std::function<void()>& body) override;
   int64_t max_logits_rows() const override { return 512; }
   /// Room to unpack a weight is part of it, of the largest that weight_bytes() was asked about.
+  /// Throws Error(invalid_argument) where attention() has no kernel for the size of heads.
   size_t scratch_bytes(const OperandLimits& largest) const override {
+    check_head_dim(largest.head_dim);
     return kMostMicroBatches * (GemmAlgorithms::kWorkspace + kPartialBytes + kPlanBytes) +
            kExchangeBytes + kScanBytes +
            unpacking_micro_batches() * (most_unpacked_ + quantised_row_bytes(largest));
@@ -256,6 +258,7 @@ class CudaBackend final : public Backend {
   void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
                      const ExpertPlan* places = nullptr);
   void load_fp8(const Weight& dst, const QuantizedRows& rows);
+  static void check_head_dim(int64_t head_dim);
   static size_t quantised_row_bytes(int64_t rows, int64_t columns);
   static size_t quantised_row_bytes(const OperandLimits& largest) {
     return std::max(quantised_row_bytes(largest.rows, largest.quantised_columns),
