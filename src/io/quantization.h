@@ -56,7 +56,7 @@ struct QuantScheme {
 
   /// Whether its numbers are stored as a byte each, as they are.
   bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
-  /// What an integer is larger by as it is stored or, of a plain weight, made.
+  /// The excess of an integer as it is stored or, of a plain weight, made.
   int middle() const { return is_bytes() && !(while_loading && bits == 4) ? 0 : 1 << (bits - 1); }
   /// The format that keeps columns [begin, end) of such a weight as they are, and quantises the
   /// rows that meet it as the scheme says where that is defined; nothing where none does: the

@@ -1,4 +1,4 @@
-// What the tensors of a quantised weight hold: scales, zero points and numbers.
+// Reads a quantised weight's tensors: scales, zero points and numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

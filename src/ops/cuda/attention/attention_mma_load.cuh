@@ -1,5 +1,5 @@
-// What a block of attention_mma.cuh keeps in shared memory, its rows, and how keys, values and
-// queries get there.
+// The shared memory of a block of attention_mma.cuh, its rows, and how keys, values and queries get
+// there.
 #pragma once
 
 #include "ops/cuda/attention/attention.cuh"

@@ -25,7 +25,7 @@ class TileWidener {
     place_ = row_ * kSwizzleColumns * 2 + (2 * piece ^ row_ % 8) * 16;
   }
 
-  /// What is copied next is of `item`.
+  /// The next copies are of `item`.
   __device__ void begin(const PrefillItem& item) {
     table_ = a_.block_tables + item.sequence * a_.table_stride;
     cache_ = static_cast<const E4m3*>(is_key ? a_.k : a_.v) +

@@ -147,7 +147,7 @@ __device__ __forceinline__ void put_normals(const Worker& w, const __nv_bfloat16
   }
 }
 
-// What other blocks sent.
+// Words of other blocks.
 
 /// Calls put(block, a lane's first two elements, its next two) of `blocks` blocks of 128
 /// elements that lie in a row from `from` on; a warp asks for several of its own at once.

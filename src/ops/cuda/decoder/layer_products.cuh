@@ -1,5 +1,5 @@
-// What a layer does between its attention and the next one's as one kernel, for GPUs that have no
-// kernel of all layers.
+// One kernel of all that a layer does between its attention and the next one's, for GPUs that have
+// no kernel of all layers.
 //
 // Before sm_90 no kernel starts before the one before it has ended, so that at batch 1 memory idles
 // at each boundary while blocks start, the first bytes come, and one chain of tensor core steps
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     divide(block.shares, a);
   }
   __syncthreads();
-  // What o waits for comes first: copies on their way keep later ones waiting.
+  // The operand that o waits for comes first: copies on their way keep later ones waiting.
   copy_first_operand(a, block);
   Ring<kStages> ring(memory, a, block.shares);
   const bool begins = ring.supply.product == kOut;

@@ -57,10 +57,8 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
     shape.is_whole = true;
     shape.plan = plan;
     shape.expert_blocks = w.data.stride[0] * static_cast<int64_t>(sizeof(bf16)) / kFp8Block;
-    shape.stages = static_cast<int>(std::clamp<int64_t>(kRing / shape.stage_bytes, 2, kMostStages));
-    while (shape.stages > 2 &&
-           tile.shared_bytes(shape.stage_bytes, shape.stages) > static_cast<int>(max_shared_bytes_))
-      --shape.stages;
+    shape.stages =
+        fp8_stages(tile, shape.stage_bytes, kRing / shape.stage_bytes, max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), k).scales());
     launch_early(gemm_fp8_kernel<t.rows, t.depth, 1, kGated, kBlocks, true>,
@@ -75,11 +73,9 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
                    [&](const Fp8Tile& tile) { return tile.rows == tile_tokens; });
   with_index<static_cast<int>(std::size(kFp8ExpertTiles))>(
       static_cast<int>(own - std::begin(kFp8ExpertTiles)), [&]<int i>() {
-        const bool blocks = w.format.rows == WeightFormat::Rows::group;
-        if (is_gated && blocks) return go.template operator()<i, true, true>();
-        if (is_gated) return go.template operator()<i, true, false>();
-        if (blocks) return go.template operator()<i, false, true>();
-        go.template operator()<i, false, false>();
+        with_fp8_kind(w, is_gated, [&]<bool kGated, bool kBlocks>() {
+          go.template operator()<i, kGated, kBlocks>();
+        });
       });
 }
 

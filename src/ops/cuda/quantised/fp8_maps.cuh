@@ -1,5 +1,8 @@
-// How the copy engine sees the operands of gemm_fp8.cuh.
+// How the kernel of gemm_fp8.cuh is launched: its stages, its kinds, and how the copy engine sees
+// its operands.
 #pragma once
+
+#include <algorithm>
 
 #include "ops/cuda/ptx/tensor_map.h"
 #include "ops/cuda/quantised/gemm_fp8.cuh"
@@ -51,6 +54,24 @@ Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const
                                {int64_t{shape.copied_rows} * 4}, {tile.row_scales(), tile.depth});
   }
   return maps;
+}
+
+/// Of `wanted` stages those that fit into a block's shared memory, two at least.
+inline int fp8_stages(const Fp8Tile& tile, int stage_bytes, int64_t wanted, size_t shared_bytes) {
+  int stages = static_cast<int>(std::clamp<int64_t>(wanted, 2, kMostStages));
+  while (stages > 2 && tile.shared_bytes(stage_bytes, stages) > static_cast<int>(shared_bytes))
+    --stages;
+  return stages;
+}
+
+/// Calls body.template operator()<gated, scales in blocks>().
+template <class Body>
+void with_fp8_kind(const Weight& w, bool gated, Body&& body) {
+  const bool blocks = w.format.rows == WeightFormat::Rows::group;
+  if (gated && blocks) return body.template operator()<true, true>();
+  if (gated) return body.template operator()<true, false>();
+  if (blocks) return body.template operator()<false, true>();
+  body.template operator()<false, false>();
 }
 
 }  // namespace nanovllm

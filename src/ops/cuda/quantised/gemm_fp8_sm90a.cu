@@ -69,11 +69,8 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
               blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
     const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,
                   ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
-    shape.stages = static_cast<int>(
-        std::clamp<int64_t>(std::min(ring / shape.stage_bytes, all), 2, kMostStages));
-    while (shape.stages > 2 &&
-           tile.shared_bytes(shape.stage_bytes, shape.stages) > static_cast<int>(max_shared_bytes_))
-      --shape.stages;
+    shape.stages = fp8_stages(tile, shape.stage_bytes, std::min(ring / shape.stage_bytes, all),
+                              max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
     launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.cluster, kGated, kBlocks, false>,
@@ -84,11 +81,9 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
                     Fp8RowScales{w_scales, reinterpret_cast<const float*>(scales)}, shape);
   };
   with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
-    const bool blocks = w.format.rows == WeightFormat::Rows::group;
-    if (gated && blocks) return go.template operator()<i, true, true>();
-    if (gated) return go.template operator()<i, true, false>();
-    if (blocks) return go.template operator()<i, false, true>();
-    go.template operator()<i, false, false>();
+    with_fp8_kind(w, gated, [&]<bool kGated, bool kBlocks>() {
+      go.template operator()<i, kGated, kBlocks>();
+    });
   });
 }
 
