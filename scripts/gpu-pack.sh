@@ -8,7 +8,8 @@ archive=${2:-build/gpu-carry.tar.gz}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for file in "$build"/bin/libnanovllm-cuda.so "$build"/bin/ops_timing "$build"/bin/cuda_*_test "$build"/bin/parity_*_test \
-  "$build"/bin/{huggingface,exactness,adjusted_answers,quantised,load_fuzz,parallel}_test "$build"/bin/nanovllm; do
+  "$build"/bin/{huggingface,exactness,adjusted_answers,quantised,load_fuzz,parallel}_test "$build"/bin/nanovllm \
+  "$build"/bin/{libnanovllm-grammar.so,nanovllm-grammar-compiler}; do
   [ -e "$file" ] && cp "$file" "$folder"/ && strip "$folder/$(basename "$file")"
 done
 # Shared libraries of the distribution, not those of the C and C++ runtime, of CUDA, or of the driver.

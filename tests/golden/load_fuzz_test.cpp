@@ -19,6 +19,7 @@
 
 #include "grammar_llm.h"
 #include "llm_rig.h"
+#include "load_shapes.h"
 #include "load_tally.h"
 #include "random_structure.h"
 #include "same_output.h"
@@ -27,16 +28,6 @@ namespace nanovllm {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Shape {
-  const char* config;
-  const char* changes;  // of config.json
-  const char* name;
-  int ranks = 1;
-  Target target = kTargets[3];
-  const char* kv_cache_dtype = "auto";
-};
-void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 int64_t setting(const char* name, int64_t otherwise) {
   const char* value = std::getenv(name);
@@ -86,6 +77,7 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
     base_.load_format = "dummy";
     base_.tensor_parallel_size = shape.ranks;
     base_.kv_cache_dtype = shape.kv_cache_dtype;
+    base_.quantization = shape.quantization;
     if (on_gpu() && !has_gpu(shape.ranks - 1)) GTEST_SKIP() << "too few GPUs here";
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -373,84 +365,9 @@ TEST_P(LoadFuzz, ARequestGivesTheSameBytesAloneAndAtAnyLoad) {
   EXPECT_TRUE(is_limited || tally_.proves());
 }
 
-constexpr const char *kFourLayers = R"({"num_hidden_layers": 4})",
-                     *kWholeVocabulary = R"({"num_hidden_layers": 4, "vocab_size": 151936})",
-                     *kTwoLayers = R"({"num_hidden_layers": 2})",
-                     *kOneLayer = R"({"num_hidden_layers": 1})",
-                     *kMistral = R"({"num_hidden_layers": 3, "sliding_window": 500,
-                         "model_type": "mistral", "architectures": ["MistralForCausalLM"]})",
-                     *kQwen2 = R"({"num_hidden_layers": 4, "head_dim": 64,
-                         "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})",
-                     *kSmall = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
-                         "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-                         "num_key_value_heads": 2})",
-                     *kSmallFourHeads = R"({"num_hidden_layers": 2, "vocab_size": 2000,
-                         "head_dim": 32, "hidden_size": 64, "intermediate_size": 96,
-                         "num_attention_heads": 4, "num_key_value_heads": 4})",
-                     *kSmallInt4 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
-                         "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "quantization_config": {"quant_method": "awq",
-                         "version": "gemm", "bits": 4, "group_size": 32}})",
-                     *kSmallFp8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
-                         "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8,
-                         "num_key_value_heads": 2, "quantization_config": {"quant_method": "fp8",
-                         "weight_block_size": [128, 128]}})",
-                     *kSmallInt8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
-                         "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "quantization_config": {
-                         "quant_method": "compressed-tensors", "format": "int-quantized",
-                         "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": true},
-                         "ignore": ["lm_head"], "config_groups": {"all": {"targets": ["Linear"],
-                         "weights": {"num_bits": 8, "strategy": "channel"}, "input_activations":
-                         {"num_bits": 8, "strategy": "token", "dynamic": true}}}}})",
-                     *kSmallW4A8 = R"({"num_hidden_layers": 2, "vocab_size": 2000, "head_dim": 32,
-                         "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "quantization_config": {
-                         "quant_method": "compressed-tensors", "format": "int-quantized",
-                         "ignore": ["lm_head"], "config_groups": {"all": {"targets": ["Linear"],
-                         "weights": {"num_bits": 4, "strategy": "group", "group_size": 32},
-                         "input_activations":
-                         {"num_bits": 8, "strategy": "token", "dynamic": true}}}}})",
-                     *kSmallExpertsInt4 = R"({"num_hidden_layers": 2, "vocab_size": 2000,
-                         "head_dim": 32, "hidden_size": 64, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3,
-                         "moe_intermediate_size": 96, "quantization_config": {"quant_method": "awq",
-                         "version": "gemm", "bits": 4, "group_size": 32}})",
-                     *kSmallExpertsFp8 = R"({"num_hidden_layers": 2, "vocab_size": 2000,
-                         "head_dim": 32, "hidden_size": 128, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3,
-                         "moe_intermediate_size": 256, "quantization_config": {
-                         "quant_method": "fp8", "weight_block_size": [128, 128]}})";
-
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, LoadFuzz,
-    testing::Values(Shape{"qwen3-0.6b", kWholeVocabulary, "qwen3_0_6b"},
-                    Shape{"qwen3-8b", kTwoLayers, "qwen3_8b"},
-                    Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b"},
-                    Shape{"qwen3-32b", kOneLayer, "qwen3_32b"},  // rows wider than 4,096
-                    Shape{"qwen3-1.7b", kMistral, "mistral_window"},
-                    Shape{"qwen3-0.6b", kQwen2, "qwen2_heads_of_64"},
-                    Shape{"qwen3-0.6b", kFourLayers, "fp8_cache", 1, kTargets[3], "fp8"},
-                    Shape{"qwen3-0.6b", kQwen2, "fp8_cache_heads_of_64", 1, kTargets[3], "fp8"},
-                    Shape{"qwen3-8b", kTwoLayers, "fp8_cache_2_ranks", 2, kTargets[3], "fp8"},
-                    Shape{"qwen3-0.6b", kFourLayers, "qwen3_0_6b_2_ranks", 2},
-                    Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_2_ranks", 2},
-                    Shape{"qwen3-30b-a3b", kTwoLayers, "qwen3_30b_a3b_2_ranks", 2},
-                    Shape{"qwen3-8b", kTwoLayers, "qwen3_8b_4_ranks", 4}),
-    [](const auto& parameter) { return std::string(parameter.param.name); });
-INSTANTIATE_TEST_SUITE_P(
-    Cpu, LoadFuzz,
-    testing::Values(Shape{"qwen3-0.6b", kSmall, "f32", 1, kTargets[0]},
-                    Shape{"qwen3-0.6b", kSmall, "bf16_2_ranks", 2, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallFourHeads, "bf16_4_ranks", 4, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallInt4, "int4", 1, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallFp8, "fp8_2_ranks", 2, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallInt8, "int8_fp8_cache_2_ranks", 2, kTargets[1]},
-                    Shape{"qwen3-0.6b", kSmallW4A8, "w4a8_2_ranks", 2, kTargets[1]},
-                    Shape{"qwen3-30b-a3b", kSmallExpertsInt4, "int4_experts", 1, kTargets[1]},
-                    Shape{"qwen3-30b-a3b", kSmallExpertsFp8, "fp8_experts_2_ranks", 2,
-                          kTargets[1]}),
-    [](const auto& parameter) { return std::string(parameter.param.name); });
+constexpr auto shape_name = [](const auto& info) { return std::string(info.param.name); };
+INSTANTIATE_TEST_SUITE_P(Cuda, LoadFuzz, testing::ValuesIn(kGpuShapes), shape_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, LoadFuzz, testing::ValuesIn(kCpuShapes), shape_name);
 
 }  // namespace
 }  // namespace nanovllm
