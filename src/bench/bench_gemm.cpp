@@ -86,15 +86,25 @@ class Matrices {
   std::vector<Buffer> buffers_;
 };
 
-Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
-             const GemmOptions& options, const Machine& machine) {
-  Matrices matrices(ops, dtype);
-  const double bytes = double(shape.n * shape.k) * double(size_of(dtype)),
-               flops = 2.0 * double(rows * shape.n * shape.k);
-  constexpr double kBytes = 300e6;  // more than the caches hold
-  const int64_t copies = std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes), 1, 24);
+double bytes_of(const WeightShape& shape, DType dtype) {
+  return double(shape.n * shape.k) * double(size_of(dtype));
+}
+
+/// Copies of a weight that take more than the caches hold.
+std::vector<Weight> copies_of(const WeightShape& shape, DType dtype, Matrices& matrices) {
+  constexpr double kBytes = 300e6;
+  const int64_t copies =
+      std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes_of(shape, dtype)), 1, 24);
   std::vector<Weight> weights;
   for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape.n, shape.k));
+  return weights;
+}
+
+Json measure(Backend& ops, DType dtype, const WeightShape& shape,
+             const std::vector<Weight>& weights, int64_t rows, const GemmOptions& options,
+             const Machine& machine) {
+  Matrices matrices(ops, dtype);
+  const double bytes = bytes_of(shape, dtype), flops = 2.0 * double(rows * shape.n * shape.k);
   const Tensor x = matrices.plain(dtype, rows, shape.k, true),
                y = matrices.plain(shape.f32_out ? DType::f32 : dtype, rows, shape.n, false);
   Json row = {{"weight", shape.name}, {"n", shape.n}, {"k", shape.k}, {"rows", rows}};
@@ -109,7 +119,7 @@ Json measure(Backend& ops, DType dtype, const WeightShape& shape, int64_t rows,
   const auto all = [&] {
     for (const Weight& w : weights) ops.gemm(y, x, w);
   };
-  const double seconds = seconds_of(ops, options.repetitions, all) / double(copies);
+  const double seconds = seconds_of(ops, options.repetitions, all) / double(weights.size());
   row["measured"] = 1e3 * seconds;
   row["microseconds"] = 1e6 * seconds;
   row["gigabytes_per_second"] = bytes / seconds * 1e-9;
@@ -159,15 +169,18 @@ int bench_gemm(const GemmOptions& options) {
   }
   BenchReport report("gemm", options, columns);
   Progress progress(options.quiet);
-  const auto weights = weights_of(config, options.engine.tensor_parallel_size);
+  const auto shapes = weights_of(config, options.engine.tensor_parallel_size);
   int64_t done = 0;
-  for (const WeightShape& shape : weights)
+  for (const WeightShape& shape : shapes) {
+    Matrices matrices(*ops, dtype);
+    const std::vector<Weight> weights = copies_of(shape, dtype, matrices);
     for (const int64_t rows : options.rows) {
       progress.loading("products", done++,
-                       static_cast<int64_t>(weights.size() * options.rows.size()));
+                       static_cast<int64_t>(shapes.size() * options.rows.size()));
       if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
-        report.add(measure(*ops, dtype, shape, rows, options, machine));
+        report.add(measure(*ops, dtype, shape, weights, rows, options, machine));
     }
+  }
   report.write(info, machine, config, 0);
   return kExitDone;
 }
