@@ -3,13 +3,15 @@
 #include <gtest/gtest.h>
 
 #include "ops/cuda/gemm/choose.h"
+#include "ops/cuda/gemm/gemm_kernels.h"
 
 namespace nanovllm {
 namespace {
 
 constexpr GemmGpu kHopper{
     .has_wgmma = true, .has_tma = true, .num_sms = 132, .shared_bytes = 227 * 1024};
-constexpr GemmGpu kAmpere{.num_sms = 108, .shared_bytes = 163 * 1024};
+constexpr GemmGpu kAmpere{.num_sms = 108, .shared_bytes = 163 * 1024},
+    kAda{.num_sms = 128, .shared_bytes = 99 * 1024};
 
 struct Shape {
   int64_t n, k;
@@ -122,6 +124,67 @@ TEST(GemmChoice, OfQuantisedWeights) {
     uneven.is_even = false;
     EXPECT_EQ(served(uneven), "unpacked");
   }
+}
+
+TEST(GemmChoice, OfQuantisedWeightsOnOtherGpus) {
+  for (const GemmGpu& gpu : {kAmpere, kAda})
+    for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3})
+      for (const int64_t group : {32, 128, 4096}) {
+        const auto served = [&](GemmProblem problem) {
+          problem.weight = {numbers, group};
+          return served_by(problem, gpu);
+        };
+        EXPECT_EQ(served(product(1, kLargeQkv)), "packed_mma");
+        EXPECT_EQ(served(product(256, kLargeGateUp, GemmEnd::gate)), "packed_mma");
+        EXPECT_EQ(served(product(257, kLargeQkv)), "unpacked");
+        // No kernel of plain weights gates there.
+        EXPECT_EQ(served(product(257, kLargeGateUp, GemmEnd::gate)), "separate operations");
+        EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::store, DType::f32)), "unpacked");
+        EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
+        EXPECT_EQ(served(product(8, {8, 4096})), "packed_mma");
+        GemmProblem uneven = product(1, kLargeQkv);
+        uneven.is_even = false;
+        EXPECT_EQ(served(uneven), "unpacked");
+      }
+}
+
+// Weights of few rows get a warp for each eight of them, so that every SM has work; batches are cut
+// where that gives more warps a part.
+TEST(GemmChoice, OfTilesOfPackedWeights) {
+  const auto explained = [](GemmProblem problem) {
+    problem.weight = {WeightFormat::int4, 128};
+    GemmGpu gpu = kAmpere;
+    gpu.num_sms = 132;  // where its cycles were measured
+    return explain_gemm(problem, gpu);
+  };
+  const std::string rest = "; not packed (needs sm_90a)";
+  EXPECT_EQ(explained(product(1, {4096, 12288})),
+            "packed_mma, 4 warps by 8 rows of the weight by 8 rows, 1 blocks of rows" + rest);
+  EXPECT_EQ(explained(product(1, kLargeQkv)),
+            "packed_mma, 3 warps by 16 rows of the weight by 8 rows, 1 blocks of rows" + rest);
+  EXPECT_EQ(explained(product(64, {4096, 12288})),
+            "packed_mma, 4 warps by 16 rows of the weight by 32 rows, 2 blocks of rows" + rest);
+  EXPECT_EQ(explained(product(64, kLargeGateUp, GemmEnd::gate)),
+            "packed_mma, 12 warps by 16 rows of the weight by 64 rows, 1 blocks of rows" + rest);
+}
+
+// What a block asks of its shared memory is there, whatever the GPU: a plan that needs more would
+// fail where it is launched.
+TEST(GemmChoice, RingsOfPackedWeightsFitEveryGpu) {
+  for (const size_t shared_bytes : {99u, 163u, 227u})
+    for (const auto numbers : {WeightFormat::int4, WeightFormat::int8})
+      for (int64_t rows = 1; rows <= 256; ++rows) {
+        GemmGpu gpu = kAda;
+        gpu.shared_bytes = shared_bytes * 1024;
+        GemmProblem problem = product(rows, kLargeGateUp, GemmEnd::gate);
+        problem.weight = {numbers, 32};
+        const PackedMmaPlan plan = choose_gemm(problem, gpu).packed_mma;
+        ASSERT_GE(plan.eights * 8 * plan.row_blocks, rows);
+        const PackedRings rings(plan.warps, plan.units, plan.eights, rows,
+                                packed_record_bytes(problem.weight, problem.k), gpu.shared_bytes);
+        EXPECT_GT(rings.stages, 0) << rows << " rows, " << shared_bytes << " KB";
+        EXPECT_LE(rings.bytes, gpu.shared_bytes);
+      }
 }
 
 TEST(GemmChoice, OfQuantisedRows) {

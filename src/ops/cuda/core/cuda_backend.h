@@ -252,6 +252,8 @@ class CudaBackend final : public Backend {
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
   /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
+  /// The same on any GPU (gemm_packed_mma.cu).
+  void gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gated, const PackedMmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
   /// `places`: the rows to be are these, of the tokens that are x's rows.

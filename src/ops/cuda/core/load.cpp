@@ -89,15 +89,13 @@ bool has_whole_groups(const Fp8Layout& layout, const std::vector<float>& units) 
 
 }  // namespace
 
-// Elsewhere weights of few rows would have to be unpacked for each product; experts' kernels read
-// plain numbers, or E4M3 ones with quantised rows.
+// Experts' kernels read plain numbers or, as products that quantise rows do, E4M3 ones on Hopper.
 bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const {
   const int64_t group = format.group;
-  if (!is_hopper_ || !format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0)
-    return false;
+  if (!format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0) return false;
   if (stacked && (!format.quantises_rows() || n % (kFp8Aligned * kFp8Unit * 2) != 0)) return false;
   if (format.quantises_rows())
-    return format.numbers == WeightFormat::e4m3 &&
+    return is_hopper_ && format.numbers == WeightFormat::e4m3 &&
            group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
   return k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);
 }

@@ -247,18 +247,24 @@ constexpr Row kTable[] = {
     {GemmEnd::send, kBf16, GemmKernel::mid, true, true, try_mid_to_send},
     {GemmEnd::scan, kBf16, GemmKernel::sample, true, true, try_sample},
     {GemmEnd::store, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::int4, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::store, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
@@ -300,6 +306,10 @@ std::string describe(const GemmChoice& choice) {
       return fmt::format("{} warps by {} rows of the weight, {} blocks of rows",
                          choice.packed.warps, choice.packed.units * kPackedRows,
                          choice.packed.row_blocks);
+    case GemmKernel::packed_mma:
+      return fmt::format("{} warps by {} rows of the weight by {} rows, {} blocks of rows",
+                         choice.packed_mma.warps, choice.packed_mma.units * kPackedRows,
+                         choice.packed_mma.eights * 8, choice.packed_mma.row_blocks);
     case GemmKernel::fp8:
       return describe(choice.fp8);
     default:
@@ -342,6 +352,7 @@ const char* name_of(GemmKernel kernel) {
                                     "blas",
                                     "in_order",
                                     "packed",
+                                    "packed_mma",
                                     "unpacked",
                                     "fp8"};
   return kNames[static_cast<size_t>(kernel)];

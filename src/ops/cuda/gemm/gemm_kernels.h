@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/weight.h"
 #include "ops/cuda/core/layout.h"
 
 namespace nanovllm {
@@ -38,8 +39,51 @@ constexpr int skinny_shared_bytes(int columns, int block_rows, int depth, int st
 // -- gemm_packed.cuh --
 
 constexpr int kPackedRows = 8, kPackedColumns = 128;  // of a record (packed.h)
-constexpr int kMostPackedGroups = 3;                  // of four warps, of a block
-constexpr int kMostPackedTile = 128;                  // rows of x
+/// Groups of a record that have scales in it: 1, 2, 4; 0: whole rows have.
+constexpr int packed_groups(WeightFormat format, int64_t k) {
+  return format.group == k               ? 0
+         : format.group < kPackedColumns ? static_cast<int>(kPackedColumns / format.group)
+                                         : 1;
+}
+constexpr int packed_record_bytes(WeightFormat format, int64_t k) {
+  return kPackedRows * (kPackedColumns * format.bits() / 8 + packed_groups(format, k) * 4);
+}
+constexpr int kMostPackedGroups = 3;  // of four warps, of a block
+constexpr int kMostPackedTile = 128;  // rows of x
+
+// -- gemm_packed_mma.cuh --
+
+constexpr int kMostPackedWarps = 12;                  // that multiply, of a block
+constexpr int kMostPackedCopiers = 4;                 // that copy x: one, for up to eight rows
+constexpr int kMostEightsOfOne = 2;                   // of a tile whose warps have 8 rows of w
+inline constexpr int kPackedStages[] = {8, 4};        // of a warp's ring: as many as fit
+inline constexpr int kPackedEights[] = {1, 2, 4, 8};  // of rows of x, of a tile
+
+/// A panel of x: 1,024 columns of eight rows, 512 of 16 and so on, and what keeps neighbouring rows
+/// in different banks.
+constexpr int packed_panel_columns(int eights) { return 1024 / eights; }
+constexpr int packed_panel_pitch(int eights) { return packed_panel_columns(eights) * 2 + 16; }
+constexpr int kMostPanels = 4, kPackedBarrierBytes = 2 * kMostPanels * 8;
+
+/// A block's shared memory: the barriers, panels of x for `rows` rows in tiles of `eights`, and a
+/// ring for each warp, as far as `most` bytes allow.
+struct PackedRings {
+  int panels, panel_bytes, stage_bytes, stages = 0;  // stages 0: no room
+  size_t bytes;
+  PackedRings(int warps, int units, int eights, int64_t rows, int record_bytes, size_t most)
+      : panel_bytes(packed_panel_pitch(eights) *
+                    static_cast<int>(eights == 1 ? std::min<int64_t>(rows, 8) : 8 * eights)),
+        stage_bytes(units * record_bytes) {
+    const int all = static_cast<int>(most) - kPackedBarrierBytes;
+    // A third for x: there are as many panels as more of them help.
+    panels = std::clamp(all / 3 / panel_bytes, 2, kMostPanels);
+    const int room = all - panels * panel_bytes;
+    for (const int count : kPackedStages)
+      if (stages == 0 && count * warps * stage_bytes <= room) stages = count;
+    bytes = static_cast<size_t>(kPackedBarrierBytes + panels * panel_bytes +
+                                stages * warps * stage_bytes);
+  }
+};
 
 // -- gemm_mid.cuh --
 

@@ -154,71 +154,9 @@ __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const
 
 // -- Products --
 
-/// A lane's part of a chunk, of kUnits eights of rows, as it is stored.
-template <WeightFormat::Numbers packing, int kUnits>
-struct PackedNumbers {
-  static constexpr int kParts = WeightFormat(packing).bits() / 4;  // of 16 bytes
-  uint4 parts[kUnits][kParts];
-  uint32_t scales[kUnits];     // of the chunk, or its first group
-  const unsigned char* words;  // of scale
-  /// `records`: of the warp's units, `unit_bytes` apart.
-  __device__ void load(const unsigned char* records, int unit_bytes, bool has_scales) {
-    const int lane = threadIdx.x % kWarp;
-    words = records + packed_number_bytes(packing) + lane / 4 * 4;
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if (has_scales) scales[u] = scale(unit_bytes, u, 0);
-#pragma unroll
-      for (int p = 0; p < kParts; ++p)
-        parts[u][p] = reinterpret_cast<const uint4*>(records + u * unit_bytes)[p * kWarp + lane];
-    }
-  }
-  __device__ uint32_t scale(int unit_bytes, int unit, int group) const {
-    return *reinterpret_cast<const uint32_t*>(words + unit * unit_bytes + group * kPackedRows * 4);
-  }
-  /// Word i of a lane's four or eight.
-  template <int i>
-  __device__ uint32_t word(int unit) const {
-    const uint4& v = parts[unit][i / 4];
-    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
-  }
-};
-
-/// Two steps of a chunk, steps 2 quarter and 2 quarter + 1, as A.
-template <int quarter, WeightFormat::Numbers packing, int kUnits>
-__device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
-                                               const PackedNumbers<packing, kUnits>& numbers,
-                                               Unpack<packing> (&unpack)[kUnits], int unit_bytes,
-                                               int groups) {
-  constexpr int kWords = WeightFormat(packing).bits() / 4;
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    if constexpr (quarter == 0) unpack[u] = Unpack<packing>(numbers.scales[u]);
-    if (quarter > 0 && groups * quarter % 4 == 0 && groups > 1)
-      unpack[u] = Unpack<packing>(numbers.scale(unit_bytes, u, groups * quarter / 4));
-    uint32_t pairs[4];
-    unpack[u](pairs, numbers.template word<quarter * kWords>(u),
-              numbers.template word<quarter * kWords + kWords - 1>(u));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
-  }
-}
-
 __device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
 #pragma unroll
   for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
-}
-
-/// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g:
-/// each lane then stores two columns of one row.
-__device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
-                                 int row, int rows, bool inside) {
-  const bool odd = threadIdx.x & 4;
-  const float got = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
-  row += odd;
-  if (!inside || row >= rows) return;
-  const int g = threadIdx.x % kWarp / 4;
-  store_pair(y + row * stride + g / 2 * 2, odd ? got : first, odd ? second : got, 2);
 }
 
 template <int kRows, int kUnits>

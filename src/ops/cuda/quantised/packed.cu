@@ -123,18 +123,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class F>
-void with_numbers(WeightFormat format, F&& f) {
-  switch (format.numbers) {
-    case WeightFormat::int4:
-      return f.template operator()<WeightFormat::int4>();
-    case WeightFormat::int8:
-      return f.template operator()<WeightFormat::int8>();
-    default:
-      return f.template operator()<WeightFormat::e4m3>();
-  }
-}
-
 }  // namespace
 
 bool unpacks_evenly(WeightFormat format, const QuantizedRows& rows) {

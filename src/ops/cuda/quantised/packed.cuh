@@ -71,29 +71,103 @@ struct Unpack<WeightFormat::int8> {
 
 template <>
 struct Unpack<WeightFormat::e4m3> {
+#if __CUDA_ARCH__ >= 890
   float scale;
   Unpack() = default;
   __device__ explicit Unpack(uint32_t word) { scale = __uint_as_float(word); }
   __device__ uint32_t pair(uint32_t two) const {
-    float first, second;
-#if __CUDA_ARCH__ >= 890
     uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(two)));
     const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&halves));
-    first = both.x, second = both.y;
-#else
-    // As f32 of the same fields, 2^120 too small.
-    const auto number = [](uint32_t q) {
-      return __fmul_rn(__uint_as_float((q & 0x80) << 24 | (q & 0x7f) << 20), 0x1p120f);
-    };
-    first = number(two & 0xff), second = number(two >> 8 & 0xff);
-#endif
-    return pack_bf16(__fmul_rn(first, scale), __fmul_rn(second, scale));
+    return pack_bf16(__fmul_rn(both.x, scale), __fmul_rn(both.y, scale));
   }
   __device__ void operator()(uint32_t (&to)[4], uint32_t first, uint32_t second) const {
     to[0] = pair(first), to[1] = pair(first >> 16);
     to[2] = pair(second), to[3] = pair(second >> 16);
   }
+#else
+  // 2^120 times it, below 2^127 (kMostScale): a number is taken as f32 of the same fields, so much
+  // too small.
+  float scale;
+  Unpack() = default;
+  __device__ explicit Unpack(uint32_t word) { scale = __fmul_rn(__uint_as_float(word), 0x1p120f); }
+  template <int i>
+  __device__ float number(uint32_t word) const {
+    const int top = static_cast<int>(word << (24 - 8 * i));
+    return __fmul_rn(__uint_as_float(static_cast<uint32_t>(top >> 4) & 0x87f00000u), scale);
+  }
+  __device__ void operator()(uint32_t (&to)[4], uint32_t first, uint32_t second) const {
+    to[0] = pack_bf16(number<0>(first), number<1>(first));
+    to[1] = pack_bf16(number<2>(first), number<3>(first));
+    to[2] = pack_bf16(number<0>(second), number<1>(second));
+    to[3] = pack_bf16(number<2>(second), number<3>(second));
+  }
+#endif
 };
+
+// -- As tensor cores take them: A [16, 16] of mma.sync, or a warp's part of wgmma's --
+
+/// A lane's part of a chunk, of kUnits eights of rows, as it is stored.
+template <WeightFormat::Numbers packing, int kUnits>
+struct PackedNumbers {
+  static constexpr int kParts = WeightFormat(packing).bits() / 4;  // of 16 bytes
+  uint4 parts[kUnits][kParts];
+  uint32_t scales[kUnits];     // of the chunk, or its first group
+  const unsigned char* words;  // of scale
+  /// `records`: of the warp's units, `unit_bytes` apart.
+  __device__ void load(const unsigned char* records, int unit_bytes, bool has_scales) {
+    const int lane = threadIdx.x % kWarp;
+    words = records + packed_number_bytes(packing) + lane / 4 * 4;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (has_scales) scales[u] = scale(unit_bytes, u, 0);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+        parts[u][p] = reinterpret_cast<const uint4*>(records + u * unit_bytes)[p * kWarp + lane];
+    }
+  }
+  __device__ uint32_t scale(int unit_bytes, int unit, int group) const {
+    return *reinterpret_cast<const uint32_t*>(words + unit * unit_bytes + group * kPackedRows * 4);
+  }
+  /// Word i of a lane's four or eight.
+  template <int i>
+  __device__ uint32_t word(int unit) const {
+    const uint4& v = parts[unit][i / 4];
+    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+  }
+};
+
+/// Two steps of a chunk, steps 2 quarter and 2 quarter + 1, as A.
+template <int quarter, WeightFormat::Numbers packing, int kUnits>
+__device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
+                                               const PackedNumbers<packing, kUnits>& numbers,
+                                               Unpack<packing> (&unpack)[kUnits], int unit_bytes,
+                                               int groups) {
+  constexpr int kWords = WeightFormat(packing).bits() / 4;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    if constexpr (quarter == 0) unpack[u] = Unpack<packing>(numbers.scales[u]);
+    if (quarter > 0 && groups * quarter % 4 == 0 && groups > 1)
+      unpack[u] = Unpack<packing>(numbers.scale(unit_bytes, u, groups * quarter / 4));
+    uint32_t pairs[4];
+    unpack[u](pairs, numbers.template word<quarter * kWords>(u),
+              numbers.template word<quarter * kWords + kWords - 1>(u));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
+  }
+}
+
+/// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g:
+/// each lane then stores two columns of one row.
+__device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
+                                 int row, int rows, bool inside) {
+  const bool odd = threadIdx.x & 4;
+  const float got = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
+  row += odd;
+  if (!inside || row >= rows) return;
+  const int g = threadIdx.x % kWarp / 4;
+  *reinterpret_cast<uint32_t*>(y + row * stride + g / 2 * 2) =
+      pack_bf16(odd ? got : first, odd ? second : got);
+}
 
 }  // namespace nanovllm

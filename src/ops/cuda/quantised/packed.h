@@ -36,10 +36,8 @@ struct PackedLayout {
       : n(rows),
         k(cols),
         group(format.group),
-        groups(group == k               ? 0
-               : group < kPackedColumns ? static_cast<int>(kPackedColumns / group)
-                                        : 1),
-        record_bytes(packed_number_bytes(format) + groups * kPackedRows * 4),
+        groups(packed_groups(format, cols)),
+        record_bytes(packed_record_bytes(format, cols)),
         columns(static_cast<int>(k / kPackedColumns)) {}
   constexpr int64_t records() const { return n / kPackedRows * columns; }
   constexpr int64_t row_scales() const { return records() * record_bytes; }  // bytes before them
@@ -48,6 +46,19 @@ struct PackedLayout {
     return zeros() + (has_zeros ? n * (k / group) : 0);
   }
 };
+
+/// f<numbers>() of a packed weight's.
+template <class F>
+void with_numbers(WeightFormat format, F&& f) {
+  switch (format.numbers) {
+    case WeightFormat::int4:
+      return f.template operator()<WeightFormat::int4>();
+    case WeightFormat::int8:
+      return f.template operator()<WeightFormat::int8>();
+    default:
+      return f.template operator()<WeightFormat::e4m3>();
+  }
+}
 
 /// Whether registers unpack it: all zero points are 0, or the numbers have 4 bits; and then scales
 /// have at most 12 significant bits.
