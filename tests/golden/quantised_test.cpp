@@ -79,8 +79,9 @@ void write_plain(const std::string& from, const std::filesystem::path& to) {
   for (const std::string& name : checkpoint.names()) {
     const StoredTensor& tensor = *checkpoint.find(name);
     const std::string module = name.substr(0, name.rfind('.'));
-    if (name.ends_with(".weight_packed")) {
-      const int64_t n = tensor.shape[0], k = tensor.shape[1] * 8;
+    const bool is_packed = name.ends_with(".weight_packed");
+    if (is_packed || tensor.dtype == "F8_E4M3") {
+      const int64_t n = tensor.shape[0], k = tensor.shape[1] * (is_packed ? 8 : 1);
       const QuantizedWeight weight(checkpoint, module, *model.quantization->find(module), n, k);
       std::string bytes(static_cast<size_t>(n * k) * 2, '\0');
       weight.dequantise(reinterpret_cast<std::byte*>(bytes.data()), DType::bf16, {0, n, 0, k});
@@ -154,7 +155,8 @@ TEST_P(QuantisedHere, GivesTheSameBytesHoweverItIsKeptAndWhereverFrom) {
 
 INSTANTIATE_TEST_SUITE_P(All, QuantisedHere,
                          testing::Combine(testing::Values("qwen3-tied-gqa", "qwen3-moe-parallel",
-                                                          "quantised-packed-32-experts"),
+                                                          "quantised-packed-32-experts",
+                                                          "quantised-fp8-blocks-experts"),
                                           testing::Values(kTargets[0], kTargets[1], kTargets[3])),
                          case_name);
 

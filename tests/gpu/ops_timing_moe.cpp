@@ -13,20 +13,35 @@ namespace {
 constexpr int64_t kHidden = 2048, kInner = 768, kExperts = 128, kChosen = 8;
 
 /// A stack of experts that all have the values of the first: the addresses matter.
-Weight stack(Rig& rig, int64_t n, int64_t k) {
-  const Tensor all = rig.empty(DType::bf16, {kExperts, n, k});
-  const Tensor one = rig.upload(normal_values(n * k, 1, 0.02f), DType::bf16, {n, k});
-  for (int64_t e = 0; e < kExperts; ++e) rig.backend.copy(all[e], one);
-  return {all, WeightFormat::bf16};
+Weight stack(Rig& rig, WeightFormat format, int64_t n, int64_t k) {
+  const auto elements = static_cast<int64_t>(rig.backend.weight_bytes(format, n, k) / 2);
+  const Tensor all = rig.empty(DType::bf16, {kExperts, elements});
+  const Weight first = rig.backend.weight_view(all.data, format, n, k);
+  if (format.is_quantised()) {
+    QuantizedRows rows;
+    std::mt19937 random(1);
+    for (int64_t i = 0; i < n * k; ++i)
+      rows.numbers.push_back(static_cast<int8_t>(static_cast<int>(random() % 16) - 8));
+    rows.scales.assign(static_cast<size_t>(n * format.groups(k)), 0x1p-8f);
+    rows.zeros.assign(rows.scales.size(), 0);
+    rig.backend.load_quantised(first, rows);
+  } else {
+    rig.backend.copy(all[0], rig.upload(normal_values(n * k, 1, 0.02f), DType::bf16, {n * k}));
+  }
+  for (int64_t e = 1; e < kExperts; ++e) rig.backend.copy(all[e], all[0]);
+  return stack_of(first, kExperts, static_cast<size_t>(elements) * 2);
 }
 
-void time_moe(Backend& gpu) {
+void time_moe(Backend& gpu, WeightFormat format) {
   Rig rig(gpu);
-  const Weight gate_up = stack(rig, 2 * kInner, kHidden), down = stack(rig, kHidden, kInner);
+  const Weight gate_up = stack(rig, format, 2 * kInner, kHidden),
+               down = stack(rig, format, kHidden, kInner);
   const Weight router =
       rig.weight(normal_values(kExperts * kHidden, 2), DType::bf16, kExperts, kHidden);
-  const double expert_bytes = 2.0 * 3 * kHidden * kInner;
-  std::printf("mixture of experts, bf16, 128 experts of 768 in 2048, 8 for each token\n");
+  const double expert_parameters = 3.0 * kHidden * kInner,
+               expert_bytes = static_cast<double>(gate_up[0].bytes() + down[0].bytes());
+  std::printf("mixture of experts, %d bits, 128 experts of 768 in 2048, 8 for each token\n",
+              format.bits());
   for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
     const int sets = tokens <= 16 ? 16 : 2;
     const int64_t pairs = tokens * kChosen;
@@ -67,7 +82,7 @@ void time_moe(Backend& gpu) {
     std::printf(
         "  tokens %5ld  router %6.1f us, experts %8.1f us  %6.0f GB/s of weights  %6.1f TFLOP/s\n",
         static_cast<long>(tokens), route, mlp, mean_bytes / mlp * 1e-3,
-        expert_bytes * static_cast<double>(pairs) / mlp * 1e-6);
+        2 * expert_parameters * static_cast<double>(pairs) / mlp * 1e-6);
   }
 }
 
@@ -84,5 +99,8 @@ int main() {
     return 0;
   }
   std::printf("%s\n", gpu->name().c_str());
-  time_moe(*gpu);
+  time_moe(*gpu, WeightFormat::bf16);
+  for (const WeightFormat format :
+       {WeightFormat(WeightFormat::int4, 128), {WeightFormat::int8, 128}})
+    if (gpu->keeps(format, 2 * kInner, kHidden, true)) time_moe(*gpu, format);
 }

@@ -270,5 +270,32 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
   EXPECT_EQ(fp8(2000, false).tile_tokens, 64);  // its scales are not a lane's four
 }
 
+TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
+  const auto packed = [](int64_t tokens, size_t shared_bytes) {
+    GemmGpu gpu = kAmpere;
+    gpu.shared_bytes = shared_bytes;
+    return choose_experts({.weight = {WeightFormat::int4, 128},
+                           .tokens = tokens,
+                           .per_token = 8,
+                           .experts = 128,
+                           .hidden = 2048,
+                           .inner = 768},
+                          gpu);
+  };
+  constexpr size_t kA100 = 163 * 1024, kRtx4090 = 99 * 1024;
+  for (const int64_t tokens : {1, 2, 3, 384, 385, 10'000})
+    EXPECT_EQ(packed(tokens, kA100).kernel, ExpertKernel::packed) << tokens;
+  EXPECT_FALSE(packed(2, kA100).is_sorted);
+  EXPECT_TRUE(packed(3, kA100).is_sorted);
+  EXPECT_EQ(packed(2, kA100).tile_tokens, 8);
+  EXPECT_EQ(packed(40, kA100).tile_tokens, 8);
+  EXPECT_EQ(packed(41, kA100).tile_tokens, 16);
+  EXPECT_EQ(packed(128, kA100).tile_tokens, 16);
+  EXPECT_EQ(packed(129, kA100).tile_tokens, 32);
+  EXPECT_EQ(packed(384, kA100).tile_tokens, 32);
+  EXPECT_EQ(packed(385, kA100).tile_tokens, 128);
+  EXPECT_EQ(packed(385, kRtx4090).tile_tokens, 32);  // a tile of 128 has no room
+}
+
 }  // namespace
 }  // namespace nanovllm

@@ -315,6 +315,13 @@ class CudaBackend final : public Backend {
   /// has at most `tile_tokens` rows, those of one of kFp8ExpertTiles.
   void multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
                             int tile_tokens);
+  /// Of experts whose weights are packed (moe_packed.cu), with the gate likewise, on any GPU. A
+  /// tile of the plan has at most 32 rows, or 128 where unpacks_simply().
+  void multiply_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);
+  /// Whether no packed matrix of a stack is uneven, or has several scales in a record.
+  bool unpacks_simply(const Weight& stack) const;
+  /// Notes whether a weight that has just come is among the uneven ones.
+  void note_even(const Weight& w, bool even);
   /// Whether no matrix of a stack is among the uneven ones.
   bool is_even(const Weight& stack) const;
   void moe_plan(const ExpertPlan& plan);

@@ -89,11 +89,12 @@ bool has_whole_groups(const Fp8Layout& layout, const std::vector<float>& units) 
 
 }  // namespace
 
-// Experts' kernels read plain numbers or, as products that quantise rows do, E4M3 ones on Hopper.
+// Experts that quantise rows have scales in fours of eight rows, of gates and of ups.
+static_assert(kPackedExpertRows % (2 * kFp8Aligned * kFp8Unit) == 0);
 bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked) const {
   const int64_t group = format.group;
   if (!format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0) return false;
-  if (stacked && (!format.quantises_rows() || n % (kFp8Aligned * kFp8Unit * 2) != 0)) return false;
+  if (stacked && n % kPackedExpertRows != 0) return false;
   if (format.quantises_rows())
     return is_hopper_ && format.numbers == WeightFormat::e4m3 &&
            group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
@@ -128,6 +129,14 @@ bool CudaBackend::is_even(const Weight& stack) const {
   return first == uneven_.end() || *first >= end;
 }
 
+// What lay there before may have had other sizes.
+void CudaBackend::note_even(const Weight& w, bool even) {
+  std::byte* const data = w.data.data;
+  uneven_.erase(uneven_.lower_bound(data),
+                uneven_.lower_bound(data + weight_bytes(w.format, w.n(), w.k())));
+  if (!even) uneven_.insert(data);
+}
+
 size_t CudaBackend::quantised_row_bytes(int64_t rows, int64_t columns) {
   return static_cast<size_t>(rows_with_room(rows) * (columns + columns / kFp8Block * 4));
 }
@@ -158,10 +167,7 @@ void CudaBackend::load_fp8(const Weight& dst, const QuantizedRows& rows) {
               layout.n);
       }
   }
-  if (has_whole_groups(layout, units))
-    uneven_.erase(dst.data.data);
-  else
-    uneven_.insert(dst.data.data);
+  note_even(dst, has_whole_groups(layout, units));
   const std::vector<float>& scales = layout.blocks ? units : rows.scales;
   cuda_check(cudaMemcpyAsync(dst.data.data, rows.numbers.data(), rows.numbers.size(),
                              cudaMemcpyHostToDevice, stream()));
@@ -191,10 +197,7 @@ void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
   std::byte* const zeros = send(scales, rows.scales);
   (void)send(zeros, rows.zeros);
   const bool even = unpacks_evenly(dst.format, rows);
-  if (even)
-    uneven_.erase(dst.data.data);
-  else
-    uneven_.insert(dst.data.data);
+  note_even(dst, even);
   pack_weight(dst, reinterpret_cast<const int8_t*>(room), reinterpret_cast<const float*>(scales),
               dst.format.has_zeros() ? reinterpret_cast<const int8_t*>(zeros) : nullptr, even,
               stream());

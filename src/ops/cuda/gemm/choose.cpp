@@ -383,6 +383,8 @@ constexpr int64_t kUnsortedTokens = 2;
 /// Tokens of an expert, on average: from the last of these on wgmma's tiles are faster, and between
 /// the first two the blocks of moe_gemm.cuh are as fast as streams. Measured on an H200.
 constexpr int64_t kFewestStreamed = 8, kMostStreamed = 22, kFewestMany = 37;
+/// The same of packed weights: above, tiles of many tokens unpack them less often.
+constexpr int64_t kMostFewPacked = 24;
 
 }  // namespace
 
@@ -404,6 +406,10 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
             : p.is_even ? tokens
                         : std::min(tokens, 64),
             is_sorted};
+  if (p.weight.is_quantised()) {
+    const bool is_many = pairs > kMostFewPacked * p.experts && gpu.shared_bytes >= kManyPackedBytes;
+    return {ExpertKernel::packed, !is_sorted ? 8 : is_many ? 128 : std::min(tokens, 32), is_sorted};
+  }
   if (gpu.has_wgmma && has_slices && pairs > kFewestMany * p.experts)
     return {ExpertKernel::many, 128};
   if (gpu.has_tma && has_slices && !is_sorted &&

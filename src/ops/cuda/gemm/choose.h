@@ -137,8 +137,10 @@ enum class ExpertKernel : uint8_t {
   stream,  ///< moe_stream.cuh: few tokens of an expert
   blocks,  ///< moe_gemm.cuh: any number, on any GPU
   many,    ///< moe_many.cuh: many tokens of an expert
+  packed,  ///< moe_packed.cuh: quantised weights, which registers unpack
   fp8,     ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
 };
+/// `weight`: of weights that differ, one that quantises rows, else a quantised one.
 struct ExpertProblem {
   WeightFormat weight = WeightFormat::bf16;
   int64_t tokens = 0, per_token = 0, experts = 0, hidden = 0, inner = 0;
@@ -147,7 +149,7 @@ struct ExpertProblem {
 struct ExpertChoice {
   ExpertKernel kernel = ExpertKernel::plain;
   int tile_tokens = 1;     ///< of an expert, that a block takes at once
-  bool is_sorted = false;  ///< of blocks and fp8: a plan sorts the pairs by expert
+  bool is_sorted = false;  ///< of blocks, packed and fp8: a plan sorts the pairs by expert
 };
 ExpertChoice choose_experts(const ExpertProblem& problem, const GemmGpu& gpu);
 

@@ -223,4 +223,12 @@ struct SumCut {
   }
 };
 
+// -- moe_packed.cuh --
+
+constexpr int kPackedExpertRows = 64;  // divides the rows of a weight
+/// Tokens of a tile, and the shared memory that many take.
+constexpr int kPackedTokens[] = {8, 16, 32, 128};
+constexpr int kMostAnyPackedTokens = 32;  // where scales or zero points are not the usual ones
+constexpr size_t kManyPackedBytes = 160 * 1024;
+
 }  // namespace nanovllm

@@ -147,11 +147,16 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                 pairs = ids.numel();
   check_experts(y, x, weights, ids, gate_up, down, work);
   if (pairs == 0) return;
-  // Of weights that differ, those that quantise rows decide.
-  const Weight& decisive = gate_up_weight.format.quantises_rows() ? gate_up_weight : down_weight;
-  const ExpertChoice choice = choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
-                                              is_even(gate_up_weight) && is_even(down_weight)},
-                                             gemm_gpu());
+  const auto rank = [](const Weight& w) {
+    return w.format.quantises_rows() ? 2 : w.format.is_quantised() ? 1 : 0;
+  };
+  const Weight& decisive = rank(gate_up_weight) > rank(down_weight) ? gate_up_weight : down_weight;
+  ExpertChoice choice = choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
+                                        is_even(gate_up_weight) && is_even(down_weight)},
+                                       gemm_gpu());
+  for (const Weight& w : {gate_up_weight, down_weight})
+    if (rank(w) == 1 && !unpacks_simply(w))
+      choice.tile_tokens = std::min(choice.tile_tokens, kMostAnyPackedTokens);
   if (choice.kernel == ExpertKernel::plain) {
     const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
     dispatch_float(x.dtype, [&]<class T>() {
@@ -191,12 +196,12 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                    Shape::kThreads, Shape::kSharedBytes, product, plan,
                    static_cast<int>(row_blocks), early);
     };
-    const auto quantised_or = [&]([[maybe_unused]] const Weight& w,
-                                  [[maybe_unused]] const Tensor& out,
-                                  [[maybe_unused]] const Tensor& in, auto other) {
+    const auto quantised_or = [&](const Weight& w, const Tensor& out, const Tensor& in,
+                                  auto other) {
 #ifdef NANOVLLM_CUDA_HOPPER
       if (w.format.quantises_rows()) return multiply_fp8_experts(out, in, w, plan, Shape::kTokens);
 #endif
+      if (w.format.is_quantised()) return multiply_packed_experts(out, in, w, plan);
       other();
     };
     quantised_or(gate_up_weight, work.act, x, [&] {

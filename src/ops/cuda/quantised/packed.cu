@@ -55,35 +55,6 @@ __global__ void __launch_bounds__(kThreads)
       to[at.zeros() + row0 * groups + i] = static_cast<unsigned char>(zeros[row0 * groups + i]);
 }
 
-/// A number, and any scale and zero point.
-template <WeightFormat::Numbers packing>
-__device__ uint32_t any_pair(uint32_t first, uint32_t second, float scale, int zero) {
-  constexpr int kMiddle = packing == WeightFormat::int4 ? 8 : 128;
-  const auto number = [&](uint32_t q) {
-    return __fmul_rn(static_cast<float>(static_cast<int>(q) - kMiddle - zero), scale);
-  };
-  return pack_bf16(number(first), number(second));
-}
-
-/// A lane's part of two steps, in four pairs: of each lane's `word`, and for eight bits `next`.
-template <WeightFormat::Numbers packing, bool even>
-__device__ void unpack_steps(uint32_t (&to)[4], uint32_t word, uint32_t next, uint32_t scale,
-                             int zero) {
-  if constexpr (even) {
-    Unpack<packing>{scale}(to, word, next);
-  } else {
-    const float s = __uint_as_float(scale);
-#pragma unroll
-    for (int p = 0; p < 4; ++p)
-      if constexpr (packing == WeightFormat::int4) {
-        to[p] = any_pair<packing>(word >> (4 * p) & 15, word >> (16 + 4 * p) & 15, s, zero);
-      } else {
-        const uint32_t two = (p < 2 ? word : next) >> (p % 2 * 16);
-        to[p] = any_pair<packing>(two & 255, two >> 8 & 255, s, zero);
-      }
-  }
-}
-
 /// A warp unpacks a record.
 template <WeightFormat::Numbers packing, bool even>
 __global__ void __launch_bounds__(kThreads)
@@ -111,12 +82,16 @@ __global__ void __launch_bounds__(kThreads)
             ? reinterpret_cast<const uint32_t*>(from + at.row_scales())[row]
             : reinterpret_cast<const uint32_t*>(
                   data + packed_number_bytes(packing))[i * at.groups / 4 * kPackedRows + lane / 4];
-    int zero = 0;
+    [[maybe_unused]] int zero = 0;
     if constexpr (!even)
       zero = static_cast<int8_t>(
           from[at.zeros() + row * (at.k / at.group) + (column0 + 32 * i) / at.group]);
     uint32_t v[4];
-    unpack_steps<packing, even>(v, word(i * kParts), word(i * kParts + kParts - 1), scale, zero);
+    const uint32_t first = word(i * kParts), second = word(i * kParts + kParts - 1);
+    if constexpr (even)
+      Unpack<packing>{scale}(v, first, second);
+    else
+      UnpackAny<packing>{scale, zero}(v, first, second);
     transpose_quad(v);
     *reinterpret_cast<uint4*>(to + row * at.k + column0 + 32 * i + lane % 4 * 8) =
         uint4{v[0], v[1], v[2], v[3]};

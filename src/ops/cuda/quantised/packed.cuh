@@ -105,6 +105,32 @@ struct Unpack<WeightFormat::e4m3> {
 #endif
 };
 
+/// The same of any scale and zero point.
+template <WeightFormat::Numbers packing>
+struct UnpackAny {
+  float scale;
+  int zero;
+  UnpackAny() = default;
+  __device__ UnpackAny(uint32_t word, int zero_point) {
+    scale = __uint_as_float(word);
+    zero = zero_point;
+  }
+  __device__ float number(uint32_t q) const {
+    constexpr int kMiddle = packing == WeightFormat::int4 ? 8 : 128;
+    return __fmul_rn(static_cast<float>(static_cast<int>(q) - kMiddle - zero), scale);
+  }
+  __device__ void operator()(uint32_t (&to)[4], uint32_t first, uint32_t second) const {
+#pragma unroll
+    for (int p = 0; p < 4; ++p)
+      if constexpr (packing == WeightFormat::int4) {
+        to[p] = pack_bf16(number(first >> (4 * p) & 15), number(first >> (16 + 4 * p) & 15));
+      } else {
+        const uint32_t two = (p < 2 ? first : second) >> (p % 2 * 16);
+        to[p] = pack_bf16(number(two & 255), number(two >> 8 & 255));
+      }
+  }
+};
+
 // -- As tensor cores take them: A [16, 16] of mma.sync, or a warp's part of wgmma's --
 
 /// A lane's part of a chunk, of kUnits eights of rows, as it is stored.
