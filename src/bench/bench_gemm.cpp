@@ -26,6 +26,12 @@ struct WeightShape {
   int64_t n, k;
   bool f32_out = false;
   bool is_gated = false;  // as a step computes it, with the activation
+  bool in_halves = false;
+  WeightFormat format(DType dtype) const {
+    WeightFormat format = plain_format(dtype);
+    format.in_halves = in_halves;
+    return format;
+  }
 };
 
 /// One rank's weights, of a dense layer. The rows of a head are as many as there are sequences, not
@@ -34,10 +40,15 @@ std::vector<WeightShape> weights_of(const ModelConfig& c, int64_t ranks) {
   const int64_t q = c.num_attention_heads / ranks * c.head_dim,
                 kv = std::max<int64_t>(1, c.num_key_value_heads / ranks) * c.head_dim,
                 inner = c.intermediate_size / ranks;
+  const auto row_parallel = [&](const char* name, int64_t k, bool bias) {
+    return WeightShape{name,  c.hidden_size,
+                       k,     false,
+                       false, ranks == 1 && !bias && multiplies_in_halves(c.hidden_size, k)};
+  };
   return {{"qkv", q + 2 * kv, c.hidden_size},
-          {"o", c.hidden_size, q},
+          row_parallel("o", q, c.output_bias),
           {"gate_up", 2 * inner, c.hidden_size, false, true},
-          {"down", c.hidden_size, inner},
+          row_parallel("down", inner, c.mlp_bias),
           {"lm_head", c.vocab_size / ranks, c.hidden_size, true}};
 }
 
@@ -49,10 +60,11 @@ class Matrices {
     std::normal_distribution<float> normal;
     for (float& value : noise_) value = normal(generator);
   }
-  Weight weight(int64_t n, int64_t k) {
-    const WeightFormat format = plain_format(dtype_);
-    const Weight w = ops_.weight_view(room(ops_.weight_bytes(format, n, k)), format, n, k);
-    fill(w.data, n, k);
+  Weight weight(const WeightShape& shape) {
+    const WeightFormat format = shape.format(dtype_);
+    std::byte* const data = room(ops_.weight_bytes(format, shape.n, shape.k));
+    const Weight w = ops_.weight_view(data, format, shape.n, shape.k);
+    fill(w.data, shape.n, shape.k);
     return w;
   }
   Tensor plain(DType dtype, int64_t rows, int64_t columns, bool filled) {
@@ -96,7 +108,7 @@ std::vector<Weight> copies_of(const WeightShape& shape, DType dtype, Matrices& m
   const int64_t copies =
       std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes_of(shape, dtype)), 1, 24);
   std::vector<Weight> weights;
-  for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape.n, shape.k));
+  for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape));
   return weights;
 }
 
@@ -137,13 +149,13 @@ int explain_products(const GemmOptions& options) {
   const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
   check(ops->device().kind == Device::cuda, ErrorKind::invalid_argument,
         "--explain tells of a GPU's kernels, but this is {}: add --device cuda", ops->name());
-  const WeightFormat format = plain_format(dtype_named(info.dtype));
+  const DType dtype = dtype_named(info.dtype);
   for (const WeightShape& shape : weights_of(config, options.engine.tensor_parallel_size))
     for (const int64_t rows : options.rows)
       if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
         fmt::print("{:8} {:6} x {:5} {:6} rows: {}\n", shape.name, shape.n, shape.k, rows,
-                   explain_gemm(*ops, {format, rows, shape.n, shape.k, shape.is_gated,
-                                       shape.f32_out || format == WeightFormat::f32}));
+                   explain_gemm(*ops, {shape.format(dtype), rows, shape.n, shape.k, shape.is_gated,
+                                       shape.f32_out || dtype == DType::f32}));
   return kExitDone;
 }
 

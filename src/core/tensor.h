@@ -28,9 +28,9 @@ struct Tensor {
   std::array<int64_t, 4> shape{}, stride{};  // in elements; row-major unless sliced
   int8_t rank = 0;
   DType dtype = DType::f32;
-  /// The bytes are a [n, k] matrix in its backend's private layout: fit for gemm() and embedding()
-  /// only.
-  bool packed = false;
+  /// Not 0: the bytes are a [n, k] matrix in its backend's private layout, or 2: its halves of k
+  /// are, one behind the other. Fit for gemm() and embedding() only.
+  uint8_t packed = 0;
   Device device{};
 
   Tensor() = default;

@@ -22,6 +22,9 @@ struct WeightFormat {
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
   /// k, or a multiple of 32 that divides k.
   int64_t group = 0;
+  /// Of a plain weight: the halves of k have a product each, rounded as y is, and y is the sum of
+  /// both, made in f32: the bits of two ranks with a half each.
+  bool in_halves = false;
 
   constexpr WeightFormat(Numbers is, int64_t group_size = 0, Rows meet = Rows::plain)
       : numbers(is), rows(meet), group(group_size) {}
@@ -58,9 +61,12 @@ constexpr float kLeastMagnitude = 0x1p-100f;
 constexpr WeightFormat plain_format(DType dtype) {
   return dtype == DType::f32 ? WeightFormat::f32 : WeightFormat::bf16;
 }
+/// Whether a plain row-parallel weight [n, k] that one rank has whole is in halves: those of large
+/// models, where it costs next to nothing (docs/contract.md).
+constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 4096 && k % 1024 == 0; }
 /// The dtype of the numbers that a weight stands for.
 constexpr DType dtype_of(WeightFormat format) {
-  return format == WeightFormat::f32 ? DType::f32 : DType::bf16;
+  return format.numbers == WeightFormat::f32 ? DType::f32 : DType::bf16;
 }
 
 /// A view, as Tensor is: [n, k], or a stack [count, n, k] whose first axis may be strided.

@@ -118,17 +118,9 @@ QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& pref
 RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& prefix,
                                      int64_t input_size, int64_t output_size, bool bias)
     : has_bias_(bias) {
-  const Shard& shard = load.shard();
-  const int64_t size = shard.divide(input_size, prefix.c_str());
-  weight_ = load.linear({{prefix + ".weight",
-                          {output_size, input_size},
-                          0,
-                          -1,
-                          shard.rank * size,
-                          (shard.rank + 1) * size}},
-                        output_size, size);
+  weight_ = load.row_parallel(prefix, output_size, input_size, !bias);
   if (!bias) return;
-  if (shard.rank == 0)
+  if (load.shard().rank == 0)
     bias_ = load.vector({{prefix + ".bias", {output_size}}}, output_size);
   else
     load.ignore(prefix + ".bias");

@@ -223,6 +223,7 @@ class Backend {
   /// y[m, n] = x[m, k] w[n, k]^T. y has x's dtype or is f32. w is of a format for x's dtype:
   /// its plain one or, for bf16, a quantised one that keeps() takes, with the same bits. Where its
   /// format quantises rows, x is quantised first, in scratch (docs/contract.md: the definition).
+  /// Where it is in halves, y is add() of the products of both halves of k.
   virtual void gemm(Tensor y, Tensor x, Weight w) = 0;
   /// Measures what may serve such a product, for a second or so, and lets gemm() use the fastest
   /// from now on, here and in later processes (a file in the user's cache). No bits change. Leaves

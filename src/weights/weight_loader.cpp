@@ -65,6 +65,15 @@ Weight WeightLoader::linear(std::vector<WeightPart> parts, int64_t n, int64_t k)
   return matrix(format, std::move(parts), n, k);
 }
 
+Weight WeightLoader::row_parallel(const std::string& prefix, int64_t n, int64_t k, bool may_halve) {
+  const int64_t size = shard_.divide(k, prefix.c_str()), first = shard_.rank * size;
+  std::vector<WeightPart> parts{{prefix + ".weight", {n, k}, 0, -1, first, first + size}};
+  WeightFormat format = format_of({&parts, 1}, n, size, false);
+  format.in_halves =
+      may_halve && shard_.world_size == 1 && !format.is_quantised() && multiplies_in_halves(n, k);
+  return matrix(format, std::move(parts), n, size);
+}
+
 Weight WeightLoader::matrices(int64_t count,
                               const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                               int64_t n, int64_t k) {

@@ -63,6 +63,10 @@ class WeightLoader {
   Weight matrix(std::vector<WeightPart> parts, int64_t n, int64_t k);
   /// An operand of gemm() alone, which may stay quantised.
   Weight linear(std::vector<WeightPart> parts, int64_t n, int64_t k);
+  /// This rank's columns of the [n, k] matrix `<prefix>.weight`, an operand of gemm() alone, which
+  /// may stay quantised. `may_halve`: nothing is added to its products before they are summed over
+  /// the ranks, so that one rank may compute what two would (WeightFormat::in_halves).
+  Weight row_parallel(const std::string& prefix, int64_t n, int64_t k, bool may_halve);
   /// A stack [count, n, k] for moe_mlp(), which may stay quantised: parts_of(i) makes up matrix i.
   Weight matrices(int64_t count, const std::function<std::vector<WeightPart>(int64_t i)>& parts_of,
                   int64_t n, int64_t k);

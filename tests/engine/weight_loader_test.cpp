@@ -141,6 +141,23 @@ TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {
             "tensor_parallel_size 4 does not divide model.layers.0.mlp.gate_proj (18)");
 }
 
+// docs/contract.md: large models alone, and nothing where two ranks would add a bias in between.
+TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
+  NullBackend backend;
+  const auto in_halves = [&](int world, int64_t n, int64_t k, bool may_halve) {
+    WeightLoader load(backend, DType::bf16, {world - 1, world});
+    const Weight weight = load.row_parallel("o_proj", n, k, may_halve);
+    EXPECT_EQ(weight.k(), k / world);
+    return weight.format.in_halves;
+  };
+  EXPECT_TRUE(in_halves(1, 4096, 12288, true));
+  EXPECT_TRUE(in_halves(1, 5120, 1024, true));
+  EXPECT_FALSE(in_halves(2, 4096, 12288, true));
+  EXPECT_FALSE(in_halves(1, 4096, 12288, false));
+  EXPECT_FALSE(in_halves(1, 4088, 12288, true));
+  EXPECT_FALSE(in_halves(1, 4096, 1536, true));
+}
+
 // 24 rows on 16 ranks: two each, and nothing but zeros from rank 12 on. On 5: the last has 4 of 5.
 TEST_F(WeightLoaderTest, AVocabularyThatTheRanksDoNotDivideEndsInZeros) {
   const auto ends_of = [&](int rank, int world, int64_t begin, int64_t rows, int64_t padding) {

@@ -2,11 +2,14 @@
 // CPU and on as many GPUs; one rank itself is compared with transformers in huggingface_test.cpp.
 #include <cmath>
 #include <cstring>
+#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "devices.h"
+#include "same_output.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -157,6 +160,68 @@ TEST_P(Parallel, RunsAreBitwiseEqual) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Parallel, testing::ValuesIn(splits()), split_name);
+
+/// A model so wide that its row-parallel weights are in halves on one rank, of random weights.
+class WideModel : public testing::TestWithParam<Target> {
+ protected:
+  void SetUp() override {
+    Json config =
+        read_json_file(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-8b/config.json");
+    for (const auto& [name, value] :
+         std::initializer_list<std::pair<const char*, int>>{{"num_hidden_layers", 2},
+                                                            {"num_attention_heads", 8},
+                                                            {"num_key_value_heads", 2},
+                                                            {"intermediate_size", 2048},
+                                                            {"vocab_size", 1001},
+                                                            {"bos_token_id", 0},
+                                                            {"eos_token_id", 1}})
+      config[name] = value;
+    std::ofstream(directory_.path() / "config.json") << config.dump();
+    SKIP_WITHOUT(GetParam(), directory_.path().string());
+  }
+  /// Prompts of random lengths at once, with every way of sampling; nothing where there are fewer
+  /// GPUs than ranks.
+  std::vector<RequestOutput> answers(int ranks) {
+    EngineConfig config = config_for(GetParam());
+    config.load_format = "dummy";
+    config.tensor_parallel_size = ranks;
+    config.max_num_batched_tokens = 1100;  // products of many rows, too
+    std::vector<Prompt> prompts;
+    std::vector<SamplingParams> params;
+    for (int i = 0; i < 12; ++i) {
+      std::vector<int32_t> prompt;
+      for (int j = 0; j <= 3 * i * i; ++j) prompt.push_back((7 * i + 331 * j) % 1000);
+      prompts.emplace_back(std::move(prompt));
+      params.push_back({.temperature = i % 2 * 0.8, .max_tokens = 4 + i, .logprobs = 5});
+      params.back().prompt_logprobs = i % 3 == 0 ? std::optional<int>(3) : std::nullopt;
+      params.back().seed = i;
+      params.back().ignore_eos = true;
+    }
+    try {
+      return LLM(directory_.path().string(), config).generate(prompts, params);
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("does not exist") == std::string::npos) throw;
+      return {};
+    }
+  }
+  TempDirectory directory_;
+};
+
+// docs/contract.md: two ranks have the halves of k that one has products of.
+TEST_P(WideModel, TwoRanksGiveTheBytesOfOne) {
+  const auto two = answers(2);
+  if (two.empty()) GTEST_SKIP() << "fewer than 2 GPUs here";
+  const auto one = answers(1);
+  ASSERT_EQ(one.size(), two.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    ASSERT_EQ(one[i].error, "");
+    SCOPED_TRACE(testing::Message() << "request " << i);
+    expect_same(one[i], two[i]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WideModel, testing::ValuesIn(kTargets),
+                         [](const auto& target) { return std::string(target.param.name); });
 
 TEST(ParallelSizes, WhatCannotBeDividedIsRefusedWithTheNumbersAndTheSizesThatWork) {
   EngineConfig config = config_for(kTargets[0]);

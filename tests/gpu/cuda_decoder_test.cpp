@@ -71,8 +71,8 @@ const std::vector<int32_t> kContexts[] = {{1},
                                           {2500, 2559, 2049, 2300, 2111, 2047, 2402, 1999}};
 
 /// Whether any of the steps was served.
-bool compare(Backend& gpu, const DecoderShape& shape) {
-  DecoderRig decoder(gpu, shape);
+bool compare(Backend& gpu, const DecoderShape& shape, bool few_values = false) {
+  DecoderRig decoder(gpu, shape, few_values);
   int compared = 0, refused = 0;
   for (const auto& contexts : kContexts) {
     constexpr int64_t kMaxContext = 2560;
@@ -134,6 +134,18 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   DecoderShape large{"Qwen3-8B", 2, 4096, 32, 8, 128, 12288};
   large.head_norms = true;
   EXPECT_TRUE(compare(*gpu_, large));
+}
+
+// Of o and down the halves of k have a chain each: in tiles that the ring holds, and longer ones.
+TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
+  DecoderShape small{"halves 0.6B", 3, 1024, 16, 8, 128, 3072};
+  DecoderShape large{"halves 8B", 1, 4096, 32, 8, 128, 12288};
+  // Chains of 28 atoms, which no run of 16 ends with.
+  DecoderShape wide{"halves wide", 1, 5120, 28, 4, 128, 7168};
+  for (DecoderShape shape : {small, large, wide}) {
+    shape.in_halves = shape.head_norms = true;
+    EXPECT_TRUE(compare(*gpu_, shape, true));
+  }
 }
 
 // Their products sum blocks of 128 of k, and rows are quantised where they become operands, with

@@ -117,6 +117,51 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
     }
 }
 
+/// Every kernel's sum of the products of both halves, among them those of many rows, and tiles with
+/// edges on all sides.
+TEST_F(CudaInvariance, WeightsInHalvesHaveTheBitsOfTheDefinition) {
+  constexpr int64_t kRows = 2304;
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
+           {4096, 1024}, {1000, 2048}, {4096, 4096}, {5120, 7168}, {24, 3072}, {2056, 12288}}) {
+    Rig rig(*gpu_);
+    const auto values = normal_values(kRows * k, 5);
+    const Tensor x = rig.upload(values, DType::bf16, {kRows, k}),
+                 odd = rig.padded(values, DType::bf16, kRows, k, 1);
+    const auto weights = normal_values(n * k, 6, 0.1f);
+    const Weight w = rig.weight(weights, DType::bf16, n, k, true),
+                 plain = rig.weight(weights, DType::bf16, n, k);
+    const auto half_of = [&](int64_t half) {
+      return Weight{plain.data.cols(half * k / 2, (half + 1) * k / 2), WeightFormat::bf16};
+    };
+    const Tensor want = rig.empty(DType::bf16, {kRows, n}),
+                 more = rig.empty(DType::bf16, {kRows, n}), y = rig.empty(DType::bf16, {kRows, n});
+    gpu_->gemm(want, odd.cols(0, k / 2), half_of(0));
+    gpu_->gemm(more, odd.cols(k / 2, k), half_of(1));
+    gpu_->add(want, more);
+    const auto definition = rig.bytes(want);
+    const size_t row = static_cast<size_t>(n) * 2;
+    int wrong = 0;
+    for (int64_t m = 1; m <= kRows; m += m < 264    ? (n == 4096 && k == 4096) || m < 24 ? 1 : 7
+                                         : m < 1000 ? 177
+                                                    : 433) {
+      gpu_->gemm(y.rows(0, m), x.rows(0, m), w);
+      auto expected = definition;
+      expected.resize(row * static_cast<size_t>(m));
+      wrong += different_rows(rig.bytes(y.rows(0, m)), expected, row);
+      if (m > 256) continue;
+      gpu_->run_micro_batches(2, [&](int i) {
+        if (i == 1) gpu_->gemm(y.rows(0, m), x.rows(0, m), w);
+      });
+      wrong += different_rows(rig.bytes(y.rows(0, m)), expected, row);
+    }
+    gpu_->gemm(y.rows(0, 300), odd.rows(0, 300), w);
+    auto expected = definition;
+    expected.resize(row * 300);
+    wrong += different_rows(rig.bytes(y.rows(0, 300)), expected, row);
+    EXPECT_EQ(wrong, 0) << "n " << n << ", k " << k;
+  }
+}
+
 /// The activation in the product's own kernel, on gates of every size, zeros among them.
 TEST_F(CudaInvariance, GatedRowsHaveTheBitsOfTheBody) {
   constexpr int64_t kRows = 264;

@@ -20,6 +20,7 @@ struct DecoderShape {
   /// If not plain, E4M3 weights whose rows of activations are quantised: of `token` with a scale
   /// for each row, of `group` with those of blocks of 8 x 128.
   WeightFormat::Rows rows = WeightFormat::Rows::plain;
+  bool in_halves = false;  // o and down
 };
 
 class DecoderRig {
@@ -193,7 +194,9 @@ class DecoderRig {
         for (const Part& p : parts) {
           if (!p.wanted) continue;
           const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
-          const WeightFormat format = format_of(p.k);
+          WeightFormat format = format_of(p.k);
+          format.in_halves = shape_.in_halves && (p.member == decltype(p.member)(&W::o) ||
+                                                  p.member == decltype(p.member)(&W::down));
           const size_t bytes =
               p.k > 0 ? backend.weight_bytes(format, n, p.k) : static_cast<size_t>(n) * 2;
           if (pass == 1) {

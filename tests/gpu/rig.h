@@ -58,8 +58,10 @@ class Rig {
       std::copy_n(values.begin() + i * columns, columns, wide.begin() + i * (columns + pad));
     return upload(wide, dtype, {rows, columns + pad}).cols(0, columns);
   }
-  Weight weight(std::span<const float> values, DType dtype, int64_t n, int64_t k) {
-    const WeightFormat format = plain_format(dtype);
+  Weight weight(std::span<const float> values, DType dtype, int64_t n, int64_t k,
+                bool in_halves = false) {
+    WeightFormat format = plain_format(dtype);
+    format.in_halves = in_halves;
     buffers_.push_back(backend.allocate(backend.weight_bytes(format, n, k)));
     const Weight w = backend.weight_view(buffers_.back().get(), format, n, k);
     std::vector<float> copy(values.begin(), values.end());

@@ -202,9 +202,9 @@ Operand ints(Backend& ops, const std::vector<int32_t>& values) {
       ops, DType::i32, {static_cast<int64_t>(values.size())}, Values(values.begin(), values.end())};
 }
 
-Weight::Weight(Backend& ops, DType dtype, int64_t n, int64_t k, const Values& values)
-    : buffer_(ops.allocate(ops.weight_bytes(plain_format(dtype), n, k))) {
-  view_ = ops.weight_view(buffer_.get(), plain_format(dtype), n, k);
+Weight::Weight(Backend& ops, WeightFormat plain, int64_t n, int64_t k, const Values& values)
+    : buffer_(ops.allocate(ops.weight_bytes(plain, n, k))) {
+  view_ = ops.weight_view(buffer_.get(), plain, n, k);
   std::vector<float> host(values.begin(), values.end());
   const Tensor part(host.data(), DType::f32, {n, k});
   ops.load(view_.data, {&part, 1});

@@ -119,7 +119,9 @@ Operand ints(Backend& ops, const std::vector<int32_t>& values);
 /// A weight in the backend's own layout.
 class Weight {
  public:
-  Weight(Backend& ops, DType dtype, int64_t n, int64_t k, const Values& values);
+  Weight(Backend& ops, WeightFormat plain, int64_t n, int64_t k, const Values& values);
+  Weight(Backend& ops, DType dtype, int64_t n, int64_t k, const Values& values)
+      : Weight(ops, plain_format(dtype), n, k, values) {}
   operator nanovllm::Weight() const { return view_; }
 
  private:

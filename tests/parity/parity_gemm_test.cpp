@@ -117,6 +117,38 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
   }
 }
 
+// What two ranks compute, each with half of k: docs/contract.md.
+TEST_P(GemmParity, AWeightInHalvesHasTheSumOfItsHalvesProducts) {
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
+           {7, 66}, {130, 1000}, {264, 1024}, {48, 2048}, {16, 4096}})
+    for (const int64_t m : {1, 3, 9, 64, 65, 150, 256, 257, 700})
+      for (const DType y_type : {dtype(), DType::f32}) {
+        const Values x = random_values(dtype(), m * k, 1), w = random_values(dtype(), n * k, 2);
+        Values halves[2];
+        for (size_t i = 0; i < w.size(); ++i)
+          halves[static_cast<int64_t>(i) % k >= k / 2].push_back(w[i]);
+        WeightFormat format = plain_format(dtype());
+        format.in_halves = true;
+        const Operand x_operand(ops(), dtype(), {m, k}, x), y(ops(), y_type, {m, n}),
+            first(ops(), y_type, {m, n}), second(ops(), y_type, {m, n});
+        ops().gemm(y, x_operand, Weight(ops(), format, n, k, w));
+        // Of their own, as a rank's are: dense.
+        for (int64_t half = 0; half < 2; ++half) {
+          Values columns;
+          for (size_t i = 0; i < x.size(); ++i)
+            if (static_cast<int64_t>(i) % k / (k / 2) == half) columns.push_back(x[i]);
+          ops().gemm(half == 0 ? first : second, Operand(ops(), dtype(), {m, k / 2}, columns),
+                     Weight(ops(), dtype(), n, k / 2, halves[half]));
+          ops().synchronize();
+        }
+        ops().add(first, second);
+        ops().synchronize();
+        EXPECT_EQ(y.bits(), first.bits())
+            << m << " rows, n " << n << ", k " << k << ", y " << name_of(y_type);
+        y.expect_guards("y");
+      }
+}
+
 TEST_P(GemmParity, GatedProductIsItsBody) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {8, 64}, {24, 192}, {100, 128}, {7, 33}, {1000, 320}, {1400, 64}})

@@ -78,7 +78,7 @@ size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
   return static_cast<size_t>(floats) * sizeof(float) +
          static_cast<size_t>(largest.rows) * sizeof(AttentionUnit) + expert_bytes(largest) +
          (uses_tiles(largest.dtype) ? row_tiles_bytes(largest.rows, largest.widest) : 0) +
-         quantised_row_bytes(largest.rows, largest.quantised_columns) +
+         quantised_row_bytes(largest.rows, largest.quantised_columns) + half_bytes(largest) +
          (uses_onednn(largest.dtype) ? OneDnn::kMostBytes : 0);
 }
 
@@ -87,6 +87,7 @@ void CpuBackend::reserve(const OperandLimits& largest) {
   reserve_experts(expert_bytes(largest));
   if (uses_tiles(largest.dtype)) reserve_row_tiles(row_tiles_bytes(largest.rows, largest.widest));
   reserve_quantised_rows(quantised_row_bytes(largest.rows, largest.quantised_columns));
+  reserve_halves(half_bytes(largest));
   attention_units_.reserve(static_cast<size_t>(largest.rows));
 }
 

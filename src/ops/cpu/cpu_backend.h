@@ -80,6 +80,7 @@ class CpuBackend : public Backend {
   bool uses_onednn(DType dtype) const {
     return onednn_ && !uses_tiles(dtype) && onednn_->supports(dtype);
   }
+  void gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& w);
   void tile_gemm(const Tensor& y, const Tensor& x, const Weight& w);
   /// tile_gemm's product of the rows that are tiles with some blocks of the weight.
   void multiply_blocks(GemmTask<bf16> task, const Weight& w, bf16* plain) const;
@@ -111,6 +112,13 @@ class CpuBackend : public Backend {
   size_t row_tiles_bytes(int64_t m, int64_t k) const;
   void reserve_row_tiles(size_t bytes);
 
+  static size_t half_bytes(int64_t m, int64_t n, int64_t k);
+  /// Of an engine; 0 where no weight is in halves.
+  static size_t half_bytes(const OperandLimits& o) {
+    return multiplies_in_halves(o.hidden, 0) ? half_bytes(o.rows, o.hidden, o.widest) : 0;
+  }
+  void reserve_halves(size_t bytes);
+
   static size_t quantised_row_bytes(int64_t m, int64_t k);
   void reserve_quantised_rows(size_t bytes);
 
@@ -133,6 +141,8 @@ class CpuBackend : public Backend {
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
   Buffer row_tiles_;                            // tile_gemm: rows of x, as tiles
   size_t row_tiles_bytes_ = 0;
+  Buffer halves_;  // gemm_in_halves()
+  size_t half_bytes_ = 0;
   Buffer quantised_rows_;  // of a product: numbers, and their scales
   size_t quantised_row_bytes_ = 0;
   Buffer expert_rows_;  // moe_mlp: what one expert works on

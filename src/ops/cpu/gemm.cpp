@@ -50,12 +50,13 @@ bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
 
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
   if (format.is_quantised()) return quantised_bytes(format, n, k);
+  if (format.in_halves) return 2 * layout(dtype_of(format), n, k / 2).bytes;
   return layout(dtype_of(format), n, k).bytes;
 }
 
 Weight CpuBackend::weight_view(std::byte* data, WeightFormat format, int64_t n, int64_t k) const {
   Tensor view(data, dtype_of(format), {n, k}, device());
-  view.packed = true;
+  view.packed = format.in_halves ? 2 : 1;
   return {view, format};
 }
 
@@ -74,11 +75,15 @@ void CpuBackend::load(Tensor dst, std::span<const Tensor> parts) {
   check(rows == dst.shape[0], ErrorKind::model, "cannot load {} rows into {}", rows, dst);
 
   if (dst.packed) {
-    const WeightLayout& where = layout(dst.dtype, dst.shape[0], dst.shape[1]);
-    if (where.padded) std::memset(dst.data, 0, where.bytes);
-    for (int64_t first = 0; const Tensor& part : parts) {
-      pack_rows(dst.data, dst.dtype, where, first, part, threads_);
-      first += part.shape[0];
+    const int64_t columns = dst.shape[1] / dst.packed;
+    const WeightLayout& where = layout(dst.dtype, dst.shape[0], columns);
+    for (int64_t column = 0; column < dst.shape[1]; column += columns) {
+      std::byte* const to = dst.data + static_cast<size_t>(column / columns) * where.bytes;
+      if (where.padded) std::memset(to, 0, where.bytes);
+      for (int64_t first = 0; const Tensor& part : parts) {
+        pack_rows(to, dst.dtype, where, first, part.cols(column, column + columns), threads_);
+        first += part.shape[0];
+      }
     }
     return;
   }
@@ -111,6 +116,7 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
   check(w.data.packed && w.data.dtype == x.dtype && (y.dtype == x.dtype || y.dtype == DType::f32),
         "gemm {} = {} x {}", y, x, w.data);
   if (m == 0) return;
+  if (w.format.in_halves) return gemm_in_halves(y, x, w);
   if (w.format.quantises_rows()) return quantise_rows_and_multiply(y, x, w);
   if (uses_tiles(x.dtype)) return tile_gemm(y, x, w);
   if (w.format.is_quantised()) return quantised_gemm(y, x, w);
@@ -122,6 +128,43 @@ void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
       kernels_.of<T>().gemm(panel_task<T>(y, x, w, begin, end, scratch(thread)));
     });
   });
+}
+
+// Rows of a half of x, and of what the second half of the weight makes of them. Sums are f32.
+size_t CpuBackend::half_bytes(int64_t m, int64_t n, int64_t k) {
+  return static_cast<size_t>(std::min(m, kRowsAsTiles) * (n + k / 2)) * sizeof(float);
+}
+
+void CpuBackend::reserve_halves(size_t bytes) {
+  if (bytes <= half_bytes_) return;
+  halves_ = cpu::allocate(bytes);
+  half_bytes_ = bytes;
+}
+
+// The rows of x become dense, as those of a rank that has a half are.
+void CpuBackend::gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& w) {
+  const int64_t m = x.shape[0], n = w.n(), k = w.k() / 2, most = std::min(m, kRowsAsTiles);
+  reserve_halves(half_bytes(m, n, w.k()));
+  const Tensor second(halves_.get(), y.dtype, {most, n}, device()),
+      columns(halves_.get() + static_cast<size_t>(most * n) * sizeof(float), x.dtype, {most, k},
+              device());
+  const size_t row_bytes = static_cast<size_t>(k) * size_of(x.dtype),
+               weight_half = layout(x.dtype, n, k).bytes;
+  for (int64_t first = 0; first < m; first += most) {
+    const int64_t rows = std::min(most, m - first);
+    const Tensor to = y.rows(first, first + rows), more = second.rows(0, rows);
+    for (int64_t half = 0; half < 2; ++half) {
+      const Tensor from = x.rows(first, first + rows).cols(half * k, (half + 1) * k);
+      for (int64_t i = 0; i < rows; ++i)
+        std::memcpy(columns.data + static_cast<size_t>(i) * row_bytes,
+                    from.data + static_cast<size_t>(i * from.stride[0]) * size_of(x.dtype),
+                    row_bytes);
+      gemm(half == 0 ? to : more, columns.rows(0, rows),
+           weight_view(w.data.data + static_cast<size_t>(half) * weight_half, plain_format(x.dtype),
+                       n, k));
+    }
+    add(to, more);
+  }
 }
 
 void CpuBackend::quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w) {

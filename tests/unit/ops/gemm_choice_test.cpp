@@ -213,6 +213,36 @@ TEST(GemmChoice, OfQuantisedRows) {
   }
 }
 
+TEST(GemmChoice, OfWeightsInHalves) {
+  GemmProblem problem = product(1, {4096, 12288});
+  const auto at = [&](int64_t rows, const GemmGpu& gpu = kHopper) {
+    problem.rows = rows;
+    return served_by(problem, gpu);
+  };
+  // As those of whole weights, but in place of cuBLASLt.
+  for (const int64_t rows : {1, 8, 9, 128, 200, 256, 257, 767, 1024, 1536, 4096}) {
+    problem.weight.in_halves = false;
+    const std::string whole = at(rows);
+    problem.weight.in_halves = true;
+    EXPECT_EQ(at(rows), whole == "blas" ? "mid" : whole) << rows;
+  }
+  problem.rows = 700;  // 4 by 32 tiles
+  EXPECT_TRUE(explain_gemm(problem, kHopper)
+                  .starts_with("mid, 128 columns by 3 x 64 rows, 4 blocks of rows;"))
+      << explain_gemm(problem, kHopper);
+  EXPECT_EQ(at(1, kAmpere), "blas");
+  problem.y = DType::f32;
+  EXPECT_EQ(at(1), "blas");
+  problem.y = DType::bf16;
+  problem.end = GemmEnd::gate;
+  EXPECT_EQ(at(1), "separate operations");
+  problem = product(1, {4096, 1088});  // halves of eight and a half slices
+  problem.weight.in_halves = true;
+  EXPECT_EQ(at(1), "in_order");
+  problem.k = 1024;  // large takes sixteen slices at least
+  EXPECT_EQ(at(4096), "mid");
+}
+
 TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
   for (const int sms : {2, 16, 78, 114, 132})
     for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {

@@ -239,14 +239,18 @@ class CudaBackend final : public Backend {
   /// where no kernel has that end. `heads`, `sent`: of these ends.
   bool run_gemm(Tensor y, Tensor x, const Weight& w, GemmEnd end, const HeadsInput* heads = nullptr,
                 const SentParts* sent = nullptr);
-  void gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const SkinnyPlan& plan);
-  void gemm_mid(Tensor y, Tensor x, Tensor w, const MidPlan& plan, const HeadsInput* heads,
+  void gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated, const SkinnyPlan& plan);
+  void gemm_mid(Tensor y, Tensor x, const Weight& w, const MidPlan& plan, const HeadsInput* heads,
                 const SentParts* sent);
-  void gemm_wide(Tensor y, Tensor x, Tensor w, const WidePlan& plan, const SentParts* sent);
-  void gemm_large(Tensor y, Tensor x, Tensor w, GemmEnd end, const LargePlan& plan,
+  void gemm_wide(Tensor y, Tensor x, const Weight& w, const WidePlan& plan, const SentParts* sent);
+  void gemm_large(Tensor y, Tensor x, const Weight& w, GemmEnd end, const LargePlan& plan,
                   const HeadsInput* heads);
   /// False, and nothing done, where cuBLASLt has no algorithm that adds in order.
+  /// y of rank 3: the products of both halves of k.
   bool gemm_blas(Tensor y, Tensor x, Tensor w);
+  bool gemm_blas_in_halves(Tensor y, Tensor x, Tensor w);
+  /// y = a + b, as add().
+  void add(Tensor y, Tensor a, Tensor b);
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
   /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);

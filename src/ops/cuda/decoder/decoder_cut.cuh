@@ -107,8 +107,9 @@ inline void pace_products(Arguments& a) {
     cut.underway_later = cut.underway + kMoreLater;
     cut.calm_stages = cut.early_atoms > 0 ? INT_MAX : a.stages;
     cut.fine_atoms = std::max(0, cut.stages - a.stages) * cut.stage_atoms;
-    cut.held = !cut.streams && cut.atoms % kRun == 0 && cut.atoms <= kMostHeld &&
-               cut.fine_atoms == 0 && cut.early_atoms == 0;
+    cut.held = !cut.streams && (cut.atoms - cut.second_atoms) % kRun == 0 &&
+               cut.atoms % kRun == 0 && cut.atoms <= kMostHeld && cut.fine_atoms == 0 &&
+               cut.early_atoms == 0;
   }
 }
 
@@ -117,7 +118,7 @@ inline void pace_products(Arguments& a) {
 /// ring.
 inline bool is_lean(const Arguments& a, int blocks) {
   const auto fits = [&](const MatrixCut& cut) {
-    return cut.held && !cut.bias && cut.tiles <= blocks &&
+    return cut.held && cut.second_atoms == 0 && !cut.bias && cut.tiles <= blocks &&
            cut.atoms * (kAtomDepth / 4) <= kPairsGathered * kGathering;
   };
   return a.rows == 1 && a.world == 1 && a.mixture.per_token == 0 && !a.scales[kQkv] &&

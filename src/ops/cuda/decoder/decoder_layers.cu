@@ -42,7 +42,8 @@ Fit fit(int64_t rows, int64_t hidden, int64_t longest, size_t available) {
 }
 
 bool is_plain(const Weight& w) {
-  return w.defined() && w.format == WeightFormat::bf16 && !w.data.packed && !w.is_stack() &&
+  return w.defined() && w.format.numbers == WeightFormat::bf16 && !w.data.packed &&
+         (!w.format.in_halves || w.k() % (2 * kDepth) == 0) && !w.is_stack() &&
          w.data.contiguous() && wide_rows({w.data}) && w.n() % (2 * kUnit) == 0 &&
          w.k() % kGatedDepth == 0;
 }
@@ -69,6 +70,7 @@ Matrix matrix(const Weight& w, const Tensor& bias, const Tensor& y, uint64_t* wo
           .words = words,
           .n = static_cast<int>(w.n()),
           .k = static_cast<int>(w.k()),
+          .half = w.format.in_halves ? static_cast<int>(w.k() / 2) : 0,
           .units = static_cast<int>(w.n() / halves / kUnit)};
 }
 

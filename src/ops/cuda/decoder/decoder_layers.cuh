@@ -71,6 +71,7 @@ struct MatrixCut {
   int64_t words;                 // where the outputs lie in the exchange buffer
   int operand_at;                // in shared memory, bytes behind the place of all operands
   int early_atoms;               // of down's operand: they are gathered while gate_up goes on
+  int second_atoms;              // that have a chain of their own: of a weight in halves
   int fine_atoms;                // so many first ones are waited for in small runs
   int calm_stages;               // of a block: those that come while the operand is exchanged
   int underway, underway_later;  // stages on their way at once: of calm_stages, of the others
@@ -299,6 +300,7 @@ struct Shared {
   int context[kMaxRows], slot[kMaxRows];
   OwnUnits units, brought;  // of this layer; of the one whose keys and values are brought
   uint64_t full[kMostStages], empty[kMostStages];
+  uint2 first_half[kMultiplying * kWarp];  // keep_first_half()
   uint64_t early;  // down's first atoms: the warps that gather have written them
   // Of a mixture: of this layer, once all its experts have been chosen.
   uint64_t chosen_all;
@@ -356,6 +358,8 @@ struct Worker {
   /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
   /// code is little more than half as long.
   bool lean = false;
+  /// Likewise, for o and down in halves of k (keep_first_half()).
+  bool halves = false;
   static constexpr bool kIsFp8 = false;
 
   __device__ int rows() const { return lean ? 1 : a.rows; }

@@ -110,7 +110,8 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
 /// How weights' numbers are scaled.
 enum class Scales { none, blocks, rows };
 
-template <int kHeadDim, bool kMixture, bool kLean, Scales kScales = Scales::none>
+template <int kHeadDim, bool kMixture, bool kLean, Scales kScales = Scales::none,
+          bool kHalves = false>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
         worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
+    worker.halves = kHalves;
     run_layers<kMixture>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
@@ -217,11 +219,15 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
                               const Tensor& bias) {
     const Tensor& w = weight.data;
     const int64_t n = w.shape[0] / halves, row = w.shape[1] * weight.format.bits() / 8;  // bytes
-    if (weight.format != decoder::format_of(rows, w.shape[1]) || w.packed != fp8 ||
+    WeightFormat format = weight.format;
+    format.in_halves = false;
+    if (format != decoder::format_of(rows, w.shape[1]) || (w.packed > 0) != fp8 ||
+        (weight.format.in_halves && w.shape[1] % (8 * decoder::kAtomDepth) != 0) ||
         !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
     cut = decoder::cut_matrix(n, row / static_cast<int64_t>(sizeof(bf16)), halves, blocks);
+    if (weight.format.in_halves) cut.second_atoms = cut.atoms / 2;
     cut.bias = vector(bias);
     return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
                                    (layers - 1) * a.layer_atoms + cut.atoms);
@@ -236,7 +242,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     return false;
   if (rows == WeightFormat::Rows::tensor) return false;
   if (first.router.defined())
-    return !fp8 && !first.gate_up.format.is_quantised() && !first.down.format.is_quantised() &&
+    return !fp8 && !first.o.format.in_halves && !first.gate_up.format.is_quantised() &&
+           !first.down.format.is_quantised() &&
            map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {}) &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
@@ -325,6 +332,8 @@ bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
     kernel = a.scale_stride[decoder::kQkv] > 0
                  ? decoder::decoder_layers_kernel<kHeadDim, false, false, decoder::Scales::blocks>
                  : decoder::decoder_layers_kernel<kHeadDim, false, false, decoder::Scales::rows>;
+  if (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0)
+    kernel = decoder::decoder_layers_kernel<kHeadDim, false, false, decoder::Scales::none, true>;
   a.operand_bytes = decoder::operand_bytes(a);
   a.most_underway = decoder::most_underway(a.cuts, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };

@@ -70,12 +70,27 @@ __device__ __forceinline__ int stage_of(const MatrixCut& cut, int atom) {
   return atom * cut.inverse >> kInverseBits;
 }
 
+/// product<8>(), which replaces d unless it `accumulates`: written by anything but products, d
+/// would make the compiler wait for each of them.
+__device__ __forceinline__ void product_from(float* d, uint64_t a, uint64_t b, bool accumulates) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, "
+      "0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(int{accumulates}));
+}
+
 /// Starts c += weights x operand^T of some atoms: straight code that waits for nothing but, by
 /// `await_operand`, for the operand; all that can be is done before. Lane i has the i-th atom's
 /// `address`; `at_x`, where the operand is, moves on.
 template <int kAtoms, int kHeadDim, class Await>
 __device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t address,
-                                          uint32_t& at_x, Sums& c, const Await& await_operand) {
+                                          uint32_t& at_x, bool accumulates, Sums& c,
+                                          const Await& await_operand) {
   uint32_t atoms[kAtoms];
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
@@ -88,7 +103,10 @@ __device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t ad
   for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
     for (int step = 0; step < 4; ++step, x += step_of_x)
-      product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
+      if (w.halves && i == 0 && step == 0)
+        product_from(c[0], tile_at(atoms[i]), x, accumulates);
+      else
+        product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
   wgmma_commit();
 }
 
@@ -97,15 +115,15 @@ __device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t ad
 /// for each of them. `waits`: for the operand.
 template <int kHeadDim, int kAtoms>
 __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const MatrixCut& cut,
-                                               Progress& p, int lane, bool waits, bool last,
-                                               Sums& c) {
+                                               Progress& p, int lane, bool accumulates, bool waits,
+                                               bool last, Sums& c) {
   const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
             in_stage = at - stage * cut.atoms_that_fit;
   const RingCursor place = p.ring.place(stage);
   p.ring.wait_full(place);
   __syncwarp();
   const uint32_t address = shared_address(p.ring.at(place)) + in_stage * cut.groups * kAtomBytes;
-  begin_run<kAtoms>(w, address, p.x, c, [&] {
+  begin_run<kAtoms>(w, address, p.x, accumulates, c, [&] {
     if (waits) w.take_operand();
   });
   wgmma_wait<0>();
@@ -115,6 +133,19 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
   const int passed = stage_of(cut, p.inside);
   p.ring.advance(passed);
   p.inside -= passed * cut.atoms_that_fit;
+}
+
+/// Of a weight in halves of k: a lane's sums of the first are kept in shared memory, for registers
+/// are few.
+template <int kHeadDim>
+__device__ __forceinline__ void keep_first_half(const Worker<kHeadDim>& w, Sums& c) {
+  pin(c);
+  w.shared.first_half[this_thread()] = {pack_bf16(c[0][0], c[0][1]), pack_bf16(c[0][2], c[0][3])};
+}
+template <int kHeadDim>
+__device__ __forceinline__ void add_first_half(const Worker<kHeadDim>& w, Sums& c) {
+  const uint2 kept = w.shared.first_half[this_thread()];
+  FirstHalf<4>{{kept.x, kept.y}}.add_to(c[0]);
 }
 
 /// The part of its operand that a product waits for.
@@ -140,7 +171,9 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
   __syncwarp();
 #pragma unroll 1
   for (int run = 0; run < cut.atoms; run += kRun) {
-    begin_run<kRun>(w, address[0], at_x, c, [&] {
+    const bool second = w.halves && run == cut.atoms - cut.second_atoms;
+    if (second) keep_first_half(w, c);
+    begin_run<kRun>(w, address[0], at_x, !second, c, [&] {
       if (w.lean && waits == Waits::parts)
         w.take_part(run / kRun);
       else if (waits != Waits::no && run == 0)
@@ -153,6 +186,7 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
     wgmma_wait<0>();
   }
   pin(c);
+  if (w.halves && cut.second_atoms > 0) add_first_half(w, c);
   if (lane < cut.stages) ring.release(own, kWarps / kMultiplying);
 }
 
@@ -167,18 +201,22 @@ __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& 
   if (waits != Waits::no && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
 #pragma unroll 1
   for (int left = cut.atoms; left > 0;) {
-    if (left >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
-      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, left == waits_at, left == 16, c);
+    const bool second = w.halves && left == cut.second_atoms;
+    if (second) keep_first_half(w, c);
+    const int of_chain = w.halves && left > cut.second_atoms ? left - cut.second_atoms : left;
+    if (of_chain >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
+      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, !second, left == waits_at, left == 16, c);
       left -= 16;
-    } else if (left >= 4) {
-      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, left == waits_at, left == 4, c);
+    } else if (of_chain >= 4) {
+      multiply_atoms<kHeadDim, 4>(w, cut, p, lane, !second, left == waits_at, left == 4, c);
       left -= 4;
     } else {
-      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, left == waits_at, left == 1, c);
+      multiply_atoms<kHeadDim, 1>(w, cut, p, lane, !second, left == waits_at, left == 1, c);
       --left;
     }
   }
   pin(c);
+  if (w.halves && cut.second_atoms > 0) add_first_half(w, c);
 }
 
 }  // namespace nanovllm::decoder

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         multiply<true>(sums, ring, x, m.k);
         store<true>(a, m, sums, share.first + i, epoch);
       } else {
-        multiply<false>(sums, ring, x, m.k);
+        multiply<false>(sums, ring, x, m.k, m.half);
         store<false>(a, m, sums, share.first + i, epoch);
       }
     }

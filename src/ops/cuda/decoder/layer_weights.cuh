@@ -28,7 +28,7 @@ struct Matrix {
   const Element *w, *bias;  // [n, k], dense; [n] or null
   Element* y;               // [rows, outputs]; null: the words are
   uint64_t* words;          // [rows, outputs / 2]
-  int n, k, units;
+  int n, k, half, units;    // half: of k, where the weight is in halves; else 0
 };
 
 struct Arguments {
@@ -180,7 +180,9 @@ struct Operand {
 
 /// Multiplies a unit; sums[1]: the second half's.
 template <bool kGated, int kStages>
-__device__ void multiply(float (&sums)[2][4], Ring<kStages>& ring, Operand x, int length) {
+__device__ void multiply(float (&sums)[2][4], Ring<kStages>& ring, Operand x, int length,
+                         [[maybe_unused]] int half = 0) {
+  [[maybe_unused]] FirstHalf<4> first;
   const uint32_t lane = threadIdx.x % kWarp, row = lane % 8, matrix = lane / 8,
                  at = kGated ? (row + matrix / 2 * 8) * 128 + ((matrix % 2 ^ row) * 16)
                              : row * 256 + ((matrix ^ row) * 16);
@@ -207,7 +209,11 @@ __device__ void multiply(float (&sums)[2][4], Ring<kStages>& ring, Operand x, in
         step(sums[0], r[i][2], r[i][3], w[i][2], w[i][3]);
       }
     }
+    if constexpr (!kGated)
+      if (k + kDepth == half) first.take(sums[0]);
   }
+  if constexpr (!kGated)
+    if (half > 0) first.add_to(sums[0]);
 }
 
 }  // namespace nanovllm::layer_products

@@ -57,6 +57,27 @@ Why try_wide(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   return choice.wide.kernel < 0 ? "no tile keeps nine of ten SMs busy at once" : kServes;
 }
 
+// -- large --
+
+/// With fewer, tiles of 256 rows leave too much undone: cuBLASLt is as fast at 512 rows of the
+/// widest weights and faster below.
+constexpr int64_t kFewestLargeRows = 768;
+
+Why try_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows < kFewestLargeRows) return "few rows";
+  if (p.y != DType::bf16) return "results in f32";
+  if (p.chain() < kLargeParts * kLargeDepth) return "a short k";
+  if (p.outputs() % 8 != 0) return "columns not in eights";
+  const int64_t columns = p.end == GemmEnd::gate ? kLargeColumns / 2 : kLargeColumns,
+                row_pairs = ceil_div(p.rows, int64_t{kLargeRows * kLargeBlocks}),
+                pairs = row_pairs * ceil_div(p.outputs(), columns),
+                clusters = gpu.num_sms / kLargeBlocks;
+  // The tiles keep the clusters busy to the end: 90 % of the time that the last of them takes.
+  if (10 * pairs < 9 * ceil_div(pairs, clusters) * clusters) return "the last wave is not full";
+  choice.large = {pairs, row_pairs};
+  return kServes;
+}
+
 // -- mid --
 
 /// Fewer rows are skinny's, whose smaller tiles give more SMs a part of a small weight; with a
@@ -89,7 +110,7 @@ MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
     const MidKernel& kernel = kMidKernels[i];
     const MidTile& t = kernel.tile;
     if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y ||
-        (kernel.for_micro_batches && !divided))
+        (kernel.for_many && !divided && p.rows <= kMostRowsOfBlocks))
       continue;
     if (p.end == GemmEnd::heads && !kernel.makes_heads()) continue;
     if (p.end == GemmEnd::send && !kernel.can_send()) continue;
@@ -106,12 +127,19 @@ MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
   return best;
 }
 
+/// Of a weight in halves, cuBLASLt makes two products, whose sum is a kernel more: an H100 takes 5
+/// % longer for the 8B's prompts of 700 tokens than with whole ones, with mid's tiles as long.
+bool is_for_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  return !p.weight.in_halves || try_large(p, gpu, choice) == kServes;
+}
+
 Why try_mid(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   if (p.rows < fewest_mid_rows(p, gpu)) return "few rows for such a weight";
-  if (p.rows > kMostRowsOfBlocks) return "many rows";
+  if (p.rows > kMostRowsOfBlocks && is_for_large(p, gpu, choice)) return "many rows";
   // Its blocks find no room beside attention's.
   if (gpu.share == SmShare::mixed) return "micro-batches share the SMs";
   if (p.end == GemmEnd::heads && gpu.share != SmShare::divided) return "SMs are not divided";
+  if (p.y == DType::f32 && p.weight.in_halves) return "results in f32 of a weight in halves";
   if (p.y == DType::f32 && p.outputs() < kFewestLogits) return "few columns for logits";
   if (p.outputs() % 8 != 0) return "columns not in eights";
   choice.mid = plan_mid(p, gpu);
@@ -155,30 +183,10 @@ SkinnyPlan plan_skinny(const GemmProblem& p, int num_sms) {
 }
 
 Why try_skinny(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.y == DType::f32 && p.weight.in_halves) return "results in f32 of a weight in halves";
   const bool huge = p.weight_bytes() > kHugeWeight && p.end != GemmEnd::gate;
   if (p.rows > (huge ? kMostOfHugeWeight : kMostSkinnyRows)) return "many rows";
   choice.skinny = plan_skinny(p, gpu.num_sms);
-  return kServes;
-}
-
-// -- large --
-
-/// With fewer, tiles of 256 rows leave too much undone: cuBLASLt is as fast at 512 rows of the
-/// widest weights and faster below.
-constexpr int64_t kFewestLargeRows = 768;
-
-Why try_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
-  if (p.rows < kFewestLargeRows) return "few rows";
-  if (p.y != DType::bf16) return "results in f32";
-  if (p.k < kLargeParts * kLargeDepth) return "a short k";
-  if (p.outputs() % 8 != 0) return "columns not in eights";
-  const int64_t columns = p.end == GemmEnd::gate ? kLargeColumns / 2 : kLargeColumns,
-                row_pairs = ceil_div(p.rows, int64_t{kLargeRows * kLargeBlocks}),
-                pairs = row_pairs * ceil_div(p.outputs(), columns),
-                clusters = gpu.num_sms / kLargeBlocks;
-  // The tiles keep the clusters busy to the end: 90 % of the time that the last of them takes.
-  if (10 * pairs < 9 * ceil_div(pairs, clusters) * clusters) return "the last wave is not full";
-  choice.large = {pairs, row_pairs};
   return kServes;
 }
 
@@ -268,6 +276,9 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
+/// Of k in halves: each is whole stages of every kernel.
+constexpr int64_t kHalved = 2 * kMostDepth * kSliceWidth;
+
 /// Whether the row is of such products.
 bool is_of(const Row& row, const GemmProblem& p) {
   return row.end == p.end && row.weight == p.weight.numbers &&
@@ -279,6 +290,8 @@ Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice
   if (row.needs_wgmma && !gpu.has_wgmma) return "needs sm_90a";
   if (row.needs_slices && (!p.is_aligned || p.k % kSliceWidth != 0))
     return "k is not in slices of 64, or a row begins off 16 bytes";
+  if (p.weight.in_halves && (p.end != GemmEnd::store || (row.needs_slices && p.k % kHalved != 0)))
+    return "halves of k do not end with a stage, or of another end";
   return row.decline(p, gpu, choice);
 }
 

@@ -43,6 +43,8 @@ struct GemmProblem {
   /// A quantised weight that registers unpack (packed.h), or whose blocks have whole groups.
   bool is_even = true;
 
+  /// Of k, that a chain of tensor core steps has.
+  int64_t chain() const { return weight.in_halves ? k / 2 : k; }
   int64_t outputs() const { return end == GemmEnd::gate ? n / 2 : n; }
   int64_t weight_bytes() const { return n * k * static_cast<int64_t>(size_of(dtype_of(weight))); }
 };

@@ -39,16 +39,16 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
   switch (choice.kernel) {
 #ifdef NANOVLLM_CUDA_HOPPER
     case GemmKernel::wide:
-      gemm_wide(y, x, w, choice.wide, sent);
+      gemm_wide(y, x, weight, choice.wide, sent);
       return true;
     case GemmKernel::mid:
-      gemm_mid(y, x, w, choice.mid, heads, sent);
+      gemm_mid(y, x, weight, choice.mid, heads, sent);
       return true;
     case GemmKernel::skinny:
-      gemm_skinny(y, x, w, end == GemmEnd::gate, choice.skinny);
+      gemm_skinny(y, x, weight, end == GemmEnd::gate, choice.skinny);
       return true;
     case GemmKernel::large:
-      gemm_large(y, x, w, end, choice.large, heads);
+      gemm_large(y, x, weight, end, choice.large, heads);
       return true;
     case GemmKernel::packed:
       gemm_packed(y, x, weight, end == GemmEnd::gate, choice.packed);
@@ -61,10 +61,16 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
       gemm_packed_mma(y, x, weight, end == GemmEnd::gate, choice.packed_mma);
       return true;
     case GemmKernel::blas:
-      if (gemm_blas(y, x, w)) return true;
+      if (weight.format.in_halves ? gemm_blas_in_halves(y, x, w) : gemm_blas(y, x, w)) return true;
       [[fallthrough]];
     case GemmKernel::in_order:
-      gemm_in_order(y, x, w, stream());
+      if (weight.format.in_halves) {
+        const int64_t k = weight.k() / 2;
+        gemm_in_order(y, x.cols(0, k), w.cols(0, k), stream());
+        gemm_in_order(y, x.cols(k, 2 * k), w.cols(k, 2 * k), stream(), true);
+      } else {
+        gemm_in_order(y, x, w, stream());
+      }
       return true;
     case GemmKernel::unpacked:
       return with_unpacked(weight, [&](const Weight& plain) { return run_gemm(y, x, plain, end); });
@@ -75,10 +81,25 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
 
 bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w) {
   await_gemm_families();
-  const cublasLtMatmulAlgo_t* algorithm = gemm_algorithms_->choose(
-      {row_bucket(x.shape[0]), w.shape[0], x.shape[1], y.dtype == DType::f32});
+  const bool twice = y.rank == 3;
+  const cublasLtMatmulAlgo_t* algorithm =
+      gemm_algorithms_->choose({row_bucket(x.shape[0]), w.shape[0], x.shape[1] / (twice ? 2 : 1),
+                                y.dtype == DType::f32, twice});
   return algorithm &&
          gemm_algorithms_->run(y, x, w, *algorithm, micro_batch_->blas_workspace.get(), stream());
+}
+
+// The halves' products lie where attention, which is done by then, leaves partial results.
+bool CudaBackend::gemm_blas_in_halves(Tensor y, Tensor x, Tensor w) {
+  const int64_t m = y.shape[0], n = y.shape[1],
+                most = static_cast<int64_t>(kPartialBytes / size_of(y.dtype)) / (2 * n);
+  for (int64_t first = 0; first < m; first += most) {
+    const int64_t end = std::min(m, first + most);
+    const Tensor both(partial_results(), y.dtype, {2, end - first, n}, device());
+    if (!gemm_blas(both, x.rows(first, end), w)) return false;
+    add(y.rows(first, end), both[0], both[1]);
+  }
+  return true;
 }
 
 Weight CudaBackend::unpack(const Weight& w) {

@@ -19,6 +19,7 @@ namespace nanovllm {
 struct GemmKey {
   int64_t rows, n, k;  // rows: row_bucket() of them
   bool f32_out;
+  bool twice = false;  // two such products at once, of the halves of a weight's k
   auto operator<=>(const GemmKey&) const = default;
 };
 
@@ -32,6 +33,14 @@ struct BlasLayout {
   BlasLayout(cudaDataType_t type, int64_t width, int64_t rows, int64_t stride) {
     cublas_check(cublasLtMatrixLayoutInit(&opaque, type, static_cast<uint64_t>(width),
                                           static_cast<uint64_t>(rows), stride));
+  }
+  /// Two matrices, the second `offset` elements behind the first.
+  void repeat(int64_t offset) {
+    const int32_t count = 2;
+    cublas_check(cublasLtMatrixLayoutSetAttribute(&opaque, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                  &count, sizeof count));
+    cublas_check(cublasLtMatrixLayoutSetAttribute(
+        &opaque, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset));
   }
   cublasLtMatrixLayout_t get() { return &opaque; }
 };
@@ -62,8 +71,9 @@ class GemmAlgorithms {
   const cublasLtMatmulAlgo_t* choose(const GemmKey& key);
   /// cuBLASLt's proposals, best first.
   std::vector<cublasLtMatmulAlgo_t> propose(const GemmKey& key, GemmOrder order);
-  /// y = x w^T on `stream`, with kWorkspace bytes of device memory. False, and nothing done, where
-  /// the algorithm, which serves a bucket, does not take this product.
+  /// y = x w^T on `stream`, or, where y is two matrices, those of the halves of k, with kWorkspace
+  /// bytes of device memory. False, and nothing done, where the algorithm, which serves a bucket,
+  /// does not take this product.
   bool run(const Tensor& y, const Tensor& x, const Tensor& w, const cublasLtMatmulAlgo_t& algorithm,
            std::byte* workspace, cudaStream_t stream);
   bool adds_in_order(const cublasLtMatmulAlgo_t& algorithm) const;

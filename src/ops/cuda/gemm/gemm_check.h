@@ -8,8 +8,8 @@
 
 namespace nanovllm {
 
-/// y = x w^T, added in the order of k (gemm_in_order.cu).
-void gemm_in_order(Tensor y, Tensor x, Tensor w, cudaStream_t stream);
+/// y = x w^T, added in the order of k (gemm_in_order.cu). `adds`: y is add() of y and of that.
+void gemm_in_order(Tensor y, Tensor x, Tensor w, cudaStream_t stream, bool adds = false);
 /// Fills x, bf16 and contiguous, with numbers from -1 to 1 that look random.
 void make_operand(const Tensor& x, uint32_t seed, cudaStream_t stream);
 /// Adds to *count, on the device, how many words of a and b differ: contiguous, of as many bytes.

@@ -17,6 +17,13 @@ struct Matrix {
   int64_t rows, stride;
 };
 
+/// `adds`: to what is there, after it has been rounded.
+template <class Y>
+__device__ void store(Y* y, float sum, bool adds) {
+  const Y rounded = round_to<Y>(sum);
+  *y = adds ? round_to<Y>(to_float(*y) + to_float(rounded)) : rounded;
+}
+
 // -- bf16: a block makes 64 x 64 of y, each of its four warps 32 x 32 --
 
 constexpr int kTile = 64, kDepth = 32,
@@ -39,7 +46,7 @@ __device__ void load_tile(__nv_bfloat16 (&tile)[kTile][kPitch],
 template <class Y>
 __global__ void __launch_bounds__(kMmaThreads)
     gemm_mma_kernel(Matrix<Y> y, Matrix<const __nv_bfloat16> x, Matrix<const __nv_bfloat16> w,
-                    int64_t k, bool wide) {
+                    int64_t k, bool wide, bool adds) {
   __shared__ alignas(16) __nv_bfloat16 x_tile[kTile][kPitch], w_tile[kTile][kPitch];
   const int64_t row0 = int64_t{blockIdx.y} * kTile, column0 = int64_t{blockIdx.x} * kTile;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -78,7 +85,7 @@ __global__ void __launch_bounds__(kMmaThreads)
         const int64_t row = row0 + warp_row + 16 * i + lane / 4 + e / 2 * 8,
                       column = column0 + warp_column + 8 * j + lane % 4 * 2 + e % 2;
         if (row < y.rows && column < w.rows)
-          y.data[row * y.stride + column] = round_to<Y>(sum[i][j][e]);
+          store(y.data + row * y.stride + column, sum[i][j][e], adds);
       }
 }
 
@@ -88,7 +95,8 @@ constexpr int kFmaDepth = 16, kFmaColumns = 64;
 
 template <int kRows>
 __global__ void __launch_bounds__(256)
-    gemm_fma_kernel(Matrix<float> y, Matrix<const float> x, Matrix<const float> w, int64_t k) {
+    gemm_fma_kernel(Matrix<float> y, Matrix<const float> x, Matrix<const float> w, int64_t k,
+                    bool adds) {
   __shared__ float x_tile[kFmaDepth][16 * kRows + 1], w_tile[kFmaDepth][kFmaColumns + 1];
   const int64_t row0 = int64_t{blockIdx.y} * 16 * kRows,
                 column0 = int64_t{blockIdx.x} * kFmaColumns;
@@ -120,7 +128,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int64_t row = row0 + ty + 16 * i, column = column0 + tx + 16 * j;
-      if (row < y.rows && column < w.rows) y.data[row * y.stride + column] = sum[i][j];
+      if (row < y.rows && column < w.rows) store(y.data + row * y.stride + column, sum[i][j], adds);
     }
 }
 
@@ -135,20 +143,20 @@ Matrix<const DeviceType<T>> const_matrix(const Tensor& t) {
 
 }  // namespace
 
-void gemm_in_order(Tensor y, Tensor x, Tensor w, cudaStream_t stream) {
+void gemm_in_order(Tensor y, Tensor x, Tensor w, cudaStream_t stream, bool adds) {
   const int64_t m = x.shape[0], n = w.shape[0], k = x.shape[1];
   if (x.dtype == DType::f32) {
     const bool few = m <= 16;
     const dim3 grid{grid_size(ceil_div(n, kFmaColumns)), grid_size(ceil_div(m, few ? 16 : 64))};
     (few ? gemm_fma_kernel<1> : gemm_fma_kernel<4>)<<<grid, 256, 0, stream>>>(
-        matrix<float>(y), const_matrix<float>(x), const_matrix<float>(w), k);
+        matrix<float>(y), const_matrix<float>(x), const_matrix<float>(w), k, adds);
     cuda_check(cudaGetLastError());
     return;
   }
   const dim3 grid{grid_size(ceil_div(n, kTile)), grid_size(ceil_div(m, kTile))};
   dispatch_float(y.dtype, [&]<class Y>() {
     gemm_mma_kernel<DeviceType<Y>><<<grid, kMmaThreads, 0, stream>>>(
-        matrix<Y>(y), const_matrix<bf16>(x), const_matrix<bf16>(w), k, wide_rows({x, w}));
+        matrix<Y>(y), const_matrix<bf16>(x), const_matrix<bf16>(w), k, wide_rows({x, w}), adds);
   });
   cuda_check(cudaGetLastError());
 }

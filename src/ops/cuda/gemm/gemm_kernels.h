@@ -12,6 +12,7 @@ namespace nanovllm {
 // A stage of a ring holds slices of 64 along k, of bf16.
 constexpr int kSliceWidth = 64, kSliceRowBytes = 128;
 constexpr int kMostStages = 32;
+constexpr int kMostDepth = 8;       // slices of a stage
 constexpr int kGroupThreads = 128;  // of a group of four warps, which multiply together
 
 /// The rows of x that a block of `tile_rows` copies of `rows` in all: no more than there are, in
@@ -119,20 +120,21 @@ constexpr int kMidWholeRing = 222 * 1024, kMidHalfRing = 104 * 1024;
 
 /// A kernel, and whether two blocks above each other share their weights. Measured on an H200:
 /// copies of less than 8 KB cost more than sharing saves, and so do two groups that wait for two
-/// others. Some are for micro-batches alone, where a product has fewer SMs.
+/// others. Some are not for up to 256 rows, but for micro-batches, where a product has fewer SMs,
+/// and for more rows.
 struct MidKernel {
   MidTile tile;
   bool shares;
   int ring = kMidWholeRing;
   DType out = DType::bf16;
-  bool for_micro_batches = false;
+  bool for_many = false;
   /// Whether its tile is heads, which its end finishes.
   constexpr bool makes_heads() const {
     return tile.columns == kProductHead && tile.tiles == 1 && !tile.gated;
   }
   /// Whether its end can send results to other ranks.
   constexpr bool can_send() const {
-    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_micro_batches;
+    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_many;
   }
 };
 inline constexpr MidKernel kMidKernels[] = {
@@ -156,6 +158,7 @@ inline constexpr MidKernel kMidKernels[] = {
     {{192, 3, 1, 1, true}, false},
     {{192, 2, 2, 1, true}, false},
     {{128, 2, 1, 1}, false, kMidWholeRing, DType::bf16, true},
+    {{128, 3, 1, 1}, false, kMidWholeRing, DType::bf16, true},
     {{32, 2, 1, 2}, false, kMidWholeRing, DType::bf16, true},
     {{128, 2, 1, 1, true}, false, kMidWholeRing, DType::bf16, true},
 };

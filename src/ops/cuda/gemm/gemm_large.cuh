@@ -93,20 +93,38 @@ __device__ void multiply_tiles(LargeShared& shared, __nv_bfloat16* y, const Larg
       last = at.stage;
       at.next(kLargeStages);
     };
+    const auto multiply_chain = [&] {
 #pragma unroll
-    for (int step = 0; step < kLargeParts; ++step) {
-      multiply(step > 0);
-      result.store_part(shape, input, step);
-      end_step(step == 0);
+      for (int step = 0; step < kLargeParts; ++step) {
+        multiply(step > 0);
+        result.store_part(shape, input, step);
+        end_step(step == 0);
+      }
+      for (int step = kLargeParts; step < shape.chain; ++step) {
+        multiply(true);
+        end_step(false);
+      }
+      wgmma_wait<0>();
+      pin(sum);
+      release(last);
+    };
+    if constexpr (end == GemmEnd::store) {
+#pragma unroll 1
+      for (int left = shape.steps;;) {
+        multiply_chain();
+        left -= shape.chain;
+        if (left == 0) break;
+        result.take(sum);
+        result.to = nullptr;
+      }
+      if (shape.chain < shape.steps)
+        result.add(sum);
+      else
+        result.take(sum);
+    } else {
+      multiply_chain();
+      result.take(sum);
     }
-    for (int step = kLargeParts; step < shape.steps; ++step) {
-      multiply(true);
-      end_step(false);
-    }
-    wgmma_wait<0>();
-    pin(sum);
-    release(last);
-    result.take(sum);
     const LargeTile tile(shape, i, rank);
     result.place(
         y, shape, input, tile.row * kLargeRows + 16 * warp + lane / 4,

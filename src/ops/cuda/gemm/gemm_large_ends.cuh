@@ -10,7 +10,7 @@ namespace nanovllm {
 struct LargeShape {
   int rows, columns;  // of y
   int64_t stride;     // of y's rows
-  int steps;          // of 64 along k, kLargeParts at least
+  int steps, chain;   // of 64 along k; of one chain, all or half of them: kLargeParts at least
   int pairs, row_pairs,
       groups;  // tiles of a cluster: all, those above each other, those of a group
   int up;      // w's row where those of `up` begin, if gated
@@ -32,6 +32,14 @@ struct LargeResult {
   __device__ void take(const float (&sum)[128]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) pair[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+  }
+  /// The same where what is held is the first half's.
+  __device__ void add(const float (&sum)[128]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const uint32_t second = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+      pair[i] = pack_bf16(low_of(pair[i]) + low_of(second), high_of(pair[i]) + high_of(second));
+    }
   }
   /// Where they go: the lane's first row and, of vectors, its first column.
   __device__ void place(__nv_bfloat16* y, const LargeShape& shape, const LargeInput<end>&, int row,

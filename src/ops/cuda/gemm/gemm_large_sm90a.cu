@@ -19,21 +19,23 @@ CUtensorMap map_of(EncodeMap encode, const Tensor& t) {
 
 }  // namespace
 
-void CudaBackend::gemm_large(Tensor y, Tensor x, Tensor w, GemmEnd end, const LargePlan& plan,
-                             const HeadsInput* heads) {
+void CudaBackend::gemm_large(Tensor y, Tensor x, const Weight& w, GemmEnd end,
+                             const LargePlan& plan, const HeadsInput* heads) {
   const int64_t clusters = std::min<int64_t>(num_sms_ / kLargeBlocks, plan.pairs);
-  const LargeShape shape{.rows = static_cast<int>(y.shape[0]),
-                         .columns = static_cast<int>(y.shape[1]),
-                         .stride = y.stride[0],
-                         .steps = static_cast<int>(x.shape[1] / kLargeDepth),
-                         .pairs = static_cast<int>(plan.pairs),
-                         .row_pairs = static_cast<int>(plan.row_pairs),
-                         .groups = kGroupPairs,
-                         .up = static_cast<int>(y.shape[1])};
+  const LargeShape shape{
+      .rows = static_cast<int>(y.shape[0]),
+      .columns = static_cast<int>(y.shape[1]),
+      .stride = y.stride[0],
+      .steps = static_cast<int>(x.shape[1] / kLargeDepth),
+      .chain = static_cast<int>(x.shape[1] / kLargeDepth) / (w.format.in_halves ? 2 : 1),
+      .pairs = static_cast<int>(plan.pairs),
+      .row_pairs = static_cast<int>(plan.row_pairs),
+      .groups = kGroupPairs,
+      .up = static_cast<int>(y.shape[1])};
   const auto go = [&]<GemmEnd kEnd>(const LargeInput<kEnd>& input) {
     launch_early(gemm_large_kernel<kEnd>, grid_size(clusters * kLargeBlocks), kLargeThreads,
                  sizeof(LargeShared), device_ptr<bf16>(y), map_of(encode_map_, x),
-                 map_of(encode_map_, w), shape, input);
+                 map_of(encode_map_, w.data), shape, input);
   };
   if (end == GemmEnd::heads)
     go(LargeInput<GemmEnd::heads>{*heads});

@@ -117,8 +117,9 @@ __device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const Pro
 
 // -- Products --
 
-/// A group's sums over all of k. `stays`: the block has more tiles, and begins at `at`.
-template <MidTile tile, bool stays = false>
+/// A group's sums over all of k. `stays`: the block has more tiles, and begins at `at`. `halves`:
+/// those of both halves of k, one after the other.
+template <MidTile tile, bool stays = false, bool halves = false>
 __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidShape& shape,
                          const ProductRing& ring, int group, RingCursor& at) {
   const int lane = threadIdx.x % kWarp, blocks = shape.paired ? kPair : 1;
@@ -129,30 +130,47 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
   for (int t = 0; t < tile.tiles; ++t)
 #pragma unroll
     for (float& s : sum[t]) s = 0.0f;
-  int last = 0;
-  for (int step = 0; step < shape.steps; ++step) {
-    wait_barrier(ring.full + at.stage, at.parity);
-    const uint64_t w = tile_of(ring.weight(at.stage)),
-                   x = tile_of(ring.rows(at.stage) + group * tile.tiles * tile_bytes);
-    wgmma_fence();
+  int last = 0, step = 0;
+  const auto multiply_until = [&](int end) {
+    for (; step < end; ++step) {
+      wait_barrier(ring.full + at.stage, at.parity);
+      const uint64_t w = tile_of(ring.weight(at.stage)),
+                     x = tile_of(ring.rows(at.stage) + group * tile.tiles * tile_bytes);
+      wgmma_fence();
 #pragma unroll
-    for (int slice = 0; slice < tile.depth; ++slice)
+      for (int slice = 0; slice < tile.depth; ++slice)
 #pragma unroll
-      for (int i = 0; i < kSliceWidth / 16; ++i)
+        for (int i = 0; i < kSliceWidth / 16; ++i)
 #pragma unroll
-        for (int t = 0; t < tile.tiles; ++t)
-          product<tile.columns>(sum[t], x + slice * next_slice + t * next_tile + 2 * i,
-                                w + (slice * tile.columns * kSliceRowBytes >> 4) + 2 * i);
-    wgmma_commit();
-    wgmma_wait<1>();  // all but these
-    // The stage before this one is free. Nobody arrives that nobody waits for: the other block
-    // might be gone.
-    if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks)
-      arrive_at(ring.empty + last, static_cast<uint32_t>(lane));
-    last = at.stage;
-    at.next(shape.stages);
+          for (int t = 0; t < tile.tiles; ++t)
+            product<tile.columns>(sum[t], x + slice * next_slice + t * next_tile + 2 * i,
+                                  w + (slice * tile.columns * kSliceRowBytes >> 4) + 2 * i);
+      wgmma_commit();
+      wgmma_wait<1>();  // all but these
+      // The stage before this one is free. Nobody arrives that nobody waits for: the other block
+      // might be gone.
+      if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks)
+        arrive_at(ring.empty + last, static_cast<uint32_t>(lane));
+      last = at.stage;
+      at.next(shape.stages);
+    }
+    wgmma_wait<0>();
+  };
+  if constexpr (halves) {
+    static_assert(tile.tiles == 1);
+    FirstHalf<tile.columns / 2> first;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      multiply_until(half == 0 ? shape.steps / 2 : shape.steps);
+      pin(sum[0]);
+      if (half == 0)
+        first.take(sum[0]);
+      else
+        first.add_to(sum[0]);
+    }
+    return;
   }
-  wgmma_wait<0>();
+  multiply_until(shape.steps);
   if (stays && lane == 0) arrive(ring.empty + last);
 #pragma unroll
   for (int t = 0; t < tile.tiles; ++t) pin(sum[t]);
@@ -215,6 +233,7 @@ __device__ void store_gated(__nv_bfloat16* y, int64_t stride, const float (&sum)
 }
 
 /// The arguments of products that store their sums, as they are or gated.
+template <bool halves>
 struct MidNothing {};
 
 /// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.
@@ -274,13 +293,13 @@ __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const 
       sender.send(first + in_tile + half, place.column + column, piece);
   });
 }
-template <MidTile tile, class Y>
+template <MidTile tile, class Y, bool halves>
 __device__ void multiply_and_store(Y* y, const MidShape& shape, const ProductRing& ring,
-                                   const TilePlace& place, int group, MidNothing) {
+                                   const TilePlace& place, int group, MidNothing<halves>) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
   RingCursor at;
-  multiply<tile>(sum, shape, ring, group, at);
+  multiply<tile, false, halves>(sum, shape, ring, group, at);
   if constexpr (tile.gated) sync_threads<1, tile.consumers()>();  // nobody reads the ring any more
 #pragma unroll
   for (int t = 0; t < tile.tiles; ++t) {

@@ -44,12 +44,12 @@ MapBox weights_box(const MidTile& tile, bool paired) {
 
 }  // namespace
 
-void CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, const MidPlan& plan,
+void CudaBackend::gemm_mid(Tensor y, Tensor x, const Weight& w, const MidPlan& plan,
                            const HeadsInput* heads, const SentParts* sent) {
   with_index<std::size(kMidKernels)>(plan.kernel, [&]<int i>() {
     using Y = std::conditional_t<kMidKernels[i].out == DType::f32, float, bf16>;
     constexpr MidTile tile = kMidKernels[i].tile;
-    const MidShape shape = shape_of(kMidKernels[i], plan, y, x.shape[1],
+    const MidShape shape = shape_of(kMidKernels[i], plan, y, w.k(),
                                     divides_sms() ? kOverlapProductBytes : max_shared_bytes_);
     const unsigned cluster = shape.paired ? kPair : 1;
     constexpr int kBlocksPerSm = kMidKernels[i].ring == kMidHalfRing ? 2 : 1;
@@ -64,14 +64,16 @@ void CudaBackend::gemm_mid(Tensor y, Tensor x, Tensor w, const MidPlan& plan,
       launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
                                       DeviceType<Y>, Input>,
                       grid, cluster, tile.threads(), shared, can_launch_early_, device_ptr<Y>(y),
-                      gemm_map(encode_map_, w, weights_box(tile, shape.paired)),
+                      gemm_map(encode_map_, w.data, weights_box(tile, shape.paired)),
                       gemm_map(encode_map_, x, rows), shape, input);
     };
     if constexpr (kMidKernels[i].makes_heads())
       if (heads) return go(*heads);
     if constexpr (kMidKernels[i].can_send())
       if (sent) return go(*sent);
-    go(MidNothing{});
+    if constexpr (std::is_same_v<Y, bf16> && tile.tiles == 1 && !tile.gated)
+      if (w.format.in_halves) return go(MidNothing<true>{});
+    go(MidNothing<false>{});
   });
 }
 

@@ -13,6 +13,7 @@
 
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_kernels.h"
+#include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/gemm_wgmma.cuh"
 #include "ops/cuda/ptx/tensor_map.h"
 
@@ -170,35 +171,48 @@ __device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
     store(silu_times_straight);
 }
 
-/// Four warps' part: the products of all steps.
-template <int kColumns, int kDepth, bool gated, class Y>
+/// Four warps' part: the products of all steps. `halves`: those of both halves of k, one after the
+/// other.
+template <int kColumns, int kDepth, bool gated, bool halves, class Y>
 __device__ void consume(Y* y, const SkinnyShape& shape, const ProductRing& ring) {
   const bool leader = threadIdx.x % kWarp == 0;
   const uint64_t x_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
   float sum[kColumns / 2];
+  [[maybe_unused]] FirstHalf<kColumns / 2> first;
+  const int steps = halves ? shape.steps / 2 : shape.steps;
   int last = 0;
   for (SkinnyCursor at; !at.done(shape);) {
     const int item = at.item;
 #pragma unroll
     for (float& s : sum) s = 0.0f;
-    for (int step = 0; step < shape.steps; ++step) {
-      wait_barrier(ring.full + at.stage, at.parity);
-      const uint64_t w = tile_of(ring.weight(at.stage)), x = tile_of(ring.rows(at.stage));
-      wgmma_fence();
+#pragma unroll 1
+    for (int half = 0; half < (halves ? 2 : 1); ++half) {
+      for (int step = 0; step < steps; ++step) {
+        wait_barrier(ring.full + at.stage, at.parity);
+        const uint64_t w = tile_of(ring.weight(at.stage)), x = tile_of(ring.rows(at.stage));
+        wgmma_fence();
 #pragma unroll
-      for (int slice = 0; slice < kDepth; ++slice)
+        for (int slice = 0; slice < kDepth; ++slice)
 #pragma unroll
-        for (int i = 0; i < kSliceWidth / 16; ++i)
-          product<kColumns>(sum, x + slice * x_slice + 2 * i,
-                            w + (slice * kColumns * kSliceRowBytes >> 4) + 2 * i);
-      wgmma_commit();
-      wgmma_wait<1>();  // all but these
-      if (leader && step > 0) arrive(ring.empty + last);
-      last = at.stage;
-      at.next(shape);
+          for (int i = 0; i < kSliceWidth / 16; ++i)
+            product<kColumns>(sum, x + slice * x_slice + 2 * i,
+                              w + (slice * kColumns * kSliceRowBytes >> 4) + 2 * i);
+        wgmma_commit();
+        wgmma_wait<1>();  // all but these
+        if (leader && step > 0) arrive(ring.empty + last);
+        last = at.stage;
+        at.next(shape);
+      }
+      wgmma_wait<0>();
+      if (leader) arrive(ring.empty + last);
+      if constexpr (halves) {
+        pin(sum);
+        if (half == 0)
+          first.take(sum);
+        else
+          first.add_to(sum);
+      }
     }
-    wgmma_wait<0>();
-    if (leader) arrive(ring.empty + last);
     const int row0 = item % shape.row_blocks * shape.block_rows, group = item / shape.row_blocks;
     if constexpr (gated)
       store_gated_tile<kColumns>(y, shape, sum, row0, group * kColumns / 2);
@@ -209,7 +223,7 @@ __device__ void consume(Y* y, const SkinnyShape& shape, const ProductRing& ring)
 
 /// `w`: boxes of kColumns rows ([2, kColumns / 2] where gated), `x`: of `block_rows` rows, both by
 /// kDepth slices.
-template <int kColumns, int kDepth, bool gated, class Y>
+template <int kColumns, int kDepth, bool gated, bool halves, class Y>
 __global__ void __launch_bounds__(kSkinnyThreads)
     gemm_skinny_kernel(Y* y, const __grid_constant__ CUtensorMap w,
                        const __grid_constant__ CUtensorMap x, const SkinnyShape shape) {
@@ -238,7 +252,7 @@ __global__ void __launch_bounds__(kSkinnyThreads)
     if (producer) produce<gated ? kColumns / 2 : kColumns, kDepth>(w, x, shape, ring);
   } else {
     wait_for_previous();
-    consume<kColumns, kDepth, gated>(y, shape, ring);
+    consume<kColumns, kDepth, gated, halves>(y, shape, ring);
   }
 }
 

@@ -43,7 +43,8 @@ CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b,
                        {kSliceWidth, b.rows / b.parts_of_box, b.parts_of_box, b.slices}, promotion);
 }
 
-void CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const SkinnyPlan& plan) {
+void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
+                              const SkinnyPlan& plan) {
   dispatch_float(y.dtype, [&]<class Y>() {
     with_columns(plan.columns, [&]<int kColumns>() {
       constexpr int kDepth = depth_of(kColumns);
@@ -74,7 +75,7 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const Sk
       const auto go = [&](auto kernel) {
         launch_early(
             kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
-            gemm_map(encode_map_, w,
+            gemm_map(encode_map_, w.data,
                      {.parts = gated ? 2 : 1,
                       .rows = kColumns,
                       .parts_of_box = gated ? 2 : 1,
@@ -84,9 +85,12 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, Tensor w, bool gated, const Sk
             shape);
       };
       if constexpr (kGates) {
-        if (gated) return go(gemm_skinny_kernel<kColumns, kDepth, true, DeviceType<Y>>);
+        if (gated) return go(gemm_skinny_kernel<kColumns, kDepth, true, false, DeviceType<Y>>);
       }
-      go(gemm_skinny_kernel<kColumns, kDepth, false, DeviceType<Y>>);
+      if constexpr (std::is_same_v<Y, bf16>)
+        if (w.format.in_halves)
+          return go(gemm_skinny_kernel<kColumns, kDepth, false, true, DeviceType<Y>>);
+      go(gemm_skinny_kernel<kColumns, kDepth, false, false, DeviceType<Y>>);
     });
   });
 }

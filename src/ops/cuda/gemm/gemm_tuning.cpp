@@ -59,7 +59,7 @@ void measure(cudaStream_t stream, double expected, std::vector<Candidate>& candi
 }  // namespace
 
 GemmTuning CudaBackend::tune_gemm(Tensor y, Tensor x, Weight weight) {
-  if (weight.format.quantises_rows()) return {};
+  if (weight.format.quantises_rows() || weight.format.in_halves) return {};
   if (weight.format.is_quantised())
     return with_unpacked(weight, [&](const Weight& plain) { return tune_gemm(y, x, plain); });
   const Tensor& w = weight.data;

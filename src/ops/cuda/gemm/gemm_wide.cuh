@@ -92,8 +92,8 @@ __device__ void wide_copy_next(const CUtensorMap& w, const CUtensorMap& x, const
   }
 }
 
-/// A group's sums over all of k.
-template <WideTile tile>
+/// A group's sums over all of k. `halves`: those of both halves of k, one after the other.
+template <WideTile tile, bool halves>
 __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_map,
                               const CUtensorMap& x_map, const WideShape& shape,
                               const StageRing& weights, const StageRing& rows,
@@ -103,39 +103,56 @@ __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_
 #pragma unroll
   for (int i = 0; i < tile.rows / 2; ++i) sum[i] = 0.0f;
   RingCursor w_at, x_at, w_last, x_last;
+  int step = 0;
+  const auto multiply_until = [&](int end) {
 #pragma unroll 1
-  for (int step = 0; step < shape.steps; ++step) {
-    wait_barrier(rows.full + x_at.stage, x_at.parity);
-    wait_barrier(weights.full + w_at.stage, w_at.parity);
-    const uint64_t w = tile_of(weights.at(w_at.stage) + group * kWideColumns * kSliceRowBytes),
-                   x = tile_of(rows.at(x_at.stage));
-    wgmma_fence();
+    for (; step < end; ++step) {
+      wait_barrier(rows.full + x_at.stage, x_at.parity);
+      wait_barrier(weights.full + w_at.stage, w_at.parity);
+      const uint64_t w = tile_of(weights.at(w_at.stage) + group * kWideColumns * kSliceRowBytes),
+                     x = tile_of(rows.at(x_at.stage));
+      wgmma_fence();
 #pragma unroll
-    for (int slice = 0; slice < tile.depth; ++slice)
+      for (int slice = 0; slice < tile.depth; ++slice)
 #pragma unroll
-      for (int i = 0; i < kSliceWidth / 16; ++i)
-        product<tile.rows>(sum, w + (slice * tile.columns() * kSliceRowBytes >> 4) + 2 * i,
-                           x + slice * next_slice + 2 * i);
-    wgmma_commit();
-    wgmma_wait<1>();  // all but these
-    if (step > 0) {   // the stages before these are free
-      if (lane == 0) {
-        arrive(weights.empty + w_last.stage);
-        arrive(rows.empty + x_last.stage);
+        for (int i = 0; i < kSliceWidth / 16; ++i)
+          product<tile.rows>(sum, w + (slice * tile.columns() * kSliceRowBytes >> 4) + 2 * i,
+                             x + slice * next_slice + 2 * i);
+      wgmma_commit();
+      wgmma_wait<1>();  // all but these
+      if (step > 0) {   // the stages before these are free
+        if (lane == 0) {
+          arrive(weights.empty + w_last.stage);
+          arrive(rows.empty + x_last.stage);
+        }
+        if constexpr (tile.copies_itself()) {
+          if (threadIdx.x == 0)
+            wide_copy_next<tile>(w_map, x_map, shape, weights, rows, place, step - 1, w_last,
+                                 x_last);
+          __syncwarp();
+        }
       }
-      if constexpr (tile.copies_itself()) {
-        if (threadIdx.x == 0)
-          wide_copy_next<tile>(w_map, x_map, shape, weights, rows, place, step - 1, w_last, x_last);
-        __syncwarp();
-      }
+      w_last = w_at;
+      x_last = x_at;
+      w_at.next(shape.stages);
+      x_at.next(shape.row_stages);
     }
-    w_last = w_at;
-    x_last = x_at;
-    w_at.next(shape.stages);
-    x_at.next(shape.row_stages);
+    wgmma_wait<0>();
+    pin(sum);
+  };
+  if constexpr (halves) {
+    FirstHalf<tile.rows / 2> first;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      multiply_until(half == 0 ? shape.steps / 2 : shape.steps);
+      if (half == 0)
+        first.take(sum);
+      else
+        first.add_to(sum);
+    }
+  } else {
+    multiply_until(shape.steps);
   }
-  wgmma_wait<0>();
-  pin(sum);
 }
 
 /// Four 8x8 matrices of bf16 to shared memory, transposed: lane l gives the address of a row of
@@ -197,7 +214,7 @@ __device__ void wide_store(const Output& output, const WideShape& shape, const T
 }
 
 /// `y`: of bf16, or SentParts.
-template <int kRows, int kGroups, int kDepth, bool gated, class Y>
+template <int kRows, int kGroups, int kDepth, bool gated, bool halves, class Y>
 __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
     gemm_wide_kernel(const __grid_constant__ Y y, const __grid_constant__ CUtensorMap w,
                      const __grid_constant__ CUtensorMap x, const WideShape shape) {
@@ -246,7 +263,7 @@ __global__ void __launch_bounds__(WideTile{kRows, kGroups, kDepth}.threads(), 1)
     const auto output = wide_output(y, shape, place);
     float sum[tile.rows / 2];
     const int group = kGroups == 1 ? 0 : warp / (kGroupThreads / kWarp);
-    wide_multiply<tile>(sum, w, x, shape, weights, rows, place, group);
+    wide_multiply<tile, halves>(sum, w, x, shape, weights, rows, place, group);
     sync_threads<1, kConsumers>();  // nobody reads the rings any more
     wide_store<tile>(output, shape, place, sum, data, group);
   }

@@ -21,7 +21,7 @@ CUtensorMap weight_map(EncodeMap encode, const Tensor& w, int64_t parts, int64_t
 
 }  // namespace
 
-void CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, const WidePlan& plan,
+void CudaBackend::gemm_wide(Tensor y, Tensor x, const Weight& w, const WidePlan& plan,
                             const SentParts* sent) {
   const int64_t m = x.shape[0], k = x.shape[1], outputs = y.shape[1];
   with_index<std::size(kWideKernels)>(plan.kernel, [&]<int i>() {
@@ -42,15 +42,17 @@ void CudaBackend::gemm_wide(Tensor y, Tensor x, Tensor w, const WidePlan& plan,
                              kMostStages, shape.steps});
     const dim3 grid{grid_size(std::max(shape.blocks, num_sms_))};
     const MapBox rows{.parts = 1, .rows = shape.block_rows, .slices = tile.depth};
-    const auto go = [&]<class Y>(const Y& out) {
-      launch_early(
-          gemm_wide_kernel<tile.rows, tile.groups, tile.depth, tile.gated, Y>, grid, tile.threads(),
-          tile.shared_bytes(shape.stages, shape.row_stages), out,
-          weight_map(encode_map_, w, tile.gated ? 2 : 1, tile.outputs() / kWideUnit, tile.depth),
-          gemm_map(encode_map_, x, rows), shape);
+    const auto go = [&]<bool halves = false, class Y>(const Y& out) {
+      launch_early(gemm_wide_kernel<tile.rows, tile.groups, tile.depth, tile.gated, halves, Y>,
+                   grid, tile.threads(), tile.shared_bytes(shape.stages, shape.row_stages), out,
+                   weight_map(encode_map_, w.data, tile.gated ? 2 : 1, tile.outputs() / kWideUnit,
+                              tile.depth),
+                   gemm_map(encode_map_, x, rows), shape);
     };
-    if constexpr (!tile.gated)
+    if constexpr (!tile.gated) {
       if (sent) return go(*sent);
+      if (w.format.in_halves) return go.template operator()<true>(device_ptr<bf16>(y));
+    }
     go(device_ptr<bf16>(y));
   });
 }

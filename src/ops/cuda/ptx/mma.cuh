@@ -51,6 +51,30 @@ __device__ inline uint32_t pack_bf16(float first, float second) {
 __device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+/// A product in halves of k (WeightFormat::in_halves): the sums of the first, rounded, while those
+/// of the second are made.
+template <int n>
+struct FirstHalf {
+  uint32_t pair[n / 2];
+  /// The second half's sums start from zero.
+  __device__ void take(float (&sum)[n]) {
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      pair[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+      sum[2 * i] = sum[2 * i + 1] = 0.0f;
+    }
+  }
+  /// The second half's sums, rounded, are added; what comes of it is not rounded yet.
+  __device__ void add_to(float (&sum)[n]) const {
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const uint32_t second = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+      sum[2 * i] = low_of(pair[i]) + low_of(second);
+      sum[2 * i + 1] = high_of(pair[i]) + high_of(second);
+    }
+  }
+};
+
 /// 16 bytes from global to shared memory, asynchronously; zeros if not `valid` (then nothing is
 /// read).
 __device__ inline void copy_async(void* shared, const void* global, bool valid) {

@@ -33,20 +33,20 @@ __global__ void take_rows_kernel(T* y, int64_t y_stride, const T* x, int64_t x_s
   store_vec(y + blockIdx.x * y_stride + c, values, n - c, wide);
 }
 
-/// x[i, :] += y[i, :]; a bias is a y whose rows are all the same (y_stride 0).
+/// y[i, :] = a[i, :] + b[i, :]; a bias is a b whose rows are all the same (b_stride 0). y may be a.
 template <class T>
-__global__ void add_kernel(T* x, int64_t x_stride, const T* y, int64_t y_stride, int64_t n,
-                           bool wide) {
+__global__ void add_kernel(T* y, int64_t y_stride, const T* a, int64_t a_stride, const T* b,
+                           int64_t b_stride, int64_t n, bool wide) {
   let_next_start();
   wait_for_previous();
   const int64_t c = column<T>();
   if (c >= n) return;
-  T* target = x + blockIdx.x * x_stride + c;
-  Vec<T> a = load_vec(target, n - c, wide);
-  const Vec<T> b = load_vec(y + blockIdx.x * y_stride + c, n - c, wide);
+  Vec<T> values = load_vec(a + blockIdx.x * a_stride + c, n - c, wide);
+  const Vec<T> more = load_vec(b + blockIdx.x * b_stride + c, n - c, wide);
 #pragma unroll
-  for (int i = 0; i < Vec<T>::size; ++i) a.v[i] = round_to<T>(to_float(a.v[i]) + to_float(b.v[i]));
-  store_vec(target, a, n - c, wide);
+  for (int i = 0; i < Vec<T>::size; ++i)
+    values.v[i] = round_to<T>(to_float(values.v[i]) + to_float(more.v[i]));
+  store_vec(y + blockIdx.x * y_stride + c, values, n - c, wide);
 }
 
 template <class T>
@@ -117,10 +117,15 @@ void CudaBackend::gather_rows(Tensor y, Tensor x, Tensor rows) {
 void CudaBackend::add(Tensor x, Tensor y) {
   check(x.rank == 2 && y.rank == 2 && x.shape == y.shape && x.dtype == y.dtype, "add {} to {}",
         y.describe(), x.describe());
-  dispatch_float(x.dtype, [&]<class T>() {
+  add(x, x, y);
+}
+
+void CudaBackend::add(Tensor y, Tensor a, Tensor b) {
+  dispatch_float(y.dtype, [&]<class T>() {
     using D = DeviceType<T>;
-    launch_early(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
-                 x.stride[0], device_ptr<T>(y), y.stride[0], x.shape[1], wide_rows({x, y}));
+    launch_early(add_kernel<D>, grid_for<D>(y.shape[0], y.shape[1]), kThreads, 0, device_ptr<T>(y),
+                 y.stride[0], device_ptr<T>(a), a.stride[0], device_ptr<T>(b), b.stride[0],
+                 y.shape[1], wide_rows({y, a, b}));
   });
 }
 
@@ -130,7 +135,8 @@ void CudaBackend::add_bias(Tensor x, Tensor bias) {
   dispatch_float(x.dtype, [&]<class T>() {
     using D = DeviceType<T>;
     launch_early(add_kernel<D>, grid_for<D>(x.shape[0], x.shape[1]), kThreads, 0, device_ptr<T>(x),
-                 x.stride[0], device_ptr<T>(bias), int64_t{0}, x.shape[1], wide_rows({x, bias}));
+                 x.stride[0], device_ptr<T>(x), x.stride[0], device_ptr<T>(bias), int64_t{0},
+                 x.shape[1], wide_rows({x, bias}));
   });
 }
 
