@@ -45,7 +45,8 @@ Result run(DecoderRig& decoder, const std::vector<int32_t>& contexts, int64_t ma
     for (int64_t i = 0; i < rows; ++i)
       if (contexts[static_cast<size_t>(i)] > 0) result.rows.push_back(rig.bytes(t.rows(i, i + 1)));
   for (const KvCache& cache : decoder.caches)
-    for (const Tensor& t : {cache.k, cache.v}) result.caches.push_back(rig.bytes(t));
+    for (const Tensor& t : {cache.k, cache.v})
+      result.caches.push_back(rig.bytes(decoder.all_of(t)));
   return result;
 }
 
@@ -175,6 +176,44 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
+// Keys and values of E4M3 become bf16 in the ring, and the step's own become numbers.
+TEST_F(CudaDecoder, LayersOverE4m3CachesGiveTheBitsOfSeparateOperations) {
+  DecoderShape qwen3{"KV 0.6B", 3, 1024, 16, 8, 128, 3072};
+  qwen3.head_norms = true;
+  DecoderShape llama{"KV Llama", 3, 512, 8, 2, 64, 1408};
+  llama.block_size = 8;
+  DecoderShape fixed{"KV static", 3, 896, 14, 2, 64, 4864};
+  fixed.qkv_bias = true;
+  fixed.block_size = 256;
+  fixed.static_scales = true;
+  DecoderShape window{"KV windows", 3, 768, 6, 1, 128, 1024};
+  window.qkv_bias = window.other_biases = true;
+  window.rotary_dim = 64;
+  window.block_size = 64;
+  window.windows = {300, 0, 77};
+  DecoderShape tall{"KV tall", 3, 384, 8, 1, 128, 6400};
+  tall.head_norms = true;
+  DecoderShape large{"KV 8B", 2, 4096, 32, 8, 128, 12288};
+  large.head_norms = true;
+  large.block_size = 64;
+  for (DecoderShape shape : {qwen3, llama, fixed, window, tall, large}) {
+    shape.cache = DType::e4m3;
+    EXPECT_TRUE(compare(*gpu_, shape));
+  }
+  for (DecoderShape shape : {qwen3, window, llama})
+    for (const auto rows : {WeightFormat::Rows::group, WeightFormat::Rows::token}) {
+      shape.cache = DType::e4m3;
+      shape.rows = rows;
+      EXPECT_TRUE(compare(*gpu_, shape));
+    }
+  DecoderShape mixture{"KV 30B", 1, 2048, 32, 4, 128, 768};
+  mixture.head_norms = true;
+  mixture.experts = 32;
+  mixture.experts_per_token = 8;
+  mixture.cache = DType::e4m3;
+  EXPECT_TRUE(compare(*gpu_, mixture));
+}
+
 TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   DecoderShape small{"mixture", 3, 1024, 8, 2, 64, 128};
   small.head_norms = true;
@@ -186,6 +225,27 @@ TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   large.experts = 32;
   large.experts_per_token = 8;
   EXPECT_TRUE(compare(*gpu_, large));
+}
+
+TEST_F(CudaDecoder, MixturesOfE4m3ExpertsGiveTheBitsOfSeparateOperations) {
+  DecoderShape small{"FP8 mixture", 3, 1024, 8, 2, 64, 256};
+  small.head_norms = true;
+  small.experts = 32;
+  small.experts_per_token = 4;
+  // Ten blocks of down: three stages at once, and two.
+  DecoderShape tall{"FP8 tall mixture", 1, 5120, 16, 4, 128, 1280};
+  tall.experts = 32;
+  tall.experts_per_token = 8;
+  DecoderShape large{"FP8 30B", 2, 2048, 32, 4, 128, 768};
+  large.head_norms = true;
+  large.experts = 32;
+  large.experts_per_token = 8;
+  for (DecoderShape shape : {small, tall, large})
+    for (const DType cache : {DType::bf16, DType::e4m3}) {
+      shape.rows = WeightFormat::Rows::group;
+      shape.cache = cache;
+      EXPECT_TRUE(compare(*gpu_, shape));
+    }
 }
 
 // Words say by an epoch of which layer they are. Behind the last epoch they start again, and words

@@ -21,6 +21,9 @@ struct DecoderShape {
   /// for each row, of `group` with those of blocks of 8 x 128.
   WeightFormat::Rows rows = WeightFormat::Rows::plain;
   bool in_halves = false;  // o and down
+  /// Of keys and values; of E4M3 with a scale for each row or, `static_scales`, for each head.
+  DType cache = DType::bf16;
+  bool static_scales = false;
 };
 
 class DecoderRig {
@@ -119,6 +122,13 @@ class DecoderRig {
     }
   }
 
+  /// All that a cache's pages have, scales of E4M3 included.
+  static Tensor all_of(const Tensor& cache) {
+    const int64_t bytes =
+        cache.shape[0] * cache.stride[0] * static_cast<int64_t>(size_of(cache.dtype));
+    return {cache.data, DType::i32, {bytes / 4}, cache.device};
+  }
+
   Rig rig;
   DecoderStack stack;
   std::vector<KvCache> caches;
@@ -193,12 +203,18 @@ class DecoderRig {
         size_t index = 0;
         for (const Part& p : parts) {
           if (!p.wanted) continue;
-          const int64_t n = p.n * std::max<int64_t>(p.count, 1);  // a stack is one matrix here
-          WeightFormat format = format_of(p.k);
-          format.in_halves = shape_.in_halves && (p.member == decltype(p.member)(&W::o) ||
-                                                  p.member == decltype(p.member)(&W::down));
-          const size_t bytes =
-              p.k > 0 ? backend.weight_bytes(format, n, p.k) : static_cast<size_t>(n) * 2;
+          const auto is_weight = [&](Weight W::*member) {
+            return p.member == decltype(p.member)(member);
+          };
+          WeightFormat format =
+              is_weight(&W::router) || p.k == 0 ? WeightFormat::bf16 : format_of(p.k);
+          format.in_halves = shape_.in_halves && (is_weight(&W::o) || is_weight(&W::down));
+          // A plain stack is one matrix here.
+          const int64_t matrices = format.is_quantised() ? std::max<int64_t>(p.count, 1) : 1,
+                        n = p.n * std::max<int64_t>(p.count, 1) / matrices;
+          const size_t stride = p.k > 0 ? (backend.weight_bytes(format, n, p.k) + 255) / 256 * 256
+                                        : static_cast<size_t>(n) * 2,
+                       bytes = stride * static_cast<size_t>(matrices);
           if (pass == 1) {
             const Tensor t = p.k > 0 ? backend.weight_view(base + at, format, n, p.k).data
                                      : Tensor(base + at, DType::bf16, {n}, backend.device());
@@ -207,9 +223,14 @@ class DecoderRig {
             values.resize(std::max(values.size(), index + 1));
             quantised.resize(values.size());
             const bool makes = i == 0 || !few_values_;
-            if (p.k > 0 && is_fp8()) {
-              if (makes) quantised[index] = random_rows(n, p.k, seed);
-              backend.load_quantised({t, format}, quantised[index]);
+            if (format.is_quantised()) {
+              for (int64_t one = 0; one < matrices; ++one) {
+                if (makes)
+                  quantised[index] = random_rows(n, p.k, seed + static_cast<uint32_t>(1000 * one));
+                std::byte* const at_matrix = base + at + static_cast<size_t>(one) * stride;
+                backend.load_quantised(backend.weight_view(at_matrix, format, n, p.k),
+                                       quantised[index]);
+              }
             } else {
               const auto is = [&](Tensor W::*norm) { return p.member == decltype(p.member)(norm); };
               const bool is_norm =
@@ -225,6 +246,8 @@ class DecoderRig {
             }
             if (const auto* vector = std::get_if<Tensor W::*>(&p.member))
               layer.** vector = t;
+            else if (p.count > 0 && format.is_quantised())
+              layer.*std::get<Weight W::*>(p.member) = stack_of({t, format}, p.count, stride);
             else
               layer.*std::get<Weight W::*>(p.member) = {
                   p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, format};
@@ -243,19 +266,52 @@ class DecoderRig {
   void allocate_caches(int64_t blocks) {
     num_blocks_ = blocks;
     caches.clear();
-    const size_t bytes =
-        static_cast<size_t>(blocks * shape_.kv_heads * shape_.block_size * shape_.head_dim) * 2;
+    const size_t bytes = static_cast<size_t>(blocks * shape_.kv_heads * shape_.block_size) *
+                         kv_row_bytes(shape_.cache, shape_.head_dim);
     memory_ = rig.backend.allocate(2 * bytes * static_cast<size_t>(shape_.layers));
+    const int64_t heads = shape_.kv_heads;
+    Tensor scales;
+    if (shape_.static_scales) {
+      std::vector<float> values;
+      for (int64_t i = 0; i < 2 * shape_.layers * heads; ++i)
+        values.push_back(0.004f + 0.001f * static_cast<float>(i % 7));
+      scales = rig.upload(values, DType::f32, {2 * shape_.layers * heads});
+    }
     for (int64_t i = 0; i < shape_.layers; ++i) {
       const auto view = [&](int64_t half) {
-        return Tensor(memory_.get() + static_cast<size_t>(2 * i + half) * bytes, DType::bf16,
-                      {blocks, shape_.kv_heads, shape_.block_size, shape_.head_dim},
-                      rig.backend.device());
+        return kv_pages(memory_.get() + static_cast<size_t>(2 * i + half) * bytes, shape_.cache,
+                        {blocks, heads, shape_.block_size, shape_.head_dim}, rig.backend.device());
       };
-      caches.push_back({view(0), view(1)});
+      const auto of_heads = [&](int64_t half) {
+        return scales.defined() ? scales.rows((2 * i + half) * heads, (2 * i + half + 1) * heads)
+                                : Tensor{};
+      };
+      caches.push_back({view(0), view(1), of_heads(0), of_heads(1)});
+    }
+  }
+  /// Numbers of rows that are written, and their scales; of others, any bytes.
+  void fill_e4m3(const std::vector<bool>& written, uint32_t seed) {
+    const int64_t d = shape_.head_dim, size = shape_.block_size,
+                  page = size * static_cast<int64_t>(kv_row_bytes(DType::e4m3, d));
+    std::mt19937 random(seed);
+    std::vector<std::byte> bytes(static_cast<size_t>(caches[0].k.shape[0] * caches[0].k.stride[0]),
+                                 std::byte{0xff});
+    for (size_t half = 0; half < 2 * caches.size(); ++half) {
+      for (int64_t i = 0; i < std::ssize(bytes) && (half == 0 || !few_values_); i += page)
+        for (int64_t row = 0; row < size; ++row) {
+          if (!written[static_cast<size_t>(i / page / shape_.kv_heads * size + row)]) continue;
+          for (int64_t c = 0; c < d; ++c)
+            bytes[static_cast<size_t>(i + row * d + c)] = static_cast<std::byte>(random() & 0xfd);
+          const float scale = 0.002f + 0.004f * 0x1p-32f * static_cast<float>(random());
+          std::memcpy(&bytes[static_cast<size_t>(i + size * d + row * 4)], &scale, sizeof scale);
+        }
+      const Tensor t = all_of(half % 2 ? caches[half / 2].v : caches[half / 2].k);
+      rig.backend.copy(t, Tensor(bytes.data(), DType::i32, {t.numel()}));
+      rig.backend.synchronize();
     }
   }
   void fill_caches(const std::vector<bool>& written, uint32_t seed) {
+    if (shape_.cache == DType::e4m3) return fill_e4m3(written, seed);
     const int64_t row = shape_.head_dim, count = caches[0].k.numel();
     constexpr int64_t kTable = 1 << 16;
     const auto table = normal_values(2 * kTable, seed);

@@ -7,8 +7,8 @@
 namespace nanovllm::decoder {
 
 /// The block's units, then the merges of those rows and heads whose first chunk it had: a block
-/// waits for others only after it has given all that it owes.
-template <int kHeadDim>
+/// waits for others only after it has given all that it owes. C: of the cache's elements.
+template <class C, int kHeadDim>
 __device__ __forceinline__ void attend(Worker<kHeadDim>& w) {
   const int count = w.shared.units.count;
   bool waits = blockIdx.x < w.a.cuts[kQkv].tiles && this_thread() >= kMultiplying * kWarp;
@@ -17,8 +17,8 @@ __device__ __forceinline__ void attend(Worker<kHeadDim>& w) {
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     if (i > 0) get(i);
-    const UnitWorker<kHeadDim> worker{w, unit};
-    worker.run(waits);
+    const UnitWorker<kHeadDim, C> worker{{w, unit}};
+    worker.run(i == 0 && blockIdx.x < w.a.cuts[kQkv].tiles, waits);
     waits = false;
     w.ring.advance(2 * unit.tiles());
   }

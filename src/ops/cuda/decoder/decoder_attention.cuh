@@ -2,118 +2,25 @@
 // over one chunk of 256 keys. The arithmetic is that of attention.cuh's other kernels, spread over
 // four warpgroups: each scores a tile of 64 keys for all heads of the group; later the first ones
 // make 64 of the output's columns each. Keys, and columns of values, are rows of wgmma's A, heads
-// the columns of its B.
+// the columns of its B. Over E4M3 sixteen elements of a head are in the order of widen_e4m3().
 #pragma once
 
-#include "ops/cuda/decoder/decoder_heads.cuh"
+#include "ops/cuda/decoder/decoder_unit.cuh"
 #include "ops/cuda/ptx/gemm_wgmma.cuh"
 
 namespace nanovllm::decoder {
-
-/// Key `row` of a tile in shared memory, the 16 bytes from element `column` on: each half (64
-/// elements) of the tile by itself, in the copy engine's 128-byte pattern.
-__device__ inline __nv_bfloat16* key_in_tile(unsigned char* tile, uint32_t row, uint32_t column) {
-  return reinterpret_cast<__nv_bfloat16*>(tile + (column / 64 * kTileKeys + row) * 128 +
-                                          ((column % 64 / 8 ^ (row % 8)) * 16));
-}
 
 /// Names [8 columns][head][8] in shared memory: the next 16 columns are 16 further on.
 __device__ inline uint32_t describe_heads(const void* p) {
   return static_cast<uint32_t>(anew(8u << 16 | shared_address(p) >> 4));
 }
 
-template <int kHeadDim>
-struct UnitWorker {
-  static constexpr int kLanes = HeadWorker<kHeadDim>::kLanes;
-  Worker<kHeadDim>& w;
-  const Unit& unit;
-  const int lane = this_thread() % kWarp, warp = this_thread() / kWarp;
-  const int tiles = unit.tiles(), first_key = unit.first_tile() * kTileKeys;
-  const bool has_new_key = unit.position / kChunk == unit.chunk;
-
-  __device__ RingCursor key_place(int tile) const { return w.ring.place(tile); }
-  __device__ RingCursor value_place(int tile) const { return w.ring.place(tiles + tile); }
-
-  // -- Query, new key and new value --
-
-  /// Where this lane's part of the new key or value goes: the tile that was read from the cache
-  /// before.
-  __device__ HeadPart* new_in_tile(RingCursor place) const {
-    w.ring.wait_full(place);
-    return reinterpret_cast<HeadPart*>(
-               key_in_tile(w.ring.at(place), unit.position % kTileKeys, lane % kLanes / 2 * 8)) +
-           lane % 2;
-  }
-  /// The new key or value: into the cache, of which this step asks no more.
-  __device__ void store_new(const HeadPart& x, bool is_key) const {
-    const Arguments& a = w.a;
-    const int slot = w.shared.slot[unit.row];
-    if (lane >= kLanes || slot < 0) return;
-    __nv_bfloat16* const cache =
-        is_key ? a.k_cache + w.layer * a.k_layer_stride : a.v_cache + w.layer * a.v_layer_stride;
-    const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
-    reinterpret_cast<HeadPart*>(
-        cache + ((block * a.kv_heads + unit.kv_head << a.block_shift) + offset) * kHeadDim)[lane] =
-        x;
-  }
-
-  /// Values that no query sees are multiplied by 0, and must be finite: the last tile's end and,
-  /// of a window, the first one's start. By some warps, of which this is one.
-  __device__ void clear_values(int of_these, int these) const {
-    const auto clear = [&](int tile, int begin, int end) {
-      if (begin >= end) return;
-      const RingCursor place = value_place(tile);
-      w.ring.wait_full(place);
-      // A key's 16 bytes at a time, the same ones of each.
-      constexpr int kOfKey = kHeadDim / 8, kKeys = kWarp / kOfKey;
-      unsigned char* const data = w.ring.at(place);
-#pragma unroll 1
-      for (int key = begin + of_these * kKeys + lane / kOfKey; key < end; key += these * kKeys)
-        *reinterpret_cast<uint4*>(key_in_tile(data, key, lane % kOfKey * 8)) = uint4{};
-    };
-    if (has_new_key) clear(tiles - 1, unit.position % kTileKeys + 1, kTileKeys);
-    clear(0, 0, unit.low - first_key);
-  }
-
-  /// The warps with the new key and the new value: they have no columns of the output.
-  static constexpr int kKeyWarp = kWarps - 3, kValueWarp = kWarps - 2;
-  static_assert(kMultiplying + kMaxGroup <= kKeyWarp && kHeadDim / 16 <= kKeyWarp);
-
-  /// The query heads are the first of those warps' that did not multiply before, and go on; two
-  /// have the new key and value, and the others clear. Leaves the new key or value.
-  __device__ HeadPart prepare() const {
-    const Arguments& a = w.a;
-    const int head = warp - kMultiplying;
-    const bool is_query = head >= 0 && head < a.group, is_key = warp == kKeyWarp;
-    HeadPart x{};
-    if (is_query || (has_new_key && (is_key || warp == kValueWarp))) {
-      const __nv_bfloat16* norm = is_query ? a.q_norm : is_key ? a.k_norm : nullptr;
-      const HeadWorker<kHeadDim> worker{w, unit.row, lane};
-      typename HeadWorker<kHeadDim>::Turn turn{};
-      uint2 weight{};
-      if (is_query || is_key) turn = worker.find_turn();
-      if (norm) weight = load_early_four(w.of_layer(norm) + lane % kLanes * 4);
-      uint32_t to = shared_address(
-          is_query ? reinterpret_cast<HeadPart*>(&w.shared.attention.q[lane % kLanes / 2][head]) +
-                         lane % 2
-                   : new_in_tile(is_key ? key_place(tiles - 1) : value_place(tiles - 1)));
-      find_now(to);
-      const Packed eight =
-          worker.receive(is_query ? unit.kv_head * a.group + head
-                                  : a.heads + (is_key ? 0 : a.kv_heads) + unit.kv_head);
-      x = worker.part_of(eight);
-      if (norm) {
-        const float reciprocal = worker.reciprocal_of(eight);
-        x.pair[0] = normalised(x.pair[0], reciprocal, weight.x);
-        x.pair[1] = normalised(x.pair[1], reciprocal, weight.y);
-      }
-      if (is_query || is_key) worker.rotate(x, turn);
-      if (lane < kLanes) store_shared(to, x.pair[0], x.pair[1]);
-    } else if (const int others = kWarps - kMultiplying - a.group - 2; head >= 0) {
-      clear_values(warp < kKeyWarp ? head - a.group : others - 1, others);
-    }
-    return x;
-  }
+/// C: of the cache's elements.
+template <int kHeadDim, class C>
+struct UnitWorker : UnitTiles<kHeadDim, C> {
+  using Tiles = UnitTiles<kHeadDim, C>;
+  using Tiles::w, Tiles::unit, Tiles::lane, Tiles::warp, Tiles::tiles, Tiles::first_key,
+      Tiles::has_new_key, Tiles::kKeyWarp, Tiles::kValueWarp;
 
   // -- What is found before the words are there --
 
@@ -127,12 +34,13 @@ struct UnitWorker {
   __device__ Found find() const {
     Found f;
     const uint32_t stages = shared_address(w.ring.data);
-    f.keys = __shfl_sync(
-        kFullMask,
-        stages + key_place(min(warp / 4, tiles - 1)).stage * static_cast<uint32_t>(kStageBytes), 0);
+    f.keys = __shfl_sync(kFullMask,
+                         stages + this->key_place(min(warp / 4, tiles - 1)).stage *
+                                      static_cast<uint32_t>(kStageBytes),
+                         0);
 #pragma unroll
     for (int i = 0; i < kChunkTiles; ++i) {
-      const uint32_t place = value_place(min(i, tiles - 1)).stage;
+      const uint32_t place = this->value_place(min(i, tiles - 1)).stage;
       f.values[i] = __shfl_sync(
           kFullMask,
           stages / 16 + place * (kStageBytes / 16) + warp / 4 * (kTileKeys * 128 / 16) + (1u << 16),
@@ -148,7 +56,8 @@ struct UnitWorker {
     f.from = lane % 4 * 8 + lane / 8;
     const bool has_columns = warp < kHeadDim / 16;
     const int slot = slot_of(has_columns ? lane % 4 * 2 : lane / 4);
-    f.outlet = w.a.words + (has_columns ? w.a.partial_at + slot * kHeadDim + 16 * warp + lane / 4
+    f.outlet = w.a.words + (has_columns ? w.a.partial_at + slot * kHeadDim + 16 * warp +
+                                              lane / 4 * (is_e4m3<C> ? 2 : 1)
                                         : w.a.partial_sum_at + slot * 2);
     find_now(f.keys);
 #pragma unroll
@@ -189,10 +98,25 @@ struct UnitWorker {
       }
   }
 
+  /// Calls body(i, the scale of the lane's i-th key, or of its value): of numbers of E4M3.
+  template <class Body>
+  __device__ __forceinline__ void for_scales(int of_values, const Body& body) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 16 * warp + 8 * (i / 2) + lane % 4 * 2 + i % 2;
+      body(i, first_key + key == unit.position ? w.shared.attention.new_scale[of_values]
+                                               : w.shared.attention.scales[of_values][key]);
+    }
+  }
+
   /// The scores of this warp's keys, masked; leaves their maximum. Tiles that the unit lacks are
   /// masked as a whole: no weight or sum need ask for them.
   __device__ void score(const Found& f, float (&scores)[2][2]) const {
     if (warp / 4 < tiles) multiply_keys(f, scores);
+    if constexpr (is_e4m3<C>)
+      for_scales(0, [&](int i, float scale) {
+        scores[i / 2][i % 2] = __fmul_rn(scores[i / 2][i % 2], scale);
+      });
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (!(f.visible >> i & 1)) scores[i / 2][i % 2] = kMinusInfinity;
@@ -244,12 +168,16 @@ struct UnitWorker {
 #pragma unroll
       for (int e = 0; e < 2; ++e)
         weight[j][e] = weight_of(scores[j][e], finite_or_zero(base), w.a.scale_log2);
+    w.shared.attention.sum[warp][lane] =
+        group_sum(weight[0][0], weight[0][1], weight[1][0], weight[1][1]);
+    if constexpr (is_e4m3<C>)
+      for_scales(1, [&](int i, float scale) {
+        weight[i / 2][i % 2] = scaled_weight(weight[i / 2][i % 2], scale);
+      });
     // p[2 * warp + j][lane / 4].pair[lane % 4]
     auto* const p = reinterpret_cast<uint32_t*>(w.shared.attention.p) + 64 * warp + lane;
 #pragma unroll
     for (int j = 0; j < 2; ++j) p[32 * j] = pack_bf16(weight[j][0], weight[j][1]);
-    w.shared.attention.sum[warp][lane] =
-        group_sum(weight[0][0], weight[0][1], weight[1][0], weight[1][1]);
   }
 
   /// The weights of a row: of each of its quad's lanes, tile by tile; then of all.
@@ -284,7 +212,7 @@ struct UnitWorker {
   }
 
   /// The chunk's output, by the warpgroups that have columns of it: out[2 * h + e] is column
-  /// lane / 4 + 8h of the warp's sixteen, of head lane % 4 * 2 + e.
+  /// lane / 4 + 8h of the warp's sixteen, over E4M3 2 (lane / 4) + h, of head lane % 4 * 2 + e.
   __device__ __forceinline__ void multiply_values(const Found& f, const Steps& steps, bool straight,
                                                   float (&out)[1][4]) const {
     const uint64_t p = describe_heads(&w.shared.attention.p);
@@ -333,14 +261,14 @@ struct UnitWorker {
       if (lane % 4 * 2 + e >= w.a.group) break;
       uint64_t* const to = f.outlet + (e == 0 ? 0 : w.a.max_chunks * kHeadDim);
       send(to, tagged(__float_as_uint(out[0][e]), w.epoch));
-      send(to + 8, tagged(__float_as_uint(out[0][2 + e]), w.epoch));
+      send(to + (is_e4m3<C> ? 1 : 8), tagged(__float_as_uint(out[0][2 + e]), w.epoch));
     }
   }
 
   /// Sends merged results of a row that has no other chunk: merging them into nothing would change
   /// nothing.
   __device__ void send_outputs(const Steps& steps, const float (&out)[1][4]) const {
-    const int column = 16 * warp + lane / 4;
+    const int column = 16 * warp + lane / 4 * (is_e4m3<C> ? 2 : 1);
     const float sum = sum_weights(steps);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -349,9 +277,13 @@ struct UnitWorker {
       const int head = unit.kv_head * w.a.group + of_group;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float mine = finish(out[0][2 * half + e], of_head),
-                    other = __shfl_down_sync(kFullMask, mine, 4);
-        if (of_group < w.a.group && lane / 4 % 2 == 0)
+        const float mine = finish(out[0][2 * half + e], of_head);
+        float other;
+        if constexpr (is_e4m3<C>)
+          other = finish(out[0][2 + e], of_head);
+        else
+          other = __shfl_down_sync(kFullMask, mine, 4);
+        if (of_group < w.a.group && (is_e4m3<C> ? half == 0 : lane / 4 % 2 == 0))
           w.send_all(w.a.words + w.a.heads_at +
                          ((unit.row * w.a.heads + head) * kHeadDim + column + 8 * half) / 2,
                      pack_bf16(mine, other));
@@ -359,11 +291,25 @@ struct UnitWorker {
     }
   }
 
-  /// `waits`: until qkv's product, beside which this begins, has been made.
-  __device__ __forceinline__ void run(bool waits) const {
-    const Found found = find();
-    if (waits) w.await_operand();
-    const HeadPart prepared = prepare();
+  /// `beside`: this begins while the block makes qkv's product; `waits`: until that is made.
+  __device__ __forceinline__ void run(bool beside, bool waits) const {
+    if constexpr (is_e4m3<C>) {
+      const int thread = this_thread() - kMultiplying * kWarp;
+      const UnitScales<kHeadDim> scales(w, unit, first_key, thread);
+      const Found found = find();
+      this->widen(beside, waits);
+      scales.copy(w, thread);
+      multiply(found, this->prepare());
+    } else {
+      const Found found = find();
+      if (waits) w.await_operand();
+      multiply(found, this->prepare());
+    }
+  }
+
+  /// The unit's products, of queries that are there.
+  __device__ __forceinline__ void multiply(const Found& found, const HeadPart& prepared) const {
+    if constexpr (is_e4m3<C>) wait_copies<0>();
     fence_shared_for_async();
     // One warp for each stage: whoever passes the barrier may read them all.
     if (warp < 2 * tiles) w.ring.wait_full(w.ring.place(warp));
@@ -371,7 +317,7 @@ struct UnitWorker {
     float scores[2][2] = {};
     score(found, scores);
     w.together();
-    if (warp == kWarps - 1 && lane < tiles) w.ring.release(key_place(lane), kWarps);
+    if (warp == kWarps - 1 && lane < tiles) w.ring.release(this->key_place(lane), kWarps);
     const Steps now = steps();
     weigh(scores, now);
     fence_shared_for_async();
@@ -389,9 +335,9 @@ struct UnitWorker {
     }
     // Late: the fences before would wait for it.
     if (has_new_key && (warp == kKeyWarp || warp == kValueWarp))
-      store_new(prepared, warp == kKeyWarp);
+      this->store_new(prepared, warp == kKeyWarp);
     __syncwarp();
-    if (lane < tiles) w.ring.release(value_place(lane), 1);
+    if (lane < tiles) w.ring.release(this->value_place(lane), 1);
   }
 };
 

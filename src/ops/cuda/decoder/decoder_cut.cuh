@@ -70,7 +70,10 @@ inline int64_t operand_bytes(const Arguments& a) {
   // A mixture's down has a row for each chosen expert.
   if (a.mixture.per_token > 0)
     columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);
-  return int64_t{a.rows} * columns * 2 + bytes_of_scales(a, columns / kAtomDepth);
+  const int64_t bytes = int64_t{a.rows} * columns * 2 + bytes_of_scales(a, columns / kAtomDepth);
+  // The router of E4M3 experts has an operand of its own.
+  const MatrixCut& router = a.cuts[kRouter];
+  return std::max(bytes, router.operand_at + int64_t{router.atoms} * kAtomRow);
 }
 
 /// Down's first columns, which gate_up's tiles before a block's last make, are gathered while

@@ -1,6 +1,7 @@
 // E4M3 weights in the decoder layers' kernel, with scales of blocks of 128 x 128, and operands
 // whose blocks of 128 of k are quantised where they are written; or both with scales of whole rows.
-// By the definition of docs/contract.md, with the bits of quantise_rows.cuh and gemm_fp8.cuh.
+// By the definition of docs/contract.md, with the bits of quantise_rows.cuh and gemm_fp8.cuh. A
+// mixture's router has plain weights, and the row as it is for an operand.
 //
 // An atom is a block of k: 8 rows of 128 numbers, which are as many bytes as 64 of bf16. So tiles,
 // stages and the ring are those of plain weights of half as many columns. Of one row alone, for
@@ -81,6 +82,7 @@ __device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& c
 template <class Worker>
 __device__ __forceinline__ void put_eight(const Worker& w, const MatrixCut& cut, int column,
                                           const Packed& x, float scale) {
+  if constexpr (Worker::kHasExperts) w.operand_at(w.a.cuts[kRouter], 0, column) = x;
   store_shared(number_at(w, cut, column), quantise_four(x.pair[0], x.pair[1], scale),
                quantise_four(x.pair[2], x.pair[3], scale));
 }
@@ -229,12 +231,21 @@ __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut
                 kRows = Worker::kHasTokens ? 1 : 8;  // that share one
   if (block >= cut.atoms) return {};
   const bool gated = product == kGateUp;
+  int columns = cut.columns;  // of one half
+  const float* first = w.a.scales[product];
+  if (Worker::kHasExperts && gated) {
+    const Mixture& m = w.a.mixture;
+    const int of_token = tile / m.tiles;
+    tile -= of_token * m.tiles;
+    columns = m.tiles * cut.columns_of_tile;
+    first += w.shared.chosen[of_token] * m.gate_up_scales;
+  }
   // Behind the matrix a warp has rows that nobody needs.
-  const int units = cut.columns / kRows,  // of one half
-      in_tile = (gated ? 8 : 16) * warp + (Worker::kHasTokens ? lane / 4 : 0),
+  const int units = columns / kRows,
+            in_tile = (gated ? 8 : 16) * warp + (Worker::kHasTokens ? lane / 4 : 0),
             own = (tile * cut.columns_of_tile + in_tile) / kRows, unit = min(own, units - 1),
             next = gated ? units : min(own + 8 / kRows, units - 1) - unit;
-  const float* scales = w.a.scales[product] + w.layer * (w.a.layer_stride / kElementsOfFloat) +
+  const float* scales = first + w.layer * (w.a.layer_stride / kElementsOfFloat) +
                         int64_t{block} * w.a.scale_stride[product] + unit;
   return {__ldg(scales), __ldg(scales + next)};
 }
@@ -300,17 +311,16 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   p.inside -= passed * cut.atoms_that_fit;
 }
 
-/// multiply() of E4M3 numbers.
+/// multiply() of E4M3 numbers. `next`: the lane's first weight_scales(), which come from memory.
 template <class Worker>
 __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                                              const MatrixCut& cut, int product, int tile, int warp,
-                                             int lane, Sums& c) {
+                                             int lane, float2 next, Sums& c) {
   Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
-  // Asked for long before they are needed: they come from memory.
   const auto scales = [&](int block) {
     return weight_scales(w, cut, product, tile, warp, lane, block);
   };
-  float2 now{}, next = scales(Worker::kHasTokens ? 0 : lane);
+  float2 now{};
 #pragma unroll 1
   for (int done = 0; done < cut.atoms;) {
     if (!Worker::kHasTokens && done % kWarp == 0) now = next, next = scales(done + kWarp + lane);
@@ -321,7 +331,8 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                               tile == blockIdx.x && done == 0, left == kAtoms, c);
       done += kAtoms;
     };
-    if (left >= 8 && done % 8 == 0 && !cut.streams && done >= cut.fine_atoms)
+    if (!Worker::kHasExperts && left >= 8 && done % 8 == 0 && !cut.streams &&
+        done >= cut.fine_atoms)
       run.template operator()<8>();
     else if (left >= 4)
       run.template operator()<4>();

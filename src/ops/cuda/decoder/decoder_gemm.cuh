@@ -112,9 +112,6 @@ __device__ __forceinline__ void send_logits(const Worker<kHeadDim>& w, int tile,
     w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(c[0][0]));
 }
 
-/// How many of a product's tiles this block has, if it has the first one.
-__device__ inline int tiles_of_block(int tiles) { return (tiles - blockIdx.x - 1) / gridDim.x + 1; }
-
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
 /// warps multiply; the others only keep count, and wait until the operand has been read: they are
 /// ready for the next one while the first still send.
@@ -132,6 +129,21 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     if (product != kRouter && (product != kQkv || absent)) w.await_operand();
     return;
   }
+  // Of E4M3 weights, the scales of a tile, asked for long before they are needed; of many short
+  // tiles, while the one before is multiplied.
+  const auto scales_of = [&](int tile) -> float2 {
+    if constexpr (Worker::kIsFp8)
+      if (!Worker::kHasExperts || (tile < tiles && product != kRouter))
+        return weight_scales(w, w.a.cuts[product], product, tile, warp, lane,
+                             Worker::kHasTokens ? 0 : lane);
+    return {};
+  };
+  float2 scales{};
+  if constexpr (Worker::kIsFp8)
+    if (Worker::kHasExperts) {
+      if (product == kGateUp) wait_barrier(&w.shared.chosen_all, w.layer & 1);
+      scales = scales_of(blockIdx.x);
+    }
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const MatrixCut& cut = w.a.cuts[product];
@@ -141,14 +153,23 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     w.ring.advance(cut.stages);
     Sums c = {};
     const bool gathered = product == kOut || product == kDown;
-    if constexpr (Worker::kIsFp8)
-      multiply_fp8(w, ring, cut, product, tile, warp, lane, c);
-    else
+    const auto multiply_plain = [&] {
       multiply(w, ring, cut, lane,
                w.lean && gathered             ? Waits::parts
                : w.lean || tile == blockIdx.x ? Waits::all
                                               : Waits::no,
                c);
+    };
+    if constexpr (Worker::kIsFp8) {
+      const float2 of_tile = Worker::kHasExperts ? scales : scales_of(tile);
+      if (Worker::kHasExperts) scales = scales_of(tile + gridDim.x);
+      if (Worker::kHasExperts && product == kRouter)
+        multiply_plain();
+      else
+        multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, c);
+    } else {
+      multiply_plain();
+    }
     if (product == kRouter) {
       send_logits(w, tile, warp, lane, c);
       continue;

@@ -84,8 +84,9 @@ struct Mixture {
   bool normalises;
   int tiles;  // of gate_up, in one expert
   int gate_up_steps[2], down_steps[2];
-  int most_underway;  // as Arguments's, of the experts' weights
-  int64_t logits_at;  // in the exchange buffer
+  int most_underway;                    // as Arguments's, of the experts' weights
+  int64_t gate_up_scales, down_scales;  // of E4M3 weights, from an expert's to the next one's
+  int64_t logits_at;                    // in the exchange buffer
 };
 
 struct Arguments {
@@ -96,8 +97,8 @@ struct Arguments {
   const __nv_bfloat16* norms[2];  // before qkv, before gate_up
   const __nv_bfloat16 *q_norm, *k_norm;
   int64_t layer_stride;
-  int layer_atoms;  // the same in rows of an atom, of the weights' maps
-  __nv_bfloat16 *k_cache, *v_cache;
+  int layer_atoms;                   // the same in rows of an atom, of the weights' maps
+  __nv_bfloat16 *k_cache, *v_cache;  // or numbers of E4M3
   int64_t k_layer_stride, v_layer_stride;
   __nv_bfloat16 *x, *residual;
   int64_t x_stride, residual_stride;
@@ -128,6 +129,10 @@ struct Arguments {
   // Of E4M3 weights, of the first layer; null, of plain ones (decoder_fp8.cuh).
   const float* scales[kProducts];
   int scale_stride[kProducts];  // from those of a block of k to the next block's; 0: of whole rows
+  // Of keys and values of E4M3, those of all rows of each head, or null.
+  const float *k_scales, *v_scales;
+  int scales_layer_stride;
+  bool has_e4m3_cache;
 };
 
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
@@ -146,6 +151,9 @@ __device__ void find_now(T*& value) {
   asm volatile("" : "+l"(value));
 }
 __device__ inline int this_thread() { return anew(static_cast<int>(threadIdx.x)); }
+
+/// How many of a product's tiles this block has, if it has the first one.
+__device__ inline int tiles_of_block(int tiles) { return (tiles - blockIdx.x - 1) / gridDim.x + 1; }
 
 // -- Exchange --
 
@@ -285,6 +293,8 @@ struct AttentionShared {
   Packed p[kChunk / 8][kMaxGroup];    // weights: [8 keys][head]
   float maximum[kMaxGroup][kWarps];   // of each 16 keys
   float sum[kWarps][kWarp];
+  // Where keys and values are E4M3: the scales of a chunk's; of the step's own.
+  float scales[2][kChunk], new_scale[2];
 };
 
 /// The values of each row of the step.
@@ -415,10 +425,10 @@ struct Worker {
 };
 
 /// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,
-/// of whole rows of both.
-template <int kHeadDim, bool kTokens>
+/// of whole rows of both. `kExperts`: of a mixture, whose router has plain weights.
+template <int kHeadDim, bool kTokens, bool kExperts>
 struct Fp8Worker : Worker<kHeadDim> {
-  static constexpr bool kIsFp8 = true, kHasTokens = kTokens;
+  static constexpr bool kIsFp8 = true, kHasTokens = kTokens, kHasExperts = kExperts;
   __device__ static constexpr int rows() { return 1; }
 };
 

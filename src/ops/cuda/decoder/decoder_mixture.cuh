@@ -11,6 +11,7 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_experts.cuh"
+#include "ops/cuda/decoder/decoder_fp8_experts.cuh"
 #include "ops/cuda/decoder/decoder_gemm.cuh"
 
 namespace nanovllm::decoder {
@@ -195,16 +196,8 @@ __device__ __forceinline__ void gather_activations(const Worker<kHeadDim>& w) {
 /// c += weights x activations^T, of some stages. Waits and ends as multiply_atoms() does.
 template <int kHeadDim, int kStages>
 __device__ __forceinline__ void multiply_stages(Ring& ring, uint32_t& at_x, int lane, Sums& c) {
-  const RingCursor place = ring.place(min(lane, kStages - 1));
-  ring.wait_full(place);
-  __syncwarp();
-  const uint32_t address = shared_address(ring.at(place));
   uint32_t stages[kStages];
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) stages[i] = __shfl_sync(kFullMask, address, i);
-  // tile_at(), but that the groups of rows are not side by side.
-  constexpr uint64_t kOther =
-      uint64_t{1} << 62 | uint64_t{kExpertAtoms * kAtomBytes >> 4} << 32 | uint64_t{1} << 16;
+  const RingCursor place = await_stages(ring, lane, stages);
   const uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
   at_x += kStages * kExpertAtoms * 8 * kMostChosen;
   wgmma_fence();
@@ -212,7 +205,7 @@ __device__ __forceinline__ void multiply_stages(Ring& ring, uint32_t& at_x, int 
   for (int i = 0; i < kStages; ++i)
 #pragma unroll
     for (int step = 0; step < 4 * kExpertAtoms; ++step)
-      product<8>(c[0], (kOther | stages[i] >> 4) + step / 4 * (kAtomBytes >> 4) + step % 4 * 2,
+      product<8>(c[0], expert_tile_at(stages[i]) + step / 4 * (kAtomBytes >> 4) + step % 4 * 2,
                  x + (i * 4 * kExpertAtoms + step) * 2 * kMostChosen);
   wgmma_commit();
   wgmma_wait<0>();
@@ -267,8 +260,8 @@ __device__ __forceinline__ void emit_sums(const Worker<kHeadDim>& w, int tile, i
 }
 
 /// Down of the block's tiles, as project() does the others.
-template <int kHeadDim>
-__device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
+template <class Worker>
+__device__ __forceinline__ void project_experts(Worker& w) {
   const MatrixCut& cut = w.a.cuts[kDown];
   const int thread = this_thread(), tiles = cut.tiles;
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
@@ -279,14 +272,30 @@ __device__ __forceinline__ void project_experts(Worker<kHeadDim>& w) {
     w.await_operand();
     return;
   }
+  // Of E4M3 weights: asked for before they are needed, as they come from memory.
+  const auto scales_of = [&](int tile, int first) -> float2 {
+    if constexpr (Worker::kIsFp8)
+      if (tile < tiles) return down_scales(w, tile, first + warp, lane);
+    return {};
+  };
+  if constexpr (Worker::kIsFp8) wait_barrier(&w.shared.chosen_all, w.layer & 1);
+  float2 scales = scales_of(blockIdx.x, 0), next = scales_of(blockIdx.x, kExpertsAtOnce);
   w.take_operand();
   int parity = 0;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
 #pragma unroll 1
-    for (int first = 0; first < w.a.mixture.per_token; first += kExpertsAtOnce)
-      multiply_experts(w, w.ring, cut.atoms / kExpertAtoms, first, warp, lane,
-                       of_mixture(w).sums[parity]);
+    for (int first = 0; first < w.a.mixture.per_token; first += kExpertsAtOnce) {
+      if constexpr (Worker::kIsFp8) {
+        multiply_fp8_experts(w, w.ring, first, warp, lane, first == 0 ? scales : next,
+                             of_mixture(w).sums[parity]);
+      } else {
+        multiply_experts(w, w.ring, cut.atoms / kExpertAtoms, first, warp, lane,
+                         of_mixture(w).sums[parity]);
+      }
+    }
+    scales = scales_of(tile + gridDim.x, 0);
+    next = scales_of(tile + gridDim.x, kExpertsAtOnce);
     if (tile + gridDim.x >= tiles) w.leave_operand();
     w.multiplied();
     emit_sums(w, tile, thread, of_mixture(w).sums[parity]);

@@ -23,12 +23,12 @@ __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const Ma
   }
 }
 
-/// The tiles of keys, then those of values, of a unit. Lanes have a half (64 elements) of a box of
-/// up to 64 keys each.
-template <int kHeadDim>
+/// The tiles of keys, then those of values, of a unit. Lanes have a half (64 elements, or 128 of
+/// E4M3) of a box of up to 64 keys each. C: of the cache's elements.
+template <int kHeadDim, class C>
 __device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const Unit& unit,
                                            int layer, int most_underway) {
-  constexpr int kHalves = kHeadDim / 64;
+  constexpr int kHalves = is_e4m3<C> ? 1 : kHeadDim / 64;
   const int lane = threadIdx.x % kWarp, box = lane / kHalves, half = lane % kHalves;
   const int shift = min(a.block_shift, 6), boxes = kTileKeys >> shift;
   const int tiles = unit.tiles();
@@ -45,7 +45,7 @@ __device__ __forceinline__ void bring_keys(Ring& ring, const Arguments& a, const
     __syncwarp();
     if (box < present) {
       const int block = a.block_tables[unit.row * a.table_stride + (key >> a.block_shift)];
-      copy_box(ring.at(place) + half * kTileKeys * 128 + box * half_bytes, map,
+      copy_box(ring.at(place) + (half + is_e4m3<C>)*kTileKeys * 128 + box * half_bytes, map,
                &ring.full[place.stage], 0, key & ((1 << a.block_shift) - 1), half,
                block * a.kv_heads + unit.kv_head, layer);
     }
@@ -77,7 +77,7 @@ __device__ __forceinline__ void follow_first_lane(Ring& ring) {
                __shfl_sync(kFullMask, ring.next.parity, 0)};
 }
 
-template <int kHeadDim, bool kMixture>
+template <int kHeadDim, bool kMixture, class C>
 __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
   const int* contexts = shared.context;
 #pragma unroll 1
@@ -104,7 +104,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
       for (int i = 0; i < units; ++i) {
         Unit unit;
         shared.brought.get(unit, a, contexts, layer, i);
-        bring_keys<kHeadDim>(ring, a, unit, layer, a.most_underway + more_underway + min(i, 1));
+        bring_keys<kHeadDim, C>(ring, a, unit, layer, a.most_underway + more_underway + min(i, 1));
       }
     }
     if constexpr (kMixture) {
