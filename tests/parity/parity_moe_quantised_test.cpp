@@ -42,14 +42,15 @@ class QuantisedExperts : public BackendTest {
   bool keeps(const Shape& s, WeightFormat gate_up, WeightFormat down) const {
     return ops().keeps(gate_up, 2 * s.n, s.h, true) && ops().keeps(down, s.h, s.n, true);
   }
-  /// Random experts. `usual`: with scales of f16's bits, and zero points beside four bits alone.
+  /// Random experts. `usual`: all with scales of f16's bits, and zero points beside four bits
+  /// alone; else only every second one is such.
   static void fill(WeightFormat format, int64_t count, int64_t n, int64_t k,
                    std::vector<QuantizedRows>& stored, bool usual) {
     stored.clear();
     for (int64_t e = 0; e < count; ++e) {
       stored.push_back(random_rows(format, n, k, kUsual, static_cast<uint32_t>(1 + e)));
       QuantizedRows& rows = stored.back();
-      if (usual) {
+      if (usual || e % 2 == 0) {
         for (float& scale : rows.scales)
           scale = std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xffffe000u);
         if (format.numbers == WeightFormat::int8) std::ranges::fill(rows.zeros, int8_t{0});

@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kThreads)
         word_of(row0 + threadIdx.x, 0);
   if (column0 == 0 && zeros)
     for (int64_t i = threadIdx.x; i < kPackedRows * groups; i += kThreads)
-      to[at.zeros() + row0 * groups + i] = static_cast<unsigned char>(zeros[row0 * groups + i]);
+      to[at.zeros() + row0 * groups + i] = static_cast<unsigned char>(
+          zeros[row0 * groups + i] ^ (packing == WeightFormat::int4 && even ? kZeroInScale : 0));
 }
 
 /// A warp unpacks a record.

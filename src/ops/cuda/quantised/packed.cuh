@@ -105,13 +105,18 @@ struct Unpack<WeightFormat::e4m3> {
 #endif
 };
 
-/// The same of any scale and zero point.
+/// The same of any scale and zero point. Of experts whose scales differ in kind some have words
+/// with zero points in them.
 template <WeightFormat::Numbers packing>
 struct UnpackAny {
   float scale;
   int zero;
   UnpackAny() = default;
   __device__ UnpackAny(uint32_t word, int zero_point) {
+    if (packing == WeightFormat::int4 && ((zero_point >> 6 ^ zero_point >> 7) & 1) != 0) {
+      word &= 0xffffff00u;
+      zero_point ^= kZeroInScale;
+    }
     scale = __uint_as_float(word);
     zero = zero_point;
   }

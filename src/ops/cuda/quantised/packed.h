@@ -4,7 +4,8 @@
 // lane % 4) finds in 16 bytes what it holds of row g in tensor core tiles (mma.cuh), then a word of
 // scale for each group of columns and row. The records of eight rows follow each other. Where a
 // whole row has one scale, these words lie behind all records instead. Last come zero points, a
-// byte for each row and group, for weights that have no room for them in their words.
+// byte for each row and group. Four bits whose scales leave room have them in the words as well,
+// and there the bytes' second highest bit is not the highest one.
 //
 // Four bits, from -8 as 0: word i of a lane's four has steps 2i and 2i + 1 of 16 columns, and its
 // bits 4p .. 4p + 3 and 16 + 4p .. are pair p: columns 2t and 2t + 1 of the first step, 2t + 8 and
@@ -21,6 +22,9 @@
 #include "ops/cuda/gemm/gemm_kernels.h"
 
 namespace nanovllm {
+
+/// What a zero point's byte differs in where its scale's word has it as well.
+constexpr int kZeroInScale = 0x40;
 
 constexpr int packed_number_bytes(WeightFormat format) {
   return kPackedRows * kPackedColumns * format.bits() / 8;
