@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "io/quantization.h"
 #include "ops/noise.h"
 #include "weights/weight_sources.h"
 
@@ -69,8 +70,10 @@ Weight WeightLoader::row_parallel(const std::string& prefix, int64_t n, int64_t 
   const int64_t size = shard_.divide(k, prefix.c_str()), first = shard_.rank * size;
   std::vector<WeightPart> parts{{prefix + ".weight", {n, k}, 0, -1, first, first + size}};
   WeightFormat format = format_of({&parts, 1}, n, size, false);
+  // Numbers of a quantised weight have the same products whether or not they stay quantised.
+  const bool is_quantised = quantization_ && quantization_->find(prefix);
   format.in_halves =
-      may_halve && shard_.world_size == 1 && !format.is_quantised() && multiplies_in_halves(n, k);
+      may_halve && shard_.world_size == 1 && !is_quantised && multiplies_in_halves(n, k);
   return matrix(format, std::move(parts), n, size);
 }
 

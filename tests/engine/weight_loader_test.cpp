@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/weight_loader_rig.h"
+#include "io/quantization.h"
 #include "layers/embed_head.h"
 #include "layers/linear.h"
 
@@ -141,9 +142,23 @@ TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {
             "tensor_parallel_size 4 does not divide model.layers.0.mlp.gate_proj (18)");
 }
 
-// docs/contract.md: large models alone, and nothing where two ranks would add a bias in between.
+// docs/contract.md: large models alone, and nothing where two ranks would add a bias in between, or
+// that is quantised, even where the device does not keep it so.
 TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
   NullBackend backend;
+  const Json json = Json::parse(R"({"quantization_config": {"quant_method": "fp8",
+      "modules_to_not_convert": ["plain.o_proj"]}})");
+  std::vector<std::string> warnings;
+  const QuantizationConfig fp8(
+      *JsonObject(json, "config.json", ErrorKind::model).optional_object("quantization_config"),
+      warnings);
+  for (const bool is_plain : {false, true}) {
+    WeightLoader load(backend, DType::bf16, {}, nullptr, &fp8);
+    const Weight weight =
+        load.row_parallel(is_plain ? "plain.o_proj" : "o_proj", 4096, 12288, true);
+    EXPECT_FALSE(weight.format.is_quantised());
+    EXPECT_EQ(weight.format.in_halves, is_plain);
+  }
   const auto in_halves = [&](int world, int64_t n, int64_t k, bool may_halve) {
     WeightLoader load(backend, DType::bf16, {world - 1, world});
     const Weight weight = load.row_parallel("o_proj", n, k, may_halve);
