@@ -134,25 +134,35 @@ NANOVLLM_INLINE void quantise_bytes(QuantisedNumber* numbers, float* scale, cons
   }
 }
 
-/// Calls tile<ROWS>(row, block) for all outputs of the task, 16 columns of ROWS rows each; no more
-/// rows, so that sums and operands fit 16 registers. Some panels at a time stay in the cache while
-/// kGemmRows rows pass.
+// Sums and operands of a tile fit 16 registers, or the 32 of instructions that add fours.
+constexpr int64_t kTileRowsOfInts = kAddsFours ? 8 : 4;
+constexpr int kTilePanels = kAddsFours ? 2 : 1;
+
+/// Calls tile<ROWS, PANELS>(row, block) for all outputs of the task, 16 columns of ROWS rows each
+/// for every panel. Some panels at a time stay in the cache while kGemmRows rows pass.
 template <class Tile>
 NANOVLLM_INLINE void for_integer_tiles(const GemmTask<bf16>& task, Tile tile) {
+  static_assert(kGemmRows % kTileRowsOfInts == 0);
   for (int64_t first = 0; first < task.m; first += kGemmRows)
     for (int64_t begin = task.first_block; begin < task.end_block; begin += kPanelsAtOnce)
-      for (int64_t row = first; row < first + kGemmRows && row < task.m; row += 4) {
+      for (int64_t row = first, rows; row < first + kGemmRows && row < task.m; row += rows) {
         const int64_t left = task.m - row;
+        rows = left >= kTileRowsOfInts ? kTileRowsOfInts : left >= 4 ? 4 : left;
         for (int64_t block = begin; block < begin + kPanelsAtOnce && block < task.end_block;
-             ++block) {
-          if (left >= 4)
-            tile.template operator()<4>(row, block);
-          else if (left == 3)
-            tile.template operator()<3>(row, block);
-          else if (left == 2)
-            tile.template operator()<2>(row, block);
+             block += rows >= 4 ? kTilePanels : 1) {
+          const bool all = block + kTilePanels <= task.end_block;
+          if (rows == kTileRowsOfInts)
+            all ? tile.template operator()<kTileRowsOfInts, kTilePanels>(row, block)
+                : tile.template operator()<kTileRowsOfInts, 1>(row, block);
+          else if (rows == 4)
+            all ? tile.template operator()<4, kTilePanels>(row, block)
+                : tile.template operator()<4, 1>(row, block);
+          else if (rows == 3)
+            tile.template operator()<3, 1>(row, block);
+          else if (rows == 2)
+            tile.template operator()<2, 1>(row, block);
           else
-            tile.template operator()<1>(row, block);
+            tile.template operator()<1, 1>(row, block);
         }
       }
 }
@@ -161,58 +171,68 @@ NANOVLLM_INLINE void for_integer_tiles(const GemmTask<bf16>& task, Tile tile) {
 // add_fours(), where the sign's bit makes them larger by 128; or, their even bytes and their odd
 // ones as 16 bits, of add_pairs(), for which rows of x have their columns in fours, 0, 2, 1, 3.
 
-/// sums += the products of kUnits units, of the rows of x from `x` on, `stride` bytes apart.
-template <int ROWS>
-NANOVLLM_INLINE void add_int8_unit(const uint8_t* unit, const int8_t* x, int64_t stride,
-                                   Ints (&sums)[ROWS][kIntParts]) {
-  Ints q[kIntParts];
-  for (int p = 0; p < kIntParts; ++p) q[p] = load_ints(unit + p * kIntBytes);
+/// sums += the products of a unit of each panel, `panel` bytes apart, and of the rows of x from `x`
+/// on, `stride` bytes apart.
+template <int ROWS, int PANELS>
+NANOVLLM_INLINE void add_int8_unit(const uint8_t* unit, int64_t panel, const int8_t* x,
+                                   int64_t stride, Ints (&sums)[ROWS][PANELS][kIntParts]) {
+  Ints q[PANELS][kIntParts];
+  for (int n = 0; n < PANELS; ++n)
+    for (int p = 0; p < kIntParts; ++p) q[n][p] = load_ints(unit + n * panel + p * kIntBytes);
   for (int r = 0; r < ROWS; ++r)
-    if constexpr (kAddsFours) {
-      const Ints four = same_at(x + r * stride);
-      for (int p = 0; p < kIntParts; ++p)
-        sums[r][p] = add_fours(sums[r][p], q[p] ^ static_cast<int32_t>(0x80808080u), four);
-    } else {
-      const auto first = reinterpret_cast<Shorts>(same_at(x + r * stride)),
-                 second = reinterpret_cast<Shorts>(same_at(x + r * stride + 4));
-      for (int p = 0; p < kIntParts; ++p) {
-        const auto bytes = reinterpret_cast<Shorts>(q[p]);
-        sums[r][p] += add_pairs(bytes << 8 >> 8, first) + add_pairs(bytes >> 8, second);
+    for (int n = 0; n < PANELS; ++n)
+      if constexpr (kAddsFours) {
+        const Ints four = same_at(x + r * stride);
+        for (int p = 0; p < kIntParts; ++p)
+          sums[r][n][p] =
+              add_fours(sums[r][n][p], q[n][p] ^ static_cast<int32_t>(0x80808080u), four);
+      } else {
+        const auto first = reinterpret_cast<Shorts>(same_at(x + r * stride)),
+                   second = reinterpret_cast<Shorts>(same_at(x + r * stride + 4));
+        for (int p = 0; p < kIntParts; ++p) {
+          const auto bytes = reinterpret_cast<Shorts>(q[n][p]);
+          sums[r][n][p] += add_pairs(bytes << 8 >> 8, first) + add_pairs(bytes >> 8, second);
+        }
       }
-    }
 }
 
-template <int ROWS>
+template <int ROWS, int PANELS>
 void int8_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row, int64_t block) {
   constexpr int64_t kBytes = kAddsFours ? 1 : 2;  // of a number of x
   const int8_t* x = byte_row(task, row);
   const int64_t stride = task.x_stride * 2;
   const uint8_t* const panel = w.data + block * w.panel_bytes;
   const uint8_t* unit = panel + w.units;
-  Ints sums[ROWS][kIntParts]{}, others[ROWS][kIntParts]{};
+  Ints sums[ROWS][PANELS][kIntParts]{}, others[ROWS][PANELS][kIntParts]{};
   for (int r = 0; r < ROWS && kAddsFours; ++r)
-    for (int p = 0; p < kIntParts; ++p) sums[r][p] -= excess(x + r * stride, w.k, 0);
+    for (auto& of_panel : sums[r])
+      for (Ints& sum : of_panel) sum -= excess(x + r * stride, w.k, 0);
   int64_t i = 0;
-  for (; kAddsFours && i + 8 <= w.k; i += 8, unit += 128) {  // the instruction takes long
-    add_int8_unit<ROWS>(unit, x + i * kBytes, stride, sums);
-    add_int8_unit<ROWS>(unit + 64, x + (i + 4) * kBytes, stride, others);
+  constexpr bool kAlternates = kAddsFours && PANELS == 1;  // the instruction takes long
+  for (; kAlternates && i + 8 <= w.k; i += 8, unit += 128) {
+    add_int8_unit<ROWS, PANELS>(unit, w.panel_bytes, x + i * kBytes, stride, sums);
+    add_int8_unit<ROWS, PANELS>(unit + 64, w.panel_bytes, x + (i + 4) * kBytes, stride, others);
   }
-  for (; i < w.k; i += 4, unit += 64) add_int8_unit<ROWS>(unit, x + i * kBytes, stride, sums);
-  Result results[ROWS][1];
-  for (int r = 0; r < ROWS; ++r) {
-    for (int p = 0; p < kIntParts && kAddsFours; ++p) sums[r][p] += others[r][p];
-    VecI sum;
-    __builtin_memcpy(&sum, sums[r], sizeof sum);
-    results[r][0].value =
-        __builtin_convertvector(sum, Vec) * (task.row_scales[row + r] * weight_scales(panel, 0));
-  }
-  put_tile<ROWS, 1>(task, results, row, block);
+  for (; i < w.k; i += 4, unit += 64)
+    add_int8_unit<ROWS, PANELS>(unit, w.panel_bytes, x + i * kBytes, stride, sums);
+  Result results[ROWS][PANELS];
+  for (int r = 0; r < ROWS; ++r)
+    for (int n = 0; n < PANELS; ++n) {
+      for (int p = 0; p < kIntParts && kAlternates; ++p) sums[r][n][p] += others[r][n][p];
+      VecI sum;
+      __builtin_memcpy(&sum, sums[r][n], sizeof sum);
+      results[r][n].value =
+          __builtin_convertvector(sum, Vec) *
+          (task.row_scales[row + r] * weight_scales(panel + n * w.panel_bytes, 0));
+    }
+  put_tile<ROWS, PANELS>(task, results, row, block);
 }
 
 void int8_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
   if (integer_tiles<false>(task, w)) return;
-  for_integer_tiles(
-      task, [&]<int ROWS>(int64_t row, int64_t block) { int8_tile<ROWS>(task, w, row, block); });
+  for_integer_tiles(task, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
+    int8_tile<ROWS, PANELS>(task, w, row, block);
+  });
 }
 
 void quantise_int8(QuantisedNumber* numbers, float* scale, const bf16* x, int64_t k, int64_t,
@@ -237,10 +257,11 @@ constexpr QuantisedKernels int8_rows_kernels() {
 
 constexpr int kUnits = 4;
 
-/// sums += the products of UNITS units, of which a register each has `PARTS` parts.
-template <int ROWS, int PARTS, int UNITS>
-NANOVLLM_INLINE void add_int4_units(const uint8_t* units, const int8_t* x, int64_t stride,
-                                    Ints (&sums)[2][ROWS][PARTS]) {
+/// sums += the products of UNITS units, of which a register each has `PARTS` parts, `apart` bytes
+/// from each other.
+template <int ROWS, int PARTS, int UNITS, int SETS>
+NANOVLLM_INLINE void add_int4_units(const uint8_t* units, int64_t apart, const int8_t* x,
+                                    int64_t stride, Ints (&sums)[SETS][ROWS][PARTS]) {
   Shorts pairs[ROWS][PARTS]{};
 #pragma GCC unroll 4
   for (int u = 0; u < UNITS; ++u) {
@@ -248,7 +269,7 @@ NANOVLLM_INLINE void add_int4_units(const uint8_t* units, const int8_t* x, int64
     if constexpr (ROWS == 1) __builtin_prefetch(units + (UNITS + u) * 64);
     Ints even[PARTS], odd[PARTS];
     for (int p = 0; p < PARTS; ++p) {
-      const Ints q = load_ints(units + u * 64 + p * kIntBytes);
+      const Ints q = load_ints(units + u * 64 + p * apart);
       even[p] = q & 0x0f0f0f0f;
       odd[p] = q >> 4 & 0x0f0f0f0f;
     }
@@ -258,7 +279,7 @@ NANOVLLM_INLINE void add_int4_units(const uint8_t* units, const int8_t* x, int64
       for (int p = 0; p < PARTS; ++p)
         if constexpr (kAddsFours) {  // the instruction takes long
           sums[0][r][p] = add_fours(sums[0][r][p], even[p], first);
-          sums[1][r][p] = add_fours(sums[1][r][p], odd[p], second);
+          sums[SETS - 1][r][p] = add_fours(sums[SETS - 1][r][p], odd[p], second);
         } else {
           pairs[r][p] += add_byte_pairs(even[p], first) + add_byte_pairs(odd[p], second);
 #if defined(__AVX2__)
@@ -272,10 +293,13 @@ NANOVLLM_INLINE void add_int4_units(const uint8_t* units, const int8_t* x, int64
     for (int p = 0; p < PARTS; ++p) sums[0][r][p] += add_pairs(pairs[r][p], Shorts{} + int16_t{1});
 }
 
-/// Of the panel's rows those of PARTS registers, from the part `part` on.
-template <int ROWS, int PARTS>
+/// Of the panel's rows those of PARTS registers, from the part `part` on; or, where a register has
+/// them all, those of PARTS panels.
+template <int ROWS, int PARTS, int PANELS>
 NANOVLLM_INLINE void int4_parts(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row,
-                                const uint8_t* panel, int part, Result (&results)[ROWS][1]) {
+                                const uint8_t* panel, int part, Result (&results)[ROWS][PANELS]) {
+  constexpr int kSets = ROWS * PARTS < 16 ? 2 : 1;
+  const int64_t apart = PANELS > 1 ? w.panel_bytes : kIntBytes;
   const int8_t* x = byte_row(task, row);
   const int64_t stride = task.x_stride * 2;
   const uint8_t *units = panel + w.units + part * kIntBytes, *scales = panel + part * kIntBytes;
@@ -283,16 +307,17 @@ NANOVLLM_INLINE void int4_parts(const GemmTask<bf16>& task, const QuantisedPanel
   for (int64_t first = 0, g = 0; first < w.k; first += w.group, ++g, scales += 64) {
     int64_t left = ((w.k - first < w.group ? w.k - first : w.group) + 7) / 8;
     const int8_t* from = x + first;
-    Ints sums[2][ROWS][PARTS]{};
+    Ints sums[kSets][ROWS][PARTS]{};
     for (; left >= kUnits; left -= kUnits, units += kUnits * 64, from += kUnits * 8)
-      add_int4_units<ROWS, PARTS, kUnits>(units, from, stride, sums);
+      add_int4_units<ROWS, PARTS, kUnits>(units, apart, from, stride, sums);
     for (; left > 0; --left, units += 64, from += 8)
-      add_int4_units<ROWS, PARTS, 1>(units, from, stride, sums);
+      add_int4_units<ROWS, PARTS, 1>(units, apart, from, stride, sums);
     for (int p = 0; p < PARTS; ++p) {
       Floats scale;
-      __builtin_memcpy(&scale, scales + p * kIntBytes, sizeof scale);
+      __builtin_memcpy(&scale, scales + p * apart, sizeof scale);
       for (int r = 0; r < ROWS; ++r) {
-        const Ints sum = sums[0][r][p] + sums[1][r][p] - excess(x + r * stride, w.k, g);
+        Ints sum = sums[0][r][p] - excess(x + r * stride, w.k, g);
+        if constexpr (kSets == 2) sum += sums[1][r][p];
         total[r][p] += __builtin_convertvector(sum, Floats) * scale;
       }
     }
@@ -300,24 +325,27 @@ NANOVLLM_INLINE void int4_parts(const GemmTask<bf16>& task, const QuantisedPanel
   for (int r = 0; r < ROWS; ++r)
     for (int p = 0; p < PARTS; ++p) {
       const Floats scaled = total[r][p] * task.row_scales[row + r];
-      __builtin_memcpy(reinterpret_cast<char*>(&results[r][0].value) + (part + p) * kIntBytes,
-                       &scaled, sizeof scaled);
+      const int n = PANELS > 1 ? p : 0, place = PANELS > 1 ? 0 : part + p;
+      __builtin_memcpy(reinterpret_cast<char*>(&results[r][n].value) + place * kIntBytes, &scaled,
+                       sizeof scaled);
     }
 }
 
-template <int ROWS>
+template <int ROWS, int PANELS>
 void int4_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row, int64_t block) {
-  constexpr int kParts = ROWS == 1 ? kIntParts : 1;
-  Result results[ROWS][1];
+  static_assert(PANELS == 1 || kIntParts == 1);
+  constexpr int kParts = PANELS > 1 ? PANELS : ROWS == 1 ? kIntParts : 1;
+  Result results[ROWS][PANELS];
   for (int part = 0; part < kIntParts; part += kParts)
     int4_parts<ROWS, kParts>(task, w, row, w.data + block * w.panel_bytes, part, results);
-  put_tile<ROWS, 1>(task, results, row, block);
+  put_tile<ROWS, PANELS>(task, results, row, block);
 }
 
 void int4_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
   if (integer_tiles<true>(task, w)) return;
-  for_integer_tiles(
-      task, [&]<int ROWS>(int64_t row, int64_t block) { int4_tile<ROWS>(task, w, row, block); });
+  for_integer_tiles(task, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
+    int4_tile<ROWS, PANELS>(task, w, row, block);
+  });
 }
 
 void quantise_int4_rows(QuantisedNumber* numbers, float* scale, const bf16* x, int64_t k,
