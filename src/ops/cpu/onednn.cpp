@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "ops/cpu/memory.h"
 #include "ops/cpu/threads.h"
 
 namespace nanovllm::cpu {
@@ -165,7 +166,11 @@ bool onednn_allows_amx() {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kAmx) == kAmx;
 }
 
-OneDnn::OneDnn(int threads) : state_(std::make_unique<State>()) {
+OneDnn::OneDnn(int threads) {
+  // oneDNN does not survive an allocation of its own that fails, and takes some 40 MB here.
+  constexpr size_t kAtStart = size_t{96} << 20;
+  (void)allocate(kAtStart);
+  state_ = std::make_unique<State>();
   state_->threads = threads;
   const auto usable = [&](DType dtype) {
     try {
