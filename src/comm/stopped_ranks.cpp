@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What can be read of it: a process may end meanwhile, at which an iterator would throw.
+/// The part that can be read: a process may end meanwhile, at which an iterator would throw.
 std::string contents(const fs::path& path) {
   std::ostringstream text;
   text << std::ifstream(path, std::ios::binary).rdbuf();

@@ -104,23 +104,44 @@ bool compare(Backend& gpu, const DecoderShape& shape, bool few_values = false) {
   return compared > 0;
 }
 
+// Shapes of several tests.
+
+DecoderShape with_head_norms(DecoderShape shape) {
+  shape.head_norms = true;
+  return shape;
+}
+DecoderShape qwen3_0_6b() { return with_head_norms({"Qwen3-0.6B", 3, 1024, 16, 8, 128, 3072}); }
+DecoderShape qwen3_8b() { return with_head_norms({"Qwen3-8B", 2, 4096, 32, 8, 128, 12288}); }
+/// Half warps of 64-wide heads; eleven blocks of k, so that a run of four does not end with them.
+DecoderShape llama() {
+  DecoderShape shape{"Llama", 3, 512, 8, 2, 64, 1408};
+  shape.block_size = 8;
+  return shape;
+}
+DecoderShape windows() {
+  DecoderShape shape{"windows", 3, 768, 6, 1, 128, 1024};
+  shape.qkv_bias = shape.other_biases = true;
+  shape.rotary_dim = 64;
+  shape.block_size = 64;
+  shape.windows = {300, 0, 77};
+  return shape;
+}
+DecoderShape tall() { return with_head_norms({"tall", 3, 384, 8, 1, 128, 6400}); }
+DecoderShape qwen3_30b(int64_t layers) {
+  DecoderShape shape = with_head_norms({"Qwen3-30B", layers, 2048, 32, 4, 128, 768});
+  shape.experts = 32;
+  shape.experts_per_token = 8;
+  return shape;
+}
+
 TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
-  DecoderShape qwen3{"Qwen3-0.6B", 3, 1024, 16, 8, 128, 3072};
-  qwen3.head_norms = true;
-  EXPECT_TRUE(compare(*gpu_, qwen3));
-  DecoderShape llama{"Llama", 3, 512, 8, 2, 64, 1408};
-  llama.block_size = 8;
-  EXPECT_TRUE(compare(*gpu_, llama));
+  EXPECT_TRUE(compare(*gpu_, qwen3_0_6b()));
+  EXPECT_TRUE(compare(*gpu_, llama()));
   DecoderShape qwen2{"Qwen2-0.5B", 2, 896, 14, 2, 64, 4864};
   qwen2.qkv_bias = true;
   qwen2.block_size = 256;
   EXPECT_TRUE(compare(*gpu_, qwen2));
-  DecoderShape window{"windows", 3, 768, 6, 1, 128, 1024};
-  window.qkv_bias = window.other_biases = true;
-  window.rotary_dim = 64;
-  window.block_size = 64;
-  window.windows = {300, 0, 77};
-  EXPECT_TRUE(compare(*gpu_, window));
+  EXPECT_TRUE(compare(*gpu_, windows()));
   // Tiles of 3 and 5 groups of columns, of 7, and of a whole 8 that do not divide the blocks.
   DecoderShape wide{"wide", 2, 5120, 16, 4, 128, 1088};
   wide.head_norms = true;
@@ -128,13 +149,9 @@ TEST_F(CudaDecoder, LayersInOneKernelGiveTheBitsOfSeparateOperations) {
   DecoderShape wider{"wider", 1, 7168, 8, 2, 128, 832};
   wider.other_biases = true;
   EXPECT_TRUE(compare(*gpu_, wider));
-  DecoderShape tall{"tall", 3, 320, 8, 1, 128, 6400};
-  tall.head_norms = true;
-  EXPECT_TRUE(compare(*gpu_, tall));
+  EXPECT_TRUE(compare(*gpu_, with_head_norms({"tall", 3, 320, 8, 1, 128, 6400})));
   // Down is long: its first columns come while gate_up goes on.
-  DecoderShape large{"Qwen3-8B", 2, 4096, 32, 8, 128, 12288};
-  large.head_norms = true;
-  EXPECT_TRUE(compare(*gpu_, large));
+  EXPECT_TRUE(compare(*gpu_, qwen3_8b()));
 }
 
 // Of o and down the halves of k have a chain each: in tiles that the ring holds, and longer ones.
@@ -152,24 +169,9 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
 // Their products sum blocks of 128 of k, and rows are quantised where they become operands, with
 // scales of 128 columns or of whole rows.
 TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
-  DecoderShape qwen3{"FP8 0.6B", 3, 1024, 16, 8, 128, 3072};
-  qwen3.head_norms = true;
-  // Half warps of 64-wide heads; eleven blocks of k, so that a run of four does not end with them.
-  DecoderShape llama{"FP8 Llama", 3, 512, 8, 2, 64, 1408};
-  llama.block_size = 8;
-  DecoderShape window{"FP8 windows", 3, 768, 6, 1, 128, 1024};
-  window.qkv_bias = window.other_biases = true;
-  window.rotary_dim = 64;
-  window.block_size = 64;
-  window.windows = {300, 0, 77};
   // A row of the stream has more than a vector for each thread; tiles of other heights.
-  DecoderShape wide{"FP8 wide", 2, 5120, 16, 4, 128, 1152};
-  wide.head_norms = true;
-  DecoderShape tall{"FP8 tall", 3, 384, 8, 1, 128, 6400};
-  tall.head_norms = true;
-  DecoderShape large{"FP8 8B", 2, 4096, 32, 8, 128, 12288};
-  large.head_norms = true;
-  for (DecoderShape shape : {qwen3, llama, window, wide, tall, large})
+  const DecoderShape wide = with_head_norms({"wide", 2, 5120, 16, 4, 128, 1152});
+  for (DecoderShape shape : {qwen3_0_6b(), llama(), windows(), wide, tall(), qwen3_8b()})
     for (const auto rows : {WeightFormat::Rows::group, WeightFormat::Rows::token}) {
       shape.rows = rows;
       compare(*gpu_, shape);
@@ -178,38 +180,23 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
 
 // Keys and values of E4M3 become bf16 in the ring, and the step's own become numbers.
 TEST_F(CudaDecoder, LayersOverE4m3CachesGiveTheBitsOfSeparateOperations) {
-  DecoderShape qwen3{"KV 0.6B", 3, 1024, 16, 8, 128, 3072};
-  qwen3.head_norms = true;
-  DecoderShape llama{"KV Llama", 3, 512, 8, 2, 64, 1408};
-  llama.block_size = 8;
-  DecoderShape fixed{"KV static", 3, 896, 14, 2, 64, 4864};
+  DecoderShape fixed{"static", 3, 896, 14, 2, 64, 4864};
   fixed.qkv_bias = true;
   fixed.block_size = 256;
   fixed.static_scales = true;
-  DecoderShape window{"KV windows", 3, 768, 6, 1, 128, 1024};
-  window.qkv_bias = window.other_biases = true;
-  window.rotary_dim = 64;
-  window.block_size = 64;
-  window.windows = {300, 0, 77};
-  DecoderShape tall{"KV tall", 3, 384, 8, 1, 128, 6400};
-  tall.head_norms = true;
-  DecoderShape large{"KV 8B", 2, 4096, 32, 8, 128, 12288};
-  large.head_norms = true;
+  DecoderShape large = qwen3_8b();
   large.block_size = 64;
-  for (DecoderShape shape : {qwen3, llama, fixed, window, tall, large}) {
+  for (DecoderShape shape : {qwen3_0_6b(), llama(), fixed, windows(), tall(), large}) {
     shape.cache = DType::e4m3;
     EXPECT_TRUE(compare(*gpu_, shape));
   }
-  for (DecoderShape shape : {qwen3, window, llama})
+  for (DecoderShape shape : {qwen3_0_6b(), windows(), llama()})
     for (const auto rows : {WeightFormat::Rows::group, WeightFormat::Rows::token}) {
       shape.cache = DType::e4m3;
       shape.rows = rows;
       EXPECT_TRUE(compare(*gpu_, shape));
     }
-  DecoderShape mixture{"KV 30B", 1, 2048, 32, 4, 128, 768};
-  mixture.head_norms = true;
-  mixture.experts = 32;
-  mixture.experts_per_token = 8;
+  DecoderShape mixture = qwen3_30b(1);
   mixture.cache = DType::e4m3;
   EXPECT_TRUE(compare(*gpu_, mixture));
 }
@@ -220,11 +207,7 @@ TEST_F(CudaDecoder, MixturesOfExpertsGiveTheBitsOfSeparateOperations) {
   small.experts = 32;
   small.experts_per_token = 4;
   if (!compare(*gpu_, small)) GTEST_SKIP() << "this GPU has no such kernel";
-  DecoderShape large{"Qwen3-30B", 1, 2048, 32, 4, 128, 768};
-  large.head_norms = true;
-  large.experts = 32;
-  large.experts_per_token = 8;
-  EXPECT_TRUE(compare(*gpu_, large));
+  EXPECT_TRUE(compare(*gpu_, qwen3_30b(1)));
 }
 
 TEST_F(CudaDecoder, MixturesOfE4m3ExpertsGiveTheBitsOfSeparateOperations) {
@@ -236,11 +219,7 @@ TEST_F(CudaDecoder, MixturesOfE4m3ExpertsGiveTheBitsOfSeparateOperations) {
   DecoderShape tall{"FP8 tall mixture", 1, 5120, 16, 4, 128, 1280};
   tall.experts = 32;
   tall.experts_per_token = 8;
-  DecoderShape large{"FP8 30B", 2, 2048, 32, 4, 128, 768};
-  large.head_norms = true;
-  large.experts = 32;
-  large.experts_per_token = 8;
-  for (DecoderShape shape : {small, tall, large})
+  for (DecoderShape shape : {small, tall, qwen3_30b(2)})
     for (const DType cache : {DType::bf16, DType::e4m3}) {
       shape.rows = WeightFormat::Rows::group;
       shape.cache = cache;

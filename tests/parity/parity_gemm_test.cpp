@@ -117,7 +117,7 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
   }
 }
 
-// What two ranks compute, each with half of k: docs/contract.md.
+// Two ranks compute this, each with half of k: docs/contract.md.
 TEST_P(GemmParity, AWeightInHalvesHasTheSumOfItsHalvesProducts) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {7, 66}, {130, 1000}, {264, 1024}, {48, 2048}, {16, 4096}})

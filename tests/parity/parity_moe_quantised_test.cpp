@@ -152,7 +152,7 @@ TEST_P(QuantisedExperts, HaveTheBitsOfTheNumbersThatTheyStandFor) {
       ++kept;
       for (const bool usual : {false, true}) {
         std::vector<QuantizedRows> ins, outs;
-        // What is not kept is plain beside the other.
+        // A weight that is not kept is plain beside the other.
         const auto stack = [&](WeightFormat format, bool is_kept, int64_t n, int64_t k,
                                auto& stored) {
           fill(format, s.experts, n, k, stored, usual);
@@ -271,7 +271,7 @@ TEST_P(QuantisedExperts, AnExpertIsItsProductsAndTheGateBetween) {
       if (!keeps_in && !keeps_out) continue;
       ++kept;
       std::vector<QuantizedRows> stored;
-      // What is not kept is plain beside the other.
+      // A weight that is not kept is plain beside the other.
       const auto stack = [&](WeightFormat format, bool is_kept, int64_t n, int64_t k) {
         if (is_kept) return random_stack(format, s.experts, n, k, stored);
         stored.assign(static_cast<size_t>(s.experts), random_rows(format, n, k, kUsual));

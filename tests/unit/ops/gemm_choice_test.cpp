@@ -168,8 +168,8 @@ TEST(GemmChoice, OfTilesOfPackedWeights) {
             "packed_mma, 12 warps by 16 rows of the weight by 64 rows, 1 blocks of rows" + rest);
 }
 
-// What a block asks of its shared memory is there, whatever the GPU: a plan that needs more would
-// fail where it is launched.
+// A block asks for no more shared memory than the GPU has: a plan that needs more would fail where
+// it is launched.
 TEST(GemmChoice, RingsOfPackedWeightsFitEveryGpu) {
   for (const size_t shared_bytes : {99u, 163u, 227u})
     for (const auto numbers : {WeightFormat::int4, WeightFormat::int8})
@@ -301,7 +301,7 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
 }
 
 TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
-  const auto packed = [](int64_t tokens, size_t shared_bytes) {
+  const auto packed = [](int64_t tokens, size_t shared_bytes, bool unpacks_simply = true) {
     GemmGpu gpu = kAmpere;
     gpu.shared_bytes = shared_bytes;
     return choose_experts({.weight = {WeightFormat::int4, 128},
@@ -309,7 +309,8 @@ TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
                            .per_token = 8,
                            .experts = 128,
                            .hidden = 2048,
-                           .inner = 768},
+                           .inner = 768,
+                           .unpacks_simply = unpacks_simply},
                           gpu);
   };
   constexpr size_t kA100 = 163 * 1024, kRtx4090 = 99 * 1024;
@@ -324,7 +325,9 @@ TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
   EXPECT_EQ(packed(129, kA100).tile_tokens, 32);
   EXPECT_EQ(packed(384, kA100).tile_tokens, 32);
   EXPECT_EQ(packed(385, kA100).tile_tokens, 128);
-  EXPECT_EQ(packed(385, kRtx4090).tile_tokens, 32);  // a tile of 128 has no room
+  EXPECT_EQ(packed(385, kRtx4090).tile_tokens, 32);      // a tile of 128 has no room
+  EXPECT_EQ(packed(385, kA100, false).tile_tokens, 32);  // its kernels have one scale for a record
+  EXPECT_EQ(packed(41, kA100, false).tile_tokens, 16);
 }
 
 }  // namespace

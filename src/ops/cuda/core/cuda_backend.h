@@ -322,7 +322,7 @@ class CudaBackend final : public Backend {
   /// Of experts whose weights are packed (moe_packed.cu), with the gate likewise, on any GPU. A
   /// tile of the plan has at most 32 rows, or 128 where unpacks_simply().
   void multiply_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);
-  /// Whether no packed matrix of a stack is uneven, or has several scales in a record.
+  /// Whether a stack is not packed, or no matrix of it is uneven or has several scales in a record.
   bool unpacks_simply(const Weight& stack) const;
   /// Notes whether a weight that has just come is among the uneven ones.
   void note_even(const Weight& w, bool even);

@@ -129,7 +129,7 @@ bool CudaBackend::is_even(const Weight& stack) const {
   return first == uneven_.end() || *first >= end;
 }
 
-// What lay there before may have had other sizes.
+// Matrices that lay there before may have had other sizes.
 void CudaBackend::note_even(const Weight& w, bool even) {
   std::byte* const data = w.data.data;
   uneven_.erase(uneven_.lower_bound(data),

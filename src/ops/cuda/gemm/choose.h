@@ -146,7 +146,8 @@ enum class ExpertKernel : uint8_t {
 struct ExpertProblem {
   WeightFormat weight = WeightFormat::bf16;
   int64_t tokens = 0, per_token = 0, experts = 0, hidden = 0, inner = 0;
-  bool is_even = true;  ///< as GemmProblem's
+  bool is_even = true;         ///< as GemmProblem's
+  bool unpacks_simply = true;  ///< packed weights: even ones with one scale for a record or more
 };
 struct ExpertChoice {
   ExpertKernel kernel = ExpertKernel::plain;

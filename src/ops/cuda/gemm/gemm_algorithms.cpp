@@ -59,13 +59,13 @@ struct Layouts {
   explicit Layouts(const GemmKey& key)
       : w(CUDA_R_16BF, key.k, key.n, key.k),
         x(CUDA_R_16BF, key.k, key.rows, key.k),
-        y(key.f32_out ? CUDA_R_32F : CUDA_R_16BF, key.n, key.rows,
-          (key.n + kAlign - 1) / kAlign * kAlign) {
+        y(key.f32_out ? CUDA_R_32F : CUDA_R_16BF, key.n, key.rows, y_stride(key)) {
     if (!key.twice) return;
     w.repeat(key.k);
     x.repeat(key.k);
-    y.repeat(key.rows * ((key.n + kAlign - 1) / kAlign * kAlign));
+    y.repeat(key.rows * y_stride(key));
   }
+  static int64_t y_stride(const GemmKey& key) { return (key.n + kAlign - 1) / kAlign * kAlign; }
 };
 
 /// Choices measured on an H100 with cuBLASLt 13.1, where its first proposal is slower by 3 % to

@@ -37,8 +37,8 @@ struct LargeResult {
   __device__ void add(const float (&sum)[128]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
-      const uint32_t second = pack_bf16(sum[2 * i], sum[2 * i + 1]);
-      pair[i] = pack_bf16(low_of(pair[i]) + low_of(second), high_of(pair[i]) + high_of(second));
+      const float2 both = add_halves(pair[i], sum[2 * i], sum[2 * i + 1]);
+      pair[i] = pack_bf16(both.x, both.y);
     }
   }
   /// Where they go: the lane's first row and, of vectors, its first column.

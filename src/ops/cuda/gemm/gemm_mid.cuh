@@ -158,17 +158,7 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
   };
   if constexpr (halves) {
     static_assert(tile.tiles == 1);
-    FirstHalf<tile.columns / 2> first;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      multiply_until(half == 0 ? shape.steps / 2 : shape.steps);
-      pin(sum[0]);
-      if (half == 0)
-        first.take(sum[0]);
-      else
-        first.add_to(sum[0]);
-    }
-    return;
+    return multiply_halves(sum[0], shape.steps, multiply_until);
   }
   multiply_until(shape.steps);
   if (stays && lane == 0) arrive(ring.empty + last);

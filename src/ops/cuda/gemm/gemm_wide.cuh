@@ -138,20 +138,12 @@ __device__ void wide_multiply(float (&sum)[tile.rows / 2], const CUtensorMap& w_
       x_at.next(shape.row_stages);
     }
     wgmma_wait<0>();
-    pin(sum);
   };
   if constexpr (halves) {
-    FirstHalf<tile.rows / 2> first;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      multiply_until(half == 0 ? shape.steps / 2 : shape.steps);
-      if (half == 0)
-        first.take(sum);
-      else
-        first.add_to(sum);
-    }
+    multiply_halves(sum, shape.steps, multiply_until);
   } else {
     multiply_until(shape.steps);
+    pin(sum);
   }
 }
 

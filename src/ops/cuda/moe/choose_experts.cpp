@@ -29,15 +29,14 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
                      : pairs <= 22 * p.experts  ? 32
                      : pairs <= 56 * p.experts  ? 64
                                                 : 128;
+  const int most = p.unpacks_simply ? 128 : kMostAnyPackedTokens;
   if (p.weight.quantises_rows())
-    return {ExpertKernel::fp8,
-            !is_sorted  ? 8
-            : p.is_even ? tokens
-                        : std::min(tokens, 64),
+    return {ExpertKernel::fp8, !is_sorted ? 8 : std::min({tokens, most, p.is_even ? 128 : 64}),
             is_sorted};
   if (p.weight.is_quantised()) {
     const bool is_many = pairs > kMostFewPacked * p.experts && gpu.shared_bytes >= kManyPackedBytes;
-    return {ExpertKernel::packed, !is_sorted ? 8 : is_many ? 128 : std::min(tokens, 32), is_sorted};
+    return {ExpertKernel::packed,
+            !is_sorted ? 8 : std::min(is_many ? 128 : std::min(tokens, 32), most), is_sorted};
   }
   if (gpu.has_wgmma && has_slices && pairs > kFewestMany * p.experts)
     return {ExpertKernel::many, 128};

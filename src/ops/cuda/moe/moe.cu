@@ -151,12 +151,11 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
     return w.format.quantises_rows() ? 2 : w.format.is_quantised() ? 1 : 0;
   };
   const Weight& decisive = rank(gate_up_weight) > rank(down_weight) ? gate_up_weight : down_weight;
-  ExpertChoice choice = choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
-                                        is_even(gate_up_weight) && is_even(down_weight)},
-                                       gemm_gpu());
-  for (const Weight& w : {gate_up_weight, down_weight})
-    if (rank(w) == 1 && !unpacks_simply(w))
-      choice.tile_tokens = std::min(choice.tile_tokens, kMostAnyPackedTokens);
+  const ExpertChoice choice =
+      choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
+                      is_even(gate_up_weight) && is_even(down_weight),
+                      unpacks_simply(gate_up_weight) && unpacks_simply(down_weight)},
+                     gemm_gpu());
   if (choice.kernel == ExpertKernel::plain) {
     const ExpertPlan plan = plan_of(ids, work.plan, experts, 1, false);
     dispatch_float(x.dtype, [&]<class T>() {

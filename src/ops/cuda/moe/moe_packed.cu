@@ -27,7 +27,8 @@ static_assert(largest_ring(WeightFormat::int4) <= kManyPackedBytes &&
 }  // namespace
 
 bool CudaBackend::unpacks_simply(const Weight& stack) const {
-  return is_even(stack) && stack.format.group >= kPackedColumns;
+  return !stack.format.is_quantised() || stack.format.quantises_rows() ||
+         (is_even(stack) && stack.format.group >= kPackedColumns);
 }
 
 void CudaBackend::multiply_packed_experts(Tensor y, Tensor x, const Weight& w,
@@ -82,14 +83,7 @@ void CudaBackend::multiply_packed_experts(Tensor y, Tensor x, const Weight& w,
       if (!is_even(w)) return choose_end.template operator()<SomeShape, numbers, Unpacks::any>();
     choose_end.template operator()<SomeShape, numbers, Unpacks::with_scales>();
   };
-  switch (w.format.numbers) {
-    case WeightFormat::int4:
-      return choose_kernel.template operator()<WeightFormat::int4>();
-    case WeightFormat::int8:
-      return choose_kernel.template operator()<WeightFormat::int8>();
-    default:
-      return choose_kernel.template operator()<WeightFormat::e4m3>();
-  }
+  with_numbers(w.format, choose_kernel);
 }
 
 }  // namespace nanovllm

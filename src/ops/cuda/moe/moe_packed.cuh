@@ -245,12 +245,9 @@ class PackedExpertSums {
                          record + packed_number_bytes(packing) +
                          (groups * quarter / 4 * kPackedRows + lane / 4) * 4),
                      column + 32 * quarter);
-        const auto word = [&](int w) {
-          const uint4& v = part_[i][u];
-          return w % 4 == 0 ? v.x : w % 4 == 1 ? v.y : w % 4 == 2 ? v.z : v.w;
-        };
         uint32_t pairs[4];
-        unpack_[i][u](pairs, word(quarter * kWords), word(quarter * kWords + kWords - 1));
+        unpack_[i][u](pairs, word_of(part_[i][u], quarter * kWords % 4),
+                      word_of(part_[i][u], (quarter * kWords + kWords - 1) % 4));
 #pragma unroll
         for (int s = 0; s < 2; ++s) a[i][s][u] = pairs[2 * s], a[i][s][u + 2] = pairs[2 * s + 1];
       }

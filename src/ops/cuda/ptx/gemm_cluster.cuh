@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/ptx/gemm_wgmma.cuh"
+#include "ops/cuda/ptx/mma.cuh"
 
 namespace nanovllm {
 
@@ -120,6 +121,23 @@ template <int n>
 __device__ __forceinline__ void pin(float (&d)[n]) {
 #pragma unroll
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
+}
+
+/// sum = that of the products of both halves of k (FirstHalf). multiply_until(end) adds to sum
+/// those of the steps up to `end` of `steps`, and waits for them.
+template <int n, class Multiply>
+__device__ __forceinline__ void multiply_halves(float (&sum)[n], int steps,
+                                                const Multiply& multiply_until) {
+  FirstHalf<n> first;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    multiply_until(half == 0 ? steps / 2 : steps);
+    pin(sum);
+    if (half == 0)
+      first.take(sum);
+    else
+      first.add_to(sum);
+  }
 }
 
 }  // namespace nanovllm

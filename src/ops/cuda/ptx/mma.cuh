@@ -51,6 +51,13 @@ __device__ inline uint32_t pack_bf16(float first, float second) {
 __device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+/// Two sums of the second half of k, rounded as those of the first are, and the first's: added, and
+/// not rounded yet.
+__device__ inline float2 add_halves(uint32_t first, float low, float high) {
+  const uint32_t second = pack_bf16(low, high);
+  return {low_of(first) + low_of(second), high_of(first) + high_of(second)};
+}
+
 /// A product in halves of k (WeightFormat::in_halves): the sums of the first, rounded, while those
 /// of the second are made.
 template <int n>
@@ -68,9 +75,8 @@ struct FirstHalf {
   __device__ void add_to(float (&sum)[n]) const {
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-      const uint32_t second = pack_bf16(sum[2 * i], sum[2 * i + 1]);
-      sum[2 * i] = low_of(pair[i]) + low_of(second);
-      sum[2 * i + 1] = high_of(pair[i]) + high_of(second);
+      const float2 both = add_halves(pair[i], sum[2 * i], sum[2 * i + 1]);
+      sum[2 * i] = both.x, sum[2 * i + 1] = both.y;
     }
   }
 };

@@ -72,10 +72,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int p = 0; p < kParts; ++p)
     parts[p] = reinterpret_cast<const uint4*>(data)[p * kWarp + lane];
-  const auto word = [&](int i) {
-    const uint4& v = parts[i / 4];
-    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
-  };
+  const auto word = [&](int i) { return word_of(parts[i / 4], i % 4); };
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // 32 columns
     const uint32_t scale =

@@ -16,6 +16,10 @@ __device__ inline uint32_t of_pair(__nv_bfloat162 x) {
   return *reinterpret_cast<const uint32_t*>(&x);
 }
 
+__device__ inline uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
 /// A row's numbers in a group of columns, as bf16. `word`: of scale.
 template <WeightFormat::Numbers>
 struct Unpack;
@@ -163,8 +167,7 @@ struct PackedNumbers {
   /// Word i of a lane's four or eight.
   template <int i>
   __device__ uint32_t word(int unit) const {
-    const uint4& v = parts[unit][i / 4];
-    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+    return word_of(parts[unit][i / 4], i % 4);
   }
 };
 

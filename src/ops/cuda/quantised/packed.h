@@ -23,7 +23,7 @@
 
 namespace nanovllm {
 
-/// What a zero point's byte differs in where its scale's word has it as well.
+/// The bit in which a zero point's byte differs where its scale's word has it as well.
 constexpr int kZeroInScale = 0x40;
 
 constexpr int packed_number_bytes(WeightFormat format) {
