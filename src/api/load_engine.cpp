@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "engine/request_checks.h"
-#include "io/quantization.h"
-#include "io/quantize.h"
+#include "io/quantised/quantization.h"
+#include "io/quantised/quantize.h"
 #include "io/safetensors/checkpoint.h"
 #include "kv_events/publisher.h"
 #include "ranks/open_ranks.h"

@@ -11,7 +11,7 @@
 #include "cli/load_model.h"
 #include "comm/process_group.h"
 #include "core/check.h"
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 #include "models/model.h"
 #include "ops/cpu/num_threads.h"
 #include "ops/gpu_rates.h"

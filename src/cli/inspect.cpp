@@ -17,8 +17,8 @@
 #include "cli/terminal/table.h"
 #include "core/check.h"
 #include "engine/memory_plan.h"
-#include "io/quantization.h"
-#include "io/quantize.h"
+#include "io/quantised/quantization.h"
+#include "io/quantised/quantize.h"
 #include "io/utf8.h"
 #include "models/model.h"
 

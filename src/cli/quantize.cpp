@@ -1,5 +1,5 @@
 // nanovllm quantize: writes a model anew, quantised.
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 
 #include <memory>
 

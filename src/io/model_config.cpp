@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "io/json_object.h"
 #include "io/model_directory.h"
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 
 namespace nanovllm {
 namespace {

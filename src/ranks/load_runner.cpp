@@ -4,7 +4,7 @@
 
 #include "engine/model_runner.h"
 #include "engine/request_checks.h"
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 #include "io/safetensors/checkpoint.h"
 #include "ranks/open_ranks.h"
 #include "ranks/process_runner.h"

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "io/safetensors/checkpoint.h"
 
 namespace nanovllm {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numbers>
 
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "ops/noise.h"
 #include "weights/weight_sources.h"
 

@@ -7,7 +7,7 @@
 
 #include <fmt/ranges.h>
 
-#include "io/quantized_weight.h"
+#include "io/quantised/quantized_weight.h"
 #include "io/run_all.h"
 #include "io/safetensors/checkpoint.h"
 

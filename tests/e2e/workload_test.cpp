@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "bench/roofline/roofline.h"
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 #include "models/model.h"
 
 namespace nanovllm::cli {

@@ -8,7 +8,7 @@
 
 #include "engine/idle_backend.h"
 #include "engine/memory_plan.h"
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "io/safetensors/checkpoint.h"
 #include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"

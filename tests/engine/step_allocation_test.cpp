@@ -10,7 +10,7 @@
 #include "engine/model_runner.h"
 #include "engine/test_grammars.h"
 #include "io/json_object.h"
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "ops/cpu/cpu_backend.h"
 #include "unit/engine/scheduler/count_allocations.h"
 

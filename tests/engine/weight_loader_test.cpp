@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/weight_loader_rig.h"
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "layers/embed_head.h"
 #include "layers/linear.h"
 

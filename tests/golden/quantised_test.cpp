@@ -4,8 +4,8 @@
 
 #include "devices.h"
 #include "grammar_llm.h"
-#include "io/quantize.h"
-#include "io/quantized_weight.h"
+#include "io/quantised/quantize.h"
+#include "io/quantised/quantized_weight.h"
 #include "io/safetensors/checkpoint.h"
 #include "models/model.h"
 #include "same_output.h"

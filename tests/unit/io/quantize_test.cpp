@@ -1,6 +1,6 @@
 // Quantising plain weights: the numbers by float64 arithmetic and a search among all that there
 // are, slices, and what is refused.
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 
 #include <cmath>
 #include <cstring>
@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "io/quantization.h"
-#include "io/quantized_weight.h"
+#include "io/quantised/quantization.h"
+#include "io/quantised/quantized_weight.h"
 #include "unit/io/tensor_file.h"
 #include "unit/temp_directory.h"
 

@@ -1,6 +1,6 @@
 // Quantised checkpoints: the numbers that the published layouts stand for (tools/make_quantised.py
 // packs them with numpy and says what they are), and every changed part of a scheme, by name.
-#include "io/quantized_weight.h"
+#include "io/quantised/quantized_weight.h"
 
 #include <functional>
 #include <random>

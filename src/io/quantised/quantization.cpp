@@ -1,4 +1,4 @@
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <algorithm>

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/weight.h"
-#include "io/quantization.h"
+#include "io/quantised/quantization.h"
 #include "io/safetensors/checkpoint.h"
 
 namespace nanovllm {

@@ -1,4 +1,4 @@
-#include "io/quantized_weight.h"
+#include "io/quantised/quantized_weight.h"
 
 #include <algorithm>
 #include <cstring>

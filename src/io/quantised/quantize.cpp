@@ -1,4 +1,4 @@
-#include "io/quantize.h"
+#include "io/quantised/quantize.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "io/quantization.h"
-#include "io/quantized_weight.h"
+#include "io/quantised/quantization.h"
+#include "io/quantised/quantized_weight.h"
 
 namespace nanovllm {
 namespace {

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "core/check.h"
-#include "io/quantization.h"
-#include "io/quantize.h"
-#include "io/quantized_weight.h"
+#include "io/quantised/quantization.h"
+#include "io/quantised/quantize.h"
+#include "io/quantised/quantized_weight.h"
 #include "io/run_all.h"
 
 namespace nanovllm {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "io/quantized_weight.h"
+#include "io/quantised/quantized_weight.h"
 
 namespace nanovllm {
 namespace {
