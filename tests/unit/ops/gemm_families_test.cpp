@@ -1,6 +1,6 @@
 // The verdicts over cuBLASLt's families and the file that keeps them. No GPU is needed: how they
 // are found is the business of tests/gpu/cuda_gemm_families_test.cpp.
-#include "ops/cuda/gemm/gemm_families.h"
+#include "ops/cuda/gemm/cublaslt/gemm_families.h"
 
 #include <fstream>
 #include <sstream>

@@ -107,7 +107,7 @@ cudaStream_t stream_of(const Fence& fence) {
   return dynamic_cast<const CudaFence&>(fence).stream();
 }
 
-CudaBackend::CudaBackend(int index) : index_(index) {
+CudaBackend::CudaBackend(int index) : KernelLauncher(index) {
   const int count = device_count();
   check(0 <= index && index < count, ErrorKind::device,
         "cuda:{} does not exist: there {} {} device{}", index, count == 1 ? "is" : "are", count,
@@ -266,29 +266,6 @@ void CudaBackend::limit(const CudaLimits& limits) {
   fails_cooperative_launches_ = limits.fails_cooperative_launches;
   can_run_cooperatively_ = can_run_cooperatively_ && !limits.lacks_cooperative_launches;
   last_epoch_ = limits.last_epoch;
-}
-
-void CudaBackend::allow_shared_memory(const void* kernel, size_t bytes) {
-  check(bytes <= max_shared_bytes_, ErrorKind::device,
-        "{} offers {} bytes of shared memory to a block, {} are needed", name_, max_shared_bytes_,
-        bytes);
-  size_t& allowed = shared_memory_allowed_[kernel];
-  if (bytes <= allowed) return;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)));
-  allowed = bytes;
-}
-
-void CudaBackend::fail_launch(const void* kernel, cudaError_t status, dim3 grid, unsigned block,
-                              size_t shared_bytes) {
-  (void)cudaGetLastError();
-  const char* kernel_name = nullptr;
-  if (cudaFuncGetName(&kernel_name, kernel) != cudaSuccess || !kernel_name)
-    kernel_name = "a kernel";
-  (void)cudaGetLastError();
-  fail(ErrorKind::engine,
-       "CUDA: {} launching {} (grid {} x {} x {}, block {}, {} bytes of shared memory)",
-       cudaGetErrorString(status), kernel_name, grid.x, grid.y, grid.z, block, shared_bytes);
 }
 
 }  // namespace nanovllm

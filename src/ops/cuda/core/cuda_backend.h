@@ -16,9 +16,9 @@
 #include <cuda.h>
 
 #include "ops/backend.h"
-#include "ops/cuda/core/handles.h"
+#include "ops/cuda/core/kernel_launcher.h"
 #include "ops/cuda/gemm/choose.h"
-#include "ops/cuda/gemm/gemm_algorithms.h"
+#include "ops/cuda/gemm/cublaslt/gemm_algorithms.h"
 #include "ops/cuda/ptx/tensor_map.h"
 #include "ops/cuda_trial.h"
 #include "ops/staged_load.h"
@@ -36,7 +36,7 @@ namespace decoder {
 struct Arguments;
 }
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, KernelLauncher {
  public:
   /// Throws Error(device) if there is no such GPU, or not enough memory on it for the scratch.
   explicit CudaBackend(int index);
@@ -152,8 +152,7 @@ class CudaBackend final : public Backend {
   Kind kind() const {
     return {code_architecture_, num_sms_, max_shared_bytes_, is_hopper_, can_run_cooperatively_};
   }
-  /// Whether a kernel that calls wait_for_previous() may begin while the one before it ends.
-  bool can_launch_early() const { return can_launch_early_; }
+  using KernelLauncher::can_launch_early;
   /// Returns when cuBLASLt's families have been compared, which the first start on a GPU does
   /// beside all that needs no cuBLASLt.
   void await_gemm_families() {
@@ -200,13 +199,12 @@ class CudaBackend final : public Backend {
     std::vector<PlanKey> step_plans;  // made since then
   };
   void open_micro_batch(MicroBatch& micro_batch);
-  cudaStream_t stream() const { return micro_batch_->stream.get(); }
+  cudaStream_t stream() const override { return micro_batch_->stream.get(); }
   Stream ahead_;  // copy_ahead()'s
   Event copied_ahead_;
   /// Whether the operations issued now share the GPU's SMs with another micro-batch's, each with
   /// its own.
   bool divides_sms() const { return runs_micro_batches_ && other_sms_ > 0; }
-  void use_device() const { cuda_check(cudaSetDevice(index_)); }
   /// Of attention in this micro-batch. The last micro-batch's is the comparison's until that is
   /// done.
   std::byte* partial_results() {
@@ -338,90 +336,11 @@ class CudaBackend final : public Backend {
                             std::span<const KvCache> caches, const Batch& batch);
   template <int kHeadDim>
   bool launch_decoder_layers(decoder::Arguments& arguments);
-  void allow_shared_memory(const void* kernel, size_t bytes);
 
-  /// Launches `kernel` on the stream; an empty grid launches nothing.
-  template <class... Parameters, class... Arguments>
-  void launch(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
-              Arguments&&... arguments) {
-    launch_with(kernel, grid, block, shared_bytes, false, std::forward<Arguments>(arguments)...);
-  }
-  /// The same for a kernel that calls wait_for_previous() (device.cuh): it may begin while the one
-  /// before it ends.
-  template <class... Parameters, class... Arguments>
-  void launch_early(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
-                    Arguments&&... arguments) {
-    launch_with(kernel, grid, block, shared_bytes, can_launch_early_,
-                std::forward<Arguments>(arguments)...);
-  }
-  template <class... Parameters, class... Arguments>
-  void launch_with(void (*kernel)(Parameters...), dim3 grid, unsigned block, size_t shared_bytes,
-                   bool early, Arguments&&... arguments) {
-    launch_clusters(kernel, grid, 1, block, shared_bytes, early,
-                    std::forward<Arguments>(arguments)...);
-  }
-  /// `early`: as launch_early(). Blocks are clusters of `cluster` neighbours, which divide grid.x.
-  template <class... Parameters, class... Arguments>
-  void launch_clusters(void (*kernel)(Parameters...), dim3 grid, unsigned cluster, unsigned block,
-                       size_t shared_bytes, bool early, Arguments&&... arguments) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    use_device();
-    const void* entry = reinterpret_cast<const void*>(kernel);
-    if (shared_bytes > kDefaultSharedBytes) allow_shared_memory(entry, shared_bytes);
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(block);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream();
-    cudaLaunchAttribute attributes[2]{};
-    config.attrs = attributes;
-    if (early) {
-      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster > 1) {
-      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {cluster, 1, 1};
-    }
-    if (const cudaError_t status =
-            cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
-        status != cudaSuccess) [[unlikely]]
-      fail_launch(entry, status, grid, block, shared_bytes);
-  }
-  /// Launches one block on each SM, all at once; the driver may refuse.
-  template <class Arguments>
-  cudaError_t launch_on_all_sms(void (*kernel)(Arguments), unsigned block, size_t shared_bytes,
-                                const Arguments& arguments) {
-    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(num_sms_));
-    config.blockDim = dim3(block);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream();
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return fails_cooperative_launches_ ? cudaErrorCooperativeLaunchTooLarge
-                                       : cudaLaunchKernelEx(&config, kernel, arguments);
-  }
-  static constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more needs the kernel's leave
-  [[noreturn]] static void fail_launch(const void* kernel, cudaError_t status, dim3 grid,
-                                       unsigned block, size_t shared_bytes);
-
-  int index_;
-  int num_sms_ = 0;
   int code_architecture_ = 0;           // of what runs (code_architecture.h), not of the GPU
-  bool can_launch_early_ = false;       // programmatic dependent launch: code for sm_90 or newer
   bool is_hopper_ = false;              // and code for sm_90a alone runs here
   bool can_run_cooperatively_ = false;  // decoder_layers(); false for good once a launch fails
-  bool fails_cooperative_launches_ = false;  // by limit()
-  uint32_t last_epoch_ = 0;                  // of decoder_layers(); 0: as it has it
-  size_t max_shared_bytes_ = 0;              // of one block
-  std::string name_;
+  uint32_t last_epoch_ = 0;             // of decoder_layers(); 0: as it has it
   std::array<MicroBatch, kMostMicroBatches> micro_batches_;
   MicroBatch* micro_batch_ = &micro_batches_[0];  // whose operations are issued
   bool runs_micro_batches_ = false;               // several of them
@@ -437,11 +356,10 @@ class CudaBackend final : public Backend {
   bool has_ranks_ = false;
   const PeerTable* peers_ = nullptr;
   std::unique_ptr<GemmAlgorithms> gemm_algorithms_;
-  bool logs_choices_ = false;                                      // NANOVLLM_DEBUG=gemm
-  std::set<std::string> logged_choices_;                           // lines
-  std::unordered_map<const void*, size_t> shared_memory_allowed_;  // bytes by kernel
-  std::unique_ptr<StagingBuffer> staging_;                         // of load(), opened by the first
-  std::future<void> families_compared_;  // its thread uses what stands above
+  bool logs_choices_ = false;               // NANOVLLM_DEBUG=gemm
+  std::set<std::string> logged_choices_;    // lines
+  std::unique_ptr<StagingBuffer> staging_;  // of load(), opened by the first
+  std::future<void> families_compared_;     // its thread uses what stands above
 };
 
 }  // namespace nanovllm

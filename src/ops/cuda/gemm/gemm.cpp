@@ -15,7 +15,7 @@
 
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/layout.h"
-#include "ops/cuda/gemm/gemm_check.h"
+#include "ops/cuda/gemm/cublaslt/gemm_check.h"
 #include "ops/cuda/quantised/packed.h"
 
 namespace nanovllm {

@@ -4,7 +4,7 @@
 // fused multiply-adds over k, for verification, not for speed.
 #include "ops/cuda/core/handles.h"
 #include "ops/cuda/core/layout.h"
-#include "ops/cuda/gemm/gemm_check.h"
+#include "ops/cuda/gemm/cublaslt/gemm_check.h"
 #include "ops/cuda/ptx/device.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 

@@ -1,5 +1,5 @@
 #include "ops/cuda/core/handles.h"
-#include "ops/cuda/gemm/gemm_check.h"
+#include "ops/cuda/gemm/cublaslt/gemm_check.h"
 #include "ops/cuda/ptx/device.cuh"
 
 namespace nanovllm {

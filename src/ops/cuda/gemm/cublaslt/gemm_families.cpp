@@ -1,4 +1,4 @@
-#include "ops/cuda/gemm/gemm_families.h"
+#include "ops/cuda/gemm/cublaslt/gemm_families.h"
 
 #include <algorithm>
 #include <optional>

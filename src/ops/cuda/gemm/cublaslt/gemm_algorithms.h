@@ -11,7 +11,7 @@
 
 #include "core/tensor.h"
 #include "ops/cuda/core/handles.h"
-#include "ops/cuda/gemm/gemm_families.h"
+#include "ops/cuda/gemm/cublaslt/gemm_families.h"
 
 namespace nanovllm {
 

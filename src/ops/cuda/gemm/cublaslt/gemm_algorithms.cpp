@@ -1,4 +1,4 @@
-#include "ops/cuda/gemm/gemm_algorithms.h"
+#include "ops/cuda/gemm/cublaslt/gemm_algorithms.h"
 
 #include <algorithm>
 #include <array>
