@@ -4,6 +4,7 @@
 
 #include "ops/cuda/gemm/choose.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
+#include "ops/cuda/quantised/w8a8_kernels.h"
 
 namespace nanovllm {
 namespace {
@@ -209,8 +210,55 @@ TEST(GemmChoice, OfQuantisedRows) {
     EXPECT_EQ(explained(product(8, {4096, 2048}, GemmEnd::send)), "separate operations");
     // y of half the columns: halves whose scales do not begin on 16 bytes.
     EXPECT_EQ(explained(product(8, {96, 1024}, GemmEnd::gate)),
-              "separate operations; not fp8 (columns not in 32s)");
+              "separate operations; not fp8 (columns not in 32s), w8a8 (its sums are not fp8's)");
   }
+}
+
+// int8 everywhere, E4M3 where tensor cores take it without wgmma: more rows, larger tiles.
+TEST(GemmChoice, OfQuantisedRowsByTheOlderTensorCores) {
+  const auto explained = [](GemmProblem problem, WeightFormat::Numbers numbers, GemmGpu gpu) {
+    problem.weight = {numbers, problem.k, WeightFormat::Rows::token};
+    gpu.num_sms = 132;
+    return explain_gemm(problem, gpu);
+  };
+  GemmGpu ada = kAda;
+  ada.has_e4m3 = true;
+  for (const auto& [numbers, gpu, before] :
+       {std::tuple(WeightFormat::int8, kHopper, ""),
+        {WeightFormat::int8, kAmpere, ""},
+        {WeightFormat::e4m3, ada, "; not fp8 (needs sm_90a)"}}) {
+    const auto tile = [&](GemmProblem problem) { return explained(problem, numbers, gpu); };
+    const auto text = [&](const char* tiles) { return "w8a8, " + std::string(tiles) + before; };
+    EXPECT_EQ(tile(product(1, kLargeQkv)),
+              text("32 rows of the weight by 8 rows, 1 blocks of rows"));
+    EXPECT_EQ(tile(product(9, kLargeGateUp, GemmEnd::gate)),
+              text("32 rows of the weight by 16 rows, 1 blocks of rows"));
+    EXPECT_EQ(tile(product(64, kLargeQkv, GemmEnd::store, DType::f32)),
+              text("64 rows of the weight by 64 rows, 1 blocks of rows"));
+    EXPECT_EQ(tile(product(64, {4096, 12288})),
+              text("32 rows of the weight by 64 rows, 1 blocks of rows"));
+    EXPECT_EQ(tile(product(64, kLargeGateUp, GemmEnd::gate)),
+              text("128 rows of the weight by 64 rows, 1 blocks of rows"));
+    EXPECT_EQ(tile(product(4096, kLargeQkv)),
+              numbers == WeightFormat::int8
+                  ? text("128 rows of the weight by 256 rows, 16 blocks of rows")
+                  : text("128 rows of the weight by 128 rows, 32 blocks of rows"));
+    EXPECT_EQ(tile(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
+    GemmProblem halved = product(8, {24, 1024}, GemmEnd::gate);
+    EXPECT_TRUE(tile(halved).ends_with("w8a8 (columns not in eights)")) << tile(halved);
+  }
+  EXPECT_EQ(explained(product(8, kLargeQkv), WeightFormat::e4m3, kAmpere),
+            "separate operations; not fp8 (needs sm_90a), w8a8 (needs sm_89)");
+}
+
+TEST(GemmChoice, RingsOfQuantisedRowsFitEveryGpu) {
+  for (const size_t shared_bytes : {99u, 163u, 227u})
+    for (const W8a8Tile& tile : kW8a8Tiles) {
+      const int stages = w8a8_stages(tile, shared_bytes * 1024);
+      EXPECT_GE(stages, 2) << tile.columns << " x " << tile.rows << ", " << shared_bytes << " KB";
+      EXPECT_LE(stages, kMostByteStages);
+      EXPECT_LE(static_cast<size_t>(stages * tile.stage_bytes()), shared_bytes * 1024);
+    }
 }
 
 TEST(GemmChoice, OfWeightsInHalves) {

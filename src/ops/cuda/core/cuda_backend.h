@@ -219,11 +219,14 @@ class CudaBackend final : public Backend, KernelLauncher {
   void compare_with_in_order(
       const std::function<std::vector<cublasLtMatmulAlgo_t>(const GemmKey&)>& choose,
       const std::function<void(const cublasLtMatmulAlgo_t&, bool)>& use);
+  /// Whether mma.sync multiplies E4M3 numbers.
+  bool has_e4m3() const { return code_architecture_ >= 89; }
   /// As the choice of a product's kernel sees this GPU, in the micro-batch whose operations are
   /// issued.
   GemmGpu gemm_gpu() const {
     return {.has_wgmma = is_hopper_,
             .has_tma = encode_map_ != nullptr,
+            .has_e4m3 = has_e4m3(),
             .num_sms = num_sms_,
             .shared_bytes = max_shared_bytes_,
             .share = !runs_micro_batches_ ? SmShare::whole
@@ -258,6 +261,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   void gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gated, const PackedMmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  /// Of 8-bit numbers and rows that become such, on any GPU (gemm_w8a8.cu).
+  void gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan);
   /// `places`: the rows to be are these, of the tokens that are x's rows.
   void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
                      const ExpertPlan* places = nullptr);

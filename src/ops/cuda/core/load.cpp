@@ -10,6 +10,7 @@
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/packed.h"
+#include "ops/cuda/quantised/w8a8_kernels.h"
 #include "ops/staged_load.h"
 
 namespace nanovllm {
@@ -95,9 +96,14 @@ bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked)
   const int64_t group = format.group;
   if (!format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0) return false;
   if (stacked && n % kPackedExpertRows != 0) return false;
-  if (format.quantises_rows())
-    return is_hopper_ && format.numbers == WeightFormat::e4m3 &&
-           group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
+  if (format.quantises_rows()) {
+    // Experts' products with quantised rows are gemm_fp8.cuh's alone.
+    const bool has_product =
+        format.numbers == WeightFormat::e4m3
+            ? is_hopper_ || (has_e4m3() && !stacked)
+            : format.numbers == WeightFormat::int8 && !stacked && k <= kMostBytesOfRow;
+    return has_product && group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
+  }
   return k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);
 }
 

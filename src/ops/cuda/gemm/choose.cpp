@@ -265,6 +265,10 @@ constexpr Row kTable[] = {
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed_mma, false, true, try_packed_mma},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
@@ -282,7 +286,7 @@ constexpr int64_t kHalved = 2 * kMostDepth * kSliceWidth;
 /// Whether the row is of such products.
 bool is_of(const Row& row, const GemmProblem& p) {
   return row.end == p.end && row.weight == p.weight.numbers &&
-         (row.kernel == GemmKernel::fp8) == p.weight.quantises_rows();
+         quantises_rows(row.kernel) == p.weight.quantises_rows();
 }
 
 Why decline(const Row& row, const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
@@ -325,6 +329,8 @@ std::string describe(const GemmChoice& choice) {
                          choice.packed_mma.eights * 8, choice.packed_mma.row_blocks);
     case GemmKernel::fp8:
       return describe(choice.fp8);
+    case GemmKernel::w8a8:
+      return describe(choice.w8a8);
     default:
       return {};
   }
@@ -367,7 +373,8 @@ const char* name_of(GemmKernel kernel) {
                                     "packed",
                                     "packed_mma",
                                     "unpacked",
-                                    "fp8"};
+                                    "fp8",
+                                    "w8a8"};
   return kNames[static_cast<size_t>(kernel)];
 }
 

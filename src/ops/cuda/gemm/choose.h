@@ -22,7 +22,13 @@ enum class GemmKernel : uint8_t {
   packed_mma,  ///< gemm_packed_mma.cuh: the same on GPUs without wgmma
   unpacked,    ///< a quantised weight becomes bf16 first; then what serves that
   fp8,         ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
+  w8a8,        ///< gemm_w8a8.cuh: the same on other GPUs, and int8 weights on all
 };
+
+/// Whether it quantises rows first.
+constexpr bool quantises_rows(GemmKernel kernel) {
+  return kernel == GemmKernel::fp8 || kernel == GemmKernel::w8a8;
+}
 
 /// The use of a product's sums.
 enum class GemmEnd : uint8_t {
@@ -60,6 +66,7 @@ enum class SmShare : uint8_t {
 struct GemmGpu {
   bool has_wgmma = false;  ///< code for sm_90a runs
   bool has_tma = false;    ///< code for sm_90 or newer
+  bool has_e4m3 = false;   ///< code for sm_89 or newer: mma.sync of E4M3 numbers
   int num_sms = 0;
   size_t shared_bytes = 0;  ///< of one block, at most
   SmShare share = SmShare::whole;
@@ -67,7 +74,7 @@ struct GemmGpu {
 };
 
 // How a product is cut. `kernel`: an index into kWideKernels or kMidKernels (gemm_kernels.h);
-// `tile`: into kFp8Tiles (fp8_kernels.h).
+// `tile`: into kFp8Tiles (fp8_kernels.h) or kW8a8Tiles (w8a8_kernels.h).
 struct WidePlan {
   int kernel = -1, row_blocks = 0;
 };
@@ -94,6 +101,9 @@ struct Fp8Plan {
       row_blocks = 0;  ///< of kFp8Tiles; rows of w of a group; blocks of rows
   int items = 0;       ///< tiles, or those of a cluster
 };
+struct W8a8Plan {
+  int tile = -1, row_tiles = 0, column_tiles = 0;  ///< of kW8a8Tiles; that cover y
+};
 struct SamplePlan {
   int groups = 0, row_blocks = 0, tile_rows = 0;
 };
@@ -110,6 +120,7 @@ struct GemmChoice {
   PackedPlan packed{};
   PackedMmaPlan packed_mma{};
   Fp8Plan fp8{};
+  W8a8Plan w8a8{};
 };
 
 /// A kernel that could have this end and weight, and why it does not serve.

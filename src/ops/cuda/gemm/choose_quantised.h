@@ -14,8 +14,10 @@ inline constexpr Why kServes = nullptr;
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_packed_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 
 /// The tiles, for people.
 std::string describe(const Fp8Plan& plan);
+std::string describe(const W8a8Plan& plan);
 
 }  // namespace nanovllm

@@ -57,6 +57,9 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
       gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
       return true;
 #endif
+    case GemmKernel::w8a8:
+      gemm_w8a8(y, x, weight, end == GemmEnd::gate, choice.w8a8);
+      return true;
     case GemmKernel::packed_mma:
       gemm_packed_mma(y, x, weight, end == GemmEnd::gate, choice.packed_mma);
       return true;

@@ -1,0 +1,59 @@
+// The choice of gemm_w8a8.cuh's tiles, beside choose_quantised.cpp.
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "ops/cuda/gemm/choose_quantised.h"
+#include "ops/cuda/quantised/w8a8_kernels.h"
+
+namespace nanovllm {
+namespace {
+
+/// The cut that takes the busiest SM the fewest cycles for a block of k: those of copies, for which
+/// 32 bytes come in each, or of the tensor cores, whichever are more, and those between.
+/// Measured on an H100 with integers.
+W8a8Plan plan_w8a8(const GemmProblem& p, const GemmGpu& gpu) {
+  constexpr int64_t kBytesOfCycle = 32, kProductsOfCycle = 1640, kTile = 60, kStage = 300;
+  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1,
+                sms = gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
+  W8a8Plan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < static_cast<int>(std::size(kW8a8Tiles)); ++i) {
+    const W8a8Tile& t = kW8a8Tiles[i];
+    if (w8a8_stages(t, gpu.shared_bytes) == 0) continue;
+    if (p.weight.numbers == WeightFormat::e4m3 && !t.takes_e4m3()) continue;
+    const int64_t rows = ceil_div(p.rows, int64_t{t.rows}),
+                  columns = ceil_div(p.outputs(), t.columns / parts),
+                  cost =
+                      ceil_div(rows * columns, sms) *
+                          (std::max(int64_t{t.block_bytes()} / kBytesOfCycle,
+                                    int64_t{t.columns} * t.rows * kByteBlock / kProductsOfCycle) +
+                           kTile) +
+                      kStage / t.depth;
+    if (cost <= least) least = cost, best = {i, static_cast<int>(rows), static_cast<int>(columns)};
+  }
+  return best;
+}
+
+}  // namespace
+
+Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.weight.numbers == WeightFormat::e4m3) {
+    if (gpu.has_wgmma) return "its sums are not fp8's";
+    if (!gpu.has_e4m3) return "needs sm_89";
+  }
+  if (p.end == GemmEnd::gate && (!p.is_aligned || p.y != DType::bf16))
+    return "y is not whole pieces";
+  if (p.outputs() % kPackedRows != 0) return "columns not in eights";
+  choice.w8a8 = plan_w8a8(p, gpu);
+  return choice.w8a8.tile < 0 ? "no room for its ring" : kServes;
+}
+
+std::string describe(const W8a8Plan& plan) {
+  const W8a8Tile& t = kW8a8Tiles[plan.tile];
+  return fmt::format("{} rows of the weight by {} rows, {} blocks of rows", t.columns, t.rows,
+                     plan.row_tiles);
+}
+
+}  // namespace nanovllm

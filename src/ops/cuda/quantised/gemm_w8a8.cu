@@ -1,0 +1,77 @@
+// Quantises rows (quantise_bytes.cuh) and multiplies them (gemm_w8a8.cuh).
+#include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/ptx/gemm_cluster.cuh"
+#include "ops/cuda/quantised/fp8_kernels.h"
+#include "ops/cuda/quantised/gemm_w8a8.cuh"
+#include "ops/cuda/quantised/quantise_bytes.cuh"
+
+namespace nanovllm {
+namespace {
+
+/// f<numbers, rows>() of a weight's format.
+template <class F>
+void with_rows(WeightFormat format, F&& f) {
+  using enum WeightFormat::Numbers;
+  using Rows = WeightFormat::Rows;
+  if (format.numbers == int8) return f.template operator()<int8, Rows::token>();
+  if (format.rows == Rows::token) return f.template operator()<e4m3, Rows::token>();
+  if (format.rows == Rows::tensor) return f.template operator()<e4m3, Rows::tensor>();
+  f.template operator()<e4m3, Rows::group>();
+}
+
+}  // namespace
+
+void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan) {
+  const int64_t m = x.shape[0], k = x.shape[1], room = rows_with_room(m);
+  reserve_quantised_rows(quantised_row_bytes(m, k));
+  std::byte* const numbers = micro_batch_->quantised.get();
+  auto* const scales = reinterpret_cast<float*>(numbers + room * k);
+  const auto fixed = input_scales_.find(w.data.data);
+  const RowsToBytes to{device_ptr<bf16>(x),
+                       x.stride[0],
+                       reinterpret_cast<uint2*>(numbers),
+                       scales,
+                       static_cast<int>(k),
+                       static_cast<int>(room),
+                       fixed == input_scales_.end() ? 0.0f : fixed->second,
+                       wide_rows({x})};
+  const Fp8Layout layout(w.format, w.n(), w.k());
+  const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data);
+  const w8a8::Scales by{reinterpret_cast<const float*>(data + layout.scales()), scales};
+  w8a8::Shape shape{};
+  shape.rows = static_cast<int>(m);
+  shape.columns = static_cast<int>(y.shape[1]);
+  shape.stride = y.stride[0];
+  shape.k = static_cast<int>(k);
+  shape.blocks = static_cast<int>(k / kByteBlock);
+  shape.row_tiles = plan.row_tiles;
+  shape.column_tiles = plan.column_tiles;
+  shape.items = plan.row_tiles * plan.column_tiles;
+  shape.scale_stride = static_cast<int>(room);
+  shape.units = static_cast<int>(layout.units());
+  shape.gated = gated;
+  shape.is_f32 = y.dtype == DType::f32;
+  shape.is_whole = !shape.is_f32 && wide_rows({y});
+  with_rows(w.format, [&]<WeightFormat::Numbers kNumbers, WeightFormat::Rows kRows>() {
+    launch_early(quantise_bytes_kernel<kNumbers, kRows>, grid_size(m), kByteThreads, 0, to);
+    with_index<static_cast<int>(std::size(kW8a8Tiles))>(plan.tile, [&]<int kTile>() {
+      constexpr W8a8Tile tile = kW8a8Tiles[kTile];
+      if constexpr (kNumbers == WeightFormat::int8 || tile.takes_e4m3()) {
+        shape.stages = w8a8_stages(tile, max_shared_bytes_);
+        // No SM has room for more blocks than its share: one may not get two while another is idle.
+        const int sms = divides_sms() ? other_sms_ : num_sms_;
+        const auto share = static_cast<size_t>(ceil_div(shape.items, sms)),
+                   bytes = std::max(static_cast<size_t>(shape.stages * tile.stage_bytes()),
+                                    max_shared_bytes_ / (share + 1));
+        launch_early(w8a8::gemm_w8a8_kernel<kTile, kNumbers, kRows == WeightFormat::Rows::group>,
+                     grid_size(divides_sms()
+                                   ? std::min<int64_t>(shape.items, max_shared_bytes_ / bytes * sms)
+                                   : shape.items),
+                     tile.threads(), bytes, static_cast<void*>(y.data), data,
+                     reinterpret_cast<const uint8_t*>(numbers), by, shape);
+      }
+    });
+  });
+}
+
+}  // namespace nanovllm

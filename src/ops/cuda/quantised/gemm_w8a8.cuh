@@ -1,0 +1,387 @@
+// y[m, n] = x[m, k] w[n, k]^T of 8-bit numbers with scales, by mma.sync m16n8k32, for any number of
+// rows: integers on every GPU, E4M3 on those from sm_89 on that gemm_fp8.cuh has no code for.
+//
+// Sums of integers are exact, in whatever order. E4M3: the sum over a block of 128 of k is four
+// steps from zero, and sums of blocks are added in f32, in ascending order of k; so tiles of any
+// shape give the same bits. The weight's rows are the 16 of the tensor cores' operand, eights of
+// gate and up in turn where gated, those of x its 8 columns.
+//
+// All warps of a block copy the next stages and multiply the oldest. A row of 128 bytes in shared
+// memory has its pieces of 16 in an order of its own, so that eight rows lie in different banks.
+#pragma once
+
+#include "ops/cuda/gemm/gated.cuh"
+#include "ops/cuda/ptx/mma_bytes.cuh"
+#include "ops/cuda/quantised/w8a8_kernels.h"
+
+namespace nanovllm::w8a8 {
+
+struct Shape {
+  int rows, columns;             // of y
+  int64_t stride;                // of y's rows
+  int k, blocks;                 // of 128 along k
+  int column_tiles;              // that cover all columns
+  int row_tiles, items;          // that cover all rows; tiles of y
+  int stages;                    // of the ring
+  int scale_stride, units;       // of blocks: from a block's scales of x to the next one's; of w
+  bool gated, is_f32, is_whole;  // y; whether its rows are made of pieces of 16 bytes
+};
+
+/// `of_w`: of each row, or [blocks, units] for eights of rows; `of_x`: of each row, or [blocks, m].
+struct Scales {
+  const float *of_w, *of_x;
+};
+
+constexpr int kRowTilesTogether = 8;  // run side by side, so that a weight is read once
+
+/// Where a tile lies, in tiles.
+struct Place {
+  int row, column;
+  __device__ Place(const Shape& shape, int item) {
+    const int in_group = kRowTilesTogether * shape.column_tiles, group = item / in_group,
+              first = group * kRowTilesTogether,
+              high = min(kRowTilesTogether, shape.row_tiles - first), rest = item % in_group;
+    row = first + rest % high;
+    column = rest / high;
+  }
+};
+
+/// A thread's copies of one operand: piece threadIdx.x % 8 of some of the tile's rows.
+template <int kTileRows, int kThreads>
+struct Copies {
+  static constexpr int kStep = kThreads / 8, kCount = kTileRows / kStep;
+  static_assert(kStep % 8 == 0 && kTileRows % kStep == 0);
+  const uint8_t* from;
+  int64_t odd,
+      pair;     // from the first row to the second; to the third, and from each to the next but one
+  int count;    // of the rows that are there
+  uint32_t to;  // in a block of the stage
+
+  __device__ Copies(const uint8_t* first, int64_t to_second, int64_t to_third, int rows)
+      : from(first + thread_piece() * 16), odd(to_second), pair(to_third), count(rows) {
+    const uint32_t row = threadIdx.x / 8;
+    to = row * kByteBlock + ((thread_piece() ^ row % 8) << 4);
+  }
+  static __device__ uint32_t thread_piece() { return threadIdx.x % 8; }
+  /// Block `block` of k; zeros where that is `blocks` or above.
+  __device__ void issue(unsigned char* stage, int block, int blocks) const {
+    const uint8_t* const at = from + int64_t{block} * kByteBlock;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      copy_async(stage + to + i * kStep * kByteBlock, at + i % 2 * odd + i / 2 * pair,
+                 i < count && block < blocks);
+  }
+};
+
+/// How many of the rows first, first + step, ... lie before `end`.
+__device__ inline int rows_before(int end, int first, int step) {
+  return max(end - first + step - 1, 0) / step;
+}
+
+/// A full ring's oldest stage has come, for this thread.
+__device__ inline void wait_stage(int stages) {
+  static_assert(kMostByteStages == 6);
+  switch (stages) {
+    case 2:
+      return wait_copies<0>();
+    case 3:
+      return wait_copies<1>();
+    case 4:
+      return wait_copies<2>();
+    case 5:
+      return wait_copies<3>();
+    default:
+      return wait_copies<4>();
+  }
+}
+
+/// A warp's part of a tile.
+template <int kTile, WeightFormat::Numbers numbers, bool kBlocks>
+struct Part {
+  static constexpr W8a8Tile tile = kW8a8Tiles[kTile];
+  static constexpr int kUnits = tile.units(), kEights = tile.eights();
+  static constexpr bool is_int8 = numbers == WeightFormat::int8;
+  using Number = std::conditional_t<is_int8, int, float>;
+  using Sums = Number[kUnits][kEights][4];
+  /// Integers: a chain of sums for each block of a stage, none of which waits for another.
+  static constexpr int kChains = is_int8 ? tile.depth : 1;
+
+  const Shape& shape;
+  const Scales& scales;
+  int lane, unit0, row0;  // the first 16 of the tile's rows of w; the first row of x in it
+  uint32_t w, x;          // the lane's rows in a block
+  Sums sum[kChains];
+
+  __device__ Part(const Shape& of, const Scales& by) : shape(of), scales(by) {
+    lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    unit0 = warp % tile.warps * kUnits;
+    row0 = warp / tile.warps * kEights * 8;
+    const auto turn = static_cast<uint32_t>(lane % 8);
+    w = (unit0 * 16 + lane % 16) * kByteBlock + ((lane / 16 ^ turn) << 4);
+    x = (tile.columns + row0 + lane % 8) * kByteBlock + ((lane / 8 ^ turn) << 4);
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (auto& chain : sum)
+#pragma unroll
+      for (auto& unit : chain)
+#pragma unroll
+        for (auto& c : unit) c[0] = c[1] = c[2] = c[3] = 0;
+  }
+  /// The first row of w of half of a unit of the tile in `place`.
+  __device__ int row_of_w(const Place& place, int u, int half) const {
+    const int unit = unit0 + u;
+    return shape.gated ? half * shape.columns + (place.column * (tile.columns / 16) + unit) * 8
+                       : place.column * tile.columns + unit * 16 + half * 8;
+  }
+  /// The column of y that is there.
+  __device__ int column_of(const Place& place, int u, int half) const {
+    return row_of_w(place, u, shape.gated ? 0 : half);
+  }
+  /// The lane's first row of x, of two, of an eight of the tile.
+  __device__ int row_of_x(const Place& place, int j) const {
+    return place.row * tile.rows + row0 + 8 * j + lane % 4 * 2;
+  }
+
+  /// c += the products of a block of k, which lies at `block` in shared memory.
+  __device__ __forceinline__ void multiply(Sums& c, uint32_t block) const {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint32_t b[kEights][4];
+#pragma unroll
+      for (int j = 0; j < kEights; ++j)
+        load_byte_rows(b[j], ((block + x) ^ (half << 6)) + j * 8 * kByteBlock);
+#pragma unroll
+      for (uint32_t step = 0; step < 2; ++step)
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          uint32_t a[4];
+          load_byte_rows(a, ((block + w) ^ (half << 6 | step << 5)) + u * 16 * kByteBlock);
+#pragma unroll
+          for (int j = 0; j < kEights; ++j)
+            mma_m16n8k32(c[u][j], a, b[j][2 * step], b[j][2 * step + 1]);
+        }
+    }
+  }
+  /// Adds block `at` of k to the sums.
+  template <int chain>
+  __device__ __forceinline__ void add(const Place& place, uint32_t block, int at) {
+    if constexpr (is_int8) {
+      multiply(sum[chain % kChains], block);
+    } else {
+      float of_w[kUnits][2];
+      float2 of_x[kEights];
+      if constexpr (kBlocks) {
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            of_w[u][half] =
+                scales.of_w[at * shape.units + min(row_of_w(place, u, half) / 8, shape.units - 1)];
+#pragma unroll
+        for (int j = 0; j < kEights; ++j)  // as many as are there, in eights
+          of_x[j] =
+              *reinterpret_cast<const float2*>(scales.of_x + int64_t{at} * shape.scale_stride +
+                                               min(row_of_x(place, j), shape.scale_stride - 2));
+      }
+      Sums part{};
+      multiply(part, block);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+        for (int j = 0; j < kEights; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& s = sum[0][u][j][i];
+            if constexpr (kBlocks)
+              s = fmaf(part[u][j][i], (i % 2 ? of_x[j].y : of_x[j].x) * of_w[u][i / 2], s);
+            else
+              s += part[u][j][i];
+          }
+    }
+  }
+
+  /// The sums with scales of whole rows.
+  __device__ __forceinline__ void scale(const Place& place, float (&y)[kUnits][kEights][4]) const {
+    float2 of_x[kEights];
+#pragma unroll
+    for (int j = 0; !kBlocks && j < kEights; ++j) {
+      const int row = row_of_x(place, j), last = shape.rows - 1;
+      of_x[j] = {scales.of_x[min(row, last)], scales.of_x[min(row + 1, last)]};
+    }
+    const int last = shape.columns * (shape.gated ? 2 : 1) - 1;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float of_w =
+            kBlocks ? 1.0f : scales.of_w[min(row_of_w(place, u, half) + lane / 4, last)];
+#pragma unroll
+        for (int j = 0; j < kEights; ++j)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            Number all = sum[0][u][j][i];
+#pragma unroll
+            for (int c = 1; c < kChains; ++c) all += sum[c][u][j][i];
+            y[u][j][i] = static_cast<float>(all);
+            if constexpr (!kBlocks) y[u][j][i] *= (i % 2 ? of_x[j].y : of_x[j].x) * of_w;
+          }
+      }
+  }
+
+  /// Results one by one: of f32, or of rows that begin anywhere. (Not gated.)
+  template <class Y>
+  __device__ void store_each(Y* y, const Place& place,
+                             const float (&result)[kUnits][kEights][4]) const {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+      for (int j = 0; j < kEights; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = row_of_x(place, j) + i % 2,
+                    column = column_of(place, u, i / 2) + lane / 4;
+          if (row < shape.rows && column < shape.columns)
+            y[row * shape.stride + column] = round_to<Y>(result[u][j][i]);
+        }
+  }
+
+  /// Of an eight of rows of x: v[b], pairs of y's columns 8 b and on, from column0 on.
+  template <int kCount>
+  __device__ __forceinline__ void store_row(__nv_bfloat16* y, int row, int column0,
+                                            uint32_t (&v)[kCount]) const {
+    constexpr int kAtOnce = kCount % 4 == 0 ? 4 : kCount;
+    const int t = lane % 4;
+    y += row * shape.stride;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kAtOnce) {
+      uint32_t some[kAtOnce];
+#pragma unroll
+      for (int b = 0; b < kAtOnce; ++b) some[b] = v[first + b];
+      if constexpr (kAtOnce > 1) transpose_quad(some);
+      const int column = column0 + 8 * first +
+                         (kAtOnce == 4   ? 8 * t
+                          : kAtOnce == 2 ? t % 2 * 8 + t / 2 * 4
+                                         : 2 * t);
+      if (row >= shape.rows || column >= shape.columns) {
+      } else if constexpr (kAtOnce == 4)
+        *reinterpret_cast<uint4*>(y + column) = uint4{some[0], some[1], some[2], some[3]};
+      else if constexpr (kAtOnce == 2)
+        *reinterpret_cast<uint2*>(y + column) = uint2{some[0], some[1]};
+      else
+        *reinterpret_cast<uint32_t*>(y + column) = some[0];
+    }
+  }
+  template <bool kGated>
+  __device__ void store(__nv_bfloat16* y, const Place& place,
+                        const float (&result)[kUnits][kEights][4]) const {
+    constexpr int kOfUnit = kGated ? 1 : 2;
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      uint32_t v[kUnits * kOfUnit];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const float(&c)[4] = result[u][j];
+        const uint32_t first = pack_bf16(c[0], c[1]), second = pack_bf16(c[2], c[3]);
+        if constexpr (kGated) {
+          v[u] = transposed(pack_bf16(silu_times_straight(low_of(first), low_of(second)),
+                                      silu_times_straight(high_of(first), high_of(second))));
+        } else {
+          v[2 * u] = transposed(first);
+          v[2 * u + 1] = transposed(second);
+        }
+      }
+      store_row(y, place.row * tile.rows + row0 + 8 * j + lane / 4, column_of(place, 0, 0), v);
+    }
+  }
+  __device__ void finish(void* y, const Place& place) const {
+    float result[kUnits][kEights][4];
+    scale(place, result);
+    auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
+    if (shape.gated)
+      store<true>(y_bf16, place, result);
+    else if (shape.is_f32)
+      store_each(static_cast<float*>(y), place, result);
+    else if (!shape.is_whole)
+      store_each(y_bf16, place, result);
+    else
+      store<false>(y_bf16, place, result);
+  }
+};
+
+template <int kTile, WeightFormat::Numbers numbers, bool kBlocks>
+__global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
+    gemm_w8a8_kernel(void* y, const uint8_t* w, const uint8_t* x, const Scales scales,
+                     const __grid_constant__ Shape shape) {
+  constexpr W8a8Tile tile = kW8a8Tiles[kTile];
+  extern __shared__ __align__(1024) unsigned char shared[];
+  using FromW = Copies<tile.columns, tile.threads()>;
+  using FromX = Copies<tile.rows, std::min(tile.threads(), 8 * tile.rows)>;
+  const int row = static_cast<int>(threadIdx.x) / 8,
+            steps = (shape.blocks + tile.depth - 1) / tile.depth;
+  const int64_t k = shape.k;
+  Part<kTile, numbers, kBlocks> part(shape, scales);
+  bool is_first = true;
+  for (int item = static_cast<int>(blockIdx.x); item < shape.items;
+       item += static_cast<int>(gridDim.x)) {
+    const Place place(shape, item);
+    // Of rows of w that lie FromW::kStep apart in the tile: gated, eights of gate and up in turn.
+    const int64_t up = shape.columns * k;
+    const int first_w = shape.gated ? place.column * (tile.columns / 2) + row / 16 * 8 + row % 8
+                                    : place.column * tile.columns + row,
+              step_w = !shape.gated        ? FromW::kStep
+                       : FromW::kStep == 8 ? 8
+                                           : FromW::kStep / 2;
+    const bool alternates = shape.gated && FromW::kStep == 8;
+    const FromW from_w(w + first_w * k + (shape.gated && row / 8 % 2 ? up : 0),
+                       alternates ? up : step_w * k, (alternates ? 8 : 2 * step_w) * k,
+                       rows_before(shape.columns, first_w, step_w) * (alternates ? 2 : 1));
+    const int first_x = place.row * tile.rows + row;
+    const FromX from_x(x + first_x * k, FromX::kStep * k, 2 * FromX::kStep * k,
+                       rows_before(shape.rows, first_x, FromX::kStep));
+    const auto copy_w = [&](int step, int slot) {
+#pragma unroll
+      for (int d = 0; d < tile.depth; ++d)
+        from_w.issue(shared + slot * tile.stage_bytes() + d * tile.block_bytes(),
+                     step * tile.depth + d, shape.blocks);
+    };
+    const auto copy_x = [&](int step, int slot) {
+      if (row < tile.rows)
+#pragma unroll
+        for (int d = 0; d < tile.depth; ++d)
+          from_x.issue(shared + slot * tile.stage_bytes() + d * tile.block_bytes() +
+                           tile.columns * kByteBlock,
+                       step * tile.depth + d, shape.blocks);
+      commit_copies();
+    };
+    wait_copies<0>();
+    __syncthreads();  // the tile before has been read
+    for (int step = 0; step + 1 < shape.stages; ++step) copy_w(step, step);
+    if (is_first) wait_for_previous(), let_next_start();
+    is_first = false;
+    for (int step = 0; step + 1 < shape.stages; ++step) copy_x(step, step);
+    part.clear();
+    int oldest = 0, free = shape.stages - 1;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      wait_stage(shape.stages);
+      __syncthreads();
+      copy_w(step + shape.stages - 1, free);
+      copy_x(step + shape.stages - 1, free);
+      const uint32_t stage = shared_address(shared) + oldest * tile.stage_bytes();
+      [&]<int... d>(std::integer_sequence<int, d...>) {
+        ((!kBlocks || d == 0 || step * tile.depth + d < shape.blocks
+              ? part.template add<d>(place, stage + d * tile.block_bytes(), step * tile.depth + d)
+              : void()),
+         ...);
+      }
+      (std::make_integer_sequence<int, tile.depth>());
+      free = oldest;
+      if (++oldest == shape.stages) oldest = 0;
+    }
+    part.finish(y, place);
+  }
+}
+
+}  // namespace nanovllm::w8a8

@@ -1,0 +1,77 @@
+// Products of quantised rows, of sizes for which every tile is chosen (choose_w8a8.cpp; on Hopper
+// E4M3's are gemm_fp8.cuh's): the bits of rows that are multiplied one by one.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "gpu/gpu_test.h"
+
+namespace nanovllm {
+namespace {
+
+using Rows = WeightFormat::Rows;
+
+class CudaW8a8 : public GpuTest {};
+
+TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
+  constexpr int64_t k = 640, kMost = 1030;
+  for (const int64_t n : {1040, 4112, 24592})  // tiles that are cut, and halves of them
+    for (const WeightFormat& format : {WeightFormat{WeightFormat::int8, k, Rows::token},
+                                       {WeightFormat::e4m3, k, Rows::token},
+                                       {WeightFormat::e4m3, k, Rows::tensor},
+                                       {WeightFormat::e4m3, kRowGroup, Rows::group}}) {
+      if (!gpu_->keeps(format, n, k)) continue;
+      Rig rig(*gpu_);
+      std::mt19937 random(static_cast<uint32_t>(n));
+      QuantizedRows rows;
+      for (int64_t i = 0; i < n * k; ++i)
+        rows.numbers.push_back(
+            static_cast<int8_t>(random() % 2 ? random() % 127 : 128 + random() % 127));
+      for (int64_t i = 0; i < n * format.groups(k); ++i)  // of blocks, where rows have groups
+        rows.scales.push_back(
+            0.001f +
+            0x1p-12f * static_cast<float>(i / format.groups(k) / 128 % 7 + i % format.groups(k)));
+      rows.input_scale = format.rows == Rows::tensor ? 0.01f : 0.0f;
+      const Buffer memory = gpu_->allocate(gpu_->weight_bytes(format, n, k));
+      const Weight w = gpu_->weight_view(memory.get(), format, n, k);
+      gpu_->load_quantised(w, rows);
+      const Tensor x = rig.upload(normal_values(kMost * k, 3), DType::bf16, {kMost, k}),
+                   one = rig.empty(DType::bf16, {kMost, n}),
+                   room = rig.empty(DType::bf16, {kMost, n}),
+                   gated = rig.empty(DType::bf16, {kMost, n / 2});
+      for (int64_t i = 0; i < kMost; ++i) gpu_->gemm(one.rows(i, i + 1), x.rows(i, i + 1), w);
+      gpu_->silu_and_mul(gated, one);
+      const auto want = rig.bytes(one), want_gated = rig.bytes(gated);
+      for (const int64_t m :
+           {2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 520, 1024}) {
+        const int64_t first = (kMost - m) / 2;
+        const auto expect = [&](const std::vector<std::byte>& all, int64_t columns, bool is_gated) {
+          const Tensor y = rig.padded(std::vector<float>(static_cast<size_t>(m * columns), 7.0f),
+                                      DType::bf16, m, columns, 8);
+          const auto before = rig.bytes(y);
+          if (is_gated)
+            gpu_->gemm_silu_and_mul(y, room.rows(0, m), x.rows(first, first + m), w);
+          else
+            gpu_->gemm(y, x.rows(first, first + m), w);
+          const auto got = rig.bytes(y);
+          const auto row = static_cast<size_t>(2 * columns), pitch = row + 16;
+          for (size_t i = 0; i < static_cast<size_t>(m); ++i) {
+            ASSERT_TRUE(std::equal(got.begin() + i * pitch, got.begin() + i * pitch + row,
+                                   all.begin() + (static_cast<size_t>(first) + i) * row))
+                << fmt::format("row {} of {}, {} x {}, {} bits, rows {}, gated {}", i, m, n, k,
+                               format.numbers == WeightFormat::int8 ? "integer" : "float",
+                               static_cast<int>(format.rows), is_gated);
+            if (i + 1 < static_cast<size_t>(m)) {
+              ASSERT_TRUE(std::equal(got.begin() + i * pitch + row, got.begin() + (i + 1) * pitch,
+                                     before.begin() + i * pitch + row))
+                  << "the gap behind row " << i;
+            }
+          }
+        };
+        expect(want, n, false);
+        expect(want_gated, n / 2, true);
+      }
+    }
+}
+
+}  // namespace
+}  // namespace nanovllm
