@@ -255,14 +255,14 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
   /// (gemm_sample_sm90a.cu). False, and nothing done, where another way is better.
   bool gemm_scan(Tensor x, const Weight& w, const RowRules& rules, RowScan& scan);
+  /// Of 8-bit numbers and rows that become such, on any GPU (gemm_w8a8.cu).
+  void gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan);
   /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
   /// The same on any GPU (gemm_packed_mma.cu).
   void gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gated, const PackedMmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
-  /// Of 8-bit numbers and rows that become such, on any GPU (gemm_w8a8.cu).
-  void gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan);
   /// `places`: the rows to be are these, of the tokens that are x's rows.
   void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
                      const ExpertPlan* places = nullptr);

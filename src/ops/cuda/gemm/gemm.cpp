@@ -37,6 +37,9 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
                                     wide_rows({y, x, w}), !uneven_.contains(w.data)});
   use_device();
   switch (choice.kernel) {
+    case GemmKernel::w8a8:
+      gemm_w8a8(y, x, weight, end == GemmEnd::gate, choice.w8a8);
+      return true;
 #ifdef NANOVLLM_CUDA_HOPPER
     case GemmKernel::wide:
       gemm_wide(y, x, weight, choice.wide, sent);
@@ -57,9 +60,6 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
       gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
       return true;
 #endif
-    case GemmKernel::w8a8:
-      gemm_w8a8(y, x, weight, end == GemmEnd::gate, choice.w8a8);
-      return true;
     case GemmKernel::packed_mma:
       gemm_packed_mma(y, x, weight, end == GemmEnd::gate, choice.packed_mma);
       return true;
