@@ -90,6 +90,22 @@ __device__ int2 block_scan(int2 x, int2* shared) {
   return x;
 }
 
+/// f(pairs, their experts, how many) of the thread's pairs, several at once: each load and each
+/// count that comes back is waited for beside the others.
+template <class F>
+__device__ void for_own_pairs(const ExpertPlan& plan, const F& f) {
+  constexpr int kAtOnce = 8;
+  for (int first = threadIdx.x; first < plan.pairs; first += kAtOnce * kPlanThreads) {
+    int expert[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int pair = first + i * kPlanThreads;
+      expert[i] = pair < plan.pairs ? plan.ids[pair] : -1;
+    }
+    f(first, expert);
+  }
+}
+
 /// One block: counts, offsets, tiles and places. The order of an expert's places is not defined;
 /// no bit depends on it.
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(ExpertPlan plan) {
@@ -100,7 +116,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(ExpertPlan plan) {
   wait_for_previous();
   let_next_start();
   __syncthreads();
-  for (int p = e; p < plan.pairs; p += kPlanThreads) atomicAdd(&count[plan.ids[p]], 1);
+  for_own_pairs(plan, [&](int, const auto& expert) {
+#pragma unroll
+    for (const int own : expert)
+      if (own >= 0) atomicAdd(&count[own], 1);
+  });
   __syncthreads();
   const int mine = count[e], tiles = (mine + plan.tile_rows - 1) / plan.tile_rows;
   const int2 end = block_scan({mine, tiles}, partial);
@@ -111,11 +131,19 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(ExpertPlan plan) {
   if (e == kPlanThreads - 1) *plan.num_tiles = end.y;
   count[e] = first;
   __syncthreads();
-  for (int p = e; p < plan.pairs; p += kPlanThreads) {
-    const int place = atomicAdd(&count[plan.ids[p]], 1);
-    plan.token_of[place] = p / plan.per_token;
-    plan.place_of[p] = place;
-  }
+  for_own_pairs(plan, [&](int pair, const auto& expert) {
+    constexpr int kAtOnce = std::extent_v<std::remove_reference_t<decltype(expert)>>;
+    int place[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (expert[i] >= 0) place[i] = atomicAdd(&count[expert[i]], 1);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i, pair += kPlanThreads) {
+      if (expert[i] < 0) continue;
+      plan.token_of[place[i]] = pair / plan.per_token;
+      plan.place_of[pair] = place[i];
+    }
+  });
 }
 
 /// y[t, :] = sum of weights[t, i] * out[place of (t, i), :] in the order of i; a block is one token
