@@ -42,7 +42,7 @@ void time_moe(Backend& gpu, WeightFormat format) {
                expert_bytes = static_cast<double>(gate_up[0].bytes() + down[0].bytes());
   std::printf("mixture of experts, %d bits, 128 experts of 768 in 2048, 8 for each token\n",
               format.bits());
-  for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}) {
+  for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192, 16384}) {
     const int sets = tokens <= 16 ? 16 : 2;
     const int64_t pairs = tokens * kChosen;
     std::vector<Tensor> chosen;

@@ -176,6 +176,27 @@ TEST_P(QuantisedExperts, HaveTheBitsOfTheNumbersThatTheyStandFor) {
   if (kept == 0) GTEST_SKIP() << ops().name() << " keeps no quantised experts";
 }
 
+// Kernels whose blocks stay have more than one unit of work each.
+TEST_P(QuantisedExperts, OfManyTokensHaveTheBitsOfTheNumbersThatTheyStandFor) {
+  const Shape s{512, 256, 40};
+  constexpr int64_t kTokens = 2000, kChosen = 3;
+  int kept = 0;
+  for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
+    const WeightFormat format(numbers, 128);
+    if (!keeps(s, format, format)) continue;
+    ++kept;
+    std::vector<QuantizedRows> ins, outs;
+    const Stack gate_up = random_stack(format, s.experts, 2 * s.n, s.h, ins, true),
+                down = random_stack(format, s.experts, s.h, s.n, outs, true),
+                plain_in = plain_stack(format, 2 * s.n, s.h, ins),
+                plain_out = plain_stack(format, s.h, s.n, outs);
+    EXPECT_TRUE(run(s, gate_up, down, 0, kTokens, kChosen).bits() ==
+                run(s, plain_in, plain_out, 0, kTokens, kChosen).bits())
+        << fmt::format("{} bits", format.bits());
+  }
+  if (kept == 0) GTEST_SKIP() << ops().name() << " keeps no quantised experts";
+}
+
 // Roundings may fall to the other side of a tie: that changes single numbers by a little.
 TEST_P(QuantisedExperts, AreNearFloat64) {
   const Shape s{384, 256, 6};

@@ -348,7 +348,27 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
   EXPECT_EQ(fp8(2000, false).tile_tokens, 64);  // its scales are not a lane's four
 }
 
-TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
+TEST(ExpertChoice, OfPackedWeightsAndManyTokensIsHoppersOwn) {
+  const auto packed = [](int64_t tokens, bool is_even) {
+    return choose_experts({.weight = {WeightFormat::int4, 32},
+                           .tokens = tokens,
+                           .per_token = 8,
+                           .experts = 128,
+                           .hidden = 2048,
+                           .inner = 768,
+                           .is_even = is_even,
+                           .unpacks_simply = false},
+                          kHopper);
+  };
+  EXPECT_EQ(packed(384, true).kernel, ExpertKernel::packed);
+  EXPECT_EQ(packed(385, true).kernel, ExpertKernel::packed_many);
+  EXPECT_EQ(packed(385, true).tile_tokens, 128);
+  EXPECT_TRUE(packed(385, true).is_sorted);
+  EXPECT_EQ(packed(385, false).kernel, ExpertKernel::packed);  // its registers unpack even weights
+  EXPECT_EQ(packed(385, false).tile_tokens, 32);
+}
+
+TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnOtherGpus) {
   const auto packed = [](int64_t tokens, size_t shared_bytes, bool unpacks_simply = true) {
     GemmGpu gpu = kAmpere;
     gpu.shared_bytes = shared_bytes;
@@ -369,8 +389,8 @@ TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnEveryGpu) {
   EXPECT_EQ(packed(2, kA100).tile_tokens, 8);
   EXPECT_EQ(packed(40, kA100).tile_tokens, 8);
   EXPECT_EQ(packed(41, kA100).tile_tokens, 16);
-  EXPECT_EQ(packed(128, kA100).tile_tokens, 16);
-  EXPECT_EQ(packed(129, kA100).tile_tokens, 32);
+  EXPECT_EQ(packed(64, kA100).tile_tokens, 16);
+  EXPECT_EQ(packed(65, kA100).tile_tokens, 32);
   EXPECT_EQ(packed(384, kA100).tile_tokens, 32);
   EXPECT_EQ(packed(385, kA100).tile_tokens, 128);
   EXPECT_EQ(packed(385, kRtx4090).tile_tokens, 32);      // a tile of 128 has no room

@@ -325,6 +325,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// Of experts whose weights are packed (moe_packed.cu), with the gate likewise, on any GPU. A
   /// tile of the plan has at most 32 rows, or 128 where unpacks_simply().
   void multiply_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);
+  /// The same of experts that have many tokens, and no uneven matrix (moe_packed_many_sm90a.cu).
+  void multiply_many_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);
   /// Whether a stack is not packed, or no matrix of it is uneven or has several scales in a record.
   bool unpacks_simply(const Weight& stack) const;
   /// Notes whether a weight that has just come is among the uneven ones.

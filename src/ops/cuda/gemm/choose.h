@@ -145,13 +145,14 @@ std::string explain_gemm(const GemmProblem& problem, const GemmGpu& gpu);
 
 /// How the products of a mixture's experts are computed, both of them.
 enum class ExpertKernel : uint8_t {
-  plain,   ///< f32, and rows that do not begin on 16 bytes: one thread an output
-  pairs,   ///< moe_stream.cuh, each token with each of its experts by itself
-  stream,  ///< moe_stream.cuh: few tokens of an expert
-  blocks,  ///< moe_gemm.cuh: any number, on any GPU
-  many,    ///< moe_many.cuh: many tokens of an expert
-  packed,  ///< moe_packed.cuh: quantised weights, which registers unpack
-  fp8,     ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
+  plain,        ///< f32, and rows that do not begin on 16 bytes: one thread an output
+  pairs,        ///< moe_stream.cuh, each token with each of its experts by itself
+  stream,       ///< moe_stream.cuh: few tokens of an expert
+  blocks,       ///< moe_gemm.cuh: any number, on any GPU
+  many,         ///< moe_many.cuh: many tokens of an expert
+  packed,       ///< moe_packed.cuh: quantised weights, which registers unpack
+  packed_many,  ///< moe_packed_many.cuh: the same, many tokens of an expert
+  fp8,          ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
 };
 /// `weight`: of weights that differ, one that quantises rows, else a quantised one.
 struct ExpertProblem {
@@ -163,7 +164,7 @@ struct ExpertProblem {
 struct ExpertChoice {
   ExpertKernel kernel = ExpertKernel::plain;
   int tile_tokens = 1;     ///< of an expert, that a block takes at once
-  bool is_sorted = false;  ///< of blocks, packed and fp8: a plan sorts the pairs by expert
+  bool is_sorted = false;  ///< of blocks, packed kinds and fp8: a plan sorts pairs by expert
 };
 ExpertChoice choose_experts(const ExpertProblem& problem, const GemmGpu& gpu);
 

@@ -12,8 +12,9 @@ constexpr int64_t kUnsortedTokens = 2;
 /// Tokens of an expert, on average: from the last of these on wgmma's tiles are faster, and between
 /// the first two the blocks of moe_gemm.cuh are as fast as streams. Measured on an H200.
 constexpr int64_t kFewestStreamed = 8, kMostStreamed = 22, kFewestMany = 37;
-/// The same of packed weights: above, tiles of many tokens unpack them less often.
-constexpr int64_t kMostFewPacked = 24;
+/// The same of packed weights: above, tiles of many tokens unpack them less often, and so do tiles
+/// of 32 before where tokens gather at some experts.
+constexpr int64_t kMostFewPacked = 24, kMostSixteenPacked = 4;
 
 }  // namespace
 
@@ -35,8 +36,9 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
             is_sorted};
   if (p.weight.is_quantised()) {
     const bool is_many = pairs > kMostFewPacked * p.experts && gpu.shared_bytes >= kManyPackedBytes;
-    return {ExpertKernel::packed,
-            !is_sorted ? 8 : std::min(is_many ? 128 : std::min(tokens, 32), most), is_sorted};
+    if (is_many && gpu.has_wgmma && p.is_even) return {ExpertKernel::packed_many, 128, true};
+    const int tile = is_many ? 128 : pairs > kMostSixteenPacked * p.experts ? 32 : tokens;
+    return {ExpertKernel::packed, !is_sorted ? 8 : std::min(tile, most), is_sorted};
   }
   if (gpu.has_wgmma && has_slices && pairs > kFewestMany * p.experts)
     return {ExpertKernel::many, 128};

@@ -199,6 +199,8 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                                   auto other) {
 #ifdef NANOVLLM_CUDA_HOPPER
       if (w.format.quantises_rows()) return multiply_fp8_experts(out, in, w, plan, Shape::kTokens);
+      if (w.format.is_quantised() && choice.kernel == ExpertKernel::packed_many)
+        return multiply_many_packed_experts(out, in, w, plan);
 #endif
       if (w.format.is_quantised()) return multiply_packed_experts(out, in, w, plan);
       other();

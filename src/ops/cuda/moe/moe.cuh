@@ -81,4 +81,18 @@ ExpertProduct<DeviceType<T>> product_of(const Tensor& y, const Tensor& x, const 
           by_token};
 }
 
+/// The same with a packed weight, which has a description of its own.
+inline ExpertProduct<__nv_bfloat16> packed_product_of(const Tensor& y, const Tensor& x,
+                                                      bool by_token) {
+  return {device_ptr<bf16>(y),
+          device_ptr<bf16>(x),
+          nullptr,
+          y.stride[0],
+          x.stride[0],
+          0,
+          static_cast<int>(y.shape[1]),
+          static_cast<int>(x.shape[1]),
+          by_token};
+}
+
 }  // namespace nanovllm

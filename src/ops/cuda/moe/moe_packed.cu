@@ -43,15 +43,7 @@ void CudaBackend::multiply_packed_experts(Tensor y, Tensor x, const Weight& w,
                              at.record_bytes,
                              at.groups,
                              static_cast<int>(at.group)};
-  const ExpertProduct<__nv_bfloat16> product{device_ptr<bf16>(y),
-                                             device_ptr<bf16>(x),
-                                             nullptr,
-                                             y.stride[0],
-                                             x.stride[0],
-                                             0,
-                                             static_cast<int>(y.shape[1]),
-                                             static_cast<int>(x.shape[1]),
-                                             is_gated};
+  const ExpertProduct<__nv_bfloat16> product = packed_product_of(y, x, is_gated);
   const auto go = [&]<class Shape, WeightFormat::Numbers numbers>(auto kernel) {
     const size_t bytes = static_cast<size_t>(Shape::kStages(numbers)) *
                          static_cast<size_t>(Shape::stage_bytes(at.record_bytes));

@@ -38,6 +38,26 @@ constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int
   return kSkinnyBarrierBytes + 1024 + stages * stage_bytes + (rows - block_rows) * kSliceRowBytes;
 }
 
+/// How the copy engine sees a weight, or a stack of them: [matrices, halves, eights of rows,
+/// bytes], in boxes of `units` eights of each half of a matrix by `bytes`.
+inline CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLayout& layout,
+                               int halves, int units, int bytes) {
+  const int64_t row = int64_t{layout.columns} * layout.record_bytes,
+                rows = layout.n / kPackedRows / halves;
+  const bool is_stack = w.data.rank == 3;
+  const int64_t matrices = is_stack ? w.data.shape[0] : 1,
+                matrix = is_stack ? w.data.stride[0] * static_cast<int64_t>(sizeof(bf16))
+                                  : row * rows * halves;
+  CUtensorMap map{};
+  const CUresult status = encode_map<4>(
+      encode, map, w.data.data, {row / kMapUnit, rows, halves, matrices}, {row, row * rows, matrix},
+      {bytes / kMapUnit, units, halves, 1}, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_DATA_TYPE_INT64, CU_TENSOR_MAP_SWIZZLE_NONE);
+  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
+        w.data.describe(), static_cast<int>(status));
+  return map;
+}
+
 // -- c += A B; A in registers --
 
 #define NANOVLLM_4(d, i) "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])

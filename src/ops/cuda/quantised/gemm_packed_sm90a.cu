@@ -31,23 +31,6 @@ void with_numbers(WeightFormat::Numbers numbers, bool two, F&& f) {
   f.template operator()<WeightFormat::e4m3, 1>();
 }
 
-/// How the copy engine sees a weight: [halves, eights of rows, bytes], in boxes of `units` eights
-/// of each half by `bytes`.
-CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLayout& layout, int halves,
-                        int units, int bytes) {
-  const int64_t row = int64_t{layout.columns} * layout.record_bytes,
-                rows = layout.n / kPackedRows / halves;
-  CUtensorMap map{};
-  const CUresult status =
-      encode_map<4>(encode, map, w.data.data, {row / kMapUnit, rows, halves, 1},
-                    {row, row * rows, row * rows * halves}, {bytes / kMapUnit, units, halves, 1},
-                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_DATA_TYPE_INT64,
-                    CU_TENSOR_MAP_SWIZZLE_NONE);
-  check(status == CUDA_SUCCESS, ErrorKind::engine, "CUDA: no tensor map of {} (error {})",
-        w.data.describe(), static_cast<int>(status));
-  return map;
-}
-
 }  // namespace
 
 void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
