@@ -1,5 +1,5 @@
-// The prefill kernel of Hopper, which takes batches of many rows, against the other attention
-// kernels, which take the same rows in small pieces: the bytes are the same, and right.
+// The attention kernels that take batches of many rows, Hopper's and the one for other GPUs,
+// against those that take the same rows in small pieces: the bytes are the same.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -87,7 +87,8 @@ TEST_F(CudaPrefill, HasTheBitsOfTheOtherKernels) {
 // decides.
 TEST_F(CudaPrefill, HasTheBitsOfTheOtherKernelsForScoresOfAnySize) {
   for (const float spread : {0.25f, 16.0f, 1e5f, 1e7f})
-    compare({16, 8, 128, 64, 0}, {1500, 700}, {{0, 0, 1500}, {1, 0, 700}}, 61, 77, spread);
+    compare({16, 8, 128, 64, 0}, {1500, 700, 900}, {{0, 0, 1500}, {1, 0, 700}, {2, 0, 900}}, 61, 77,
+            spread);
 }
 
 TEST_F(CudaPrefill, TakesManyShortSequencesAndOneLong) {

@@ -150,8 +150,14 @@ TEST_P(GemmParity, AWeightInHalvesHasTheSumOfItsHalvesProducts) {
 }
 
 TEST_P(GemmParity, GatedProductIsItsBody) {
-  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
-           {8, 64}, {24, 192}, {100, 128}, {7, 33}, {1000, 320}, {1400, 64}})
+  for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{{8, 64},
+                                                                               {24, 192},
+                                                                               {100, 128},
+                                                                               {7, 33},
+                                                                               {1000, 320},
+                                                                               {1400, 64},
+                                                                               {24, 128},
+                                                                               {520, 1280}})
     for (const int64_t m : {1, 8, 9, 33, 64, 65, 96, 130, 144, 181, 256})
       for (const Layout layout : {Layout{}, Layout{.lead = 8, .trail = 24}}) {
         const Operand x(ops(), dtype(), {m, k}, random_values(dtype(), m * k, 6), layout);

@@ -92,7 +92,6 @@ TEST(GemmChoice, OfPartsThatAreSent) {
 
 TEST(GemmChoice, OfOtherGpusAndShapes) {
   EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 300, kAmpere), "blas 1..300");
-  EXPECT_EQ(served_by(product(1, kSmallGateUp, GemmEnd::gate), kAmpere), "separate operations");
   EXPECT_EQ(served_by(product(16, {1024, 1000})), "in_order");
   EXPECT_EQ(served_by(product(300, {12, 1024})), "in_order");
   EXPECT_EQ(served_by(product(300, {8, 1024})), "in_order");
@@ -135,14 +134,14 @@ TEST(GemmChoice, OfQuantisedWeightsOnOtherGpus) {
           problem.weight = {numbers, group};
           return served_by(problem, gpu);
         };
-        EXPECT_EQ(served(product(1, kLargeQkv)), "packed_mma");
-        EXPECT_EQ(served(product(256, kLargeGateUp, GemmEnd::gate)), "packed_mma");
+        EXPECT_EQ(served(product(1, kLargeQkv)), "mma");
+        EXPECT_EQ(served(product(256, kLargeGateUp, GemmEnd::gate)), "mma");
         EXPECT_EQ(served(product(257, kLargeQkv)), "unpacked");
         // No kernel of plain weights gates there.
         EXPECT_EQ(served(product(257, kLargeGateUp, GemmEnd::gate)), "separate operations");
         EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::store, DType::f32)), "unpacked");
         EXPECT_EQ(served(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
-        EXPECT_EQ(served(product(8, {8, 4096})), "packed_mma");
+        EXPECT_EQ(served(product(8, {8, 4096})), "mma");
         GemmProblem uneven = product(1, kLargeQkv);
         uneven.is_even = false;
         EXPECT_EQ(served(uneven), "unpacked");
@@ -160,32 +159,65 @@ TEST(GemmChoice, OfTilesOfPackedWeights) {
   };
   const std::string rest = "; not packed (needs sm_90a)";
   EXPECT_EQ(explained(product(1, {4096, 12288})),
-            "packed_mma, 4 warps by 8 rows of the weight by 8 rows, 1 blocks of rows" + rest);
+            "mma, 4 warps by 8 rows of the weight by 8 rows, 1 blocks of rows" + rest);
   EXPECT_EQ(explained(product(1, kLargeQkv)),
-            "packed_mma, 3 warps by 16 rows of the weight by 8 rows, 1 blocks of rows" + rest);
+            "mma, 3 warps by 16 rows of the weight by 8 rows, 1 blocks of rows" + rest);
   EXPECT_EQ(explained(product(64, {4096, 12288})),
-            "packed_mma, 4 warps by 16 rows of the weight by 32 rows, 2 blocks of rows" + rest);
+            "mma, 4 warps by 16 rows of the weight by 32 rows, 2 blocks of rows" + rest);
   EXPECT_EQ(explained(product(64, kLargeGateUp, GemmEnd::gate)),
-            "packed_mma, 12 warps by 16 rows of the weight by 64 rows, 1 blocks of rows" + rest);
+            "mma, 12 warps by 16 rows of the weight by 64 rows, 1 blocks of rows" + rest);
+}
+
+// Few rows of a gated product; the other products of plain weights are cuBLASLt's.
+TEST(GemmChoice, OfPlainWeightsOnOtherGpus) {
+  for (const GemmGpu& gpu : {kAmpere, kAda}) {
+    EXPECT_EQ(by_rows(kSmallGateUp, GemmEnd::gate, 300, gpu),
+              "mma 1..64 separate operations 65..300");
+    EXPECT_EQ(by_rows(kLargeGateUp, GemmEnd::gate, 300, gpu),
+              "mma 1..64 separate operations 65..300");
+    EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 300, gpu), "blas 1..300");
+    for (const Shape w : {Shape{16, 128}, Shape{24, 64}, Shape{8, 128}, Shape{6144, 960}})
+      EXPECT_EQ(served_by(product(8, w, GemmEnd::gate), gpu),
+                w.n == 16 ? "mma" : "separate operations")
+          << w.n << " " << w.k;
+  }
+  GemmGpu gpu = kAmpere;  // as where its cycles were measured
+  gpu.num_sms = 132;
+  gpu.shared_bytes = 227 * 1024;
+  const auto explained = [&](int64_t rows, Shape w) {
+    const std::string text = explain_gemm(product(rows, w, GemmEnd::gate), gpu);
+    return text.substr(0, text.find(';'));
+  };
+  EXPECT_EQ(explained(1, kSmallGateUp),
+            "mma, 3 warps by 16 rows of the weight by 8 rows, 1 blocks of rows");
+  EXPECT_EQ(explained(32, kSmallGateUp),
+            "mma, 6 warps by 16 rows of the weight by 16 rows, 2 blocks of rows");
+  EXPECT_EQ(explained(32, kLargeGateUp),
+            "mma, 12 warps by 16 rows of the weight by 32 rows, 1 blocks of rows");
+  EXPECT_EQ(explained(64, kLargeGateUp),
+            "mma, 12 warps by 16 rows of the weight by 64 rows, 1 blocks of rows");
 }
 
 // A block asks for no more shared memory than the GPU has: a plan that needs more would fail where
 // it is launched.
-TEST(GemmChoice, RingsOfPackedWeightsFitEveryGpu) {
-  for (const size_t shared_bytes : {99u, 163u, 227u})
+TEST(GemmChoice, RingsOfFewRowsFitEveryGpu) {
+  const auto expect_fit = [](WeightFormat weight, int64_t rows, size_t shared_bytes) {
+    GemmGpu gpu = kAda;
+    gpu.shared_bytes = shared_bytes * 1024;
+    GemmProblem problem = product(rows, kLargeGateUp, GemmEnd::gate);
+    problem.weight = weight;
+    const MmaPlan plan = choose_gemm(problem, gpu).mma;
+    ASSERT_GE(plan.eights * 8 * plan.row_blocks, rows);
+    const MmaRings rings(plan.warps, plan.units, plan.eights, rows,
+                         mma_record_bytes(weight, problem.k), gpu.shared_bytes);
+    EXPECT_GT(rings.stages, 0) << rows << " rows, " << shared_bytes << " KB";
+    EXPECT_LE(rings.bytes, gpu.shared_bytes);
+  };
+  for (const size_t shared_bytes : {99u, 163u, 227u}) {
+    for (int64_t rows = 1; rows <= 64; ++rows) expect_fit(WeightFormat::bf16, rows, shared_bytes);
     for (const auto numbers : {WeightFormat::int4, WeightFormat::int8})
-      for (int64_t rows = 1; rows <= 256; ++rows) {
-        GemmGpu gpu = kAda;
-        gpu.shared_bytes = shared_bytes * 1024;
-        GemmProblem problem = product(rows, kLargeGateUp, GemmEnd::gate);
-        problem.weight = {numbers, 32};
-        const PackedMmaPlan plan = choose_gemm(problem, gpu).packed_mma;
-        ASSERT_GE(plan.eights * 8 * plan.row_blocks, rows);
-        const PackedRings rings(plan.warps, plan.units, plan.eights, rows,
-                                packed_record_bytes(problem.weight, problem.k), gpu.shared_bytes);
-        EXPECT_GT(rings.stages, 0) << rows << " rows, " << shared_bytes << " KB";
-        EXPECT_LE(rings.bytes, gpu.shared_bytes);
-      }
+      for (int64_t rows = 1; rows <= 256; ++rows) expect_fit({numbers, 32}, rows, shared_bytes);
+  }
 }
 
 TEST(GemmChoice, OfQuantisedRows) {
@@ -305,9 +337,9 @@ TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
 TEST(GemmChoice, IsExplained) {
   EXPECT_EQ(explain_gemm(product(8, kSmallQkv), kHopper),
             "skinny, 32 columns by 8 rows; not wide (few rows), mid (few rows for such a weight)");
-  EXPECT_EQ(explain_gemm(product(8, kSmallGateUp, GemmEnd::gate), kAmpere),
+  EXPECT_EQ(explain_gemm(product(65, kSmallGateUp, GemmEnd::gate), kAmpere),
             "separate operations; not wide (needs sm_90a), mid (needs sm_90a), skinny (needs "
-            "sm_90a), large (needs sm_90a)");
+            "sm_90a), large (needs sm_90a), mma (many rows)");
 }
 
 TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {

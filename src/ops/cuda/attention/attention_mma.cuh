@@ -1,19 +1,25 @@
 // bf16 attention on tensor cores. One block has 64 packed query rows of one KV head (query rows
 // times the heads of its group, so that decode of 8 grouped heads fills 8 rows of a tile with one
-// read of K and V) and walks keys in tiles of 64: S = Q K^T, online softmax, O += P V, all in
-// registers; K and V tiles arrive by cp.async, one tile ahead where two fit.
+// read of K and V) and walks keys in tiles of 64: S = Q K^T, online softmax, O += P V, in
+// registers. K and V arrive by cp.async, each while the other is multiplied.
+//
+// What warps read of K and V from shared memory takes longer than their products: 512 bytes for two
+// of 16 x 16 x 8. Queries in registers leave that alone, and little shared memory lets several
+// blocks run on an SM, which hide each other's waits.
 #pragma once
 
 #include "ops/cuda/attention/attention_mma_load.cuh"
 
 namespace nanovllm {
 
-/// A warp's 16 rows: their scores, their running softmax within a chunk, and the result of the
-/// chunks before it. Every lane has two of the rows (lane / 4 and 8 below it), index 0 and 1 here.
+/// A warp's 16 rows: their running softmax within a chunk, and the result of the chunks before it
+/// (its output: Results). Every lane has two of the rows (lane / 4 and 8 below it), index 0 and 1
+/// here.
 template <int kHeadDim>
 struct RowState {
-  float out[kHeadDim / 8][4], merged[kHeadDim / 8][4];
+  float out[kHeadDim / 8][4];
   float base[2], sum[2], merged_base[2], merged_sum[2];
+  bool merged_any;
 
   __device__ void start_chunk() {
 #pragma unroll
@@ -25,29 +31,99 @@ struct RowState {
   }
   __device__ void start() {
     start_chunk();
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) merged[j][e] = 0.0f;
     merged_base[0] = merged_base[1] = kMinusInfinity;
     merged_sum[0] = merged_sum[1] = 0.0f;
+    merged_any = false;
   }
   __device__ void finish_chunk() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
   }
-  __device__ void merge_chunk(float scale_log2) {
+  /// out becomes the result so far, which the first chunk's output is as it is: its factor is 1, or
+  /// it is 0. `results`: those before.
+  template <class Results>
+  __device__ void merge_chunk(const Results& results, float scale_log2) {
+    float old_factor[2], new_factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Merge merge(merged_base[r], merged_sum[r], base[r], sum[r], scale_log2);
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          merged[j][2 * r + e] = merge(merged[j][2 * r + e], out[j][2 * r + e]);
       merged_base[r] = merge.base;
       merged_sum[r] = merge.sum;
+      old_factor[r] = merge.old_factor;
+      new_factor[r] = merge.new_factor;
     }
+    if (merged_any) {
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        const float4 old = results.get(j);
+        const float value[4] = {old.x, old.y, old.z, old.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          out[j][e] =
+              __fmaf_rn(out[j][e], new_factor[e / 2], __fmul_rn(value[e], old_factor[e / 2]));
+      }
+    }
+    merged_any = true;
+  }
+  /// Keeps what merge_chunk() made.
+  template <class Results>
+  __device__ void keep_merged(Results& results) const {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+      results.set(j, {out[j][0], out[j][1], out[j][2], out[j][3]});
+  }
+};
+
+/// A lane's part of the result of earlier chunks: in shared memory, or in registers.
+template <int kHeadDim, bool kShared = AttentionRows<kHeadDim>::kKeepsQueries>
+struct Results {
+  float4* place;
+  __device__ float4 get(int j) const { return place[j * kWarp]; }
+  __device__ void set(int j, const float4& value) { place[j * kWarp] = value; }
+};
+template <int kHeadDim>
+struct Results<kHeadDim, false> {
+  float4 values[kHeadDim / 8];
+  __device__ explicit Results(float4*) {}
+  __device__ float4 get(int j) const { return values[j]; }
+  __device__ void set(int j, const float4& value) { values[j] = value; }
+};
+
+/// A warp's queries as mma's first operand, 16 elements at a time: kept in registers, or loaded
+/// again for each tile of keys.
+template <int kHeadDim, class C>
+struct Queries {
+  static constexpr bool kKeeps = AttentionRows<kHeadDim>::kKeepsQueries;
+  static constexpr int kSteps = kKeeps ? kHeadDim / 16 : 1;
+  AttentionTile<kHeadDim, C>& tile;
+  int row;  // the warp's first
+  uint32_t kept[kSteps][4];
+  __device__ Queries(AttentionTile<kHeadDim, C>& of, int warp_row) : tile(of), row(warp_row) {}
+  __device__ __forceinline__ void load(uint32_t (&q)[4], int step) const {
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (is_e4m3<C>)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        in_widened_order(*reinterpret_cast<const uint2*>(tile.query(row + lane / 4 + 8 * r) +
+                                                         step * 16 + lane % 4 * 4),
+                         q[r], q[2 + r]);
+    else
+      load_matrices(q, tile.query(row + lane % 16) + step * 16 + lane / 16 * 8);
+  }
+  /// When they are there, and before results are.
+  __device__ __forceinline__ void keep() {
+    if constexpr (kKeeps) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) load(kept[i], i);
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void get(uint32_t (&q)[4], int step) const {
+    if constexpr (kKeeps)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = kept[step][i];
+    else
+      load(q, step);
   }
 };
 
@@ -58,16 +134,20 @@ using TileScores = float[kTileKeys / 8][4];
 template <int kHeadDim>
 __device__ __forceinline__ void score_keys(TileScores& score,
                                            const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
-                                           int stage, int warp_row) {
+                                           const Queries<kHeadDim, __nv_bfloat16>& queries) {
+  using Rows = TileRows<kHeadDim>;
   const int lane = threadIdx.x % kWarp;
+  const uint32_t keys =
+      shared_address(tile.k) + Rows::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-  for (int kk = 0; kk < kHeadDim; kk += 16) {
+  for (int step = 0; step < kHeadDim / 16; ++step) {
     uint32_t q[4];
-    load_matrices(q, &tile.q[warp_row + lane % 16][kk + lane / 16 * 8]);
+    queries.get(q, step);
+    const uint32_t place = Rows::further(keys, 2 * step);
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; j += 2) {
       uint32_t k[4];
-      load_matrices(k, &tile.k[stage][8 * j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);
+      load_matrices(k, place + j * 8 * Rows::kBytes);
       mma_m16n8k16(score[j], q, k[0], k[1]);
       mma_m16n8k16(score[j + 1], q, k[2], k[3]);
     }
@@ -76,21 +156,17 @@ __device__ __forceinline__ void score_keys(TileScores& score,
 
 template <int kHeadDim>
 __device__ __forceinline__ void score_keys(TileScores& score,
-                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage,
-                                           int warp_row) {
+                                           const AttentionTile<kHeadDim, E4m3>& tile,
+                                           const Queries<kHeadDim, E4m3>& queries) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
-  for (int kk = 0; kk < kHeadDim; kk += 16) {
+  for (int step = 0; step < kHeadDim / 16; ++step) {
     uint32_t q[4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      in_widened_order(
-          *reinterpret_cast<const uint2*>(&tile.q[warp_row + lane / 4 + 8 * r][kk + lane % 4 * 4]),
-          q[r], q[2 + r]);
+    queries.get(q, step);
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; j += 4) {
       uint32_t k[4];
-      load_matrices(k, reinterpret_cast<const __nv_bfloat16*>(&tile.k[stage][8 * j + lane][kk]));
+      load_matrices(k, shared_address(tile.k) + tile.place(8 * j + lane, step));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t even, odd;
@@ -101,8 +177,7 @@ __device__ __forceinline__ void score_keys(TileScores& score,
   }
 #pragma unroll
   for (int j = 0; j < kTileKeys / 8; ++j) {
-    const float2 scale =
-        *reinterpret_cast<const float2*>(&tile.k_scale[stage][8 * j + lane % 4 * 2]);
+    const float2 scale = *reinterpret_cast<const float2*>(&tile.k_scale[8 * j + lane % 4 * 2]);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale.x : scale.y);
@@ -124,11 +199,12 @@ __device__ __forceinline__ void mask_keys(TileScores& score, const int (&lowest)
     }
 }
 
-/// The scores become weights, and are added to the rows' sums; `factor`: what the rows' results of
-/// before are worth now.
+/// The scores become weights, and are added to the rows' sums; the rows' results of before become
+/// what they are worth now.
 template <int kHeadDim>
 __device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores& score,
-                                           float (&factor)[2], float scale_log2) {
+                                           float scale_log2) {
+  float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float maximum = kMinusInfinity;
@@ -152,14 +228,21 @@ __device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores
     state.sum[r] =
         __fmaf_rn(state.sum[r], factor[r], tile_sum(group[0], group[1], group[2], group[3]));
   }
+  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
+  }
 }
 
 /// out += weights v.
 template <int kHeadDim>
 __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
-                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
-                                           int stage) {
+                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile) {
+  using Rows = TileRows<kHeadDim>;
   const int lane = threadIdx.x % kWarp;
+  const uint32_t values = shared_address(tile.v) + Rows::place(lane % 16, lane / 16);
 #pragma unroll
   for (int kk = 0; kk < kTileKeys / 16; ++kk) {
     const float(&low)[4] = weights[2 * kk], (&high)[4] = weights[2 * kk + 1];
@@ -168,7 +251,7 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; j += 2) {
       uint32_t v[4];
-      load_matrices_transposed(v, &tile.v[stage][16 * kk + lane % 16][8 * j + lane / 16 * 8]);
+      load_matrices_transposed(v, Rows::further(values, j) + kk * 16 * Rows::kBytes);
       mma_m16n8k16(state.out[j], p, v[0], v[1]);
       mma_m16n8k16(state.out[j + 1], p, v[2], v[3]);
     }
@@ -178,7 +261,7 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 /// Afterwards a lane has the elements 16 i + 4 t, + 2 (of mma's first product), + 1 and + 3.
 template <int kHeadDim>
 __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
-                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage) {
+                                           const AttentionTile<kHeadDim, E4m3>& tile) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int first = 0; first < kTileKeys; first += 32) {
@@ -186,8 +269,7 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = first / 8 + i;
-      const float2 scale =
-          *reinterpret_cast<const float2*>(&tile.v_scale[stage][8 * j + lane % 4 * 2]);
+      const float2 scale = *reinterpret_cast<const float2*>(&tile.v_scale[8 * j + lane % 4 * 2]);
       const float(&w)[4] = weights[j];
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -197,8 +279,7 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; j += 2) {
       uint32_t v[4], even[4], odd[4];
-      load_matrices_transposed(
-          v, reinterpret_cast<const __nv_bfloat16*>(&tile.v[stage][first + lane][8 * j]));
+      load_matrices_transposed(v, shared_address(tile.v) + tile.place(first + lane, 0) + 8 * j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) widen_e4m3(v[i], even[i], odd[i]);
 #pragma unroll
@@ -229,26 +310,6 @@ __device__ __forceinline__ void for_each_pair(const float (&values)[kHeadDim / 8
       put(8 * j, values[j][2 * r], values[j][2 * r + 1]);
 }
 
-/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
-/// - 1.
-template <int kHeadDim, class C>
-__device__ void add_tile(RowState<kHeadDim>& state, const AttentionTile<kHeadDim, C>& tile,
-                         int stage, int warp_row, const int (&lowest)[2], const int (&limit)[2],
-                         float scale_log2) {
-  TileScores score = {};
-  score_keys(score, tile, stage, warp_row);
-  float factor[2];
-  mask_keys(score, lowest, limit);
-  weigh_keys(state, score, factor, scale_log2);
-  if (__any_sync(kFullMask, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) state.out[j][e] = __fmul_rn(state.out[j][e], factor[e / 2]);
-  }
-  add_values(state, score, tile, stage);
-}
-
 /// This lane's part of row `row`, its index `r`, as the chunk's partial result.
 template <class C, int kHeadDim>
 __device__ void store_partial(const RowState<kHeadDim>& state,
@@ -270,7 +331,7 @@ __device__ void store_output(const RowState<kHeadDim>& state,
                              int row, int r) {
   __nv_bfloat16* out = a.out + mine.token(row) * a.out_token_stride +
                        mine.head(row) * a.out_head_stride + first_element<C>();
-  for_each_pair<C, kHeadDim>(state.merged, r, [&](int i, float x, float y) {
+  for_each_pair<C, kHeadDim>(state.out, r, [&](int i, float x, float y) {
     *reinterpret_cast<uint32_t*>(out + i) =
         pack_bf16(finish(x, state.merged_sum[r]), finish(y, state.merged_sum[r]));
   });
@@ -292,14 +353,18 @@ __device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
   }
 }
 
+/// How many blocks an SM is to have room for: of smaller heads of bf16 more.
+template <int kHeadDim, class C>
+constexpr int kAttentionBlocks = kHeadDim <= 128 && !is_e4m3<C> ? 3 : 1;
+
 /// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
 /// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
 /// heads, sequences.
 template <int kHeadDim, bool kSplit, class C>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim, C>))
     attention_mma_kernel(const AttentionArguments<__nv_bfloat16> a) {
   using Tile = AttentionTile<kHeadDim, C>;
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int s = blockIdx.z, kv_head = blockIdx.y, chunk = kSplit ? blockIdx.x % a.max_chunks : 0;
   const RowTile mine(a, s, kv_head,
@@ -311,43 +376,57 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const int begin = max(chunk * kChunk, low / kTileKeys * kTileKeys);
   const int end = kSplit ? min((chunk + 1) * kChunk, key_end) : key_end;
   if (begin >= end) return;
-  load_keys(tile, 0, a, s, kv_head, begin, low, end);
+  const KeyRange keys{s, kv_head, low, end};
+  load_rows<false>(tile, a, keys, begin);
   commit_copies();
   load_queries(tile, a, mine);
 
   // The rows of a warp vary with the block: decode fills one warp's rows, and not always
   // those of the same scheduler.
-  const int warp_row = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % 4 * 16;
+  const int warp = (threadIdx.x / kWarp + blockIdx.x + blockIdx.y) % kAttentionWarps,
+            warp_row = warp * kWarpRows;
   const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;
   const int row[2] = {lane_row, lane_row + 8};
   const int position[2] = {mine.position(row[0]), mine.position(row[1])};
-  const int lowest[2] = {first_key(position[0], a.window), first_key(position[1], a.window)};
   // Keys before and from here on are masked for all rows of the warp.
   const int warp_low = first_key(mine.position(warp_row), a.window),
             warp_end =
                 warp_row < mine.rows ? mine.position(min(warp_row + 15, mine.rows - 1)) + 1 : 0;
   RowState<kHeadDim> state;
   state.start();
-  for (int first = begin, index = 0; first < end; first += kTileKeys, ++index) {
-    const int stage = index % Tile::kStages, next = first + kTileKeys;
-    if (Tile::kStages > 1 && next < end)
-      load_keys(tile, (index + 1) % Tile::kStages, a, s, kv_head, next, low, end);
+  Queries<kHeadDim, C> queries(tile, warp_row);
+  Results<kHeadDim> results(tile.results(warp));
+  for (int first = begin; first < end; first += kTileKeys) {
+    const int next = first + kTileKeys;
+    const bool sees = next > warp_low && first < warp_end;
+    TileScores score = {};
+    wait_copies<0>();
+    __syncthreads();  // the keys of all threads are there, q the first time; all have read v
+    if (first == begin) queries.keep();
+    load_rows<true>(tile, a, keys, first);
     commit_copies();
-    wait_copies<Tile::kStages - 1>();
-    __syncthreads();  // the tile of all threads is there, and q the first time
-    if (next > warp_low && first < warp_end) {
-      const int from[2] = {lowest[0] - first, lowest[1] - first},
+    if (sees) {
+      const int from[2] = {first_key(position[0], a.window) - first,
+                           first_key(position[1], a.window) - first},
                 to[2] = {position[0] + 1 - first, position[1] + 1 - first};
-      add_tile(state, tile, stage, warp_row, from, to, a.scale_log2);
+      score_keys(score, tile, queries);
+      mask_keys(score, from, to);
+      weigh_keys(state, score, a.scale_log2);
     }
+    wait_copies<0>();
+    __syncthreads();  // the values are there, and all have read k
+    if (next < end) load_rows<false>(tile, a, keys, next);
+    commit_copies();
+    if (sees) add_values(state, score, tile);
     const bool chunk_ends = next % kChunk == 0 || next >= end;
     if (!kSplit && chunk_ends && first / kChunk * kChunk < warp_end) {
       state.finish_chunk();
-      state.merge_chunk(a.scale_log2);
-      state.start_chunk();
+      state.merge_chunk(results, a.scale_log2);
+      if (next < warp_end) {
+        state.keep_merged(results);
+        state.start_chunk();
+      }
     }
-    __syncthreads();  // all have read the tile: its stage may be filled again
-    if (Tile::kStages == 1 && next < end) load_keys(tile, 0, a, s, kv_head, next, low, end);
   }
   if (warp_end == 0) return;
   if (kSplit) state.finish_chunk();

@@ -3,79 +3,131 @@
 #pragma once
 
 #include "ops/cuda/attention/attention.cuh"
+#include "ops/cuda/ptx/mbarrier.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 
 namespace nanovllm {
 
-constexpr int kTileRows = 64;
-constexpr int kAttentionThreads = 128;  // four warps of 16 rows
+constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * kWarp;
+constexpr int kWarpRows = 16, kTileRows = kWarpRows * kAttentionWarps;
+
+/// Where rows of bf16 lie in shared memory, so that ldmatrix meets no bank twice: their 16-byte
+/// units in another order, or an odd number of them.
+template <int kHeadDim>
+struct TileRows {
+  static constexpr bool kSwizzled = kHeadDim % 64 == 0;
+  static constexpr int kBytes = kHeadDim * 2 + (kSwizzled ? 0 : 16);
+  __device__ static uint32_t place(int row, int unit) {
+    return row * kBytes + (kSwizzled ? unit ^ row % 8 : unit) * 16;
+  }
+  /// The place so many units further on, an even number, from one of a row's first two.
+  __device__ static uint32_t further(uint32_t place, int units) {
+    return kSwizzled ? place ^ units * 16 : place + units * 16;
+  }
+};
+
+/// The rows of a block: of each warp its queries, which it keeps in registers, and in their place
+/// the result of the chunks before the present one. With heads of 256 elements neither finds room:
+/// queries stay, and results are in registers.
+template <int kHeadDim>
+struct AttentionRows {
+  static constexpr bool kKeepsQueries = kHeadDim <= 128;
+  // An odd number of 16-byte units: ldmatrix meets no bank twice.
+  static constexpr int kPitch = kHeadDim + 8,
+                       kWarpBytes = kWarpRows * (kKeepsQueries ? kHeadDim * 4 : kPitch * 2);
+  alignas(1024) unsigned char warps[kAttentionWarps][kWarpBytes];
+  __device__ __nv_bfloat16* query(int row) {
+    return reinterpret_cast<__nv_bfloat16*>(warps[row / kWarpRows]) + row % kWarpRows * kPitch;
+  }
+  /// The lane's part of a warp's results.
+  __device__ float4* results(int warp) {
+    return reinterpret_cast<float4*>(warps[warp]) + threadIdx.x % kWarp;
+  }
+};
 
 template <int kHeadDim, class C>
-struct AttentionTile {
-  // An odd number of 16-byte units: ldmatrix meets no bank twice.
-  static constexpr int kPitch = kHeadDim + 8;
-  static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
-  __nv_bfloat16 q[kTileRows][kPitch];
-  __nv_bfloat16 k[kStages][kTileKeys][kPitch], v[kStages][kTileKeys][kPitch];
+struct AttentionTile : AttentionRows<kHeadDim> {
+  using Rows = TileRows<kHeadDim>;
+  alignas(1024) unsigned char k[kTileKeys * Rows::kBytes];
+  alignas(1024) unsigned char v[kTileKeys * Rows::kBytes];
+  __device__ static uint32_t place(int row, int unit) { return Rows::place(row, unit); }
 };
 /// Numbers become bf16 in the registers of each warp.
 template <int kHeadDim>
-struct AttentionTile<kHeadDim, E4m3> {
-  static constexpr int kPitch = kHeadDim + 8, kCachePitch = (kHeadDim / 16 | 1) * 16;
-  static constexpr int kStages = kHeadDim > 128 ? 1 : 2;
-  alignas(16) __nv_bfloat16 q[kTileRows][kPitch];
-  E4m3 k[kStages][kTileKeys][kCachePitch], v[kStages][kTileKeys][kCachePitch];
-  float k_scale[kStages][kTileKeys], v_scale[kStages][kTileKeys];
+struct AttentionTile<kHeadDim, E4m3> : AttentionRows<kHeadDim> {
+  static constexpr int kCachePitch = (kHeadDim / 16 | 1) * 16;
+  alignas(16) unsigned char k[kTileKeys * kCachePitch];
+  alignas(16) unsigned char v[kTileKeys * kCachePitch];
+  alignas(16) float k_scale[kTileKeys];
+  alignas(16) float v_scale[kTileKeys];
+  __device__ static uint32_t place(int row, int unit) { return row * kCachePitch + unit * 16; }
 };
 
-/// The scales of the keys first .. first + 64 and of their values, four at a time; any numbers
-/// where none of four is one of low .. end - 1.
-template <int kHeadDim>
-__device__ void load_scales(AttentionTile<kHeadDim, E4m3>& tile, int stage,
-                            const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head,
-                            int first, int low, int end) {
-  const int row = static_cast<int>(threadIdx.x) % (kTileKeys / 4) * 4, position = first + row;
-  const bool is_key = threadIdx.x < kTileKeys / 4;
-  if (threadIdx.x >= kTileKeys / 2 || position + 4 <= low || position >= end) return;
-  const E4m3* cache = static_cast<const E4m3*>(is_key ? a.k : a.v) +
-                      kv_head * (is_key ? a.k_head_stride : a.v_head_stride);
-  copy_async(
-      is_key ? &tile.k_scale[stage][row] : &tile.v_scale[stage][row],
-      row_scales(a, cache, s, position, is_key ? a.k_block_stride : a.v_block_stride, kHeadDim),
-      true);
-}
+/// Whose rows of the cache a block reads: those of a sequence and a KV head, of which it needs
+/// the keys low .. end - 1.
+struct KeyRange {
+  int sequence, kv_head, low, end;
+};
 
-/// The keys first .. first + 64 of the sequence, zeros before `low` and from `end` on: a masked key
-/// must be finite, whatever lies in its slot.
-template <int kHeadDim, class C>
-__device__ void load_keys(AttentionTile<kHeadDim, C>& tile, int stage,
-                          const AttentionArguments<__nv_bfloat16>& a, int s, int kv_head, int first,
-                          int low, int end) {
-  constexpr int kPart = 16 / sizeof(C), kParts = kHeadDim / kPart,
-                kCopies = (kTileKeys * kParts + kAttentionThreads - 1) / kAttentionThreads;
-  const auto row_of = [](int i) { return (threadIdx.x + i * kAttentionThreads) / kParts; };
-  // All look-ups before all copies, which would each wait for its own.
-  int block[kCopies];
-  const int* const table = a.block_tables + s * a.table_stride;
-#pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int position = first + row_of(i);
-    block[i] = low <= position && position < end ? table[position >> a.block_shift] : -1;
+/// The rows first .. first + 64 of the keys, or of the values, and their scales; zeros before `low`
+/// and from `end` on: a masked key must be finite, whatever lies in its slot.
+template <bool kValues, int kHeadDim, class C>
+__device__ void load_rows(AttentionTile<kHeadDim, C>& tile,
+                          const AttentionArguments<__nv_bfloat16>& a, const KeyRange& keys,
+                          int first) {
+  using Tile = AttentionTile<kHeadDim, C>;
+  constexpr int kPart = 16 / sizeof(C), kParts = kHeadDim / kPart, kThreads = kAttentionThreads,
+                kCopies = (kTileKeys * kParts + kThreads - 1) / kThreads;
+  constexpr bool kEven = kTileKeys * kParts % kThreads == 0;
+  const int thread = static_cast<int>(threadIdx.x), size = 1 << a.block_shift;
+  const int* const table = a.block_tables + keys.sequence * a.table_stride;
+  const int64_t block_stride = kValues ? a.v_block_stride : a.k_block_stride;
+  const C* const cache = static_cast<const C*>(kValues ? a.v : a.k) +
+                         keys.kv_head * (kValues ? a.v_head_stride : a.k_head_stride);
+  unsigned char* const to = kValues ? tile.v : tile.k;
+  if constexpr (is_e4m3<C>) {
+    // Four at a time; any numbers where none of four is needed.
+    const int row = thread * 4, position = first + row;
+    if (row < kTileKeys && position + 4 > keys.low && position < keys.end)
+      copy_async((kValues ? tile.v_scale : tile.k_scale) + row,
+                 row_scales(a, cache, keys.sequence, position, block_stride, kHeadDim), true);
   }
-  if constexpr (is_e4m3<C>) load_scales(tile, stage, a, s, kv_head, first, low, end);
+  const auto is_needed = [&](int row) { return keys.low <= first + row && first + row < keys.end; };
+  if (size >= kTileKeys) {
+    const C* from = cache + table[first >> a.block_shift] * block_stride +
+                    (first & (size - 1)) * kHeadDim + thread * kPart;
+    const auto copy = [&](auto&& needed) {
 #pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int row = row_of(i), c = (threadIdx.x + i * kAttentionThreads) % kParts * kPart;
-    if (kTileKeys * kParts % kAttentionThreads != 0 && row >= kTileKeys) continue;
-    const bool valid = block[i] >= 0;
-    const C *k = static_cast<const C*>(a.k), *v = static_cast<const C*>(a.v);
-    if (valid) {
-      const int64_t in_block = ((first + row) & ((1 << a.block_shift) - 1)) * kHeadDim + c;
-      k += block[i] * a.k_block_stride + kv_head * a.k_head_stride + in_block;
-      v += block[i] * a.v_block_stride + kv_head * a.v_head_stride + in_block;
+      for (int i = 0; i < kCopies; ++i, from += kThreads * kPart) {
+        const int at = thread + i * kThreads, row = at / kParts;
+        if (kEven || row < kTileKeys)
+          copy_async(to + Tile::place(row, at % kParts), from, needed(row));
+      }
+    };
+    if (is_needed(0) && is_needed(kTileKeys - 1))
+      copy([](int) { return true; });
+    else
+      copy(is_needed);
+    return;
+  }
+  // Some look-ups before their copies, which would each wait for its own.
+  constexpr int kAtOnce = 4;
+#pragma unroll 1
+  for (int i = thread; i < kTileKeys * kParts; i += kAtOnce * kThreads) {
+    int block[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int row = (i + j * kThreads) / kParts;
+      block[j] = row < kTileKeys && is_needed(row) ? table[(first + row) >> a.block_shift] : -1;
     }
-    copy_async(&tile.k[stage][row][c], k, valid);
-    copy_async(&tile.v[stage][row][c], v, valid);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = i + j * kThreads, row = at / kParts, unit = at % kParts;
+      if (row >= kTileKeys) continue;
+      const int64_t in_block = ((first + row) & (size - 1)) * kHeadDim + unit * kPart;
+      copy_async(to + Tile::place(row, unit),
+                 block[j] >= 0 ? cache + block[j] * block_stride + in_block : cache, block[j] >= 0);
+    }
   }
 }
 
@@ -109,7 +161,7 @@ __device__ void load_queries(AttentionTile<kHeadDim, C>& tile,
     if (row < mine.rows)
       values = *reinterpret_cast<const uint4*>(a.q + mine.token(row) * a.q_token_stride +
                                                mine.head(row) * a.q_head_stride + c);
-    *reinterpret_cast<uint4*>(&tile.q[row][c]) = values;
+    *reinterpret_cast<uint4*>(tile.query(row) + c) = values;
   }
 }
 

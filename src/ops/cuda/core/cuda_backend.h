@@ -259,8 +259,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   void gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan);
   /// Of a quantised weight, with few rows (gemm_packed_sm90a.cu).
   void gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated, const PackedPlan& plan);
-  /// The same on any GPU (gemm_packed_mma.cu).
-  void gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gated, const PackedMmaPlan& plan);
+  /// The same on any GPU (gemm_mma.cu).
+  void gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, const MmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
   /// `places`: the rows to be are these, of the tokens that are x's rows.

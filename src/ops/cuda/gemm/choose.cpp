@@ -249,19 +249,20 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, kBf16, GemmKernel::mid, true, true, try_mid},
     {GemmEnd::gate, kBf16, GemmKernel::skinny, true, true, try_skinny},
     {GemmEnd::gate, kBf16, GemmKernel::large, true, true, try_large},
+    {GemmEnd::gate, kBf16, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::heads, kBf16, GemmKernel::mid, true, true, try_mid},
     {GemmEnd::heads, kBf16, GemmKernel::large, true, true, try_large},
     {GemmEnd::send, kBf16, GemmKernel::wide, true, true, try_wide_to_send},
     {GemmEnd::send, kBf16, GemmKernel::mid, true, true, try_mid_to_send},
     {GemmEnd::scan, kBf16, GemmKernel::sample, true, true, try_sample},
     {GemmEnd::store, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::store, WeightFormat::int4, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::store, WeightFormat::int4, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::store, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::store, WeightFormat::int8, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::store, WeightFormat::e4m3, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
@@ -270,13 +271,13 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::gate, WeightFormat::int4, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::gate, WeightFormat::int8, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed, true, true, try_packed},
-    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::packed_mma, false, true, try_packed_mma},
+    {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::mma, false, true, try_mma},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
@@ -323,10 +324,10 @@ std::string describe(const GemmChoice& choice) {
       return fmt::format("{} warps by {} rows of the weight, {} blocks of rows",
                          choice.packed.warps, choice.packed.units * kPackedRows,
                          choice.packed.row_blocks);
-    case GemmKernel::packed_mma:
+    case GemmKernel::mma:
       return fmt::format("{} warps by {} rows of the weight by {} rows, {} blocks of rows",
-                         choice.packed_mma.warps, choice.packed_mma.units * kPackedRows,
-                         choice.packed_mma.eights * 8, choice.packed_mma.row_blocks);
+                         choice.mma.warps, choice.mma.units * kPackedRows, choice.mma.eights * 8,
+                         choice.mma.row_blocks);
     case GemmKernel::fp8:
       return describe(choice.fp8);
     case GemmKernel::w8a8:
@@ -371,7 +372,7 @@ const char* name_of(GemmKernel kernel) {
                                     "blas",
                                     "in_order",
                                     "packed",
-                                    "packed_mma",
+                                    "mma",
                                     "unpacked",
                                     "fp8",
                                     "w8a8"};

@@ -10,19 +10,19 @@
 namespace nanovllm {
 
 enum class GemmKernel : uint8_t {
-  none,        ///< no kernel has this end: separate operations
-  wide,        ///< gemm_wide.cuh: the weight's rows are wgmma's first operand
-  mid,         ///< gemm_mid.cuh: up to 256 rows, a tile for each SM
-  skinny,      ///< gemm_skinny.cuh: few rows
-  large,       ///< gemm_large.cuh: many rows
-  sample,      ///< gemm_sample.cuh: the head and its scan for sampling
-  blas,        ///< cuBLASLt; where it has no algorithm that adds in order, in_order
-  in_order,    ///< gemm_in_order.cu: the definition, for any shape
-  packed,      ///< gemm_packed.cuh: few rows of a quantised weight, which registers unpack
-  packed_mma,  ///< gemm_packed_mma.cuh: the same on GPUs without wgmma
-  unpacked,    ///< a quantised weight becomes bf16 first; then what serves that
-  fp8,         ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
-  w8a8,        ///< gemm_w8a8.cuh: the same on other GPUs, and int8 weights on all
+  none,      ///< no kernel has this end: separate operations
+  wide,      ///< gemm_wide.cuh: the weight's rows are wgmma's first operand
+  mid,       ///< gemm_mid.cuh: up to 256 rows, a tile for each SM
+  skinny,    ///< gemm_skinny.cuh: few rows
+  large,     ///< gemm_large.cuh: many rows
+  sample,    ///< gemm_sample.cuh: the head and its scan for sampling
+  blas,      ///< cuBLASLt; where it has no algorithm that adds in order, in_order
+  in_order,  ///< gemm_in_order.cu: the definition, for any shape
+  packed,    ///< gemm_packed.cuh: few rows of a quantised weight, which registers unpack
+  mma,       ///< gemm_mma.cuh: few rows, on GPUs without wgmma
+  unpacked,  ///< a quantised weight becomes bf16 first; then what serves that
+  fp8,       ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
+  w8a8,      ///< gemm_w8a8.cuh: the same on other GPUs, and int8 weights on all
 };
 
 /// Whether it quantises rows first.
@@ -92,7 +92,7 @@ struct PackedPlan {
   int row_blocks = 0;
   int groups() const { return (warps + 3) / 4; }
 };
-struct PackedMmaPlan {
+struct MmaPlan {
   int warps = 0, units = 0;        ///< of a block; eights of the weight's rows for each
   int eights = 0, row_blocks = 0;  ///< of rows of a tile; tiles that cover all rows
 };
@@ -118,7 +118,7 @@ struct GemmChoice {
   LargePlan large{};
   SamplePlan sample{};
   PackedPlan packed{};
-  PackedMmaPlan packed_mma{};
+  MmaPlan mma{};
   Fp8Plan fp8{};
   W8a8Plan w8a8{};
 };

@@ -12,7 +12,7 @@ using Why = const char*;
 inline constexpr Why kServes = nullptr;
 
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_packed_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 

@@ -60,8 +60,8 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
       gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
       return true;
 #endif
-    case GemmKernel::packed_mma:
-      gemm_packed_mma(y, x, weight, end == GemmEnd::gate, choice.packed_mma);
+    case GemmKernel::mma:
+      gemm_mma(y, x, weight, end == GemmEnd::gate, choice.mma);
       return true;
     case GemmKernel::blas:
       if (weight.format.in_halves ? gemm_blas_in_halves(y, x, w) : gemm_blas(y, x, w)) return true;

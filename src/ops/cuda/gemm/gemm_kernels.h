@@ -52,37 +52,44 @@ constexpr int packed_record_bytes(WeightFormat format, int64_t k) {
 constexpr int kMostPackedGroups = 3;  // of four warps, of a block
 constexpr int kMostPackedTile = 128;  // rows of x
 
-// -- gemm_packed_mma.cuh --
+// -- gemm_mma.cuh --
 
 constexpr int kMostPackedWarps = 12;                  // that multiply, of a block
 constexpr int kMostPackedCopiers = 4;                 // that copy x: one, for up to eight rows
 constexpr int kMostEightsOfOne = 2;                   // of a tile whose warps have 8 rows of w
-inline constexpr int kPackedStages[] = {8, 4};        // of a warp's ring: as many as fit
+inline constexpr int kMmaStages[] = {8, 4, 3};        // of a warp's ring: as many as fit
 inline constexpr int kPackedEights[] = {1, 2, 4, 8};  // of rows of x, of a tile
+constexpr int kPlainRowBytes = kPackedColumns * 2;    // of a plain weight's record
+/// Of eight rows of a weight by 128 columns.
+constexpr int mma_record_bytes(WeightFormat format, int64_t k) {
+  return format.is_quantised() ? packed_record_bytes(format, k) : kPackedRows * kPlainRowBytes;
+}
 
 /// A panel of x: 1,024 columns of eight rows, 512 of 16 and so on, and what keeps neighbouring rows
 /// in different banks.
-constexpr int packed_panel_columns(int eights) { return 1024 / eights; }
-constexpr int packed_panel_pitch(int eights) { return packed_panel_columns(eights) * 2 + 16; }
+constexpr int mma_panel_columns(int eights) { return 1024 / eights; }
+constexpr int mma_panel_pitch(int eights) { return mma_panel_columns(eights) * 2 + 16; }
 constexpr int kMostPanels = 4, kPackedBarrierBytes = 2 * kMostPanels * 8;
 
 /// A block's shared memory: the barriers, panels of x for `rows` rows in tiles of `eights`, and a
-/// ring for each warp, as far as `most` bytes allow.
-struct PackedRings {
-  int panels, panel_bytes, stage_bytes, stages = 0;  // stages 0: no room
+/// ring for each warp, of stages with a record for each of its eights of w's rows, as far as `most`
+/// bytes allow.
+struct MmaRings {
+  int panels, panel_bytes, stage_bytes, first,
+      stages = 0;  // first: of the rings; stages 0: no room
   size_t bytes;
-  PackedRings(int warps, int units, int eights, int64_t rows, int record_bytes, size_t most)
-      : panel_bytes(packed_panel_pitch(eights) *
+  MmaRings(int warps, int units, int eights, int64_t rows, int record_bytes, size_t most)
+      : panel_bytes(mma_panel_pitch(eights) *
                     static_cast<int>(eights == 1 ? std::min<int64_t>(rows, 8) : 8 * eights)),
         stage_bytes(units * record_bytes) {
     const int all = static_cast<int>(most) - kPackedBarrierBytes;
     // A third for x: there are as many panels as more of them help.
     panels = std::clamp(all / 3 / panel_bytes, 2, kMostPanels);
-    const int room = all - panels * panel_bytes;
-    for (const int count : kPackedStages)
+    first = (kPackedBarrierBytes + panels * panel_bytes + 255) / 256 * 256;
+    const int room = static_cast<int>(most) - first;
+    for (const int count : kMmaStages)
       if (stages == 0 && count * warps * stage_bytes <= room) stages = count;
-    bytes = static_cast<size_t>(kPackedBarrierBytes + panels * panel_bytes +
-                                stages * warps * stage_bytes);
+    bytes = static_cast<size_t>(first + stages * warps * stage_bytes);
   }
 };
 

@@ -28,6 +28,13 @@ __device__ inline void load_matrices(uint32_t (&r)[4], const __nv_bfloat16* row)
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
                : "memory");
 }
+/// The same from a place in shared memory.
+__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
 /// Two of them, of lanes 0 .. 15.
 __device__ inline void load_two_matrices(uint32_t& r0, uint32_t& r1, const __nv_bfloat16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
@@ -39,6 +46,12 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const __nv_bfl
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
                : "memory");
 }
 

@@ -7,23 +7,19 @@
 
 namespace nanovllm {
 
-/// Eight rows of x by 32 columns, two steps of k16, from shared memory: b[0], b[1] of the first.
-/// `place`: of the lane's 16 bytes, columns 8 (lane / 8) and on of row lane % 8.
-__device__ inline void load_row_quarter(uint32_t (&b)[4], uint32_t place) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-               : "r"(place));
-}
-
 /// A warp's tile: one or two eights of the weight's rows, which need not be neighbours, by kTiles
 /// eights of rows of x. kGrouped: several groups of a record have scales.
 ///
 /// Two eights are A: sum[j] is of C [16, 8], whose rows are the weight's. One is B, so that the
 /// rows of x are A: sum[j / 2] is of C [16, 8], whose columns are the weight's rows. The bits are
 /// the same.
-template <WeightFormat::Numbers packing, int kUnits, int kTiles, bool kGrouped>
+template <WeightFormat::Numbers packing, int kUnitsOf, int kTilesOf, bool kGrouped>
 struct PackedTile {
-  static constexpr int kSums = kUnits == 2 ? kTiles : (kTiles + 1) / 2;
+  static constexpr bool kPlain = false;
+  static constexpr int kUnits = kUnitsOf, kTiles = kTilesOf;
+  static constexpr int kSums = kUnits == 2 ? kTiles : (kTiles + 1) / 2,
+                       kPitch = mma_panel_pitch(kTiles);
+  static constexpr int kNumberBytes = packed_number_bytes(packing);  // of a record
   float sum[kSums][4];
   PackedNumbers<packing, kUnits> numbers;  // of the next chunk, from begin() or multiply() on
   Unpack<packing> unpack[kUnits];
@@ -53,7 +49,7 @@ struct PackedTile {
     numbers.load(records, unit_bytes, groups > 0);
     unpack_next<0>();
   }
-  /// One step of k16; b: load_row_quarter()'s.
+  /// One step of k16; b: the quarter's rows of x.
   template <int step>
   __device__ __forceinline__ void add(const uint32_t (&w)[4], const uint32_t (&b)[kTiles][4]) {
 #pragma unroll
@@ -70,15 +66,23 @@ struct PackedTile {
                      w[0], w[2]);
       }
   }
-  /// Adds a chunk of 128 columns. rows(b, tile, quarter) loads what it needs of x
-  /// (load_row_quarter). next() is called when the chunk's records have been read, and gives the
-  /// place of the next ones.
-  template <class Rows, class Next>
-  __device__ __forceinline__ void multiply(Rows&& rows, Next&& next) {
+  /// The lane's place in rows of x, from their first column on. Of fewer than eight rows other
+  /// lanes read the last one again.
+  __device__ static int row_place(int lane, int rows) {
+    const int row = kTiles == 1 ? min(lane % 8, rows - 1) : lane % 8;
+    return row * kPitch + lane / 8 * 16;
+  }
+  /// At the first chunk of a panel of x.
+  __device__ void begin_panel(uint32_t) {}
+  /// Adds a chunk of 128 columns. `rows`: the lane's place of it in x; `more`: the next chunk's
+  /// columns lie behind these. next() is called when the chunk's records have been read, and gives
+  /// the place of the next ones.
+  template <class Next>
+  __device__ __forceinline__ void multiply(uint32_t rows, [[maybe_unused]] bool more, Next&& next) {
     const auto multiply_quarter = [&]<int quarter>() {
       uint32_t b[kTiles][4];
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) rows(b[j], j, quarter);
+      for (int j = 0; j < kTiles; ++j) load_matrices(b[j], rows + j * 8 * kPitch + quarter * 64);
       unpack_next<(quarter + 1) % 4>();
       if constexpr (quarter == 2) numbers.load(next(), unit_bytes, groups > 0);
       add<0>(a[quarter % 2][0], b);

@@ -1,8 +1,8 @@
-// Launches a kernel of gemm_packed_mma.cuh.
+// Launches a kernel of gemm_mma.cuh.
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/quantised/gemm_packed_mma.cuh"
+#include "ops/cuda/mma/gemm_mma.cuh"
 
 namespace nanovllm {
 namespace {
@@ -18,11 +18,11 @@ void with_eights(int eights, F&& f) {
 
 }  // namespace
 
-void CudaBackend::gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gated,
-                                  const PackedMmaPlan& plan) {
+void CudaBackend::gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, const MmaPlan& plan) {
   const int64_t m = x.shape[0], outputs = y.shape[1];
-  const PackedLayout layout(w.format, w.n(), w.k());
-  packed_mma::Shape shape{};
+  const bool is_packed = w.format.is_quantised();
+  const int record = mma_record_bytes(w.format, w.k());
+  gemm_mma::Shape shape{};
   shape.rows = static_cast<int>(m);
   shape.x_stride = x.stride[0];
   shape.y_stride = y.stride[0];
@@ -34,30 +34,33 @@ void CudaBackend::gemm_packed_mma(Tensor y, Tensor x, const Weight& w, bool gate
   shape.up = gated ? shape.units : 0;
   shape.items = plan.row_blocks *
                 static_cast<int>(ceil_div(shape.units, plan.warps * (gated ? 1 : plan.units)));
-  shape.record_bytes = layout.record_bytes;
-  shape.groups = layout.groups;
-  shape.chunks = layout.columns;
-  const PackedRings rings(plan.warps, plan.units, plan.eights, m, layout.record_bytes,
-                          max_shared_bytes_);
+  shape.record_bytes = record;
+  shape.groups = is_packed ? packed_groups(w.format, w.k()) : 0;
+  shape.w_stride = is_packed ? 0 : w.data.stride[0] * int64_t{sizeof(bf16)};
+  shape.chunks = static_cast<int>(w.k() / kPackedColumns);
+  const MmaRings rings(plan.warps, plan.units, plan.eights, m, record, max_shared_bytes_);
   shape.panels = rings.panels;
   shape.panel_bytes = rings.panel_bytes;
+  shape.rings = rings.first;
   shape.stages = rings.stages;
   // More than half of an SM's: two blocks may not land on one while another stays idle.
   const size_t shared = std::max(rings.bytes, max_shared_bytes_ / 2 + 2048);
   const auto* data = reinterpret_cast<const unsigned char*>(w.data.data);
-  with_numbers(w.format, [&]<WeightFormat::Numbers numbers>() {
-    with_eights(plan.eights, [&]<int eights>() {
-      const auto go = [&](auto kernel) {
-        launch_early(kernel, grid_size(std::min(shape.items, num_sms_)),
-                     static_cast<unsigned>(shape.warps + shape.copiers) * kWarp, shared,
-                     device_ptr<bf16>(y), data, device_ptr<bf16>(x),
-                     reinterpret_cast<const uint32_t*>(data + layout.row_scales()), shape);
-      };
+  const auto* row_scales = reinterpret_cast<const uint32_t*>(
+      is_packed ? data + PackedLayout(w.format, w.n(), w.k()).row_scales() : nullptr);
+  const auto go = [&]<class Tile>() {
+    launch_early(gemm_mma::gemm_mma_kernel<Tile>, grid_size(std::min(shape.items, num_sms_)),
+                 static_cast<unsigned>(shape.warps + shape.copiers) * kWarp, shared,
+                 device_ptr<bf16>(y), data, device_ptr<bf16>(x), row_scales, shape);
+  };
+  with_eights(plan.eights, [&]<int eights>() {
+    if (!is_packed) return go.template operator()<PlainTile<eights>>();
+    with_numbers(w.format, [&]<WeightFormat::Numbers numbers>() {
       const auto with_units = [&]<int units>() {
-        if (layout.groups > 1)
-          go(packed_mma::gemm_packed_mma_kernel<numbers, units, eights, true>);
+        if (shape.groups > 1)
+          go.template operator()<PackedTile<numbers, units, eights, true>>();
         else
-          go(packed_mma::gemm_packed_mma_kernel<numbers, units, eights, false>);
+          go.template operator()<PackedTile<numbers, units, eights, false>>();
       };
       if constexpr (eights <= kMostEightsOfOne)
         if (plan.units == 1) return with_units.template operator()<1>();

@@ -1,19 +1,19 @@
-// y[m, n] = x[m, k] w[n, k]^T for up to some hundred rows and a packed weight (packed.cuh), on GPUs
-// without wgmma.
+// y[m, n] = x[m, k] w[n, k]^T for few rows, on GPUs without wgmma: of a packed weight (packed.cuh),
+// up to some hundred, or of a plain one.
 //
 // Floor: the stored bytes over the memory's bandwidth; k / 16 dependent tensor core steps of about
-// 33 cycles; 2.5 instructions for each number of 4 bits, 4 for one of 8. A warp multiplies 16 rows
-// of the weight, a half of them gates where those are wanted, or 8, where that gives more warps a
-// part. It brings them by cp.async through a ring of its own, on from one tile to the next: no warp
-// waits for another's weights. Other warps copy x, of which all read the same, in panels of some
-// columns.
+// 33 cycles; of a packed weight 2.5 instructions for each number of 4 bits, 4 for one of 8. A warp
+// multiplies 16 rows of the weight, a half of them gates where those are wanted, or 8, where that
+// gives more warps a part. It brings them by cp.async through a ring of its own, on from one tile
+// to the next: no warp waits for another's weights. Other warps copy x, of which all read the same,
+// in panels of some columns.
 #pragma once
 
 #include "ops/cuda/gemm/gated.cuh"
+#include "ops/cuda/mma/plain_mma.cuh"
 #include "ops/cuda/ptx/mbarrier.cuh"
-#include "ops/cuda/quantised/packed_mma.cuh"
 
-namespace nanovllm::packed_mma {
+namespace nanovllm::gemm_mma {
 
 struct Shape {
   int rows;                    // of y
@@ -23,9 +23,11 @@ struct Shape {
   int units, up;               // eights of y's columns; of w's rows from a gate to its up, or 0
   int items;                   // tiles of y
   int record_bytes, groups;    // of eight rows of w by 128 columns (PackedLayout)
+  int64_t w_stride;            // of a plain weight's rows, in bytes
   int chunks;                  // of 128 columns, along k
-  int stages;                  // of a warp's ring: one of kPackedStages
+  int stages;                  // of a warp's ring: one of kMmaStages
   int panels, panel_bytes;     // of the ring of x
+  int rings;                   // where the warps' rings begin, in bytes
 };
 
 /// The first row of x in the tile of `item`.
@@ -46,9 +48,10 @@ __device__ int unit_of(const Shape& shape, int item, int warp, int i) {
 }
 
 /// A warp's copies: the records of all its tiles, chunk by chunk, through its ring.
-template <WeightFormat::Numbers packing, int kUnits>
+template <class Tile>
 struct Supply {
-  static constexpr int kRound = kWarp * 16, kNumbers = packed_number_bytes(packing);
+  static constexpr int kUnits = Tile::kUnits, kRound = kWarp * 16;
+  static constexpr int kRounds = Tile::kNumberBytes / kRound;
   const Shape& shape;
   const unsigned char *w, *from[kUnits];  // the lane's first bytes of each record
   const unsigned char* scales;            // the lane's, of one of them
@@ -62,31 +65,41 @@ struct Supply {
         item(static_cast<int>(blockIdx.x)),
         warp(of_block),
         lane(static_cast<int>(threadIdx.x) % kWarp),
-        to_scales(static_cast<uint32_t>(of_unit() * of.record_bytes + kNumbers + lane % 16 * 16)),
-        has_scales(lane % 16 < 2 * of.groups && lane / 16 < kUnits) {
+        to_scales(static_cast<uint32_t>(of_unit() * of.record_bytes + Tile::kNumberBytes +
+                                        lane % 16 * 16)),
+        has_scales(!Tile::kPlain && lane % 16 < 2 * of.groups && lane / 16 < kUnits) {
     begin();
   }
   /// Half of the lanes bring either record's scales.
   __device__ int of_unit() const { return min(lane / 16, kUnits - 1); }
+  __device__ const unsigned char* first_record(int i) const {
+    const int64_t unit = unit_of<kUnits>(shape, item, warp, i);
+    return w + unit * (Tile::kPlain ? kPackedRows * shape.w_stride
+                                    : int64_t{shape.chunks} * shape.record_bytes);
+  }
   __device__ void begin() {
     if (item >= shape.items) return;
     left = shape.chunks;
-    const auto record = [&](int i) {
-      return w + int64_t{unit_of<kUnits>(shape, item, warp, i)} * left * shape.record_bytes;
-    };
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) from[i] = record(i) + lane * 16;
-    scales = record(of_unit()) + kNumbers + lane % 16 * 16;
+    for (int i = 0; i < kUnits; ++i)
+      from[i] = first_record(i) +
+                (Tile::kPlain ? lane / 16 * shape.w_stride + lane % 16 * 16 : int64_t{lane} * 16);
+    scales = first_record(of_unit()) + Tile::kNumberBytes + lane % 16 * 16;
   }
   /// The next records, if any are left, go to a stage. A group of copies in any case.
   __device__ void issue(unsigned char* stage) {
     const bool more = left > 0;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
+      unsigned char* const record = stage + i * shape.record_bytes;
 #pragma unroll
-      for (int at = 0; at < kNumbers; at += kRound)
-        copy_async(stage + i * shape.record_bytes + lane * 16 + at, from[i] + at, more);
-      from[i] += shape.record_bytes;
+      for (int r = 0; r < kRounds; ++r)
+        if constexpr (Tile::kPlain)
+          copy_async(record + plain_place(lane / 16 + 2 * r, lane % 16),
+                     from[i] + 2 * r * shape.w_stride, more);
+        else
+          copy_async(record + lane * 16 + r * kRound, from[i] + r * kRound, more);
+      from[i] += Tile::kPlain ? kPlainRowBytes : shape.record_bytes;
     }
     if (has_scales) copy_async(stage + to_scales, scales, more);
     scales += shape.record_bytes;
@@ -95,19 +108,21 @@ struct Supply {
   }
 };
 
-/// Waits until a full ring's oldest copies are there.
-__device__ inline void wait_stage(bool is_long) {
-  if (is_long)
-    wait_copies<kPackedStages[0] - 1>();
-  else
-    wait_copies<kPackedStages[1] - 1>();
+/// Waits until the oldest copies of a full ring are there, which has as many stages as some
+/// kMmaStages from i on.
+template <size_t i = 0>
+__device__ void wait_stage(int stages) {
+  constexpr int kStages = kMmaStages[i];
+  if constexpr (i + 1 < std::size(kMmaStages))
+    if (stages != kStages) return wait_stage<i + 1>(stages);
+  wait_copies<kStages - 1>();
   __syncwarp();
 }
 
 /// x in shared memory: panels of kColumns columns, in a ring.
 template <int kTiles>
 struct Panels {
-  static constexpr int kColumns = packed_panel_columns(kTiles), kPitch = packed_panel_pitch(kTiles);
+  static constexpr int kColumns = mma_panel_columns(kTiles), kPitch = mma_panel_pitch(kTiles);
   unsigned char* data;
   uint64_t *full, *empty;
 };
@@ -176,71 +191,67 @@ __device__ void store_tile(__nv_bfloat16* y, const Shape& shape, const float (&s
   }
 }
 
-/// A warp's part: it multiplies kUnits eights of w's rows for each tile.
-template <WeightFormat::Numbers packing, int kUnits, int kTiles, bool kGrouped>
+/// A warp's part: it multiplies the eights of w's rows that are its own, for each tile.
+template <class Tile>
 __device__ void multiply_tiles(__nv_bfloat16* y, const unsigned char* w, const uint32_t* row_scales,
-                               const Shape& shape, const Panels<kTiles>& panels,
+                               const Shape& shape, const Panels<Tile::kTiles>& panels,
                                unsigned char* ring, int warp) {
-  constexpr int kPitch = Panels<kTiles>::kPitch,
-                kChunks = Panels<kTiles>::kColumns / kPackedColumns;
+  constexpr int kUnits = Tile::kUnits, kChunks = Panels<Tile::kTiles>::kColumns / kPackedColumns;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, stage_bytes = kUnits * shape.record_bytes,
             ring_bytes = shape.stages * stage_bytes;
-  Supply<packing, kUnits> supply(shape, w, warp);
+  Supply<Tile> supply(shape, w, warp);
   for (int at = 0; at < ring_bytes; at += stage_bytes) supply.issue(ring + at);
   wait_for_previous();
-  // Of fewer than eight rows other lanes read the last one again.
-  const int row = kTiles == 1 ? min(lane % 8, shape.block_rows - 1) : lane % 8;
-  const uint32_t x = shared_address(panels.data) + row * kPitch + lane / 8 * 16;
-  PackedTile<packing, kUnits, kTiles, kGrouped> tile(shape.record_bytes, shape.groups);
+  const uint32_t x = shared_address(panels.data) + Tile::row_place(lane, shape.block_rows);
+  Tile tile(shape.record_bytes, shape.groups);
   const auto load_row_scales = [&](int item) {
-    if (shape.groups > 0 || item >= shape.items) return;
+    if constexpr (!Tile::kPlain) {
+      if (shape.groups > 0 || item >= shape.items) return;
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      tile.numbers.scales[i] =
-          row_scales[unit_of<kUnits>(shape, item, warp, i) * kPackedRows + lane / 4];
+      for (int i = 0; i < kUnits; ++i)
+        tile.numbers.scales[i] =
+            row_scales[unit_of<kUnits>(shape, item, warp, i) * kPackedRows + lane / 4];
+    }
   };
-  constexpr int kLong = kPackedStages[0];
-  const bool is_long = shape.stages == kLong;
   RingCursor panel;
   int stage = 0;  // bytes
   load_row_scales(static_cast<int>(blockIdx.x));
-  wait_stage(is_long);
+  wait_stage(shape.stages);
   tile.begin(ring);
   for (int item = static_cast<int>(blockIdx.x); item < shape.items;
        item += static_cast<int>(gridDim.x)) {
     for (int chunk = 0; chunk < shape.chunks;) {
       wait_barrier(panels.full + panel.stage, panel.parity);
       uint32_t place = x + panel.stage * shape.panel_bytes;
+      tile.begin_panel(place);
       for (const int end = min(chunk + kChunks, shape.chunks); chunk < end;
-           ++chunk, place += kPackedColumns * 2)
-        tile.multiply(
-            [&](uint32_t(&b)[4], int j, int quarter) {
-              load_row_quarter(b, place + j * 8 * kPitch + quarter * 64);
-            },
-            [&] {
-              __syncwarp();
-              supply.issue(ring + stage);
-              stage += stage_bytes;
-              if (stage == ring_bytes) stage = 0;
-              if (chunk + 1 == shape.chunks) load_row_scales(item + static_cast<int>(gridDim.x));
-              wait_stage(is_long);
-              return ring + stage;
-            });
+           ++chunk, place += kPackedColumns * 2) {
+        tile.multiply(place, chunk + 1 < end, [&] {
+          __syncwarp();
+          supply.issue(ring + stage);
+          stage += stage_bytes;
+          if (stage == ring_bytes) stage = 0;
+          if (chunk + 1 == shape.chunks) load_row_scales(item + static_cast<int>(gridDim.x));
+          wait_stage(shape.stages);
+          return ring + stage;
+        });
+      }
       __syncwarp();
       if (lane == 0) arrive(panels.empty + panel.stage);
       panel.next(shape.panels);
     }
-    store_tile<kUnits, kTiles>(y, shape, tile.sum, item, warp);
+    store_tile<kUnits, Tile::kTiles>(y, shape, tile.sum, item, warp);
     tile.clear();
   }
 }
 
-/// `row_scales`: of whole rows, if that is what scales are for.
-template <WeightFormat::Numbers packing, int kUnits, int kTiles, bool kGrouped>
+/// `row_scales`: of whole rows of a packed weight, if that is what scales are for.
+template <class Tile>
 __global__ void __launch_bounds__((kMostPackedWarps + kMostPackedCopiers) * kWarp, 1)
-    gemm_packed_mma_kernel(__nv_bfloat16* y, const unsigned char* w, const __nv_bfloat16* x,
-                           const uint32_t* row_scales, const __grid_constant__ Shape shape) {
-  extern __shared__ __align__(128) unsigned char shared[];
+    gemm_mma_kernel(__nv_bfloat16* y, const unsigned char* w, const __nv_bfloat16* x,
+                    const uint32_t* row_scales, const __grid_constant__ Shape shape) {
+  constexpr int kTiles = Tile::kTiles;
+  extern __shared__ __align__(1024) unsigned char shared[];
   auto* const full = reinterpret_cast<uint64_t*>(shared);
   const Panels<kTiles> panels{shared + kPackedBarrierBytes, full, full + kMostPanels};
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
@@ -253,11 +264,9 @@ __global__ void __launch_bounds__((kMostPackedWarps + kMostPackedCopiers) * kWar
   if (warp >= shape.warps)
     copy_panels<kTiles>(x, shape, panels, static_cast<int>(threadIdx.x) - shape.warps * kWarp);
   else
-    multiply_tiles<packing, kUnits, kTiles, kGrouped>(
+    multiply_tiles<Tile>(
         y, w, row_scales, shape, panels,
-        panels.data + shape.panels * shape.panel_bytes +
-            warp * shape.stages * kUnits * shape.record_bytes,
-        warp);
+        shared + shape.rings + warp * shape.stages * Tile::kUnits * shape.record_bytes, warp);
 }
 
-}  // namespace nanovllm::packed_mma
+}  // namespace nanovllm::gemm_mma
