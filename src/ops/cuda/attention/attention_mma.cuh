@@ -1,11 +1,10 @@
 // bf16 attention on tensor cores. One block has 64 packed query rows of one KV head (query rows
 // times the heads of its group, so that decode of 8 grouped heads fills 8 rows of a tile with one
 // read of K and V) and walks keys in tiles of 64: S = Q K^T, online softmax, O += P V, in
-// registers. K and V arrive by cp.async, each while the other is multiplied.
+// registers. K and V arrive by cp.async, one tile ahead where two fit.
 //
 // What warps read of K and V from shared memory takes longer than their products: 512 bytes for two
-// of 16 x 16 x 8. Queries in registers leave that alone, and little shared memory lets several
-// blocks run on an SM, which hide each other's waits.
+// of 16 x 8 x 16. So queries stay in registers, and the result of earlier chunks does not.
 #pragma once
 
 #include "ops/cuda/attention/attention_mma_load.cuh"
@@ -134,11 +133,12 @@ using TileScores = float[kTileKeys / 8][4];
 template <int kHeadDim>
 __device__ __forceinline__ void score_keys(TileScores& score,
                                            const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
+                                           int stage,
                                            const Queries<kHeadDim, __nv_bfloat16>& queries) {
   using Rows = TileRows<kHeadDim>;
   const int lane = threadIdx.x % kWarp;
   const uint32_t keys =
-      shared_address(tile.k) + Rows::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+      shared_address(tile.k[stage]) + Rows::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
     uint32_t q[4];
@@ -156,7 +156,7 @@ __device__ __forceinline__ void score_keys(TileScores& score,
 
 template <int kHeadDim>
 __device__ __forceinline__ void score_keys(TileScores& score,
-                                           const AttentionTile<kHeadDim, E4m3>& tile,
+                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage,
                                            const Queries<kHeadDim, E4m3>& queries) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -166,7 +166,7 @@ __device__ __forceinline__ void score_keys(TileScores& score,
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; j += 4) {
       uint32_t k[4];
-      load_matrices(k, shared_address(tile.k) + tile.place(8 * j + lane, step));
+      load_matrices(k, shared_address(tile.k[stage]) + tile.place(8 * j + lane, step));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t even, odd;
@@ -177,7 +177,8 @@ __device__ __forceinline__ void score_keys(TileScores& score,
   }
 #pragma unroll
   for (int j = 0; j < kTileKeys / 8; ++j) {
-    const float2 scale = *reinterpret_cast<const float2*>(&tile.k_scale[8 * j + lane % 4 * 2]);
+    const float2 scale =
+        *reinterpret_cast<const float2*>(&tile.k_scale[stage][8 * j + lane % 4 * 2]);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       score[j][e] = __fmul_rn(score[j][e], e % 2 == 0 ? scale.x : scale.y);
@@ -239,10 +240,11 @@ __device__ __forceinline__ void weigh_keys(RowState<kHeadDim>& state, TileScores
 /// out += weights v.
 template <int kHeadDim>
 __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
-                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile) {
+                                           const AttentionTile<kHeadDim, __nv_bfloat16>& tile,
+                                           int stage) {
   using Rows = TileRows<kHeadDim>;
   const int lane = threadIdx.x % kWarp;
-  const uint32_t values = shared_address(tile.v) + Rows::place(lane % 16, lane / 16);
+  const uint32_t values = shared_address(tile.v[stage]) + Rows::place(lane % 16, lane / 16);
 #pragma unroll
   for (int kk = 0; kk < kTileKeys / 16; ++kk) {
     const float(&low)[4] = weights[2 * kk], (&high)[4] = weights[2 * kk + 1];
@@ -261,7 +263,7 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 /// Afterwards a lane has the elements 16 i + 4 t, + 2 (of mma's first product), + 1 and + 3.
 template <int kHeadDim>
 __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const TileScores& weights,
-                                           const AttentionTile<kHeadDim, E4m3>& tile) {
+                                           const AttentionTile<kHeadDim, E4m3>& tile, int stage) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int first = 0; first < kTileKeys; first += 32) {
@@ -269,7 +271,8 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = first / 8 + i;
-      const float2 scale = *reinterpret_cast<const float2*>(&tile.v_scale[8 * j + lane % 4 * 2]);
+      const float2 scale =
+          *reinterpret_cast<const float2*>(&tile.v_scale[stage][8 * j + lane % 4 * 2]);
       const float(&w)[4] = weights[j];
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -279,7 +282,8 @@ __device__ __forceinline__ void add_values(RowState<kHeadDim>& state, const Tile
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; j += 2) {
       uint32_t v[4], even[4], odd[4];
-      load_matrices_transposed(v, shared_address(tile.v) + tile.place(first + lane, 0) + 8 * j);
+      load_matrices_transposed(v,
+                               shared_address(tile.v[stage]) + tile.place(first + lane, 0) + 8 * j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) widen_e4m3(v[i], even[i], odd[i]);
 #pragma unroll
@@ -308,6 +312,21 @@ __device__ __forceinline__ void for_each_pair(const float (&values)[kHeadDim / 8
           values[j - j % 2 + 1][2 * r + j % 2]);
     else
       put(8 * j, values[j][2 * r], values[j][2 * r + 1]);
+}
+
+/// Adds one tile of keys. Row r sees those with an index in its tile from lowest[r] to limit[r]
+/// - 1.
+template <int kHeadDim, class C>
+__device__ __forceinline__ void add_tile(RowState<kHeadDim>& state,
+                                         const AttentionTile<kHeadDim, C>& tile, int stage,
+                                         const Queries<kHeadDim, C>& queries,
+                                         const int (&lowest)[2], const int (&limit)[2],
+                                         float scale_log2) {
+  TileScores score = {};
+  score_keys(score, tile, stage, queries);
+  mask_keys(score, lowest, limit);
+  weigh_keys(state, score, scale_log2);
+  add_values(state, score, tile, stage);
 }
 
 /// This lane's part of row `row`, its index `r`, as the chunk's partial result.
@@ -353,15 +372,11 @@ __device__ __forceinline__ void store_rows(const RowState<kHeadDim>& state,
   }
 }
 
-/// How many blocks an SM is to have room for: of smaller heads of bf16 more.
-template <int kHeadDim, class C>
-constexpr int kAttentionBlocks = kHeadDim <= 128 && !is_e4m3<C> ? 3 : 1;
-
 /// kSplit: a block does one chunk and leaves partial results; else it does all chunks of its rows
 /// and writes the output, the longest rows first. Grid: row tiles (times chunks) of a sequence, KV
 /// heads, sequences.
 template <int kHeadDim, bool kSplit, class C>
-__global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim, C>))
+__global__ void __launch_bounds__(kAttentionThreads)
     attention_mma_kernel(const AttentionArguments<__nv_bfloat16> a) {
   using Tile = AttentionTile<kHeadDim, C>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -377,8 +392,7 @@ __global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim,
   const int end = kSplit ? min((chunk + 1) * kChunk, key_end) : key_end;
   if (begin >= end) return;
   const KeyRange keys{s, kv_head, low, end};
-  load_rows<false>(tile, a, keys, begin);
-  commit_copies();
+  load_keys_and_values(tile, 0, a, keys, begin);
   load_queries(tile, a, mine);
 
   // The rows of a warp vary with the block: decode fills one warp's rows, and not always
@@ -388,6 +402,7 @@ __global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim,
   const int lane_row = warp_row + static_cast<int>(threadIdx.x % kWarp) / 4;
   const int row[2] = {lane_row, lane_row + 8};
   const int position[2] = {mine.position(row[0]), mine.position(row[1])};
+  const int lowest[2] = {first_key(position[0], a.window), first_key(position[1], a.window)};
   // Keys before and from here on are masked for all rows of the warp.
   const int warp_low = first_key(mine.position(warp_row), a.window),
             warp_end =
@@ -396,28 +411,19 @@ __global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim,
   state.start();
   Queries<kHeadDim, C> queries(tile, warp_row);
   Results<kHeadDim> results(tile.results(warp));
+  int stage = 0;
   for (int first = begin; first < end; first += kTileKeys) {
     const int next = first + kTileKeys;
-    const bool sees = next > warp_low && first < warp_end;
-    TileScores score = {};
     wait_copies<0>();
-    __syncthreads();  // the keys of all threads are there, q the first time; all have read v
+    // The tile of all threads is there, q the first time, and all have read the tile before.
+    __syncthreads();
     if (first == begin) queries.keep();
-    load_rows<true>(tile, a, keys, first);
-    commit_copies();
-    if (sees) {
-      const int from[2] = {first_key(position[0], a.window) - first,
-                           first_key(position[1], a.window) - first},
+    if (Tile::kStages > 1 && next < end) load_keys_and_values(tile, stage ^ 1, a, keys, next);
+    if (next > warp_low && first < warp_end) {
+      const int from[2] = {lowest[0] - first, lowest[1] - first},
                 to[2] = {position[0] + 1 - first, position[1] + 1 - first};
-      score_keys(score, tile, queries);
-      mask_keys(score, from, to);
-      weigh_keys(state, score, a.scale_log2);
+      add_tile(state, tile, stage, queries, from, to, a.scale_log2);
     }
-    wait_copies<0>();
-    __syncthreads();  // the values are there, and all have read k
-    if (next < end) load_rows<false>(tile, a, keys, next);
-    commit_copies();
-    if (sees) add_values(state, score, tile);
     const bool chunk_ends = next % kChunk == 0 || next >= end;
     if (!kSplit && chunk_ends && first / kChunk * kChunk < warp_end) {
       state.finish_chunk();
@@ -426,6 +432,12 @@ __global__ void __launch_bounds__(kAttentionThreads, (kAttentionBlocks<kHeadDim,
         state.keep_merged(results);
         state.start_chunk();
       }
+    }
+    if (Tile::kStages > 1) {
+      stage ^= 1;
+    } else if (next < end) {
+      __syncthreads();  // all have read the tile
+      load_keys_and_values(tile, 0, a, keys, next);
     }
   }
   if (warp_end == 0) return;

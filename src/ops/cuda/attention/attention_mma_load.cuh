@@ -32,6 +32,7 @@ struct TileRows {
 template <int kHeadDim>
 struct AttentionRows {
   static constexpr bool kKeepsQueries = kHeadDim <= 128;
+  static constexpr int kStages = kHeadDim > 128 ? 1 : 2;  // of keys and values
   // An odd number of 16-byte units: ldmatrix meets no bank twice.
   static constexpr int kPitch = kHeadDim + 8,
                        kWarpBytes = kWarpRows * (kKeepsQueries ? kHeadDim * 4 : kPitch * 2);
@@ -48,18 +49,20 @@ struct AttentionRows {
 template <int kHeadDim, class C>
 struct AttentionTile : AttentionRows<kHeadDim> {
   using Rows = TileRows<kHeadDim>;
-  alignas(1024) unsigned char k[kTileKeys * Rows::kBytes];
-  alignas(1024) unsigned char v[kTileKeys * Rows::kBytes];
+  using AttentionRows<kHeadDim>::kStages;
+  alignas(1024) unsigned char k[kStages][kTileKeys * Rows::kBytes];
+  alignas(1024) unsigned char v[kStages][kTileKeys * Rows::kBytes];
   __device__ static uint32_t place(int row, int unit) { return Rows::place(row, unit); }
 };
 /// Numbers become bf16 in the registers of each warp.
 template <int kHeadDim>
 struct AttentionTile<kHeadDim, E4m3> : AttentionRows<kHeadDim> {
+  using AttentionRows<kHeadDim>::kStages;
   static constexpr int kCachePitch = (kHeadDim / 16 | 1) * 16;
-  alignas(16) unsigned char k[kTileKeys * kCachePitch];
-  alignas(16) unsigned char v[kTileKeys * kCachePitch];
-  alignas(16) float k_scale[kTileKeys];
-  alignas(16) float v_scale[kTileKeys];
+  alignas(16) unsigned char k[kStages][kTileKeys * kCachePitch];
+  alignas(16) unsigned char v[kStages][kTileKeys * kCachePitch];
+  alignas(16) float k_scale[kStages][kTileKeys];
+  alignas(16) float v_scale[kStages][kTileKeys];
   __device__ static uint32_t place(int row, int unit) { return row * kCachePitch + unit * 16; }
 };
 
@@ -72,7 +75,7 @@ struct KeyRange {
 /// The rows first .. first + 64 of the keys, or of the values, and their scales; zeros before `low`
 /// and from `end` on: a masked key must be finite, whatever lies in its slot.
 template <bool kValues, int kHeadDim, class C>
-__device__ void load_rows(AttentionTile<kHeadDim, C>& tile,
+__device__ void load_rows(AttentionTile<kHeadDim, C>& tile, int stage,
                           const AttentionArguments<__nv_bfloat16>& a, const KeyRange& keys,
                           int first) {
   using Tile = AttentionTile<kHeadDim, C>;
@@ -84,12 +87,12 @@ __device__ void load_rows(AttentionTile<kHeadDim, C>& tile,
   const int64_t block_stride = kValues ? a.v_block_stride : a.k_block_stride;
   const C* const cache = static_cast<const C*>(kValues ? a.v : a.k) +
                          keys.kv_head * (kValues ? a.v_head_stride : a.k_head_stride);
-  unsigned char* const to = kValues ? tile.v : tile.k;
+  unsigned char* const to = kValues ? tile.v[stage] : tile.k[stage];
   if constexpr (is_e4m3<C>) {
     // Four at a time; any numbers where none of four is needed.
     const int row = thread * 4, position = first + row;
     if (row < kTileKeys && position + 4 > keys.low && position < keys.end)
-      copy_async((kValues ? tile.v_scale : tile.k_scale) + row,
+      copy_async((kValues ? tile.v_scale : tile.k_scale)[stage] + row,
                  row_scales(a, cache, keys.sequence, position, block_stride, kHeadDim), true);
   }
   const auto is_needed = [&](int row) { return keys.low <= first + row && first + row < keys.end; };
@@ -129,6 +132,15 @@ __device__ void load_rows(AttentionTile<kHeadDim, C>& tile,
                  block[j] >= 0 ? cache + block[j] * block_stride + in_block : cache, block[j] >= 0);
     }
   }
+}
+
+template <int kHeadDim, class C>
+__device__ void load_keys_and_values(AttentionTile<kHeadDim, C>& tile, int stage,
+                                     const AttentionArguments<__nv_bfloat16>& a,
+                                     const KeyRange& keys, int first) {
+  load_rows<false>(tile, stage, a, keys, first);
+  load_rows<true>(tile, stage, a, keys, first);
+  commit_copies();
 }
 
 /// The rows of a block: 64 of a sequence's packed rows, query by query, the heads of the group
