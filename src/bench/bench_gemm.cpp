@@ -40,15 +40,11 @@ std::vector<WeightShape> weights_of(const ModelConfig& c, int64_t ranks) {
   const int64_t q = c.num_attention_heads / ranks * c.head_dim,
                 kv = std::max<int64_t>(1, c.num_key_value_heads / ranks) * c.head_dim,
                 inner = c.intermediate_size / ranks;
-  const auto row_parallel = [&](const char* name, int64_t k, bool bias) {
-    return WeightShape{name,  c.hidden_size,
-                       k,     false,
-                       false, ranks == 1 && !bias && multiplies_in_halves(c.hidden_size, k)};
-  };
+  const bool in_halves = ranks == 1 && c.is_in_halves();
   return {{"qkv", q + 2 * kv, c.hidden_size},
-          row_parallel("o", q, c.output_bias),
+          {"o", c.hidden_size, q, false, false, in_halves},
           {"gate_up", 2 * inner, c.hidden_size, false, true},
-          row_parallel("down", inner, c.mlp_bias),
+          {"down", c.hidden_size, inner, false, false, in_halves},
           {"lm_head", c.vocab_size / ranks, c.hidden_size, true}};
 }
 

@@ -61,9 +61,9 @@ constexpr float kLeastMagnitude = 0x1p-100f;
 constexpr WeightFormat plain_format(DType dtype) {
   return dtype == DType::f32 ? WeightFormat::f32 : WeightFormat::bf16;
 }
-/// Whether a plain row-parallel weight [n, k] that one rank has whole is in halves: those of large
-/// models, where it costs next to nothing (docs/contract.md).
-constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 4096 && k % 1024 == 0; }
+/// Whether the shape of a plain row-parallel weight [n, k] that one rank has whole allows halves,
+/// of a model that multiplies in them (ModelConfig::is_in_halves(), docs/contract.md).
+constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 1024 && k % 1024 == 0; }
 /// The dtype of the numbers that a weight stands for.
 constexpr DType dtype_of(WeightFormat format) {
   return format.numbers == WeightFormat::f32 ? DType::f32 : DType::bf16;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/weight.h"
 #include "io/json_object.h"
 #include "io/model_directory.h"
 #include "io/quantised/quantization.h"
@@ -278,6 +279,12 @@ bool MoeConfig::is_sparse(int64_t index) const {
 int64_t ModelConfig::window(int64_t index) const {
   const auto i = static_cast<size_t>(index);  // configurations made by hand may name no types
   return i < layer_types.size() && layer_types[i] == AttentionType::sliding ? sliding_window : 0;
+}
+
+bool ModelConfig::is_in_halves() const {
+  return !moe && !output_bias && !mlp_bias &&
+         multiplies_in_halves(hidden_size, num_attention_heads * head_dim) &&
+         multiplies_in_halves(hidden_size, intermediate_size);
 }
 
 int64_t ModelConfig::approximate_parameters() const {

@@ -69,6 +69,9 @@ struct ModelConfig {
 
   /// Keys that a row of layer `index` (from 0) sees, its own included; 0: all up to its own.
   int64_t window(int64_t index) const;
+  /// Whether one rank multiplies o and down in halves (WeightFormat::in_halves), as far as they are
+  /// plain: all of a dense model's, where sizes allow, or none.
+  bool is_in_halves() const;
   /// Elements of all weights, biases and norms aside.
   int64_t approximate_parameters() const;
 };

@@ -116,9 +116,10 @@ QKVParallelLinear::QKVParallelLinear(WeightLoader& load, const std::string& pref
 }
 
 RowParallelLinear::RowParallelLinear(WeightLoader& load, const std::string& prefix,
-                                     int64_t input_size, int64_t output_size, bool bias)
+                                     int64_t input_size, int64_t output_size, bool bias,
+                                     bool may_halve)
     : has_bias_(bias) {
-  weight_ = load.row_parallel(prefix, output_size, input_size, !bias);
+  weight_ = load.row_parallel(prefix, output_size, input_size, may_halve);
   if (!bias) return;
   if (load.shard().rank == 0)
     bias_ = load.vector({{prefix + ".bias", {output_size}}}, output_size);

@@ -76,7 +76,7 @@ class QKVParallelLinear : public ColumnParallelLinear {
 class RowParallelLinear {
  public:
   RowParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                    int64_t output_size, bool bias = false);
+                    int64_t output_size, bool bias, bool may_halve);
   /// y [t, output] = x [t, input / world] w^T: a sum over the ranks is the result. `y` may not be
   /// `x`.
   void forward(const Step& step, Tensor y, Tensor x) const;

@@ -29,7 +29,7 @@ class RotaryAttention {
       : qkv_proj_(context.load, prefix, c.hidden_size, c.head_dim, c.num_attention_heads,
                   c.num_key_value_heads, c.qkv_bias),
         o_proj_(context.load, prefix + ".o_proj", c.num_attention_heads * c.head_dim, c.hidden_size,
-                c.output_bias),
+                c.output_bias, c.is_in_halves()),
         attn_(qkv_proj_.num_heads(), qkv_proj_.num_kv_heads(), c.head_dim, c.window(layer)),
         cos_sin_(context.cos_sin) {
     context.load.ignore(prefix + ".rotary_emb.inv_freq");  // in checkpoints of 2023
@@ -85,7 +85,7 @@ class GatedMLP {
                       {{"gate_proj", c.intermediate_size}, {"up_proj", c.intermediate_size}},
                       c.mlp_bias),
         down_proj_(context.load, prefix + ".down_proj", c.intermediate_size, c.hidden_size,
-                   c.mlp_bias) {}
+                   c.mlp_bias, c.is_in_halves()) {}
 
   /// residual += MLP of x; x = norm(residual). [t, hidden]
   void forward(const Step& step, Tensor x, Tensor residual, const RmsNorm& norm) const {

@@ -126,6 +126,23 @@ TEST(Architectures, TheBenchmarkShapesHaveTheParametersTheirNamesPromise) {
   }
 }
 
+// docs/contract.md: where one rank gives the bytes of two. The 4B's down has k = 9,728.
+TEST(Architectures, ADenseModelIsInHalvesWhereItsSizesAllow) {
+  const std::string configs = std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/";
+  for (const auto& [name, is_in_halves] : {std::pair{"qwen3-0.6b", true},
+                                           {"qwen3-1.7b", true},
+                                           {"qwen3-4b", false},
+                                           {"qwen3-8b", true},
+                                           {"qwen3-14b", true},
+                                           {"qwen3-32b", true},
+                                           {"qwen3-30b-a3b", false}}) {
+    ModelConfig config = load_model_config(configs + name, config_defaults);
+    EXPECT_EQ(config.is_in_halves(), is_in_halves) << name;
+    config.output_bias = true;
+    EXPECT_FALSE(config.is_in_halves()) << name;
+  }
+}
+
 TEST(Architectures, OthersAreRefusedByNameBeforeTheirFields) {
   const std::string found = refusal(Json::parse(
       R"({"architectures": ["Qwen2_5_VLFor\nConditionalGeneration"], "text_config": {}})"));

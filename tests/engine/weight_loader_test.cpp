@@ -166,10 +166,10 @@ TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
     return weight.format.in_halves;
   };
   EXPECT_TRUE(in_halves(1, 4096, 12288, true));
-  EXPECT_TRUE(in_halves(1, 5120, 1024, true));
+  EXPECT_TRUE(in_halves(1, 1024, 3072, true));
   EXPECT_FALSE(in_halves(2, 4096, 12288, true));
   EXPECT_FALSE(in_halves(1, 4096, 12288, false));
-  EXPECT_FALSE(in_halves(1, 4088, 12288, true));
+  EXPECT_FALSE(in_halves(1, 1016, 3072, true));
   EXPECT_FALSE(in_halves(1, 4096, 1536, true));
 }
 

@@ -161,12 +161,13 @@ TEST_P(Parallel, RunsAreBitwiseEqual) {
 
 INSTANTIATE_TEST_SUITE_P(All, Parallel, testing::ValuesIn(splits()), split_name);
 
-/// A model so wide that its row-parallel weights are in halves on one rank, of random weights.
-class WideModel : public testing::TestWithParam<Target> {
+/// A dense model whose row-parallel weights are in halves on one rank, of random weights: a wide
+/// one, a narrow one.
+class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*>> {
  protected:
   void SetUp() override {
-    Json config =
-        read_json_file(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-8b/config.json");
+    Json config = read_json_file(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/" +
+                                 std::get<const char*>(GetParam()) + "/config.json");
     for (const auto& [name, value] :
          std::initializer_list<std::pair<const char*, int>>{{"num_hidden_layers", 2},
                                                             {"num_attention_heads", 8},
@@ -177,12 +178,12 @@ class WideModel : public testing::TestWithParam<Target> {
                                                             {"eos_token_id", 1}})
       config[name] = value;
     std::ofstream(directory_.path() / "config.json") << config.dump();
-    SKIP_WITHOUT(GetParam(), directory_.path().string());
+    SKIP_WITHOUT(std::get<Target>(GetParam()), directory_.path().string());
   }
   /// Prompts of random lengths at once, with every way of sampling; nothing where there are fewer
   /// GPUs than ranks.
   std::vector<RequestOutput> answers(int ranks) {
-    EngineConfig config = config_for(GetParam());
+    EngineConfig config = config_for(std::get<Target>(GetParam()));
     config.load_format = "dummy";
     config.tensor_parallel_size = ranks;
     config.max_num_batched_tokens = 1100;  // products of many rows, too
@@ -208,7 +209,7 @@ class WideModel : public testing::TestWithParam<Target> {
 };
 
 // docs/contract.md: two ranks have the halves of k that one has products of.
-TEST_P(WideModel, TwoRanksGiveTheBytesOfOne) {
+TEST_P(HalvedModel, TwoRanksGiveTheBytesOfOne) {
   const auto two = answers(2);
   if (two.empty()) GTEST_SKIP() << "fewer than 2 GPUs here";
   const auto one = answers(1);
@@ -220,8 +221,13 @@ TEST_P(WideModel, TwoRanksGiveTheBytesOfOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, WideModel, testing::ValuesIn(kTargets),
-                         [](const auto& target) { return std::string(target.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, HalvedModel,
+                         testing::Combine(testing::ValuesIn(kTargets),
+                                          testing::Values("qwen3-8b", "qwen3-0.6b")),
+                         [](const auto& test) {
+                           return std::string(std::get<Target>(test.param).name) +
+                                  (std::get<const char*>(test.param)[6] == '8' ? "Wide" : "Narrow");
+                         });
 
 TEST(ParallelSizes, WhatCannotBeDividedIsRefusedWithTheNumbersAndTheSizesThatWork) {
   EngineConfig config = config_for(kTargets[0]);

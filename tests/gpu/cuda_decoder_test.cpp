@@ -160,10 +160,18 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape large{"halves 8B", 1, 4096, 32, 8, 128, 12288};
   // Chains of 28 atoms, which no run of 16 ends with.
   DecoderShape wide{"halves wide", 1, 5120, 28, 4, 128, 7168};
-  for (DecoderShape shape : {small, large, wide}) {
+  // Small ones have both halves in a tile: of two groups of columns, of three, with heads of 64.
+  DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
+  DecoderShape three{"halves 3B", 1, 3072, 24, 8, 128, 8192};
+  DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
+  middle.qkv_bias = true;
+  for (DecoderShape shape : {small, middle, three, narrow, large, wide}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }
+  small.in_halves = small.head_norms = true;
+  small.cache = DType::e4m3;
+  EXPECT_TRUE(compare(*gpu_, small, true));
 }
 
 // Their products sum blocks of 128 of k, and rows are quantised where they become operands, with

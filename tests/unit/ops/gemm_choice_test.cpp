@@ -1,5 +1,7 @@
 // The choice of a product's kernel, without a GPU: the thresholds that measurements set
 // (docs/performance.md), at their edges, for the shapes of Qwen3-0.6B and -8B.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "ops/cuda/gemm/choose.h"
@@ -306,6 +308,19 @@ TEST(GemmChoice, OfWeightsInHalves) {
     problem.weight.in_halves = true;
     EXPECT_EQ(at(rows), whole == "blas" ? "mid" : whole) << rows;
   }
+  // The rows of skinny's tiles with either half are the 64 of one operand.
+  int64_t most[2] = {};
+  for (const bool in_halves : {false, true})
+    for (int64_t n = 1024; n <= 4096; n += 1024)
+      for (int64_t rows = 1; rows <= 64; ++rows) {
+        GemmProblem small = product(rows, {n, 1024});
+        small.weight.in_halves = in_halves;
+        const GemmChoice choice = choose_gemm(small, kHopper);
+        if (choice.kernel == GemmKernel::skinny)
+          most[in_halves] = std::max<int64_t>(most[in_halves], choice.skinny.block_rows);
+      }
+  EXPECT_GT(most[0], 32);
+  EXPECT_EQ(most[1], 32);
   problem.rows = 700;  // 4 by 32 tiles
   EXPECT_TRUE(explain_gemm(problem, kHopper)
                   .starts_with("mid, 128 columns by 3 x 64 rows, 4 blocks of rows;"))

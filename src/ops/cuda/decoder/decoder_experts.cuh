@@ -47,9 +47,10 @@ inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
 /// to one thread. The last axis counts `atoms`, of this matrix and, layer after layer, of the
 /// others.
 inline bool encode_weights(EncodeMap encoder, CUtensorMap& map, void* data, const MatrixCut& cut,
-                           int64_t halves, int64_t n, int64_t row, int64_t atoms) {
+                           int64_t halves, int64_t n, int64_t row, int64_t atoms,
+                           int64_t to_second) {
   return encode_map<5>(encoder, map, data, {kAtomDepth, 8, halves, n / 8, atoms},
-                       {row, n * row, 8 * row, kAtomRow},
+                       {row, to_second, 8 * row, kAtomRow},
                        {kAtomDepth, 8, halves, cut.columns_of_tile / 8, cut.stage_atoms},
                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == CUDA_SUCCESS;
 }
@@ -105,7 +106,7 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   }
   return gate_up.fits() && gate_up.stride == kAtomRow && down.fits() &&
          encode_weights(encoder, a.maps[kGateUp], w.gate_up.data.data, a.cuts[kGateUp], 2, n,
-                        row_in, gate_up.size - 1 + a.cuts[kGateUp].atoms) &&
+                        row_in, gate_up.size - 1 + a.cuts[kGateUp].atoms, n * row_in) &&
          encode_map<5>(
              encoder, a.maps[kDown], w.down.data.data, {64, 8, row / kAtomRow, h / 8, down.size},
              {row, kAtomRow, 8 * row, down.stride}, {64, 8, kExpertAtoms, kExpertColumns / 8, 1},

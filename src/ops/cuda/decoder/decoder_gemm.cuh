@@ -2,9 +2,25 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_fp8.cuh"
+#include "ops/cuda/decoder/decoder_ranks.cuh"
 #include "ops/cuda/gemm/gated.cuh"
 
 namespace nanovllm::decoder {
+
+/// Whether the tiles of a product have both halves of k at once.
+template <int kHeadDim>
+__device__ __forceinline__ bool is_in_halves(const Worker<kHeadDim>& w, int product) {
+  return w.beside && (product == kOut || product == kDown);
+}
+/// The first of the two rows of which a lane has outputs; from it to the second.
+template <int kHeadDim>
+__device__ __forceinline__ int row_of(const Worker<kHeadDim>& w, int lane) {
+  return w.beside ? lane % 4 : lane % 4 * 2;
+}
+template <int kHeadDim>
+__device__ __forceinline__ int row_apart(const Worker<kHeadDim>& w) {
+  return w.beside ? 4 : 1;
+}
 
 /// Where two outputs of a tile go to, those of one row and those of the next: found before they are
 /// there.
@@ -24,15 +40,16 @@ struct Outlet {
     const Arguments& a = w.a;
     const MatrixCut& cut = a.cuts[product];
     const int odd = lane / 4 % 2, even_column = lane / 8 * 2;
-    const bool gated = product == kGateUp;  // emit_gated()
+    // emit_gated(), emit_halves()
+    const bool gated = product == kGateUp || is_in_halves(w, product);
     const int at = gated ? warp * 8 + even_column : warp * 16 + odd * 8 + even_column,
-              row = lane % 4 * 2 + (gated ? odd : 0);
+              row = row_of(w, lane) + (gated && odd ? row_apart(w) : 0);
     column = tile * cut.columns_of_tile + at;
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
                ends = product == kDown && w.layer + 1 == a.layers,
                sums = !w.lean && a.world > 1 && (product == kOut || product == kDown);
-    is = present ? (row < w.rows() ? 1 : 0) | (row + 1 < w.rows() ? 2 : 0) : 0;
+    is = present ? (row < w.rows() ? 1 : 0) | (row + row_apart(w) < w.rows() ? 2 : 0) : 0;
     if (!ends && !sums) is |= kPlain;
     biases = 0;
     if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias && product != kGateUp) {
@@ -73,11 +90,12 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
       pair = pack_bf16(values.x + biases.x, values.y + biases.y);
     }
     if (!(outlet.is >> e & 1)) continue;
-    uint64_t* const words = e == 0 ? outlet.words : outlet.words + w.a.cuts[product].columns / 2;
+    uint64_t* const words =
+        e == 0 ? outlet.words : outlet.words + row_apart(w) * w.a.cuts[product].columns / 2;
     if (outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
     else
-      send_elsewhere(w, product, lane % 4 * 2 + e, outlet, words, pair);
+      send_elsewhere(w, product, row_of(w, lane) + e * row_apart(w), outlet, words, pair);
   }
 }
 
@@ -104,12 +122,52 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int tile, 
   if (outlet.is & 1) w.send_all(outlet.words, pair);
 }
 
+/// Outputs of a tile in halves. A lane has column lane / 4 of its warp's eight, of two rows, as
+/// emit_gated() has.
+template <int kHeadDim>
+__device__ __forceinline__ void emit_halves(const Worker<kHeadDim>& w, int product, int lane,
+                                            const Outlet& outlet, float first, float second) {
+  const bool odd = lane / 4 % 2;
+  const float other = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
+  const uint32_t pair = pack_bf16(odd ? other : first, odd ? second : other);
+  if (!(outlet.is & 1)) return;
+  if (outlet.is & Outlet::kPlain)
+    w.send_all(outlet.words, pair);
+  else
+    send_elsewhere(w, product, row_of(w, lane) + odd * row_apart(w), outlet, outlet.words, pair);
+}
+
+/// Of a BesideWorker.
+template <int kHeadDim, int kSums>
+__device__ __forceinline__ void emit_beside(const Worker<kHeadDim>& w, int product, int tile,
+                                            int warp, int lane, const Outlet& outlet,
+                                            const float (&sums)[kSums][4]) {
+  constexpr int kLast = kSums - 1;
+  if (is_in_halves(w, product)) {
+    const auto sum = [&](int i) {
+      const uint32_t pair = pack_bf16(sums[i][0], sums[i][3]);
+      return low_of(pair) + high_of(pair);
+    };
+    return emit_halves(w, product, lane, outlet, sum(0), kSums > 1 ? sum(kLast) : 0.0f);
+  }
+  const auto go = [&](const Sums& c) {
+    if (product == kGateUp)
+      emit_gated(w, tile, warp, lane, outlet, c);
+    else
+      emit(w, product, lane, outlet, c);
+  };
+  if constexpr (kSums == 1)
+    go(sums);
+  else
+    go({{sums[0][0], sums[1][0], sums[0][2], sums[1][2]}});
+}
+
 /// Outputs of a mixture's router: eight logits of one row, as they are.
 template <int kHeadDim>
 __device__ __forceinline__ void send_logits(const Worker<kHeadDim>& w, int tile, int warp, int lane,
-                                            const Sums& c) {
+                                            float logit) {
   if (warp == 0 && lane % 4 == 0)
-    w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(c[0][0]));
+    w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(logit));
 }
 
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
@@ -151,14 +209,14 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     outlet.find(w, product, tile, warp, lane);
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
-    Sums c = {};
+    float sums[Worker::kSums][4] = {};
     const bool gathered = product == kOut || product == kDown;
     const auto multiply_plain = [&] {
       multiply(w, ring, cut, lane,
                w.lean && gathered             ? Waits::parts
                : w.lean || tile == blockIdx.x ? Waits::all
                                               : Waits::no,
-               c);
+               sums);
     };
     if constexpr (Worker::kIsFp8) {
       const float2 of_tile = Worker::kHasExperts ? scales : scales_of(tile);
@@ -166,19 +224,23 @@ __device__ __forceinline__ void project(Worker& w, int product) {
       if (Worker::kHasExperts && product == kRouter)
         multiply_plain();
       else
-        multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, c);
+        multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, sums);
     } else {
       multiply_plain();
     }
     if (product == kRouter) {
-      send_logits(w, tile, warp, lane, c);
+      send_logits(w, tile, warp, lane, sums[0][0]);
       continue;
     }
     if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
-    if (product == kGateUp)
-      emit_gated(w, tile, warp, lane, outlet, c);
-    else
-      emit(w, product, lane, outlet, c);
+    if constexpr (Worker::kIsBeside) {
+      emit_beside(w, product, tile, warp, lane, outlet, sums);
+    } else {
+      if (product == kGateUp)
+        emit_gated(w, tile, warp, lane, outlet, sums);
+      else
+        emit(w, product, lane, outlet, sums);
+    }
     if (w.lean) return;
   }
 }

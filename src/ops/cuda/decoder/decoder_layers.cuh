@@ -4,11 +4,6 @@
 // Exchange. A word of 8 bytes carries 4 bytes of data and a 4-byte epoch, written and read in one
 // piece: who finds the epoch of this layer has the data, and neither fences nor counters are
 // needed. Epochs only grow; buffers are never cleared (but see renew()).
-//
-// Ranks. Where o and down give one rank's part of a sum, every rank sends its part to all ranks in
-// such words; who needs the sum adds up the parts, in the order of the ranks. Their places
-// alternate from layer to layer: to write a place again a rank needs what all others have made of
-// the layer between, and for that they have read it.
 #pragma once
 
 #include "ops/cuda/attention/attention.cuh"
@@ -47,8 +42,10 @@ constexpr int64_t kReplicaWords = 62480;
 constexpr int kRun = 16;       // atoms of a product's straight piece of code
 constexpr int kMostHeld = 64;  // atoms of multiply_held()
 static_assert(kMostHeld == 2 * kWarp);
-constexpr int kPairsOfRun = kRun * kAtomDepth / 4;  // pairs of words
-constexpr int kPairsGathered = 3;                   // that a thread asks for at once
+/// The lean kernel's o and down wait for parts of their operand: so many atoms of both halves.
+constexpr int kAtomsOfPart = kRun / 2;
+constexpr int kPairsOfPart = 2 * kAtomsOfPart * kAtomDepth / 4;  // pairs of words
+constexpr int kPairsGathered = 3;                                // that a thread asks for at once
 constexpr int kMaxLayers = 256;
 constexpr int kMostExperts = 128, kMostChosen = 8;
 /// Epochs have 32 bits: some 22 hours of Qwen3-0.6B at batch 1.
@@ -72,6 +69,7 @@ struct MatrixCut {
   int operand_at;                // in shared memory, bytes behind the place of all operands
   int early_atoms;               // of down's operand: they are gathered while gate_up goes on
   int second_atoms;              // that have a chain of their own: of a weight in halves
+  bool beside;                   // it is in halves that are multiplied at once: BesideWorker
   int fine_atoms;                // so many first ones are waited for in small runs
   int calm_stages;               // of a block: those that come while the operand is exchanged
   int underway, underway_later;  // stages on their way at once: of calm_stages, of the others
@@ -135,6 +133,11 @@ struct Arguments {
   bool has_e4m3_cache;
 };
 
+/// Whether it is for a BesideWorker: every operand has the rows of both halves.
+__host__ __device__ inline bool has_halves_beside(const Arguments& a) {
+  return a.cuts[kOut].beside;
+}
+
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
 /// of layers. There are none to spare, and what is spilled comes back from the L2 cache: beside the
 /// ring there is next to no L1.
@@ -160,63 +163,6 @@ __device__ inline int tiles_of_block(int tiles) { return (tiles - blockIdx.x - 1
 /// The words that other blocks sent, of this block's replica.
 __device__ inline const uint64_t* inbox(const Arguments& a, int64_t words) {
   return a.words + blockIdx.x % kReplicas * kReplicaWords + words;
-}
-
-// -- The parts of several ranks --
-
-__device__ inline uint64_t* part_at(const Arguments& a, int at, int product, int from,
-                                    uint32_t epoch) {
-  const int64_t place = (static_cast<int64_t>(epoch & 1) * 2 + (product == kDown)) * a.world + from;
-  return a.parts[at] + place * a.part_words;
-}
-
-/// A pair of this rank's part of o or down, to all ranks.
-__device__ inline void send_to_ranks(const Arguments& a, int product, int64_t at, uint32_t pair,
-                                     uint32_t epoch) {
-#pragma unroll 1
-  for (int r = 0; r < a.world; ++r)
-    asm volatile(
-        "st.relaxed.sys.global.u64 [%0], %1;" ::"l"(part_at(a, r, product, a.rank, epoch) + at),
-        "l"(tagged(pair, epoch))
-        : "memory");
-}
-
-/// Eight elements, from pair `at` on, of the output of o or down, of which several ranks have
-/// parts.
-__device__ __forceinline__ Packed receive_output(const Arguments& a, int product, int64_t at,
-                                                 uint32_t epoch) {
-  // Asked for together: one after another, each would be waited for.
-  constexpr int kAtOnce = 4;
-  float2 sum[4];
-#pragma unroll 1
-  for (int first = 0; first < a.world; first += kAtOnce) {
-    Eight part[kAtOnce] = {};
-    const uint32_t wanted = (1u << min(kAtOnce, a.world - first)) - 1;
-    uint32_t missing = wanted;
-    for (unsigned looks = 0; missing; ++looks) {
-      if (looks % 1024 == 1023 && *a.stop) break;  // nobody will answer
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (missing >> j & 1) part[j].read(part_at(a, a.rank, product, first + j, epoch) + at);
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (part[j].there(epoch)) missing &= ~(1u << j);
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (!(wanted >> j & 1)) break;
-      const Packed values = part[j].values();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 value = unpack(values.pair[i]);
-        sum[i] = first + j == 0 ? value : float2{sum[i].x + value.x, sum[i].y + value.y};
-      }
-    }
-  }
-  Packed result;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) result.pair[i] = pack_bf16(sum[i].x, sum[i].y);
-  return result;
 }
 
 // -- The units of attention: (row, KV head, chunk of keys) --
@@ -337,7 +283,8 @@ struct Layout {
   template <int kHeadDim>
   __host__ __device__ static Layout of(const Arguments& a) {
     const int64_t operand = round_up(a.operand_bytes + 128),
-                  of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow +
+                  of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
+                                        (has_halves_beside(a) ? 2 : 1) +
                                     bytes_of_scales(a, a.cuts[kOut].atoms)),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
@@ -370,9 +317,14 @@ struct Worker {
   bool lean = false;
   /// Likewise, for o and down in halves of k (keep_first_half()).
   bool halves = false;
-  static constexpr bool kIsFp8 = false;
+  /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
+  bool beside = false;
+  static constexpr bool kIsFp8 = false, kIsBeside = false;
+  static constexpr int kSums = 1;
 
   __device__ int rows() const { return lean ? 1 : a.rows; }
+  /// Of the operand: its columns, as wgmma has them, in turns of both halves of a row.
+  __device__ int places() const { return beside ? 2 * rows() : rows(); }
 
   /// To all blocks.
   __device__ void send_all(uint64_t* words, uint32_t data) const {
@@ -397,7 +349,7 @@ struct Worker {
     sync_threads<5, kThreads>();
   }
   /// The same of a part of the operand: what a run of multiply_held() takes.
-  static constexpr int kPartThreads = kMultiplying * kWarp + kPairsOfRun;
+  static constexpr int kPartThreads = kMultiplying * kWarp + kPairsOfPart;
   __device__ void give_part(int run) const {
     __syncwarp();
     asm volatile("bar.arrive %0, %1;" ::"r"(5 + run), "n"(kPartThreads) : "memory");
@@ -416,12 +368,26 @@ struct Worker {
   __device__ int ready_thread() const { return (this_thread() + kGathering) % kThreads; }
   __device__ Packed& operand_at(const MatrixCut& cut, int row, int column) const {
     return *reinterpret_cast<Packed*>(operand + cut.operand_at +
-                                      (column / 8 * rows() + row) * sizeof(Packed));
+                                      (column / 8 * places() + (beside ? 2 * row : row)) *
+                                          sizeof(Packed));
+  }
+  /// The same where the halves of a row are seen as rows.
+  __device__ Packed& operand_of_half(const MatrixCut& cut, int row, int column) const {
+    return *reinterpret_cast<Packed*>(operand + cut.operand_at +
+                                      (column / 8 * places() + row) * sizeof(Packed));
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {
     return vector ? vector + layer * a.layer_stride : vector;
   }
+};
+
+/// Of weights whose o and down are in halves of k, which are multiplied at once (emit_beside()). An
+/// operand has 8 columns, or 16 where the step has more than four rows.
+template <int kHeadDim, bool kManyRows>
+struct BesideWorker : Worker<kHeadDim> {
+  static constexpr bool kIsBeside = true;
+  static constexpr int kSums = kManyRows ? 2 : 1;
 };
 
 /// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,

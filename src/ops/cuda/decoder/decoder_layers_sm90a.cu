@@ -114,9 +114,12 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
 /// How weights' numbers are scaled.
 enum class Scales { none, blocks, rows };
 
+/// How o and down are multiplied in halves of k.
+enum class Halves { none, in_turn, beside, beside_many };
+
 /// C: of the cache's elements.
 template <int kHeadDim, class C, bool kMixture, bool kLean, Scales kScales = Scales::none,
-          bool kHalves = false>
+          Halves kHalves = Halves::none>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -153,12 +156,16 @@ __global__ void __launch_bounds__(kLaunched, 1)
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim, kMixture, C>(ring, a, shared);
   } else {
-    std::conditional_t<kScales == Scales::none, Worker<kHeadDim>,
+    using PlainWorker = std::conditional_t<kHalves >= Halves::beside,
+                                           BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
+                                           Worker<kHeadDim>>;
+    std::conditional_t<kScales == Scales::none, PlainWorker,
                        Fp8Worker<kHeadDim, kScales == Scales::rows, kMixture>>
         worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
-    worker.halves = kHalves;
+    worker.halves = kHalves == Halves::in_turn;
+    worker.beside = kHalves >= Halves::beside;
     run_layers<kMixture, C>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)
@@ -231,11 +238,16 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
         !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
-    cut = decoder::cut_matrix(n, row / static_cast<int64_t>(sizeof(bf16)), halves, blocks);
-    if (weight.format.in_halves) cut.second_atoms = cut.atoms / 2;
+    const int64_t columns = row / static_cast<int64_t>(sizeof(bf16));
+    const bool beside = weight.format.in_halves && n < decoder::kFewestInTurn;
+    cut = beside ? decoder::cut_matrix(n, columns / 2, 2, blocks)
+                 : decoder::cut_matrix(n, columns, halves, blocks);
+    cut.beside = beside;
+    if (weight.format.in_halves && !beside) cut.second_atoms = cut.atoms / 2;
     cut.bias = vector(bias);
-    return decoder::encode_weights(encoder, map, w.data, cut, halves, n, row,
-                                   (layers - 1) * a.layer_atoms + cut.atoms);
+    return decoder::encode_weights(encoder, map, w.data, cut, beside ? 2 : halves, n, row,
+                                   (layers - 1) * a.layer_atoms + cut.atoms,
+                                   beside ? row / 2 : n * row);
   };
   const auto matrix = [&](decoder::Product product, const Weight& w, const Tensor& bias) {
     if (fp8) decoder::place_scales(a, product, w);
@@ -252,49 +264,23 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
                       WeightFormat::Rows::plain) &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
-         matrix(decoder::kDown, first.down, first.down_bias);
-}
-
-/// Where each activation lies; the words that they take.
-int64_t place_words(decoder::Arguments& a, int64_t head_dim, int64_t max_context) {
-  a.max_chunks = static_cast<int>(ceil_div(std::max<int64_t>(max_context, 1), kChunk));
-  int64_t used = 0;
-  const auto take = [&](int64_t words) {
-    const int64_t at = used;
-    used += ceil_div(words, 16) * 16;
-    return at;
-  };
-  const int64_t slots = int64_t{a.rows} * a.heads * a.max_chunks;
-  for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
-  a.mixture.logits_at = take(a.mixture.experts);
-  a.heads_at = take(a.rows * a.heads * head_dim / 2);
-  if (used > decoder::kReplicaWords) return INT64_MAX;
-  used = decoder::kReplicas * decoder::kReplicaWords;
-  a.partial_at = take(slots * head_dim);
-  a.partial_sum_at = take(slots * 2);
-  return used;
-}
-
-/// Whether separate operations take less time: the more rows, the less room the ring has for the
-/// next unit's keys beside this one's. Measured on an H200, Qwen3-0.6B: 8 rows of 2,000 tokens and
-/// 4 of 8,000 are a tie, 6 and 8 of 4,000 would take 7 and 18 % longer, 2 of 8,000 take 20 % less.
-/// Over E4M3 separate operations read half as much: on an H100 8 rows of 1,000 take 7 % less so.
-bool has_many_keys(const decoder::Arguments& a, int blocks) {
-  const int fewer = a.has_e4m3_cache ? 3 : 0,
-            most_units = a.rows > 4   ? 5 - fewer
-                         : a.rows > 2 ? 8 - fewer
-                                      : INT_MAX;  // of a block
-  return int64_t{a.rows} * a.kv_heads * a.max_chunks > int64_t{most_units} * blocks;
+         matrix(decoder::kDown, first.down, first.down_bias) &&
+         a.cuts[decoder::kOut].beside == a.cuts[decoder::kDown].beside;
 }
 
 /// C: of the cache's elements.
 template <int kHeadDim, class C>
 auto kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::decoder_layers_kernel, decoder::Scales;
-  if (lean) return decoder_layers_kernel<128, C, false, true>;
+  using decoder::Halves;
+  if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
+  if (decoder::has_halves_beside(a))
+    return a.rows > 4
+               ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside_many>
+               : decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside>;
   const bool plain = !a.scales[decoder::kQkv];
   if (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0)
-    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, true>;
+    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::in_turn>;
   if (a.mixture.per_token > 0)
     return plain ? decoder_layers_kernel<kHeadDim, C, true, false>
                  : decoder_layers_kernel<kHeadDim, C, true, false, Scales::blocks>;
@@ -321,7 +307,7 @@ bool place_parts(decoder::Arguments& a, const PeerTable* peers) {
 template <int kHeadDim>
 bool CudaBackend::launch_decoder_layers(decoder::Arguments& a) {
   a.operand_bytes = decoder::operand_bytes(a);
-  a.most_underway = decoder::most_underway(a.cuts, num_sms_);
+  a.most_underway = decoder::most_underway(a, num_sms_);
   const auto fixed = [&] { return decoder::Layout::of<kHeadDim>(a).end; };
   const auto available = static_cast<int64_t>(max_shared_bytes_);
   a.stages = static_cast<int>(

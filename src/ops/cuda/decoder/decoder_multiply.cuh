@@ -34,6 +34,12 @@ __device__ __forceinline__ uint32_t describe_operand(int rows, uint32_t address)
   return static_cast<uint32_t>(rows) << 16 | address >> 4;
 }
 
+/// The same with what is behind the lower half of the name: 128 bytes to the next eight columns.
+template <int kSums>
+__device__ __forceinline__ uint64_t operand_from(uint32_t x) {
+  return kSums > 1 ? uint64_t{8} << 32 | x : x;
+}
+
 /// Down's first atoms of activations: by the warps that do not multiply, while gate_up goes on. The
 /// first lane of each asks rarely, since memory is busy.
 template <int kHeadDim>
@@ -87,15 +93,15 @@ __device__ __forceinline__ void product_from(float* d, uint64_t a, uint64_t b, b
 /// Starts c += weights x operand^T of some atoms: straight code that waits for nothing but, by
 /// `await_operand`, for the operand; all that can be is done before. Lane i has the i-th atom's
 /// `address`; `at_x`, where the operand is, moves on.
-template <int kAtoms, int kHeadDim, class Await>
+template <int kAtoms, int kHeadDim, int kSums, class Await>
 __device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t address,
-                                          uint32_t& at_x, bool accumulates, Sums& c,
+                                          uint32_t& at_x, bool accumulates, float (&c)[kSums][4],
                                           const Await& await_operand) {
   uint32_t atoms[kAtoms];
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
   await_operand();
-  const uint32_t step_of_x = 2 * w.rows();
+  const uint32_t step_of_x = 2 * w.places();
   uint32_t x = __shfl_sync(kFullMask, at_x, 0);  // known to be the same in all lanes
   at_x += 4 * kAtoms * step_of_x;
   wgmma_fence();
@@ -106,17 +112,17 @@ __device__ __forceinline__ void begin_run(const Worker<kHeadDim>& w, uint32_t ad
       if (w.halves && i == 0 && step == 0)
         product_from(c[0], tile_at(atoms[i]), x, accumulates);
       else
-        product<8>(c[0], tile_at(atoms[i]) + 2 * step, x);
+        product<8 * kSums>(c[0], tile_at(atoms[i]) + 2 * step, operand_from<kSums>(x));
   wgmma_commit();
 }
 
 /// c += weights x operand^T, of some atoms. A lane each waits for an atom before. At its end the
 /// chain is waited for, since around a loop whose products are still under way the compiler waits
 /// for each of them. `waits`: for the operand.
-template <int kHeadDim, int kAtoms>
+template <int kHeadDim, int kAtoms, int kSums>
 __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const MatrixCut& cut,
                                                Progress& p, int lane, bool accumulates, bool waits,
-                                               bool last, Sums& c) {
+                                               bool last, float (&c)[kSums][4]) {
   const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
             in_stage = at - stage * cut.atoms_that_fit;
   const RingCursor place = p.ring.place(stage);
@@ -137,13 +143,13 @@ __device__ __forceinline__ void multiply_atoms(const Worker<kHeadDim>& w, const 
 
 /// Of a weight in halves of k: a lane's sums of the first are kept in shared memory, for registers
 /// are few.
-template <int kHeadDim>
-__device__ __forceinline__ void keep_first_half(const Worker<kHeadDim>& w, Sums& c) {
+template <int kHeadDim, int kSums>
+__device__ __forceinline__ void keep_first_half(const Worker<kHeadDim>& w, float (&c)[kSums][4]) {
   pin(c);
   w.shared.first_half[this_thread()] = {pack_bf16(c[0][0], c[0][1]), pack_bf16(c[0][2], c[0][3])};
 }
-template <int kHeadDim>
-__device__ __forceinline__ void add_first_half(const Worker<kHeadDim>& w, Sums& c) {
+template <int kHeadDim, int kSums>
+__device__ __forceinline__ void add_first_half(const Worker<kHeadDim>& w, float (&c)[kSums][4]) {
   const uint2 kept = w.shared.first_half[this_thread()];
   FirstHalf<4>{{kept.x, kept.y}}.add_to(c[0]);
 }
@@ -153,10 +159,10 @@ enum class Waits { no, all, parts };
 
 /// multiply() of a tile whose stages are all in the ring at once, as they are by the time that the
 /// operand is: a lane waits for its atoms before, and between the runs of a chain there is little.
-template <int kHeadDim>
+template <int kHeadDim, int kSums>
 __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const Ring& ring,
                                               const MatrixCut& cut, int lane, Waits waits,
-                                              Sums& c) {
+                                              float (&c)[kSums][4]) {
   uint32_t address[kMostHeld / kWarp];
 #pragma unroll
   for (int i = 0; i < kMostHeld / kWarp; ++i) {
@@ -167,22 +173,30 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
                  (at - stage * cut.atoms_that_fit) * cut.groups * kAtomBytes;
   }
   const RingCursor own = ring.place(min(lane, cut.stages - 1));
-  uint32_t at_x = describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at);
+  uint32_t at_x = describe_operand(w.places(), shared_address(w.operand) + cut.operand_at);
   __syncwarp();
-#pragma unroll 1
-  for (int run = 0; run < cut.atoms; run += kRun) {
-    const bool second = w.halves && run == cut.atoms - cut.second_atoms;
-    if (second) keep_first_half(w, c);
-    begin_run<kRun>(w, address[0], at_x, !second, c, [&] {
+  const auto begin = [&]<int kAtoms>(int run, bool accumulates) {
+    begin_run<kAtoms>(w, address[0], at_x, accumulates, c, [&] {
       if (w.lean && waits == Waits::parts)
-        w.take_part(run / kRun);
+        w.take_part(run / kAtomsOfPart);
       else if (waits != Waits::no && run == 0)
         w.take_operand();
     });
+  };
+#pragma unroll 1
+  for (int run = 0, atoms; run < cut.atoms; run += atoms) {
+    const bool second = w.halves && run == cut.atoms - cut.second_atoms;
+    if (second) keep_first_half(w, c);
+    const bool is_short = w.beside && (w.lean ? waits == Waits::parts : cut.atoms - run < kRun);
+    atoms = is_short ? kAtomsOfPart : kRun;
+    if (is_short)
+      begin.template operator()<kAtomsOfPart>(run, true);
+    else
+      begin.template operator()<kRun>(run, !second);
     // The next run's come to the first lanes: a constant lane's value is known to be all lanes'.
-    const uint32_t later = __shfl_sync(kFullMask, address[0], lane + kRun & kWarp - 1);
-    address[1] = __shfl_sync(kFullMask, address[1], lane + kRun & kWarp - 1);
-    address[0] = lane < kWarp - kRun ? later : address[1];
+    const uint32_t later = __shfl_sync(kFullMask, address[0], lane + atoms & kWarp - 1);
+    address[1] = __shfl_sync(kFullMask, address[1], lane + atoms & kWarp - 1);
+    address[0] = lane < kWarp - atoms ? later : address[1];
     wgmma_wait<0>();
   }
   pin(c);
@@ -192,21 +206,24 @@ __device__ __forceinline__ void multiply_held(const Worker<kHeadDim>& w, const R
 
 /// c = weights x operand^T of a tile, by the first four warps. All products of all tiles share this
 /// code: what is run once a layer is not in the instruction cache.
-template <int kHeadDim>
+template <int kHeadDim, int kSums>
 __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& ring,
-                                         const MatrixCut& cut, int lane, Waits waits, Sums& c) {
-  if (w.lean || cut.held) return multiply_held(w, ring, cut, lane, waits, c);
-  Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
+                                         const MatrixCut& cut, int lane, Waits waits,
+                                         float (&c)[kSums][4]) {
+  if (w.lean || (kSums == 1 && cut.held)) return multiply_held(w, ring, cut, lane, waits, c);
+  Progress p{ring, describe_operand(w.places(), shared_address(w.operand) + cut.operand_at), 0};
   const int waits_at = waits != Waits::no ? cut.atoms - cut.early_atoms : -1;
   if (waits != Waits::no && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
+  constexpr int kAtOnce = kSums > 1 ? kRun / 2 : kRun;
 #pragma unroll 1
   for (int left = cut.atoms; left > 0;) {
     const bool second = w.halves && left == cut.second_atoms;
     if (second) keep_first_half(w, c);
     const int of_chain = w.halves && left > cut.second_atoms ? left - cut.second_atoms : left;
-    if (of_chain >= 16 && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
-      multiply_atoms<kHeadDim, 16>(w, cut, p, lane, !second, left == waits_at, left == 16, c);
-      left -= 16;
+    if (of_chain >= kAtOnce && !cut.streams && cut.atoms - left >= cut.fine_atoms) {
+      multiply_atoms<kHeadDim, kAtOnce>(w, cut, p, lane, !second, left == waits_at, left == kAtOnce,
+                                        c);
+      left -= kAtOnce;
     } else if (of_chain >= 4) {
       multiply_atoms<kHeadDim, 4>(w, cut, p, lane, !second, left == waits_at, left == 4, c);
       left -= 4;

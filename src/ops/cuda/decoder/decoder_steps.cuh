@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_mixture.cuh"
+#include "ops/cuda/decoder/decoder_ranks.cuh"
 
 namespace nanovllm::decoder {
 
@@ -304,9 +305,9 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut&
 #pragma unroll
   for (int j = 0; j < kPairsGathered; ++j) {
     const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
-    to[j] = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first + c)) + c / 4 % 2;
+    to[j] = reinterpret_cast<uint2*>(&w.operand_of_half(cut, row, first + c)) + c / 4 % 2;
     if (i >= 2 * total) break;
-    if (absent && w.shared.context[row] <= 0)
+    if (absent && w.shared.context[w.beside ? row / 2 : row] <= 0)
       *to[j] = uint2{};
     else
       missing |= 1u << j;
@@ -324,12 +325,21 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut&
 template <int kHeadDim>
 __device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const MatrixCut& cut,
                                              int64_t sent, bool absent) {
-  const int thread = w.ready_thread(), total = cut.atoms * (kAtomDepth / 4);
+  constexpr int kOfHalf = kPairsOfPart / 2;
+  const int thread = w.ready_thread(), of_half = cut.atoms * (kAtomDepth / 4), total = 2 * of_half;
   if (thread >= kGathering) return;
   const bool waits = !absent || w.shared.context[0] > 0;
-  const uint64_t* from = inbox(w.a, sent + thread * 2);
-  uint32_t to = shared_address(w.operand) + cut.operand_at + thread * 8;
-  find_now(to);
+  uint32_t from[kPairsGathered], to[kPairsGathered];
+#pragma unroll
+  for (int j = 0; j < kPairsGathered; ++j) {
+    const int i = thread + j * kGathering, half = i / kOfHalf % 2,
+              pair = i / kPairsOfPart * kOfHalf + i % kOfHalf;
+    from[j] = (half * of_half + pair) * 2;
+    to[j] = shared_address(w.operand) + cut.operand_at + (pair / 2 * 2 + half) * 16 + pair % 2 * 8;
+    find_now(from[j]);
+    find_now(to[j]);
+  }
+  const uint64_t* words = inbox(w.a, sent);
   WordPair pair[kPairsGathered] = {};
 #pragma unroll
   for (int j = 0; j < kPairsGathered; ++j) {
@@ -338,26 +348,28 @@ __device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const Ma
 #pragma unroll
       for (int k = j; k < kPairsGathered; ++k)
         if (thread + k * kGathering < total && !pair[k].there(w.epoch))
-          pair[k].read(from + k * kGathering * 2);
-    store_shared(to + j * kGathering * 8, static_cast<uint32_t>(pair[j].first),
+          pair[k].read(words + from[k]);
+    store_shared(to[j], static_cast<uint32_t>(pair[j].first),
                  static_cast<uint32_t>(pair[j].second));
     fence_shared_for_async();
-    w.give_part((thread + j * kGathering) / kPairsOfRun);
+    w.give_part((thread + j * kGathering) / kPairsOfPart);
   }
 }
 
-/// The same of many words, by all warps. A thread has four elements of 16 of a row, the threads
-/// next to these four the same of the next row: neighbours in the operand.
+/// The same of many words, by all warps. A thread has four elements of 32 of a row, a line of the
+/// L2 cache, which serves halves of lines as slowly; the threads next to these eight have the same
+/// of the next row.
 template <int kHeadDim>
 __device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
                                             int columns, bool absent, int thread) {
-  constexpr int kAtOnce = 6, kInARow = 16;
-  const int rows = w.a.rows, step = kThreads / 4 / rows, row = thread / 4 % rows,
-            column = thread % 4 * 4, blocks = columns / kInARow;
-  const bool has_row = thread / 4 < step * rows;
-  const bool is_sent = !absent || w.shared.context[row] > 0;
+  constexpr int kAtOnce = 6, kInARow = 32, kOfRow = kInARow / 4;
+  const int rows = w.places(), step = kThreads / kOfRow / rows, row = thread / kOfRow % rows,
+            column = thread % kOfRow * 4, blocks = columns / kInARow;
+  const bool has_row = thread / kOfRow < step * rows;
+  const bool is_sent = !absent || w.shared.context[w.beside ? row / 2 : row] > 0;
 #pragma unroll 1
-  for (int block = has_row ? thread / 4 / rows : blocks; block < blocks; block += kAtOnce * step) {
+  for (int block = has_row ? thread / kOfRow / rows : blocks; block < blocks;
+       block += kAtOnce * step) {
     const int first = block * kInARow + column;
     WordPair pair[kAtOnce] = {};
     uint32_t missing = 0;
@@ -366,11 +378,11 @@ __device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut
       if (is_sent && block + j * step < blocks) missing |= 1u << j;
     const uint64_t* from = inbox(w.a, sent + (int64_t{row} * columns + first) / 2);
     receive_all(pair, missing, w.epoch, [&](int j) { return from + j * step * kInARow / 2; });
-    uint2* to = reinterpret_cast<uint2*>(&w.operand_at(cut, row, first)) + first / 4 % 2;
+    uint2* to = reinterpret_cast<uint2*>(&w.operand_of_half(cut, row, first)) + first / 4 % 2;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       if (block + j * step < blocks)
-        to[j * step * rows * kInARow / 4] =
+        to[j * step * w.places() * kInARow / 4] =
             uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
   }
 }
@@ -383,7 +395,7 @@ __device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t 
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
-  const int columns = cut.atoms * kAtomDepth - first_column, total = w.rows() * columns / 8,
+  const int columns = cut.atoms * kAtomDepth - first_column, total = w.places() * columns / 8,
             thread = w.ready_thread();
   if constexpr (Worker::kIsFp8) {
     return gather_quantised(w, cut, sent, absent, thread);

@@ -174,6 +174,7 @@ SkinnyPlan plan_skinny(const GemmProblem& p, int num_sms) {
       if (gated && columns % 16 != 0) continue;  // half a tile is whole groups of 8
       if (block_rows < 64 && block_rows < m && (m <= 16 || block_rows < 16)) continue;
       block_rows = copied_rows(block_rows, m);
+      if (p.weight.in_halves && block_rows > kMostHalvedRows) continue;
       const int64_t items =
           ceil_div(m, block_rows) * ceil_div(p.outputs(), gated ? columns / 2 : columns);
       const int64_t cost = ceil_div(items, num_sms) * (columns + block_rows + kItem);

@@ -29,6 +29,8 @@ inline constexpr int kSkinnyColumns[] = {8, 16, 24, 32, 48, 64};  // of a tile
 constexpr int skinny_stage_bytes(int columns, int block_rows, int depth) {
   return depth * (columns + block_rows) * kSliceRowBytes;
 }
+/// Of a tile of a weight in halves of k: both halves' are the rows of A.
+constexpr int kMostHalvedRows = 32;
 /// Shared memory: the barriers, then the ring on a boundary of 1024; A reads 64 rows, whatever
 /// there are.
 constexpr int kSkinnyBarrierBytes = 2 * kMostStages * 8;

@@ -171,58 +171,97 @@ __device__ void store_gated_tile(__nv_bfloat16* y, const SkinnyShape& shape,
     store(silu_times_straight);
 }
 
-/// Four warps' part: the products of all steps. `halves`: those of both halves of k, one after the
-/// other.
+/// A tile of a weight in halves of k, of which `sum` has the products of all rows with all columns:
+/// the rows with the first half of k, and behind them the rows with the second, and columns
+/// likewise. Those of one half with itself are y's: rounded and added.
+template <int kColumns>
+__device__ __forceinline__ void add_halves_of_tile(float (&y)[kColumns / 2],
+                                                   const float (&sum)[kColumns], int block_rows) {
+  constexpr int kPairs = kColumns / 8, kPad = 4;
+  __shared__ uint32_t second[kMostHalvedRows][kColumns / 2 + kPad];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  if (block_rows == 8) {  // both are in one lane
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const float* other = sum + 4 * (j + kPairs) + 2;
+      const float2 both = add_halves(pack_bf16(sum[4 * j], sum[4 * j + 1]), other[0], other[1]);
+      y[4 * j] = both.x, y[4 * j + 1] = both.y;
+    }
+    return;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * warp + 8 * half + lane / 4 - block_rows;
+    if (row < 0 || row >= block_rows) continue;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const float* other = sum + 4 * (j + kPairs) + 2 * half;
+      second[row][4 * j + lane % 4] = pack_bf16(other[0], other[1]);
+    }
+  }
+  sync_threads<1, kSkinnyConsumers>();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * warp + 8 * half + lane / 4;
+    if (row >= block_rows) continue;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = 4 * j + 2 * half;
+      const uint32_t first = pack_bf16(sum[i], sum[i + 1]), other = second[row][4 * j + lane % 4];
+      y[i] = low_of(first) + low_of(other), y[i + 1] = high_of(first) + high_of(other);
+    }
+  }
+  sync_threads<1, kSkinnyConsumers>();  // the next tile's come there
+}
+
+/// Four warps' part: the products of all steps. `halves`: of a weight in halves of k, both at once,
+/// which halves the chain (add_halves_of_tile()).
 template <int kColumns, int kDepth, bool gated, bool halves, class Y>
 __device__ void consume(Y* y, const SkinnyShape& shape, const ProductRing& ring) {
+  constexpr int kWide = halves ? 2 * kColumns : kColumns;
   const bool leader = threadIdx.x % kWarp == 0;
-  const uint64_t x_slice = static_cast<uint64_t>(shape.block_rows * kSliceRowBytes >> 4);
-  float sum[kColumns / 2];
-  [[maybe_unused]] FirstHalf<kColumns / 2> first;
-  const int steps = halves ? shape.steps / 2 : shape.steps;
+  const uint64_t x_slice =
+      static_cast<uint64_t>((halves ? 2 : 1) * shape.block_rows * kSliceRowBytes >> 4);
+  float sum[kWide / 2];
   int last = 0;
   for (SkinnyCursor at; !at.done(shape);) {
     const int item = at.item;
 #pragma unroll
     for (float& s : sum) s = 0.0f;
-#pragma unroll 1
-    for (int half = 0; half < (halves ? 2 : 1); ++half) {
-      for (int step = 0; step < steps; ++step) {
-        wait_barrier(ring.full + at.stage, at.parity);
-        const uint64_t w = tile_of(ring.weight(at.stage)), x = tile_of(ring.rows(at.stage));
-        wgmma_fence();
+    for (int step = 0; step < shape.steps; ++step) {
+      wait_barrier(ring.full + at.stage, at.parity);
+      const uint64_t w = tile_of(ring.weight(at.stage)), x = tile_of(ring.rows(at.stage));
+      wgmma_fence();
 #pragma unroll
-        for (int slice = 0; slice < kDepth; ++slice)
+      for (int slice = 0; slice < kDepth; ++slice)
 #pragma unroll
-          for (int i = 0; i < kSliceWidth / 16; ++i)
-            product<kColumns>(sum, x + slice * x_slice + 2 * i,
-                              w + (slice * kColumns * kSliceRowBytes >> 4) + 2 * i);
-        wgmma_commit();
-        wgmma_wait<1>();  // all but these
-        if (leader && step > 0) arrive(ring.empty + last);
-        last = at.stage;
-        at.next(shape);
-      }
-      wgmma_wait<0>();
-      if (leader) arrive(ring.empty + last);
-      if constexpr (halves) {
-        pin(sum);
-        if (half == 0)
-          first.take(sum);
-        else
-          first.add_to(sum);
-      }
+        for (int i = 0; i < kSliceWidth / 16; ++i)
+          product<kWide>(sum, x + slice * x_slice + 2 * i,
+                         w + (slice * kWide * kSliceRowBytes >> 4) + 2 * i);
+      wgmma_commit();
+      wgmma_wait<1>();  // all but these
+      if (leader && step > 0) arrive(ring.empty + last);
+      last = at.stage;
+      at.next(shape);
     }
+    wgmma_wait<0>();
+    if (leader) arrive(ring.empty + last);
     const int row0 = item % shape.row_blocks * shape.block_rows, group = item / shape.row_blocks;
-    if constexpr (gated)
+    if constexpr (gated) {
       store_gated_tile<kColumns>(y, shape, sum, row0, group * kColumns / 2);
-    else
+    } else if constexpr (halves) {
+      float both[kColumns / 2] = {};
+      pin(sum);
+      add_halves_of_tile<kColumns>(both, sum, shape.block_rows);
+      store_tile<kColumns>(y, shape, both, row0, group * kColumns);
+    } else {
       store_tile<kColumns>(y, shape, sum, row0, group * kColumns);
+    }
   }
 }
 
 /// `w`: boxes of kColumns rows ([2, kColumns / 2] where gated), `x`: of `block_rows` rows, both by
-/// kDepth slices.
+/// kDepth slices; of both halves of k, where the weight is in `halves`.
 template <int kColumns, int kDepth, bool gated, bool halves, class Y>
 __global__ void __launch_bounds__(kSkinnyThreads)
     gemm_skinny_kernel(Y* y, const __grid_constant__ CUtensorMap w,
@@ -231,10 +270,11 @@ __global__ void __launch_bounds__(kSkinnyThreads)
   auto* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMostStages;
   unsigned char* const data = shared + kSkinnyBarrierBytes;
-  constexpr int kWeightBytes = kDepth * kColumns * kSliceRowBytes;
-  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                         kWeightBytes + kDepth * shape.block_rows * kSliceRowBytes, full, empty,
-                         kWeightBytes};
+  constexpr int kWeightBytes = (halves ? 2 : 1) * kDepth * kColumns * kSliceRowBytes;
+  const ProductRing ring{
+      data + (1024 - shared_address(data) % 1024) % 1024,
+      kWeightBytes + (halves ? 2 : 1) * kDepth * shape.block_rows * kSliceRowBytes, full, empty,
+      kWeightBytes};
   // The same in all lanes, and known to be: the roles' code need not reckon with divided warps.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   const bool producer = threadIdx.x == kSkinnyConsumers;

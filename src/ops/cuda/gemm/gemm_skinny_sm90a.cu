@@ -33,6 +33,15 @@ void with_columns(int columns, F&& f) {
 /// part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
+/// gemm_map() in boxes of so many rows, of both halves of k.
+CUtensorMap gemm_map_of_halves(EncodeMap encode, const Tensor& t, int rows, int slices,
+                               CUtensorMapL2promotion promotion) {
+  const int64_t half = t.shape[1] / 2;
+  return tensor_map<4>(encode, t, {kSliceWidth, t.shape[0], 2, half / kSliceWidth},
+                       {t.stride[0] * 2, half * 2, kSliceRowBytes}, {kSliceWidth, rows, 2, slices},
+                       promotion);
+}
+
 }  // namespace
 
 CUtensorMap gemm_map(EncodeMap encode, const Tensor& t, MapBox b,
@@ -89,7 +98,13 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
       }
       if constexpr (std::is_same_v<Y, bf16>)
         if (w.format.in_halves)
-          return go(gemm_skinny_kernel<kColumns, kDepth, false, true, DeviceType<Y>>);
+          return launch_early(
+              gemm_skinny_kernel<kColumns, kDepth / 2, false, true, DeviceType<Y>>, grid,
+              kSkinnyThreads, shared, device_ptr<Y>(y),
+              gemm_map_of_halves(encode_map_, w.data, kColumns, kDepth / 2, promotion),
+              gemm_map_of_halves(encode_map_, x, plan.block_rows, kDepth / 2,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+              shape);
       go(gemm_skinny_kernel<kColumns, kDepth, false, false, DeviceType<Y>>);
     });
   });
