@@ -359,7 +359,8 @@ void StepRecorder::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tenso
                                 Tensor chosen) {
   note(kSampling, [=, this] { ops_->top_logprobs(ids, logprobs, ranks, logits, chosen); });
 }
-void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+// Without the reader: each operation is repeated by itself.
+void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps, Weight) {
   note_small("add_rms_norm", {residual, x, residual, y},
              [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
 }

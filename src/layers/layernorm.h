@@ -14,6 +14,8 @@ class RmsNorm {
   RmsNorm(WeightLoader& load, const std::string& prefix, int64_t size, float eps)
       : weight_(load.vector({{prefix + ".weight", {size}}}, size)), eps_(eps) {}
 
+  /// `reader`: the weight of the product that alone reads add_forward()'s result, and at once.
+  void set_reader(Weight reader) { reader_ = reader; }
   /// y = norm(x)
   void forward(const Step& step, Tensor y, Tensor x) const {
     step.ops.rms_norm(y, x, weight_, eps_);
@@ -22,7 +24,8 @@ class RmsNorm {
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
     if (step.comm.fusions().all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
     step.comm.all_reduce(x);
-    step.ops.add_rms_norm(x, residual, x, weight_, eps_);
+    const bool whole = step.comm.world_size() == 1;  // a step in halves has products of each half
+    step.ops.add_rms_norm(x, residual, x, weight_, eps_, whole ? reader_ : Weight{});
   }
   /// The same beside what the backend does until RankFusions::finish_half(half): see
   /// RankFusions::start_add_rms_norm().
@@ -37,6 +40,7 @@ class RmsNorm {
  private:
   Tensor weight_;
   float eps_;
+  Weight reader_;
 };
 
 }  // namespace nanovllm

@@ -42,12 +42,6 @@ ReplicatedLinear::ReplicatedLinear(WeightLoader& load, const std::string& prefix
       load_rows(load, {{prefix, output_size, 0, output_size}}, input_size, bias);
 }
 
-Tensor ReplicatedLinear::forward(const Step& step, Tensor x) const {
-  const Tensor y = take_output(step, x.dtype, x.shape[0]);
-  forward(step, y, x);
-  return y;
-}
-
 void ReplicatedLinear::forward(const Step& step, Tensor y, Tensor x) const {
   step.ops.gemm(y, x, weight_);
   if (bias_.defined()) step.ops.add_bias(y, bias_);

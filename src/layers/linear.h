@@ -21,8 +21,7 @@ class ReplicatedLinear {
  public:
   ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
                    int64_t output_size, bool bias = false);
-  Tensor forward(const Step& step, Tensor x) const;  // [t, input] -> [t, output], in step.arena
-  void forward(const Step& step, Tensor y, Tensor x) const;
+  void forward(const Step& step, Tensor y, Tensor x) const;  // [t, input] -> [t, output]
   /// Room in step.arena for the result of `rows` rows.
   Tensor take_output(const Step& step, DType dtype, int64_t rows) const {
     return step.arena.take(dtype, {rows, output_size_});

@@ -130,14 +130,16 @@ class DecoderLayer {
     mlp_.forward(step, x, residual, next);
   }
 
-  /// Adds this layer to the stack.
-  void add_to(DecoderStack& stack) const {
+  /// Adds this layer to the stack, and tells its norms who reads them.
+  void add_to(DecoderStack& stack) {
     DecoderWeights& layer = stack.layers.emplace_back();
     layer.input_norm = input_layernorm_.weight();
     layer.post_norm = post_attention_layernorm_.weight();
     stack.eps = input_layernorm_.eps();
     self_attn_.add_to(stack);
     mlp_.add_to(stack);
+    input_layernorm_.set_reader(layer.qkv);
+    if (!layer.router.defined()) post_attention_layernorm_.set_reader(layer.gate_up);
   }
 
   const RmsNorm& input_layernorm() const { return input_layernorm_; }

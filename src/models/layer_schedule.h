@@ -22,7 +22,7 @@ template <class Layer>
 class LayerSchedule {
  public:
   LayerSchedule(std::vector<Layer> layers, RmsNorm norm) : layers_(std::move(layers)), norm_(norm) {
-    for (const Layer& layer : layers_) layer.add_to(stack_);
+    for (Layer& layer : layers_) layer.add_to(stack_);
   }
 
   /// The layers and the norm, of the embeddings in `residual` [t, hidden], which becomes the

@@ -314,8 +314,11 @@ class Backend {
     gemm(gate_up, x, w);
     silu_and_mul(y, gate_up);
   }
-  /// residual += x; y = rms_norm(residual). y may be x.
-  virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+  /// residual += x; y = rms_norm(residual). y may be x. Where there is a `reader`, the next
+  /// operation is the product of y with that weight, and no other reads y: it may stay unwritten.
+  virtual void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                            Weight reader = {}) {
+    (void)reader;
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }

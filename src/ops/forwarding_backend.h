@@ -110,8 +110,9 @@ class ForwardingBackend : public Backend {
   void gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight w) override {
     ops_->gemm_silu_and_mul(y, gate_up, x, w);
   }
-  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override {
-    ops_->add_rms_norm(y, residual, x, w, eps);
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                    Weight reader) override {
+    ops_->add_rms_norm(y, residual, x, w, eps, reader);
   }
   void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override {

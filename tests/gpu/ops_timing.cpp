@@ -1,5 +1,5 @@
 // Prints how long GEMM and attention take at the shapes of Qwen3-0.6B, for information:
-// ops_timing [gemm|attention|layers|sampling|small].
+// ops_timing [gemm|fp8|attention|layers|sampling|small].
 // Times are medians of graph replays; the inputs rotate through more memory than the L2 cache holds
 // where that matters.
 
@@ -186,6 +186,7 @@ int main(int argc, char** argv) {
                                           {"gate_up", 24576, 4096},
                                           {"down", 4096, 12288}}});
   }
+  if (wanted("fp8")) time_fp8(*gpu);
   for (const DType cache : {DType::bf16, DType::e4m3}) {
     if (!wanted("attention")) break;
     std::printf("attention, bf16 over %s, head_dim 128 (share of 4,650 GB/s)\n",

@@ -64,6 +64,8 @@ double microseconds(Backend& gpu, int count, Body&& body) {
 
 /// Prints the times of sampling and log probabilities.
 void time_sampling(Backend& gpu);
+/// Prints those of products of quantised rows.
+void time_fp8(Backend& gpu);
 /// Prints the times of what lies between the GEMMs and attention of a decode step.
 void time_small_operations(Backend& gpu);
 

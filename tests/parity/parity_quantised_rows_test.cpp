@@ -311,6 +311,37 @@ TEST_P(QuantisedRowsParity, NumbersAreTheNearestOfE4M3) {
   expect_equal(y.get(), want, "numbers");
 }
 
+// Quotients that are nearly halfway between two numbers, of every mantissa of a row's largest.
+TEST_P(QuantisedRowsParity, QuotientsNearTheMiddleOfTwoNumbersAreThoseOfDivision) {
+  constexpr int64_t k = 128, m = 128;
+  for (const auto rows_are : {Rows::token, Rows::group}) {
+    const WeightFormat format(WeightFormat::e4m3, k, rows_are);
+    QuantizedRows rows;
+    rows.numbers.assign(k * k, 0);
+    for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
+    rows.scales.assign(k, 1);
+    const Kept w = load(format, k, k, std::move(rows));
+    Values x, want;
+    for (int64_t i = 0; i < m; ++i) {
+      const double most = std::ldexp(128 + static_cast<double>(i), static_cast<int>(i % 40) - 20);
+      x.push_back(most);
+      for (int64_t c = 1; c < k; ++c) {
+        const double middle = std::ldexp(17 + 2 * static_cast<double>(c % 8),
+                                         static_cast<int>(c / 8 % 16) - 11);  // from 2^-7 to 992
+        x.push_back(round_to(DType::bf16, std::min(middle * most / 448, most) * (c % 2 ? 1 : -1)));
+      }
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      const QuantisedRow row = quantised(format, x, i, k, 0);
+      for (const double q : row.numbers) want.push_back(static_cast<float>(q) * row.scales[0]);
+    }
+    const Operand x_operand(ops(), DType::bf16, {m, k}, x), y(ops(), DType::f32, {m, k});
+    ops().gemm(y, x_operand, w.view);
+    ops().synchronize();
+    expect_equal(y.get(), want, "numbers times scales");
+  }
+}
+
 TEST_P(QuantisedRowsParity, ARowOfZerosGivesZerosAndAFaultStaysInItsRow) {
   constexpr int64_t m = 7, n = 24, k = 256;
   const double infinity = std::numeric_limits<double>::infinity(),
@@ -352,7 +383,7 @@ TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
     ops().gemm(all, x, w.view);
     ops().synchronize();
     const auto want = all.bits();
-    for (const int64_t rows : {1, 2, 3, 4, 5, 16, 33, 65, 129, 300})
+    for (const int64_t rows : {1, 2, 3, 4, 5, 16, 33, 64, 65, 100, 128, 129, 200, 300})
       for (const int64_t first : {int64_t{0}, int64_t{3}, int64_t{200}, m - rows}) {
         const Operand some(ops(), DType::bf16, {rows, n});
         ops().gemm(some, x.view().rows(first, first + rows), w.view);
@@ -382,6 +413,44 @@ TEST_P(QuantisedRowsParity, GatedProductsHaveTheBitsOfSeparateOperations) {
         ASSERT_EQ(y.bits(), want.bits()) << m << " rows, " << n << ", " << int(format.rows);
       }
     }
+}
+
+// A norm that knows the product of its rows gives it the rows that separate operations give.
+TEST_P(QuantisedRowsParity, NormsForAReaderGiveTheBitsOfSeparateOperations) {
+  constexpr int64_t n = 128;
+  for (const auto& [m, k] : {std::array<int64_t, 2>{1, 4096},
+                             {9, 384},
+                             {9, 1024},
+                             {130, 2048},
+                             {40, 2560},
+                             {300, 4096},
+                             {9, 5120},
+                             {1030, 1024},
+                             {1030, 5120}}) {
+    if (m * k > 2'000'000 && !is_gpu()) continue;
+    Values x = random_values(DType::bf16, m * k, static_cast<uint32_t>(m));
+    const Values stream(x.rbegin(), x.rend());
+    if (m > 1) {
+      std::fill_n(x.begin() + k, k, 0.0);
+      x[static_cast<size_t>(3 * k + 200)] = std::numeric_limits<double>::infinity();
+    }
+    const Operand norm(ops(), DType::bf16, {k}, random_values(DType::bf16, k, 4));
+    for (const WeightFormat format : formats(k)) {
+      if (!ops().keeps(format, n, k)) continue;
+      const Kept w = random_weight(format, n, k);
+      const auto run = [&](const nanovllm::Weight& reader) {
+        const Operand rows(ops(), DType::bf16, {m, k}, x), sum(ops(), DType::bf16, {m, k}, stream),
+            y(ops(), DType::bf16, {m, n});
+        ops().add_rms_norm(rows, sum, rows, norm, 1e-6f, reader);
+        ops().gemm(y, rows, w.view);
+        ops().synchronize();
+        rows.expect_guards("x");
+        sum.expect_guards("residual");
+        return std::pair{y.bits(), sum.bits()};
+      };
+      ASSERT_TRUE(run(w.view) == run({})) << m << " rows of " << k << ", " << int(format.rows);
+    }
+  }
 }
 
 NANOVLLM_PARITY_BACKENDS(QuantisedRowsParity);

@@ -70,7 +70,8 @@ class CpuBackend : public Backend {
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
-  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                    Weight reader) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
 

@@ -25,7 +25,8 @@ void CpuBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   });
 }
 
-void CpuBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+void CpuBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                              Weight /*reader*/) {
   const int64_t rows = residual.shape[0], n = residual.shape[1];
   expect_matrix("add_rms_norm residual", residual, rows, n);
   expect_matrix("add_rms_norm x", x, rows, n);

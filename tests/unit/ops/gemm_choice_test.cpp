@@ -230,16 +230,16 @@ TEST(GemmChoice, OfQuantisedRows) {
       return explain_gemm(problem, kHopper);
     };
     EXPECT_EQ(explained(product(1, kLargeQkv)),
-              "fp8, 48 rows of the weight by 8 rows, 1 blocks of rows");
+              "fp8, 64 rows of the weight by 8 rows, 1 blocks of rows");
     EXPECT_EQ(explained(product(64, kLargeGateUp, GemmEnd::gate)),
               "fp8, 64 rows of the weight by 64 rows, 1 blocks of rows");
     EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::store, DType::f32)),
-              "fp8, 48 rows of the weight by 8 rows, 1 blocks of rows");
+              "fp8, 64 rows of the weight by 8 rows, 1 blocks of rows");
     EXPECT_EQ(explained(product(4096, kLargeQkv)),
               "fp8, 128 rows of the weight by 128 rows, 32 blocks of rows");
     // Scales that differ within 64 rows of the weight.
     EXPECT_EQ(explained(product(4096, kLargeQkv), false),
-              "fp8, 64 rows of the weight by 64 rows, 64 blocks of rows");
+              "fp8, 64 rows of the weight by 32 rows, 128 blocks of rows");
     EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
     EXPECT_EQ(explained(product(8, {4096, 2048}, GemmEnd::send)), "separate operations");
     // y of half the columns: halves whose scales do not begin on 16 bytes.
@@ -392,7 +392,7 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
   EXPECT_FALSE(fp8(2, true).is_sorted);
   EXPECT_EQ(fp8(40, true).tile_tokens, 8);
   EXPECT_EQ(fp8(2000, true).tile_tokens, 128);
-  EXPECT_EQ(fp8(2000, false).tile_tokens, 64);  // its scales are not a lane's four
+  EXPECT_EQ(fp8(2000, false).tile_tokens, 32);  // its scales are not a lane's four
 }
 
 TEST(ExpertChoice, OfPackedWeightsAndManyTokensIsHoppersOwn) {

@@ -112,7 +112,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   void sample(Tensor token_ids, Tensor logits, const SamplingBatch& params) override;
   void top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tensor logits,
                     Tensor chosen) override;
-  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) override;
+  void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                    Weight reader = {}) override;
   void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
@@ -188,6 +189,11 @@ class CudaBackend final : public Backend, KernelLauncher {
 
   void take_path_of(std::string_view architecture);
 
+  /// Rows that are quantised for the product of x with `reader`: of no product, where x is null.
+  struct QuantisedOperand {
+    const std::byte *x = nullptr, *reader = nullptr;
+    std::byte *numbers = nullptr, *scales = nullptr;
+  };
   /// The memory that operations of different micro-batches must not share.
   struct MicroBatch {
     Stream stream;
@@ -195,6 +201,7 @@ class CudaBackend final : public Backend, KernelLauncher {
     Buffer blas_workspace, partials, plans, prefill_counters;
     Buffer unpacked;                  // a quantised weight as bf16
     Buffer quantised;                 // rows of a product, and their scales
+    QuantisedOperand operand;         // of the next product
     const std::byte* step = nullptr;  // the lengths of the batch of begin_step()
     std::vector<PlanKey> step_plans;  // made since then
   };
@@ -263,9 +270,12 @@ class CudaBackend final : public Backend, KernelLauncher {
   void gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, const MmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  /// Room for `rows` rows of `reader`'s columns in the micro-batch's memory, until the next call.
+  QuantisedOperand quantised_room(int64_t rows, const Weight& reader);
   /// `places`: the rows to be are these, of the tokens that are x's rows.
-  void quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
-                     const ExpertPlan* places = nullptr);
+  QuantisedOperand quantise_rows(Tensor x, const Weight& w, const ExpertPlan* places = nullptr);
+  /// What the operation before has quantised for this product; else quantises x.
+  QuantisedOperand take_operand(Tensor x, const Weight& w);
   void load_fp8(const Weight& dst, const QuantizedRows& rows);
   static void check_head_dim(int64_t head_dim);
   static size_t quantised_row_bytes(int64_t rows, int64_t columns);
@@ -305,6 +315,10 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
   template <bool kAdd>
   bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
+  /// add_rms_norm() whose rows are quantised for `reader`. False, and nothing done, likewise.
+  bool add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
+  template <class End>
+  bool add_norm_quantised(const End& end, Tensor residual, Tensor x, Tensor w, float eps);
   /// Whether what a kernel of this step reads of the batch is there before it is launched: since
   /// begin_step() a kernel has waited for all before it, as the first attention after a plan does.
   bool is_settled(const Batch& batch) const {

@@ -156,6 +156,12 @@ void CudaBackend::reserve_quantised_rows(size_t bytes) {
   room_for_quantised_ = bytes;
 }
 
+CudaBackend::QuantisedOperand CudaBackend::quantised_room(int64_t rows, const Weight& reader) {
+  reserve_quantised_rows(quantised_row_bytes(rows, reader.k()));
+  std::byte* const numbers = micro_batch_->quantised.get();
+  return {nullptr, nullptr, numbers, numbers + rows_with_room(rows) * reader.k()};
+}
+
 void CudaBackend::load_fp8(const Weight& dst, const QuantizedRows& rows) {
   const Fp8Layout layout(dst.format, dst.n(), dst.k());
   std::vector<float> units;

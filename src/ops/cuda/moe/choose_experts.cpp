@@ -32,7 +32,7 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
                                                 : 128;
   const int most = p.unpacks_simply ? 128 : kMostAnyPackedTokens;
   if (p.weight.quantises_rows())
-    return {ExpertKernel::fp8, !is_sorted ? 8 : std::min({tokens, most, p.is_even ? 128 : 64}),
+    return {ExpertKernel::fp8, !is_sorted ? 8 : std::min({tokens, most, p.is_even ? 128 : 32}),
             is_sorted};
   if (p.weight.is_quantised()) {
     const bool is_many = pairs > kMostFewPacked * p.experts && gpu.shared_bytes >= kManyPackedBytes;

@@ -15,13 +15,13 @@ constexpr int64_t kRing = 200 * 1024;
 /// The rows of w of a tile that ask least of the busiest SM (choose_quantised.cpp).
 int best_height(const Fp8Tile& tile, int64_t columns, int64_t tiles, int num_sms) {
   constexpr int64_t kTile = 40;
-  if (tile.is_large()) return kFp8LargeColumns;
-  int best = kFp8Height;
+  int best = tile.most_columns();
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int height : kFp8Heights) {
+    if (!tile.takes(height)) continue;
     const int64_t items = tiles * ceil_div(columns, height / tile.parts()),
                   cost = ceil_div(items, num_sms) * (height + tile.rows + kTile);
-    if (cost <= least) least = cost, best = height;
+    if (cost < least) least = cost, best = height;
   }
   return best;
 }
@@ -32,15 +32,12 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
                                        int tile_tokens) {
   const bool is_gated = y.shape[1] != w.n();
   const int64_t k = x.shape[1], room = rows_with_room(plan.pairs);
-  reserve_quantised_rows(quantised_row_bytes(plan.pairs, k));
-  std::byte* const numbers = micro_batch_->quantised.get();
-  std::byte* const scales = numbers + room * k;
   ExpertPlan places = plan;
   if (!is_gated) places.token_of = nullptr, places.per_token = 1;  // x has a row for each place
-  quantise_rows(x, w, numbers, reinterpret_cast<float*>(scales), &places);
+  const QuantisedOperand operand = quantise_rows(x, w, &places);
   const auto go = [&]<int kTile, bool kGated, bool kBlocks>() {
     constexpr Fp8Tile t = kFp8ExpertTiles[kTile];
-    constexpr Fp8Tile tile{t.rows, t.depth, 1, kGated, kBlocks, true};
+    constexpr Fp8Tile tile{t.rows, t.depth, t.columns, 1, kGated, kBlocks, true};
     Fp8Shape shape{};
     shape.rows = plan.pairs;
     shape.columns = static_cast<int>(y.shape[1]);
@@ -61,12 +58,13 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
         fp8_stages(tile, shape.stage_bytes, kRing / shape.stage_bytes, max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), k).scales());
-    launch_early(gemm_fp8_kernel<t.rows, t.depth, 1, kGated, kBlocks, true>,
+    launch_early(gemm_fp8_kernel<t.rows, t.depth, t.columns, 1, kGated, kBlocks, true>,
                  {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))},
                  tile.threads(),
                  static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
-                 static_cast<void*>(y.data), fp8_maps<tile>(encode_map_, w, shape, numbers, scales),
-                 Fp8RowScales{w_scales, reinterpret_cast<const float*>(scales)}, shape);
+                 static_cast<void*>(y.data),
+                 fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
+                 Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
   };
   const auto* const own =
       std::find_if(std::begin(kFp8ExpertTiles), std::end(kFp8ExpertTiles),

@@ -7,29 +7,34 @@
 namespace nanovllm {
 
 constexpr int kFp8Block = 128;  // columns of k that are summed by the tensor cores alone
-constexpr int kFp8LargeColumns = 128;
 constexpr int kFp8Height = 64;  // rows of w, at most, that a group of four warps multiplies
 constexpr int kFp8Aligned = 4;  // scales, with the first of which a copy begins
 constexpr int kFp8Unit = 8;     // rows of w that stay together, and share scales of blocks
 
-/// A kernel's tile. Few rows: 64 rows of w, or fewer, by `rows` rows of x for a group of four
-/// warps. Many: two groups of 64 rows of x by 128 rows of w. `depth` blocks of k in a stage;
-/// `cluster` neighbours share their rows of x.
+/// A kernel's tile. `columns` 0: 64 rows of w, or fewer, by `rows` rows of x for a group of four
+/// warps. Else groups of 64 rows of x by `columns` rows of w, or half of them. `depth` blocks of k
+/// in a stage; `cluster` neighbours share their rows of x.
 struct Fp8Tile {
-  int rows, depth = 1, cluster = 1;
+  int rows, depth = 1, columns = 0, cluster = 1;
   bool gated = false;
   bool blocks = false;   // scales of blocks of k; else of whole rows
   bool grouped = false;  // rows of x are places, which meet the weights of their experts
   /// Whether the rows of x are wgmma's first operand.
-  constexpr bool is_large() const { return rows > kFp8Height; }
-  constexpr int groups() const { return is_large() ? rows / kFp8Height : 1; }
-  constexpr int most_columns() const { return is_large() ? kFp8LargeColumns : kFp8Height; }  // of w
-  constexpr int sums() const { return (is_large() ? kFp8LargeColumns : rows) / 2; }  // of a lane
+  constexpr bool has_rows_first() const { return columns > 0; }
+  constexpr int groups() const { return has_rows_first() ? rows / kFp8Height : 1; }
+  constexpr int most_columns() const { return has_rows_first() ? columns : kFp8Height; }  // of w
+  constexpr int sums() const { return (has_rows_first() ? columns : rows) / 2; }  // of a lane
+  /// Whether its blocks may have so many rows of w. With rows first no scale of a block ends
+  /// inside.
+  constexpr bool takes(int height) const {
+    return has_rows_first() ? height == columns || (columns == kFp8Height && 2 * height == columns)
+                            : height <= kFp8Height;
+  }
   constexpr int parts() const { return gated ? 2 : 1; }
   constexpr int consumers() const { return groups() * kGroupThreads; }
   constexpr int threads() const { return consumers() + kGroupThreads; }
   constexpr int pitch() const { return kFp8Height / parts() * 2 + 16; }  // bytes of a result's row
-  constexpr int result_bytes() const { return is_large() ? 0 : rows * pitch(); }
+  constexpr int result_bytes() const { return has_rows_first() ? 0 : rows * pitch(); }
   /// Of a block of k: some before the tile's, in each part.
   constexpr int weight_scales() const {
     return blocks ? most_columns() / kFp8Unit + parts() * kFp8Aligned : 0;
@@ -42,29 +47,35 @@ struct Fp8Tile {
   constexpr int row_scale_bytes() const {
     return blocks ? (depth * row_scales() * 4 + 127) / 128 * 128 : 0;
   }
-  /// Of a stage that has `columns` rows of w, and `block_rows` of x.
-  constexpr int stage_bytes(int columns, int block_rows) const {
-    return (depth * (columns + block_rows) * kFp8Block + weight_scale_bytes() + row_scale_bytes() +
+  /// Of a stage that has `height` rows of w, and `block_rows` of x.
+  constexpr int stage_bytes(int height, int block_rows) const {
+    return (depth * (height + block_rows) * kFp8Block + weight_scale_bytes() + row_scale_bytes() +
             1023) /
            1024 * 1024;
   }
   /// The barriers, the ring on a boundary of 1024, and results; wgmma reads whole tiles, whatever
   /// there is.
   constexpr int shared_bytes(int stage, int stages) const {
-    const int beyond = ((is_large() ? 0 : kFp8Height) + rows) * kFp8Block;
+    const int beyond = std::max(most_columns(), rows) * kFp8Block;
     return kSkinnyBarrierBytes + 1024 + stages * stage + std::max(result_bytes(), beyond);
   }
 };
 
-/// Rows of w of a tile with few rows of x: all, or fewer, so that more SMs have one.
-inline constexpr int kFp8Heights[] = {32, 48, 64};
-inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4}, {16, 4}, {32, 4}, {64, 2}, {128}, {128, 1, 2}};
+/// Rows of w of a tile: all, or fewer, so that more SMs have one.
+inline constexpr int kFp8Heights[] = {128, 64, 48, 32};
+inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},        {16, 4},          {64, 2, 64}, {128, 1, 64},
+                                        {128, 1, 128}, {128, 1, 128, 2}, {32, 4}};
 /// Of experts, by their tokens. The columns of `down` are few: two blocks in a stage waste less.
-inline constexpr Fp8Tile kFp8ExpertTiles[] = {{8, 2}, {16, 2}, {32, 2}, {64, 2}, {128}};
+inline constexpr Fp8Tile kFp8ExpertTiles[] = {{8, 2}, {16, 2}, {32, 2}, {64, 2, 64}, {128, 1, 128}};
 
 /// The rows of x that a block copies where `row_blocks` cover all rows.
 inline int64_t copied_fp8_rows(const Fp8Tile& tile, int64_t rows, int64_t row_blocks) {
   return tile.cluster > 1 ? tile.rows : copied_rows(tile.rows, ceil_div(rows, row_blocks));
+}
+
+/// Whether the product with such a weight is of rows that become E4M3 numbers.
+constexpr bool has_fp8_rows(WeightFormat format) {
+  return format.quantises_rows() && format.numbers == WeightFormat::e4m3;
 }
 
 /// The rows that quantised rows have room for: in eights, as they are copied.

@@ -7,7 +7,7 @@
 // the kernel before has ended, another rows of x; blocks stay, and take tile after tile.
 //
 // Few rows: the weight's rows are wgmma's A and those of x its B, so that one instruction takes all
-// rows of a block, as in gemm_wide.cuh. Many rows: the other way round, for then a lane's sums have
+// rows of a block, as in gemm_wide.cuh. More rows: the other way round, for then a lane's sums have
 // four scales in all, and little is read beside the operands.
 //
 // Grouped: rows of x are the places of a mixture's pairs (moe.cuh), tiles those of its plan. Then
@@ -83,7 +83,7 @@ __device__ void fp8_copy_weights(const Fp8Maps& maps, const Fp8Shape& shape,
       arrive_expecting(full, bytes);
       const int unit = place.tile * units;
       const int block = step * tile.depth;
-      if constexpr (tile.grouped && tile.is_large())  // the next tiles' as well
+      if constexpr (tile.grouped && tile.has_rows_first())  // the next tiles' as well
         copy_box(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit,
                  static_cast<int>(place.expert * shape.expert_blocks) + block);
       else
@@ -135,13 +135,13 @@ __device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
                                             const float (&part)[tile.sums()], const float* w_scales,
                                             const float* x_scales) {
   // Where a tile's second scale of w lies: that of up, or of other rows.
-  constexpr int kSecond = tile.gated        ? tile.weight_scales() / 2
-                          : tile.is_large() ? kFp8Height / kFp8Unit
-                                            : 1;
+  constexpr int kSecond = tile.gated              ? tile.weight_scales() / 2
+                          : tile.has_rows_first() ? kFp8Height / kFp8Unit
+                                                  : 1;
   if constexpr (!tile.blocks) {
 #pragma unroll
     for (int i = 0; i < tile.sums(); ++i) sum[i] += part[i];
-  } else if constexpr (tile.is_large()) {
+  } else if constexpr (tile.has_rows_first()) {
     const float w[2] = {w_scales[0], w_scales[kSecond]}, x[2] = {x_scales[0], x_scales[8]};
     const float scale[2][2] = {{x[0] * w[0], x[1] * w[0]}, {x[0] * w[1], x[1] * w[1]}};
 #pragma unroll
@@ -180,8 +180,10 @@ struct Fp8Consumer {
                    x = tile_of(ring.rows(shape, ahead.stage) + group * kFp8Height * kFp8Block);
     const uint64_t next_w = static_cast<uint64_t>(shape.height * kFp8Block >> 4),
                    next_x = static_cast<uint64_t>(shape.block_rows * kFp8Block >> 4);
-    const uint64_t a = tile.is_large() ? x : w, next_a = tile.is_large() ? next_x : next_w,
-                   b = tile.is_large() ? w : x, next_b = tile.is_large() ? next_w : next_x;
+    const uint64_t a = tile.has_rows_first() ? x : w,
+                   next_a = tile.has_rows_first() ? next_x : next_w,
+                   b = tile.has_rows_first() ? w : x,
+                   next_b = tile.has_rows_first() ? next_w : next_x;
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < tile.depth; ++d) {
@@ -232,7 +234,7 @@ struct Fp8Consumer {
     for (float& s : sum) s = 0.0f;
     Part first;
     int step = 0;
-    if constexpr (!tile.is_large()) {
+    if constexpr (!tile.has_rows_first()) {
 #pragma unroll 1
       for (; step < shape.steps; ++step) {
         multiply(first);
@@ -266,12 +268,12 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
   const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
   float sum[tile.sums()];
   Fp8Consumer<tile> consumer{shape, ring, group, 0, 0, {}, {}};
-  const int first_row = tile.is_large() ? kFp8Height * group + 16 * warp + g : 2 * t;
+  const int first_row = tile.has_rows_first() ? kFp8Height * group + 16 * warp + g : 2 * t;
   consumer.row = first_row;
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
     const int units = shape.height / kFp8Unit / tile.parts();  // of a part
     consumer.unit =
-        place.tile * units % kFp8Aligned + (tile.is_large() ? 0 : 2 / tile.parts() * warp);
+        place.tile * units % kFp8Aligned + (tile.has_rows_first() ? 0 : 2 / tile.parts() * warp);
     if constexpr (tile.grouped) consumer.row = first_row + place.row % kFp8Aligned;
     consumer.sum_up(sum);
     if constexpr (!tile.blocks) fp8_scale<tile>(sum, shape, scales, place, group, warp);
@@ -280,18 +282,19 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
       fp8_store_each<tile>(static_cast<float*>(y), shape, place, sum, group, warp);
     else if (!tile.gated && !shape.is_whole)
       fp8_store_each<tile>(y_bf16, shape, place, sum, group, warp);
-    else if constexpr (tile.is_large())
+    else if constexpr (tile.has_rows_first())
       fp8_store_many<tile>(y_bf16, shape, place, sum, group, warp);
     else
       fp8_store_few<tile>(y_bf16, shape, place, sum, ring.results, warp);
   });
 }
 
-template <int kRows, int kDepth, int kCluster, bool gated, bool blocks, bool grouped>
-__global__ void __launch_bounds__(Fp8Tile{kRows}.threads(), 1)
+template <int kRows, int kDepth, int kColumns, int kCluster, bool gated, bool blocks, bool grouped>
+__global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
     gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
                     const __grid_constant__ Fp8Shape shape) {
-  constexpr Fp8Tile tile{kRows, kDepth, kCluster, gated, blocks, grouped};
+  constexpr Fp8Tile tile{kRows, kDepth, kColumns, kCluster, gated, blocks, grouped};
+  constexpr bool kMovesRegisters = tile.sums() > 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const Fp8Ring<tile> ring(shared, shape);
   if (threadIdx.x == 0) {
@@ -309,12 +312,12 @@ __global__ void __launch_bounds__(Fp8Tile{kRows}.threads(), 1)
     __syncthreads();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x < kGroupThreads) {
-    if constexpr (tile.is_large()) leave_registers<24>();
+    if constexpr (kMovesRegisters) leave_registers<24>();
     if (threadIdx.x == 0) fp8_copy_weights<tile>(maps, shape, ring);
     if (threadIdx.x == kWarp) fp8_copy_rows<tile>(maps, shape, ring);
     __syncwarp();
   } else {
-    if constexpr (tile.is_large()) take_registers<240>();
+    if constexpr (kMovesRegisters) take_registers<240>();
     fp8_tiles<tile>(y, scales, shape, ring, warp / 4 - 1, warp % 4);
   }
   // The others still arrive here, and copy to here.

@@ -77,7 +77,7 @@ struct Fp8Element {
   int row, column, part;
   __device__ Fp8Element(int i, int group, int warp) {
     const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4, j = i / 4, half = i / 2 % 2;
-    if constexpr (tile.is_large()) {
+    if constexpr (tile.has_rows_first()) {
       row = kFp8Height * group + 16 * warp + 8 * half + g;
       column = 8 * (j / tile.parts()) + 2 * t + i % 2;
       part = j % tile.parts();
@@ -165,11 +165,12 @@ __device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp
       result[i] = sum[i];
     }
   }
-  const int first = kFp8Height * group + 16 * warp + threadIdx.x % kWarp / 4;
-  for_pieces<kColumns>(result, [&](int half, int column, const uint4& piece) {
-    const int own = first + half, row = place.row + own;
-    column += place.tile * kColumns;
-    if (own < shape.block_rows && row >= place.own && row < place.end && column < shape.columns)
+  const int first = kFp8Height * group + 16 * warp + threadIdx.x % kWarp / 4,
+            height = shape.height / tile.parts();
+  for_pieces<kColumns>(result, [&](int half, int in_tile, const uint4& piece) {
+    const int own = first + half, row = place.row + own, column = place.tile * height + in_tile;
+    if (own < shape.block_rows && row >= place.own && row < place.end && in_tile < height &&
+        column < shape.columns)
       *reinterpret_cast<uint4*>(y + row * shape.stride + column) = piece;
   });
 }

@@ -15,41 +15,45 @@ constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 }  // namespace
 
-void CudaBackend::quantise_rows(Tensor x, const Weight& w, std::byte* numbers, float* scales,
-                                const ExpertPlan* places) {
+CudaBackend::QuantisedOperand CudaBackend::quantise_rows(Tensor x, const Weight& w,
+                                                         const ExpertPlan* places) {
   const int64_t count = places ? places->pairs : x.shape[0];
-  const auto rows = static_cast<unsigned>(count);
+  const QuantisedOperand room = quantised_room(count, w);
   const auto fixed = input_scales_.find(w.data.data);
-  const QuantisedRows to{device_ptr<bf16>(x),
-                         x.stride[0],
-                         reinterpret_cast<uint2*>(numbers),
-                         scales,
-                         static_cast<int>(count),
-                         static_cast<int>(x.shape[1]),
-                         static_cast<int>(rows_with_room(count)),
-                         fixed == input_scales_.end() ? 0.0f : fixed->second,
-                         wide_rows({x}),
-                         places ? places->token_of : nullptr,
-                         places ? places->per_token : 1};
-  const dim3 grid{grid_size(ceil_div(x.shape[1], int64_t{kWarp} * 8)),
+  const RowsToQuantise rows{device_ptr<bf16>(x),
+                            x.stride[0],
+                            rows_in(room.numbers, room.scales, count, w.k()),
+                            static_cast<int>(count),
+                            fixed == input_scales_.end() ? 0.0f : fixed->second,
+                            wide_rows({x}),
+                            places ? places->token_of : nullptr,
+                            places ? places->per_token : 1};
+  const dim3 grid{grid_size(ceil_div(w.k(), int64_t{kWarp} * 8)),
                   grid_size(ceil_div(count, kRowsTogether))};
   if (w.format.rows == WeightFormat::Rows::token)
-    launch_early(quantise_tokens_kernel, {rows}, kTokenThreads, 0, to);
+    launch_early(quantise_tokens_kernel, {grid_size(count)}, kTokenThreads, 0, rows);
   else if (w.format.rows == WeightFormat::Rows::group)
-    launch_early(quantise_groups_kernel<false>, grid, kRowsTogether * kWarp, 0, to);
+    launch_early(quantise_groups_kernel<false>, grid, kRowsTogether * kWarp, 0, rows);
   else
-    launch_early(quantise_groups_kernel<true>, grid, kRowsTogether * kWarp, 0, to);
+    launch_early(quantise_groups_kernel<true>, grid, kRowsTogether * kWarp, 0, rows);
+  return room;
+}
+
+CudaBackend::QuantisedOperand CudaBackend::take_operand(Tensor x, const Weight& w) {
+  const QuantisedOperand made = std::exchange(micro_batch_->operand, {});
+  if (!made.x) return quantise_rows(x, w);
+  check(made.x == x.data && made.reader == w.data.data, ErrorKind::engine,
+        "gemm: the operation before has quantised rows for another product than that of {}",
+        x.describe());
+  return made;
 }
 
 void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan) {
-  reserve_quantised_rows(quantised_row_bytes(x.shape[0], x.shape[1]));
-  std::byte* const numbers = micro_batch_->quantised.get();
+  const QuantisedOperand operand = take_operand(x, w);
   const int64_t room = rows_with_room(x.shape[0]);
-  std::byte* const scales = numbers + room * x.shape[1];
-  quantise_rows(x, w, numbers, reinterpret_cast<float*>(scales));
   const auto go = [&]<int kTile, bool kGated, bool kBlocks>() {
     constexpr Fp8Tile t = kFp8Tiles[kTile];
-    constexpr Fp8Tile tile{t.rows, t.depth, t.cluster, kGated, kBlocks};
+    constexpr Fp8Tile tile{t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks};
     Fp8Shape shape{};
     shape.rows = static_cast<int>(x.shape[0]);
     shape.columns = static_cast<int>(y.shape[1]);
@@ -73,12 +77,12 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
                               max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
-    launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.cluster, kGated, kBlocks, false>,
+    launch_clusters(gemm_fp8_kernel<t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks, false>,
                     {grid_size(blocks)}, tile.cluster, tile.threads(),
                     static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
                     can_launch_early_, static_cast<void*>(y.data),
-                    fp8_maps<tile>(encode_map_, w, shape, numbers, scales),
-                    Fp8RowScales{w_scales, reinterpret_cast<const float*>(scales)}, shape);
+                    fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
+                    Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
   };
   with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
     with_fp8_kind(w, gated, [&]<bool kGated, bool kBlocks>() {

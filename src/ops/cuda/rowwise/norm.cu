@@ -1,9 +1,10 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
 // warp, up to 512 elements); it is read once, into registers, and written once. Where there are
 // many rows, and in micro-batches, a row belongs to one warp: no barrier then, and more bytes under
-// way.
+// way. Rows for a product that quantises them are quantised where there are not many.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/micro_batches.h"
+#include "ops/cuda/quantised/quantised_rows.cuh"
 #include "ops/cuda/rowwise/row_math.cuh"
 
 namespace nanovllm {
@@ -128,6 +129,36 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
   normalise_row(y.row(blockIdx.x, 0), stream, held, w, weights, reciprocal, first, step, n, wide);
 }
 
+constexpr int kMostVectors = 16;  // of a row, of which each has a warp, as in the general kernels
+
+/// What becomes of a row: it is stored, or quantised with scales of groups, or with its own.
+struct StoredRows {
+  RowsOf<__nv_bfloat16> y;
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
+    store_whole(y.row(row, 0) + column, v);
+  }
+};
+struct RowsOfGroups {
+  QuantisedRows to;
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
+    to.put_of_group(row, column, v);
+  }
+};
+struct RowsOfTokens {
+  QuantisedRows to;
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
+    __shared__ float warps[kMostVectors];
+    const unsigned own = threadIdx.x / kWarp, count = blockDim.x / kWarp;
+    float most = most_of_lanes<kWarp>(most_of(v));
+    if (threadIdx.x % kWarp == 0) warps[own] = most;
+    __syncthreads();
+    for (unsigned i = 0; i < count; ++i) most = most_of(most, warps[i]);
+    const float scale = row_scale(most);
+    if (column == 0) to.scales[row] = scale;
+    to.put(row, column, v, scale);
+  }
+};
+
 constexpr int kRowsPerBlock = 4;
 
 /// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
@@ -190,14 +221,12 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   }
 }
 
-constexpr int kMostVectors = 16;  // of which each has a warp, as in the general kernels
-
 /// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
 /// the general kernels do, but in half of their registers: blocks find room beside each other, and
 /// beside those of the products around them.
-template <bool kAdd, int kVectors>
+template <bool kAdd, int kVectors, class End>
 __global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
-    one_row_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+    one_row_kernel(const End end, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
                    const __nv_bfloat16* w, float eps) {
   using V = Vec<__nv_bfloat16>;
   static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
@@ -219,8 +248,8 @@ __global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
   float total = sums[0];
 #pragma unroll
   for (int j = 1; j < kVectors; ++j) total += sums[j];
-  const float reciprocal = reciprocal_rms(total, kVectors * kWarp * V::size, eps);
-  store_normalised(y.row(blockIdx.x, 0) + first, held, weights, reciprocal, V::size, true);
+  normalise(held, reciprocal_rms(total, kVectors * kWarp * V::size, eps), weights);
+  end.put(blockIdx.x, static_cast<int>(first), held);
 }
 
 /// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
@@ -248,12 +277,12 @@ bool with_vectors(int64_t n, F&& go) {
 constexpr int64_t kManyRows = 1024;
 
 /// Null where rows need the general kernels.
-template <bool kAdd>
+template <bool kAdd, class End>
 auto one_row_kernel_for(const Tensor& x, bool wide) {
-  decltype(&one_row_kernel<kAdd, kMostVectors>) kernel = nullptr;
+  decltype(&one_row_kernel<kAdd, kMostVectors, End>) kernel = nullptr;
   if (wide && x.dtype == DType::bf16 && x.rank == 2)
     with_vectors(x.shape[1], [&]<int kVectors>() {
-      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors>;
+      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors, End>;
     });
   return kernel;
 }
@@ -262,6 +291,32 @@ unsigned one_row_threads(const Tensor& x) {
 }
 
 }  // namespace
+
+template <class End>
+bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, Tensor w,
+                                     float eps) {
+  const auto kernel = one_row_kernel_for<true, End>(x, wide_rows({residual, x, w}));
+  if (kernel)
+    launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, end, rows_of<bf16>(residual),
+                 rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  return kernel != nullptr;
+}
+
+bool CudaBackend::add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w,
+                               float eps) {
+  const bool is_many = divides_sms() || x.shape[0] >= kManyRows;
+  if (!is_hopper_ || !has_fp8_rows(reader.format) || is_many || x.numel() == 0) return false;
+  QuantisedOperand operand = quantised_room(x.shape[0], reader);
+  operand.x = y.data, operand.reader = reader.data.data;
+  const QuantisedRows to = rows_in(operand.numbers, operand.scales, x.shape[0], x.shape[1]);
+  const auto kind = reader.format.rows;
+  const bool done = kind == WeightFormat::Rows::group
+                        ? add_norm_quantised(RowsOfGroups{to}, residual, x, w, eps)
+                        : kind == WeightFormat::Rows::token &&
+                              add_norm_quantised(RowsOfTokens{to}, residual, x, w, eps);
+  if (done) micro_batch_->operand = operand;
+  return done;
+}
 
 template <bool kAdd>
 bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
@@ -286,9 +341,10 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
         "rms_norm: {} from {} with {}", y.describe(), x.describe(), w.describe());
   if (norm_many_rows<false>(y, {}, x, w, eps)) return;
   const bool wide = wide_rows({y, x, w});
-  if (const auto kernel = one_row_kernel_for<false>(x, wide))
-    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
-                        rows_of<bf16>(x), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  if (const auto kernel = one_row_kernel_for<false, StoredRows>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
+                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(x), rows_of<bf16>(x),
+                        device_ptr<bf16>(w), eps);
   const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
   const unsigned threads = row_threads(n), rows_per_block = threads == kWarp ? 4 : 1;
   dispatch_float(x.dtype, [&]<class T>() {
@@ -298,17 +354,20 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   });
 }
 
-void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
+void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
+                               Weight reader) {
   check(x.rank == 2 && x.shape == y.shape && x.shape == residual.shape && y.rank == 2 &&
             residual.rank == 2 && w.rank == 1 && w.shape[0] == x.shape[1] && x.dtype == y.dtype &&
             x.dtype == residual.dtype && x.dtype == w.dtype,
         "add_rms_norm: {} from {} + {} with {}", y.describe(), residual.describe(), x.describe(),
         w.describe());
-  if (norm_many_rows<true>(y, residual, x, w, eps)) return;
+  if (add_norm_for(reader, y, residual, x, w, eps) || norm_many_rows<true>(y, residual, x, w, eps))
+    return;
   const bool wide = wide_rows({y, residual, x, w});
-  if (const auto kernel = one_row_kernel_for<true>(x, wide))
-    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, rows_of<bf16>(y),
-                        rows_of<bf16>(residual), rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+  if (const auto kernel = one_row_kernel_for<true, StoredRows>(x, wide))
+    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
+                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(residual), rows_of<bf16>(x),
+                        device_ptr<bf16>(w), eps);
   dispatch_float(x.dtype, [&]<class T>() {
     launch_early(add_rms_norm_kernel<DeviceType<T>>, grid_size(x.shape[0]), row_threads(x.shape[1]),
                  0, rows_of<T>(y), rows_of<T>(residual), rows_of<T>(x), device_ptr<T>(w),
