@@ -316,6 +316,7 @@ TEST_P(QuantisedRowsParity, QuotientsNearTheMiddleOfTwoNumbersAreThoseOfDivision
   constexpr int64_t k = 128, m = 128;
   for (const auto rows_are : {Rows::token, Rows::group}) {
     const WeightFormat format(WeightFormat::e4m3, k, rows_are);
+    if (!ops().keeps(format, k, k)) continue;
     QuantizedRows rows;
     rows.numbers.assign(k * k, 0);
     for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
