@@ -49,6 +49,59 @@ void CpuBackend::copy(Tensor dst, Tensor src) {
   if (src.bytes() != 0) std::memmove(dst.data, src.data, src.bytes());
 }
 
+// oneDNN sums as many columns from zero as it chooses by k.
+int64_t CpuBackend::segment(int64_t k) const {
+  const auto [it, is_new] = segments_.try_emplace(k, 0);
+  if (is_new && k % kPairColumns == 0 && kernels_.int4_pairs.gemm)
+    for (const int64_t columns : {k, int64_t{512}, int64_t{1024}, int64_t{256}, int64_t{2048}})
+      if (columns <= k && adds_in_segments(k, columns)) {
+        it->second = columns;
+        break;
+      }
+  return it->second;
+}
+
+bool CpuBackend::adds_in_segments(int64_t k, int64_t columns) const {
+  constexpr int64_t m = kQuantisedRows, n = 4 * kGemmBlock;
+  constexpr WeightFormat kFormat(WeightFormat::int4, kPairColumns);
+  uint32_t state = 1;
+  const auto draw = [&] {  // from -1 to 1
+    return static_cast<float>(static_cast<int32_t>(state = state * 1664525u + 1013904223u)) *
+           0x1p-31f;
+  };
+  QuantizedRows rows;
+  rows.scales.resize(static_cast<size_t>(n * kFormat.groups(k)));
+  for (float& scale : rows.scales) scale = 1.5f + draw();
+  rows.zeros.assign(rows.scales.size(), 0);
+  std::vector<bf16> x(static_cast<size_t>(m * k)), plain(static_cast<size_t>(n * k));
+  for (bf16& value : x) value = static_cast<bf16>(draw());
+  for (size_t i = 0; i < plain.size(); ++i) {
+    rows.numbers.push_back(static_cast<int8_t>(draw() * 7.99f));
+    plain[i] = static_cast<bf16>(rows.scales[i / kPairColumns] * rows.numbers[i]);
+  }
+  const WeightLayout& where = onednn_->layout(DType::bf16, n, k);
+  std::vector<std::byte> whole(where.bytes), packed(quantised_bytes(kFormat, n, k));
+  const Tensor of_x(x.data(), DType::bf16, {m, k}, device());
+  pack_rows(whole.data(), DType::bf16, where, 0,
+            Tensor(plain.data(), DType::bf16, {n, k}, device()), 1);
+  pack_quantised(packed.data(), kFormat, n, k, rows, 1);
+  std::vector<float> want(static_cast<size_t>(m * n)), found(want.size());
+  onednn_->gemm(Tensor(want.data(), DType::f32, {m, n}, device()), of_x,
+                Tensor(whole.data(), DType::bf16, {n, k}, device()));
+  GemmTask<bf16> task{.x = x.data(),
+                      .x_stride = k,
+                      .y = found.data(),
+                      .y_is_f32 = true,
+                      .y_stride = n,
+                      .m = m,
+                      .n = n,
+                      .k = k,
+                      .end_block = n / kGemmBlock,
+                      .segment = columns};
+  kernels_.int4_pairs.gemm(task, quantised_panels(packed.data(), kFormat, k));
+  return std::memcmp(want.data(), found.data(), want.size() * sizeof(float)) == 0;
+}
+
 void CpuBackend::reserve_scratch(int64_t floats) {
   if (floats <= scratch_floats_) return;
   for (Buffer& buffer : scratch_)
@@ -67,6 +120,7 @@ int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
   const int64_t columns = panels ? largest.widest : largest.quantised_columns;
   return std::max({attention_scratch_floats(largest.head_dim, attention_rows(largest.dtype)),
                    gemm_scratch_floats(columns) + panel_scratch_floats(columns),
+                   panel_scratch_floats(most_paired_),
                    tiles ? tile_scratch_floats(std::min(largest.rows, kRowsAsTiles)) +
                                tile_block_floats(largest.widest)
                          : 0,

@@ -93,10 +93,15 @@ class CpuBackend : public Backend {
                        const QuantisedPanels& panels);
   const QuantisedKernels& quantised(WeightFormat format) const {
     const bool rows = format.quantises_rows();
+    if (!rows && uses_onednn(DType::bf16)) return kernels_.int4_pairs;
     return format.numbers == WeightFormat::int4   ? (rows ? kernels_.int4_rows : kernels_.int4)
            : format.numbers == WeightFormat::int8 ? (rows ? kernels_.int8_rows : kernels_.int8)
                                                   : (rows ? kernels_.e4m3_rows : kernels_.e4m3);
   }
+  /// How many columns of k oneDNN's bf16 products sum from zero, so that quantised_pairs.inl gives
+  /// their bits; 0: none that we know. Compared once for each k, with a small product.
+  int64_t segment(int64_t k) const;
+  bool adds_in_segments(int64_t k, int64_t columns) const;
   /// A thread's share of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
     int64_t sequence, first, count;
@@ -137,7 +142,9 @@ class CpuBackend : public Backend {
   const Kernels& kernels_;
   std::unique_ptr<OneDnn> onednn_;
   mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> own_layouts_;
-  std::vector<Buffer> scratch_;  // one per thread
+  mutable std::map<int64_t, int64_t> segments_;  // by k
+  mutable int64_t most_paired_ = 0;  // k of the weights of products of pairs that were asked about
+  std::vector<Buffer> scratch_;      // one per thread
   int64_t scratch_floats_ = 0;
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
   Buffer row_tiles_;                            // tile_gemm: rows of x, as tiles

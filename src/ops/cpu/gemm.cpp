@@ -31,6 +31,11 @@ GemmTask<T> panel_task(const Tensor& y, const Tensor& x, const Weight& w, int64_
           .scratch = scratch};
 }
 
+/// Of scratch memory in front of panels, for rows of x: products of pairs read them as they are.
+int64_t rows_floats(const GemmTask<bf16>& task) {
+  return task.segment > 0 ? 0 : gemm_scratch_floats(task.k);
+}
+
 }  // namespace
 
 const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const {
@@ -42,13 +47,16 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
   return it->second;
 }
 
-// oneDNN's own order of additions is kept by oneDNN alone, which takes no panels; products with
+// oneDNN takes no panels: they are kept where our products add in its order. Products with
 // quantised rows have an order of their own.
 bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
-  return format.quantises_rows() ? k <= kMostQuantisedColumns : !uses_onednn(DType::bf16);
+  if (format.quantises_rows()) return k <= kMostQuantisedColumns;
+  return !uses_onednn(DType::bf16) || (format.numbers == WeightFormat::int4 && segment(k) > 0);
 }
 
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  if (format.is_quantised() && !format.quantises_rows() && uses_onednn(DType::bf16))
+    most_paired_ = std::max(most_paired_, k);
   if (format.is_quantised()) return quantised_bytes(format, n, k);
   if (format.in_halves) return 2 * layout(dtype_of(format), n, k / 2).bytes;
   return layout(dtype_of(format), n, k).bytes;
@@ -168,9 +176,10 @@ void CpuBackend::gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& 
 }
 
 void CpuBackend::quantised_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
-  reserve_scratch(gemm_scratch_floats(w.k()) + panel_scratch_floats(w.k()));
-  multiply_panels(panel_task<bf16>(y, x, w, 0, 0, nullptr), quantised(w.format),
-                  quantised_panels(w.data.data, w.format, w.k()));
+  GemmTask<bf16> task = panel_task<bf16>(y, x, w, 0, 0, nullptr);
+  if (uses_onednn(DType::bf16)) task.segment = segment(w.k());
+  reserve_scratch(rows_floats(task) + panel_scratch_floats(w.k()));
+  multiply_panels(task, quantised(w.format), quantised_panels(w.data.data, w.format, w.k()));
 }
 
 void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKernels& kernels,
@@ -182,7 +191,7 @@ void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKerne
     task.first_block = begin;
     task.end_block = end;
     if (m <= kQuantisedRows || !kernels.dequantise) return kernels.gemm(task, panels);
-    auto* plain = reinterpret_cast<bf16*>(task.scratch + gemm_scratch_floats(k));
+    auto* plain = reinterpret_cast<bf16*>(task.scratch + rows_floats(task));
     QuantisedPanels some = panels;
     for (int64_t block = begin; block < end; block += kPanelsAtOnce) {
       const int64_t count = std::min(kPanelsAtOnce, end - block), column = block * kGemmBlock;

@@ -76,10 +76,9 @@ struct Product {
   memory x, w, y, scratch;
 };
 
-/// A primitive depends on these. The stride of y matters only where there are several rows; x is
-/// always dense.
+/// A primitive depends on these. x and y are always dense.
 struct ProductKey {
-  int64_t m, n, k, y_stride;
+  int64_t m, n, k;
   DType dtype, y_dtype;
   auto operator<=>(const ProductKey&) const = default;
 };
@@ -105,11 +104,11 @@ struct OneDnn::State {
   using Entry = std::pair<ProductKey, Product>;
   std::list<Entry> products;  // most recently used first
   std::map<ProductKey, std::list<Entry>::iterator> index;
-  std::vector<std::byte> scratch, rows;
+  std::vector<std::byte> scratch, rows, results;
 
   dnnl::matmul::primitive_desc describe(const ProductKey& key, const memory::desc& w) const {
     const memory::desc x({key.m, key.k}, type_of(key.dtype), memory::dims{key.k, 1});
-    const memory::desc y({key.m, key.n}, type_of(key.y_dtype), memory::dims{key.y_stride, 1});
+    const memory::desc y({key.m, key.n}, type_of(key.y_dtype), memory::dims{key.n, 1});
     return describe_matmul(engine, x, w, y);
   }
 
@@ -119,7 +118,7 @@ struct OneDnn::State {
       const ThreadCount scope(threads);
       const memory::desc any({k, n}, type_of(dtype), memory::format_tag::any);
       constexpr int64_t kTypicalRows = 512;
-      it->second.desc = describe({kTypicalRows, n, k, n, dtype, dtype}, any).weights_desc();
+      it->second.desc = describe({kTypicalRows, n, k, dtype, dtype}, any).weights_desc();
       it->second.layout = read_layout(it->second.desc, n, k, size_of(dtype));
     }
     return it->second;
@@ -145,9 +144,9 @@ struct OneDnn::State {
     return products.front().second;
   }
 
-  /// Rows that stand apart are copied together: for them the library sums in another order than for
-  /// dense ones, so that a row alone (always dense) and the same row among others would differ in
-  /// the last bits.
+  /// Rows of x and y that stand apart are copied together: for them the library sums in another
+  /// order than for dense ones, so that a row alone (always dense) and the same row among others
+  /// would differ in the last bits.
   Tensor dense(const Tensor& x) {
     const int64_t m = x.shape[0], k = x.shape[1];
     if (m == 1 || x.stride[0] == k) return x;
@@ -156,6 +155,14 @@ struct OneDnn::State {
     for (int64_t i = 0; i < m; ++i)
       std::memcpy(rows.data() + static_cast<size_t>(i) * row, x.rows(i, i + 1).data, row);
     return Tensor(rows.data(), x.dtype, {m, k}, x.device);
+  }
+
+  /// Room for y, if it is not dense.
+  Tensor dense_result(const Tensor& y) {
+    const int64_t m = y.shape[0], n = y.shape[1];
+    if (m == 1 || y.stride[0] == n) return y;
+    results.resize(std::max(results.size(), static_cast<size_t>(m * n) * size_of(y.dtype)));
+    return Tensor(results.data(), y.dtype, {m, n}, y.device);
   }
 
   bool is_row_invariant(DType dtype);
@@ -193,11 +200,11 @@ const WeightLayout& OneDnn::layout(DType dtype, int64_t n, int64_t k) const {
   return state_->weight(dtype, n, k).layout;
 }
 
-void OneDnn::gemm(const Tensor& y, const Tensor& strided_x, const Tensor& w) {
+void OneDnn::gemm(const Tensor& strided_y, const Tensor& strided_x, const Tensor& w) {
   const int64_t m = strided_x.shape[0], n = w.shape[0], k = w.shape[1];
-  const Tensor x = state_->dense(strided_x);
+  const Tensor x = state_->dense(strided_x), y = state_->dense_result(strided_y);
   const ThreadCount scope(state_->threads);
-  Product& product = state_->product({m, n, k, m == 1 ? n : y.stride[0], x.dtype, y.dtype});
+  Product& product = state_->product({m, n, k, x.dtype, y.dtype});
   product.x.set_data_handle(x.data);
   product.w.set_data_handle(w.data);
   product.y.set_data_handle(y.data);
@@ -208,6 +215,10 @@ void OneDnn::gemm(const Tensor& y, const Tensor& strided_x, const Tensor& w) {
                                              {DNNL_ARG_DST, product.y},
                                              {DNNL_ARG_SCRATCHPAD, product.scratch}});
   state_->stream.wait();
+  if (y.data == strided_y.data) return;
+  const size_t row = static_cast<size_t>(n) * size_of(y.dtype);
+  for (int64_t i = 0; i < m; ++i)
+    std::memcpy(strided_y.rows(i, i + 1).data, y.data + static_cast<size_t>(i) * row, row);
 }
 
 /// Multiplies a small awkward problem with different numbers of rows and compares bits. A few
@@ -224,7 +235,7 @@ bool OneDnn::State::is_row_invariant(DType dtype) {
     }
   };
   const Weight& w = weight(dtype, n, k);
-  const std::string_view name = describe({kRows, n, k, n, dtype, dtype}, w.desc).impl_info_str();
+  const std::string_view name = describe({kRows, n, k, dtype, dtype}, w.desc).impl_info_str();
   if (!name.starts_with("brg") || w.layout.bytes == 0) return false;
 
   std::vector<std::byte> x, plain, packed(w.layout.bytes);
@@ -234,7 +245,7 @@ bool OneDnn::State::is_row_invariant(DType dtype) {
   std::vector<float> all(static_cast<size_t>(kRows * n)), some(all.size());
   const ThreadCount scope(threads);
   for (const int64_t m : {int64_t{130}, int64_t{64}, int64_t{17}, int64_t{3}, int64_t{1}}) {
-    Product& p = product({m, n, k, n, dtype, DType::f32});
+    Product& p = product({m, n, k, dtype, DType::f32});
     auto& y = m == kRows ? all : some;
     p.x.set_data_handle(x.data());
     p.w.set_data_handle(packed.data());

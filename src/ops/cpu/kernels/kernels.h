@@ -61,6 +61,7 @@ struct GemmTask {
   void* y = nullptr;  // T, or float if y_is_f32
   bool y_is_f32 = false;
   int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
+  int64_t segment = 0;       // columns that are summed from zero, of products of pairs
   float* scratch = nullptr;  // gemm_scratch_floats(k); tile products: tile_scratch_floats(m)
   const float* row_scales = nullptr;  // of quantised rows: one, or for each group of the weight
 };
@@ -77,6 +78,8 @@ struct QuantisedPanels {
   int64_t zeros = 0, units = 0,
           panel_bytes = 0;  // where zero points and numbers begin, and its end
 };
+/// Products of pairs take as many columns at a time, in groups of multiples of them.
+constexpr int64_t kPairColumns = 32;
 /// Rows for which a product dequantises in registers; with more, panels are dequantised first.
 constexpr int64_t kQuantisedRows = 4;
 /// So many at a time, beside gemm_scratch_floats().
@@ -102,8 +105,8 @@ struct QuantisedKernels {
   /// As FloatKernels::gemm, of at most kQuantisedRows rows or, without dequantise(), of any; the
   /// task's w is not read.
   void (*gemm)(const GemmTask<bf16>& task, const QuantisedPanels& w);
-  /// A panel as gemm_panels() reads it, [k, kGemmBlock]: weights or, beside quantised rows,
-  /// numbers. Both are null where gemm() takes any rows.
+  /// A panel as gemm_panels() reads it, [k, kGemmBlock] or pairs of columns: weights or, beside
+  /// quantised rows, numbers. Both are null where gemm() takes any rows.
   void (*dequantise)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t);
   /// The same product of any rows with such panels, which are the task's w.
   void (*gemm_panels)(const GemmTask<bf16>& task, const QuantisedPanels& w);
@@ -153,6 +156,9 @@ struct Kernels {
   FloatKernels<float> f32;
   FloatKernels<bf16> half;
   QuantisedKernels int4, int8, e4m3, int4_rows, int8_rows, e4m3_rows;
+  /// int4 beside plain rows in the order of oneDNN's dot products of bf16 pairs
+  /// (quantised_pairs.inl); null where the instruction set has none.
+  QuantisedKernels int4_pairs;
   RowStats (*row_stats)(const float* logits, int64_t n);
   /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.
   double (*sum_exp)(const float* logits, int64_t n, float temperature, float shift);

@@ -37,6 +37,14 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 //
 #include "ops/cpu/kernels/quantised.inl"
 //
+#if defined(__AVX512BF16__)
+#include "ops/cpu/kernels/quantised_pairs.inl"
+#else
+namespace {
+constexpr QuantisedKernels kInt4Pairs{};
+}  // namespace
+#endif
+//
 #include "ops/cpu/kernels/quantised_rows.inl"
 //
 #include "ops/cpu/kernels/integer_rows.inl"
@@ -69,6 +77,7 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            int4_rows_kernels(),
                            int8_rows_kernels(),
                            e4m3_rows_kernels(),
+                           kInt4Pairs,
                            row_stats,
                            sum_exp,
                            gumbel_argmax,

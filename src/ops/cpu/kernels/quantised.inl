@@ -141,9 +141,10 @@ NANOVLLM_INLINE void quantised_tile(const float* x, const QuantisedPanels& w, co
   for (int j = 0; i + j < first + count; ++j) add(i + j, j);
 }
 
-template <class Group, int ROWS, int BLOCKS>
-void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
-  Sum acc[ROWS][BLOCKS];
+/// Calls body<Group>(first panel, first column, columns, group) for each group of BLOCKS panels, or
+/// body<ExactGroup<Group>>() where all panels' are such.
+template <class Group, int BLOCKS, class Body>
+NANOVLLM_INLINE void with_groups(const QuantisedPanels& w, int64_t block, Body body) {
   const uint8_t* panel = w.data + block * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
@@ -153,12 +154,21 @@ void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_
             const uint8_t* from = panel + b * w.panel_bytes;
             fits = fits && ExactGroup<Group>::fits(from + g * 64, from + w.zeros + g * 16);
           }
-          if (fits)
-            return quantised_tile<ExactGroup<Group>, ROWS, BLOCKS>(task.scratch, w, panel, first,
-                                                                   count, g, acc);
+          if (fits) return body.template operator()<ExactGroup<Group>>(panel, first, count, g);
         }
-        quantised_tile<Group, ROWS, BLOCKS>(task.scratch, w, panel, first, count, g, acc);
+        body.template operator()<Group>(panel, first, count, g);
       });
+}
+
+template <class Group, int ROWS, int BLOCKS>
+void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
+  Sum acc[ROWS][BLOCKS];
+  with_groups<Group, BLOCKS>(
+      w, block,
+      [&]<class Any>(const uint8_t* panel, int64_t first, int64_t count, int64_t g)
+          __attribute__((always_inline)) {
+            quantised_tile<Any, ROWS, BLOCKS>(task.scratch, w, panel, first, count, g, acc);
+          });
   put_tile<ROWS, BLOCKS>(task, acc, 0, block);
 }
 
@@ -172,11 +182,9 @@ void for_blocks(const GemmTask<bf16>& task, Multiply multiply) {
   for (; block < task.end_block; ++block) multiply.template operator()<ROWS, 1>(block);
 }
 
-/// The same of the task's rows, kQuantisedRows at most, which are floats in its scratch memory
-/// then.
+/// The same of the task's rows, kQuantisedRows at most.
 template <class Multiply>
-NANOVLLM_INLINE void for_few_rows(const GemmTask<bf16>& task, Multiply multiply) {
-  rows_as_floats(task, 0, task.m);
+NANOVLLM_INLINE void for_some_rows(const GemmTask<bf16>& task, Multiply multiply) {
   if (task.m == 1)
     for_blocks<1>(task, multiply);
   else if (task.m == 2)
@@ -185,6 +193,13 @@ NANOVLLM_INLINE void for_few_rows(const GemmTask<bf16>& task, Multiply multiply)
     for_blocks<3>(task, multiply);
   else
     for_blocks<4>(task, multiply);
+}
+
+/// The same, and the rows are floats in the task's scratch memory then.
+template <class Multiply>
+NANOVLLM_INLINE void for_few_rows(const GemmTask<bf16>& task, Multiply multiply) {
+  rows_as_floats(task, 0, task.m);
+  for_some_rows(task, multiply);
 }
 
 template <class Group>
