@@ -45,13 +45,18 @@ NANOVLLM_INLINE void add_pairs(const GemmTask<bf16>& task, int64_t begin, int64_
 /// Of four registers of four lanes of four words: word i of a lane of the result's register j is
 /// word j of that lane of register i.
 NANOVLLM_INLINE void transpose_lanes(__m512i (&v)[4]) {
-  const __m512i a = _mm512_maskz_unpacklo_epi32(0xffff, v[0], v[1]),
-                b = _mm512_maskz_unpackhi_epi32(0xffff, v[0], v[1]),
-                c = _mm512_maskz_unpacklo_epi32(0xffff, v[2], v[3]),
-                d = _mm512_maskz_unpackhi_epi32(0xffff, v[2], v[3]);
+  const auto low_words = [](__m512i a, __m512i b) __attribute__((always_inline)) {
+    return _mm512_mask_blend_epi32(0xaaaa, a, _mm512_maskz_slli_epi64(0xff, b, 32));
+  };
+  const auto high_words = [](__m512i a, __m512i b) __attribute__((always_inline)) {
+    return _mm512_mask_blend_epi32(0xaaaa, _mm512_maskz_srli_epi64(0xff, a, 32), b);
+  };
+  // Shifts and blends in the first step: shuffles have fewer units.
+  const __m512i a = low_words(v[0], v[1]), b = high_words(v[0], v[1]), c = low_words(v[2], v[3]),
+                d = high_words(v[2], v[3]);
   v[0] = _mm512_maskz_unpacklo_epi64(0xff, a, c);
-  v[1] = _mm512_maskz_unpackhi_epi64(0xff, a, c);
-  v[2] = _mm512_maskz_unpacklo_epi64(0xff, b, d);
+  v[1] = _mm512_maskz_unpacklo_epi64(0xff, b, d);
+  v[2] = _mm512_maskz_unpackhi_epi64(0xff, a, c);
   v[3] = _mm512_maskz_unpackhi_epi64(0xff, b, d);
 }
 
@@ -89,25 +94,28 @@ struct Int4Tables {
     const __m512i first = _mm512_loadu_si512(units), second = _mm512_loadu_si512(units + 64),
                   of_two[2] = {_mm512_maskz_unpacklo_epi32(0xffff, first, second),
                                _mm512_maskz_unpackhi_epi32(0xffff, first, second)};
-    const auto each = [](uint64_t a, uint64_t b) __attribute__((always_inline)) {
-      const auto even_words = static_cast<int64_t>(a), odd_words = static_cast<int64_t>(b);
-      return _mm512_set_epi64(odd_words, even_words, odd_words, even_words, odd_words, even_words,
-                              odd_words, even_words);
+    // Words of a lane, whose bytes are of columns 2 p, 2 p + 8, 2 p + 1 and 2 p + 9.
+    const __m512i words = _mm512_set_epi32(0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
+                                           0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
+                                           0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
+                                           0x07030703, 0x06020602, 0x05010501, 0x04000400);
+    const __m512i spread[2] = {words, _mm512_add_epi32(words, _mm512_set1_epi32(0x08080808))},
+                  even = _mm512_set1_epi32(0x00000f0f), odd = _mm512_set1_epi32(0x0f0f0000),
+                  bytes_of_even = _mm512_set1_epi16(0x00ff);
+    const auto select = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
+      return _mm512_maskz_ternarylogic_epi32(0xffff, bytes_of_even, a, b, 0xca);
     };
-    const __m512i twice[2] = {each(0x0303020201010000u, 0x0707060605050404u),
-                              each(0x0b0b0a0a09090808u, 0x0f0f0e0e0d0d0c0cu)},
-                  even = _mm512_set1_epi16(0x000f), odd = _mm512_set1_epi16(0x0f00);
     __m512i columns[2][4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const __m512i bytes = _mm512_maskz_shuffle_epi8(~0ull, of_two[i / 2], twice[i % 2]);
-      const __m512i numbers =
-          _mm512_or_si512(_mm512_and_si512(bytes, even),
-                          _mm512_and_si512(_mm512_maskz_srli_epi16(~0u, bytes, 4), odd));
-      const __m512i lows = _mm512_maskz_shuffle_epi8(~0ull, low[i], numbers),
+      const __m512i bytes = _mm512_maskz_shuffle_epi8(~0ull, of_two[i / 2], spread[i % 2]),
+                    numbers = _mm512_or_si512(
+                        _mm512_and_si512(bytes, even),
+                        _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bytes, 4), odd)),
+                    lows = _mm512_maskz_shuffle_epi8(~0ull, low[i], numbers),
                     highs = _mm512_maskz_shuffle_epi8(~0ull, high[i], numbers);
-      columns[0][i] = _mm512_maskz_unpacklo_epi8(~0ull, lows, highs);
-      columns[1][i] = _mm512_maskz_unpackhi_epi8(~0ull, lows, highs);
+      columns[0][i] = select(lows, _mm512_maskz_slli_epi16(~0u, highs, 8));
+      columns[1][i] = select(_mm512_maskz_srli_epi16(~0u, lows, 8), highs);
     }
     transpose_lanes(columns[0]);
     transpose_lanes(columns[1]);
@@ -121,18 +129,25 @@ void int4_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_
   constexpr int kColumns = 16;
   PairSum acc[ROWS][BLOCKS];
   const uint8_t* panel = w.data + block * w.panel_bytes;
+  // Panels that come next: a panel's three parts are too short for the processor to foresee.
+  const int64_t ahead = BLOCKS * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
         Int4Tables tables[BLOCKS];
         for (int b = 0; b < BLOCKS; ++b) {
           const uint8_t* from = panel + b * w.panel_bytes;
           tables[b].open(from + g * 64, from + w.zeros + g * 16);
+          __builtin_prefetch(from + ahead + g * 64);
+          __builtin_prefetch(from + ahead + w.zeros + g * 16);
         }
         add_pairs<kColumns>(
             task, first, first + count, acc, [&](int64_t i) __attribute__((always_inline)) {
               for (int b = 0; b < BLOCKS; ++b) {
+                const uint8_t* units = panel + b * w.panel_bytes + w.units + i * 8;
+                __builtin_prefetch(units + ahead);
+                __builtin_prefetch(units + ahead + 64);
                 VecU pairs[8];
-                tables[b].look_up(pairs, panel + b * w.panel_bytes + w.units + i * 8);
+                tables[b].look_up(pairs, units);
                 for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
                   for (int p = 0; p < 8; ++p) acc[r][b].add(pair_at(task, r, i + 2 * p), pairs[p]);
