@@ -165,7 +165,17 @@ void int4_pair_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
 
 /// A panel of pairs of columns, [k / 2, 16 rows, 2].
 void dequantise_pairs(bf16* to, const QuantisedPanels& w, int64_t block, int64_t) {
-  dequantise<Int4Group, true>(to, w, block, kTileK * kLanes);
+  const uint8_t* panel = w.data + block * w.panel_bytes;
+  for_groups(
+      w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
+        Int4Tables tables;
+        tables.open(panel + g * 64, panel + w.zeros + g * 16);
+        for (int64_t i = first; i < first + count; i += 16) {
+          VecU pairs[8];
+          tables.look_up(pairs, panel + w.units + i * 8);
+          __builtin_memcpy(static_cast<void*>(to + i * kGemmBlock), pairs, sizeof pairs);
+        }
+      });
 }
 
 template <int ROWS, int BLOCKS>
