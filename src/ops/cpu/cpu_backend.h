@@ -92,11 +92,14 @@ class CpuBackend : public Backend {
   void multiply_panels(const GemmTask<bf16>& task, const QuantisedKernels& kernels,
                        const QuantisedPanels& panels);
   const QuantisedKernels& quantised(WeightFormat format) const {
-    const bool rows = format.quantises_rows();
-    if (!rows && uses_onednn(DType::bf16)) return kernels_.int4_pairs;
-    return format.numbers == WeightFormat::int4   ? (rows ? kernels_.int4_rows : kernels_.int4)
-           : format.numbers == WeightFormat::int8 ? (rows ? kernels_.int8_rows : kernels_.int8)
-                                                  : (rows ? kernels_.e4m3_rows : kernels_.e4m3);
+    const auto of = [&](const QuantisedKernels& beside_rows, const QuantisedKernels& pairs,
+                        const QuantisedKernels& others) -> const QuantisedKernels& {
+      return format.quantises_rows() ? beside_rows : uses_onednn(DType::bf16) ? pairs : others;
+    };
+    const Kernels& k = kernels_;
+    return format.numbers == WeightFormat::int4   ? of(k.int4_rows, k.int4_pairs, k.int4)
+           : format.numbers == WeightFormat::int8 ? of(k.int8_rows, k.int8_pairs, k.int8)
+                                                  : of(k.e4m3_rows, k.e4m3_pairs, k.e4m3);
   }
   /// How many columns of k oneDNN's bf16 products sum from zero, so that quantised_pairs.inl gives
   /// their bits; 0: none that we know. Compared once for each k, with a small product.

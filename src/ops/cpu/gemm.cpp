@@ -51,7 +51,7 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
 // quantised rows have an order of their own.
 bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
   if (format.quantises_rows()) return k <= kMostQuantisedColumns;
-  return !uses_onednn(DType::bf16) || (format.numbers == WeightFormat::int4 && segment(k) > 0);
+  return !uses_onednn(DType::bf16) || segment(k) > 0;
 }
 
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {

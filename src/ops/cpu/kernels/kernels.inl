@@ -41,7 +41,11 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 #include "ops/cpu/kernels/quantised_pairs.inl"
 #else
 namespace {
-constexpr QuantisedKernels kInt4Pairs{};
+template <class>
+constexpr QuantisedKernels kPairs{};
+struct Int4Tables;
+template <class Group>
+struct BytePairs;
 }  // namespace
 #endif
 //
@@ -77,7 +81,9 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            int4_rows_kernels(),
                            int8_rows_kernels(),
                            e4m3_rows_kernels(),
-                           kInt4Pairs,
+                           kPairs<Int4Tables>,
+                           kPairs<BytePairs<Int8Group>>,
+                           kPairs<BytePairs<E4m3Group>>,
                            row_stats,
                            sum_exp,
                            gumbel_argmax,

@@ -63,6 +63,7 @@ NANOVLLM_INLINE void transpose_lanes(__m512i (&v)[4]) {
 /// What int4's sixteen numbers stand for in a group of a panel: lane l of table i is of row 4 l +
 /// i, a byte for each number, so that a shuffle of bytes looks up four rows.
 struct Int4Tables {
+  static constexpr int kUnits = 2;  // that hold sixteen columns
   __m512i low[4], high[4];
 
   NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
@@ -124,8 +125,27 @@ struct Int4Tables {
   }
 };
 
-template <int ROWS, int BLOCKS>
-void int4_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
+/// Numbers of a byte, which become bf16 in registers.
+template <class Group>
+struct BytePairs {
+  static constexpr int kUnits = 4;
+  Group group;
+
+  NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
+    group.open(scales, zeros);
+  }
+  NANOVLLM_INLINE void look_up(VecU (&pairs)[8], const uint8_t* units) const {
+#pragma GCC unroll 8
+    for (int p = 0; p < 8; ++p) {
+      const VecU unit = load_unit(units + p / 2 * 64);
+      pairs[p] = reinterpret_cast<VecU>(group.column(unit, p % 2 * 2)) >> 16 |
+                 reinterpret_cast<VecU>(group.column(unit, p % 2 * 2 + 1));
+    }
+  }
+};
+
+template <class Numbers, int ROWS, int BLOCKS>
+void packed_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t block) {
   constexpr int kColumns = 16;
   PairSum acc[ROWS][BLOCKS];
   const uint8_t* panel = w.data + block * w.panel_bytes;
@@ -133,21 +153,22 @@ void int4_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_
   const int64_t ahead = BLOCKS * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
-        Int4Tables tables[BLOCKS];
+        Numbers numbers[BLOCKS];
         for (int b = 0; b < BLOCKS; ++b) {
           const uint8_t* from = panel + b * w.panel_bytes;
-          tables[b].open(from + g * 64, from + w.zeros + g * 16);
+          numbers[b].open(from + g * 64, from + w.zeros + g * 16);
           __builtin_prefetch(from + ahead + g * 64);
           __builtin_prefetch(from + ahead + w.zeros + g * 16);
         }
         add_pairs<kColumns>(
             task, first, first + count, acc, [&](int64_t i) __attribute__((always_inline)) {
               for (int b = 0; b < BLOCKS; ++b) {
-                const uint8_t* units = panel + b * w.panel_bytes + w.units + i * 8;
-                __builtin_prefetch(units + ahead);
-                __builtin_prefetch(units + ahead + 64);
+                const uint8_t* units =
+                    panel + b * w.panel_bytes + w.units + i * 4 * Numbers::kUnits;
+                for (int u = 0; u < Numbers::kUnits; ++u)
+                  __builtin_prefetch(units + ahead + u * 64);
                 VecU pairs[8];
-                tables[b].look_up(pairs, units);
+                numbers[b].look_up(pairs, units);
                 for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
                   for (int p = 0; p < 8; ++p) acc[r][b].add(pair_at(task, r, i + 2 * p), pairs[p]);
@@ -157,22 +178,24 @@ void int4_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_
   put_tile<ROWS, BLOCKS>(task, acc, 0, block);
 }
 
-void int4_pair_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
+template <class Numbers>
+void packed_pair_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
   for_some_rows(task, [&]<int ROWS, int BLOCKS>(int64_t block) {
-    int4_pair_rows<ROWS, BLOCKS>(task, w, block);
+    packed_pair_rows<Numbers, ROWS, BLOCKS>(task, w, block);
   });
 }
 
 /// A panel of pairs of columns, [k / 2, 16 rows, 2].
+template <class Numbers>
 void dequantise_pairs(bf16* to, const QuantisedPanels& w, int64_t block, int64_t) {
   const uint8_t* panel = w.data + block * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
-        Int4Tables tables;
-        tables.open(panel + g * 64, panel + w.zeros + g * 16);
+        Numbers numbers;
+        numbers.open(panel + g * 64, panel + w.zeros + g * 16);
         for (int64_t i = first; i < first + count; i += 16) {
           VecU pairs[8];
-          tables.look_up(pairs, panel + w.units + i * 8);
+          numbers.look_up(pairs, panel + w.units + i * 4 * Numbers::kUnits);
           __builtin_memcpy(static_cast<void*>(to + i * kGemmBlock), pairs, sizeof pairs);
         }
       });
@@ -209,7 +232,8 @@ void pair_panels(const GemmTask<bf16>& task, const QuantisedPanels&) {
   if (row < task.m) rows.template operator()<1>(row);
 }
 
-constexpr QuantisedKernels kInt4Pairs{int4_pair_gemm, dequantise_pairs, pair_panels, nullptr,
-                                      nullptr};
+template <class Numbers>
+constexpr QuantisedKernels kPairs{packed_pair_gemm<Numbers>, dequantise_pairs<Numbers>, pair_panels,
+                                  nullptr, nullptr};
 
 }  // namespace
