@@ -49,19 +49,14 @@ void CpuBackend::copy(Tensor dst, Tensor src) {
   if (src.bytes() != 0) std::memmove(dst.data, src.data, src.bytes());
 }
 
-// oneDNN sums as many columns from zero as it chooses by k.
 int64_t CpuBackend::segment(int64_t k) const {
   const auto [it, is_new] = segments_.try_emplace(k, 0);
-  if (is_new && k % kPairColumns == 0 && kernels_.int4_pairs.gemm)
-    for (const int64_t columns : {k, int64_t{512}, int64_t{1024}, int64_t{256}, int64_t{2048}})
-      if (columns <= k && adds_in_segments(k, columns)) {
-        it->second = columns;
-        break;
-      }
+  if (is_new && k % kPairColumns == 0 && kernels_.int4_pairs.gemm) it->second = find_segment(k);
   return it->second;
 }
 
-bool CpuBackend::adds_in_segments(int64_t k, int64_t columns) const {
+// oneDNN sums as many columns from zero as it chooses by k.
+int64_t CpuBackend::find_segment(int64_t k) const {
   constexpr int64_t m = kQuantisedRows, n = 4 * kGemmBlock;
   constexpr WeightFormat kFormat(WeightFormat::int4, kPairColumns);
   uint32_t state = 1;
@@ -96,10 +91,14 @@ bool CpuBackend::adds_in_segments(int64_t k, int64_t columns) const {
                       .m = m,
                       .n = n,
                       .k = k,
-                      .end_block = n / kGemmBlock,
-                      .segment = columns};
-  kernels_.int4_pairs.gemm(task, quantised_panels(packed.data(), kFormat, k));
-  return std::memcmp(want.data(), found.data(), want.size() * sizeof(float)) == 0;
+                      .end_block = n / kGemmBlock};
+  for (const int64_t columns : {k, int64_t{512}, int64_t{1024}, int64_t{256}, int64_t{2048}}) {
+    if (columns > k) continue;
+    task.segment = columns;
+    kernels_.int4_pairs.gemm(task, quantised_panels(packed.data(), kFormat, k));
+    if (std::memcmp(want.data(), found.data(), want.size() * sizeof(float)) == 0) return columns;
+  }
+  return 0;
 }
 
 void CpuBackend::reserve_scratch(int64_t floats) {

@@ -104,7 +104,7 @@ class CpuBackend : public Backend {
   /// How many columns of k oneDNN's bf16 products sum from zero, so that quantised_pairs.inl gives
   /// their bits; 0: none that we know. Compared once for each k, with a small product.
   int64_t segment(int64_t k) const;
-  bool adds_in_segments(int64_t k, int64_t columns) const;
+  int64_t find_segment(int64_t k) const;
   /// A thread's share of a sequence in attention(): some of its tokens, for one KV head.
   struct AttentionUnit {
     int64_t sequence, first, count;

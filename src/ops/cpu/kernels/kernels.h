@@ -157,7 +157,7 @@ struct Kernels {
   FloatKernels<bf16> half;
   QuantisedKernels int4, int8, e4m3, int4_rows, int8_rows, e4m3_rows;
   /// Beside plain rows in the order of oneDNN's dot products of bf16 pairs (quantised_pairs.inl);
-  /// null where the instruction set has none.
+  /// null where the instruction set has none, or tile products.
   QuantisedKernels int4_pairs, int8_pairs, e4m3_pairs;
   RowStats (*row_stats)(const float* logits, int64_t n);
   /// Sum of exp(logits[i] / temperature - shift), in double from fixed pieces.

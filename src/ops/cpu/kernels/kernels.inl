@@ -37,7 +37,7 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 //
 #include "ops/cpu/kernels/quantised.inl"
 //
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #include "ops/cpu/kernels/quantised_pairs.inl"
 #else
 namespace {

@@ -60,8 +60,8 @@ NANOVLLM_INLINE void transpose_lanes(__m512i (&v)[4]) {
   v[3] = _mm512_maskz_unpackhi_epi64(0xff, b, d);
 }
 
-/// What int4's sixteen numbers stand for in a group of a panel: lane l of table i is of row 4 l +
-/// i, a byte for each number, so that a shuffle of bytes looks up four rows.
+/// Weights that int4's sixteen numbers stand for in a group of a panel: lane l of table i is of row
+/// 4 l + i, a byte for each number, so that a shuffle of bytes looks up four rows.
 struct Int4Tables {
   static constexpr int kUnits = 2;  // that hold sixteen columns
   __m512i low[4], high[4];

@@ -3,7 +3,7 @@
 // read of K and V) and walks keys in tiles of 64: S = Q K^T, online softmax, O += P V, in
 // registers. K and V arrive by cp.async, one tile ahead where two fit.
 //
-// What warps read of K and V from shared memory takes longer than their products: 512 bytes for two
+// Reading K and V from shared memory takes warps longer than their products: 512 bytes for two
 // of 16 x 8 x 16. So queries stay in registers, and the result of earlier chunks does not.
 #pragma once
 

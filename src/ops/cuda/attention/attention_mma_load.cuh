@@ -66,8 +66,8 @@ struct AttentionTile<kHeadDim, E4m3> : AttentionRows<kHeadDim> {
   __device__ static uint32_t place(int row, int unit) { return row * kCachePitch + unit * 16; }
 };
 
-/// Whose rows of the cache a block reads: those of a sequence and a KV head, of which it needs
-/// the keys low .. end - 1.
+/// The rows of the cache that a block reads: of a sequence and a KV head, of which it needs the
+/// keys low .. end - 1.
 struct KeyRange {
   int sequence, kv_head, low, end;
 };

@@ -1,4 +1,4 @@
-// What a warp of attention_mma.cuh keeps of its rows from tile to tile.
+// State of its rows that a warp of attention_mma.cuh keeps from tile to tile.
 #pragma once
 
 #include "ops/cuda/attention/attention_mma_load.cuh"

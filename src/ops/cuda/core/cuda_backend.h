@@ -274,7 +274,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   QuantisedOperand quantised_room(int64_t rows, const Weight& reader);
   /// `places`: the rows to be are these, of the tokens that are x's rows.
   QuantisedOperand quantise_rows(Tensor x, const Weight& w, const ExpertPlan* places = nullptr);
-  /// What the operation before has quantised for this product; else quantises x.
+  /// Rows that the operation before has quantised for this product; else quantises x.
   QuantisedOperand take_operand(Tensor x, const Weight& w);
   void load_fp8(const Weight& dst, const QuantizedRows& rows);
   static void check_head_dim(int64_t head_dim);

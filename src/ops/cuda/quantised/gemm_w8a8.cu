@@ -23,13 +23,12 @@ void with_rows(WeightFormat format, F&& f) {
 
 void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan) {
   const int64_t m = x.shape[0], k = x.shape[1], room = rows_with_room(m);
-  reserve_quantised_rows(quantised_row_bytes(m, k));
-  std::byte* const numbers = micro_batch_->quantised.get();
-  auto* const scales = reinterpret_cast<float*>(numbers + room * k);
+  const QuantisedOperand rows = quantised_room(m, w);
+  auto* const scales = reinterpret_cast<float*>(rows.scales);
   const auto fixed = input_scales_.find(w.data.data);
   const RowsToBytes to{device_ptr<bf16>(x),
                        x.stride[0],
-                       reinterpret_cast<uint2*>(numbers),
+                       reinterpret_cast<uint2*>(rows.numbers),
                        scales,
                        static_cast<int>(k),
                        static_cast<int>(room),
@@ -68,7 +67,7 @@ void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, con
                                    ? std::min<int64_t>(shape.items, max_shared_bytes_ / bytes * sms)
                                    : shape.items),
                      tile.threads(), bytes, static_cast<void*>(y.data), data,
-                     reinterpret_cast<const uint8_t*>(numbers), by, shape);
+                     reinterpret_cast<const uint8_t*>(rows.numbers), by, shape);
       }
     });
   });

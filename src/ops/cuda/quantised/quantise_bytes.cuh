@@ -2,7 +2,7 @@
 // gemm_w8a8.cuh: numbers [m, k]; a scale for each row, or [k / 128, m] of groups of 128.
 #pragma once
 
-#include "ops/cuda/ptx/e4m3.cuh"
+#include "ops/cuda/quantised/quantised_rows.cuh"
 
 namespace nanovllm {
 
@@ -39,7 +39,6 @@ template <WeightFormat::Numbers numbers, WeightFormat::Rows rows>
 __global__ void __launch_bounds__(kByteThreads) quantise_bytes_kernel(const RowsToBytes to) {
   using Rows = WeightFormat::Rows;
   constexpr bool is_int8 = numbers == WeightFormat::int8;
-  constexpr int kGroupLanes = kRowGroup / Vec<__nv_bfloat16>::size;
   __shared__ float warps[kByteThreads / kWarp];
   let_next_start();
   wait_for_previous();

@@ -131,7 +131,7 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
 
 constexpr int kMostVectors = 16;  // of a row, of which each has a warp, as in the general kernels
 
-/// What becomes of a row: it is stored, or quantised with scales of groups, or with its own.
+/// Ends of a row: it is stored, or quantised with scales of groups, or with its own.
 struct StoredRows {
   RowsOf<__nv_bfloat16> y;
   __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
