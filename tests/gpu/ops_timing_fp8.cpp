@@ -1,5 +1,5 @@
-// The part of ops_timing that multiplies E4M3 rows by E4M3 weights, at the shapes of Qwen3-8B:
-// products alone, and a layer's in a row, whose norms know their readers or do not.
+// The part of ops_timing that multiplies rows of 8-bit numbers by such weights, at the shapes of
+// Qwen3-8B: products alone, and a layer's in a row, whose norms know their readers or do not.
 #include <array>
 
 #include "gpu/timing.h"
@@ -14,10 +14,17 @@ struct Product {
 constexpr std::array<Product, 4> kProducts{
     {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 24576, 4096}, {"down", 4096, 12288}}};
 
-/// Weights in blocks of 128 x 128 that one after the other are more than the L2 cache holds. Only
-/// their addresses matter.
-std::vector<Weight> some_weights(Rig& rig, std::vector<Buffer>& memory, int64_t n, int64_t k) {
-  const WeightFormat format(WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group);
+/// E4M3 in blocks of 128 x 128, or integers with scales of rows.
+WeightFormat format_of(bool integers, int64_t k) {
+  using Rows = WeightFormat::Rows;
+  return integers ? WeightFormat{WeightFormat::int8, k, Rows::token}
+                  : WeightFormat{WeightFormat::e4m3, kRowGroup, Rows::group};
+}
+
+/// Weights that one after the other are more than the L2 cache holds. Only their addresses matter.
+std::vector<Weight> some_weights(Rig& rig, std::vector<Buffer>& memory, bool integers, int64_t n,
+                                 int64_t k) {
+  const WeightFormat format = format_of(integers, k);
   QuantizedRows rows;
   std::mt19937 random(7);
   for (int64_t i = 0; i < n * k; i += 4)
@@ -33,19 +40,18 @@ std::vector<Weight> some_weights(Rig& rig, std::vector<Buffer>& memory, int64_t 
   return weights;
 }
 
-}  // namespace
-
-void time_fp8(Backend& gpu) {
-  if (!gpu.keeps({WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group}, 4096, 4096)) return;
+void time_rows(Backend& gpu, bool integers) {
+  if (!gpu.keeps(format_of(integers, 4096), 4096, 4096)) return;
   Rig rig(gpu);
   std::vector<Buffer> memory;
   std::array<std::vector<Weight>, 4> w;
   for (size_t i = 0; i < kProducts.size(); ++i)
-    w[i] = some_weights(rig, memory, kProducts[i].n, kProducts[i].k);
+    w[i] = some_weights(rig, memory, integers, kProducts[i].n, kProducts[i].k);
   constexpr int64_t kHidden = 4096, kInner = 12288;
   std::printf(
-      "E4M3 in blocks, Qwen3-8B: microseconds of products (rows quantised first), and of a "
-      "layer's with its norms, which do not know their readers, and do\n");
+      "%s, Qwen3-8B: microseconds of products (rows quantised first), and of a layer's with its "
+      "norms, which do not know their readers, and do\n",
+      integers ? "int8" : "E4M3 in blocks");
   for (const int64_t m : {1, 16, 32, 64, 96, 128, 192, 256, 1024, 16384}) {
     const auto take = [&](int64_t columns) {  // the same 64 rows over and over
       const Tensor t = rig.empty(DType::bf16, {m, columns}),
@@ -88,6 +94,12 @@ void time_fp8(Backend& gpu) {
     std::printf("\n");
     std::fflush(stdout);
   }
+}
+
+}  // namespace
+
+void time_fp8(Backend& gpu) {
+  for (const bool integers : {false, true}) time_rows(gpu, integers);
 }
 
 }  // namespace nanovllm

@@ -14,6 +14,7 @@ constexpr int64_t kHidden = 2048, kInner = 768, kExperts = 128, kChosen = 8;
 
 /// A stack of experts that all have the values of the first: the addresses matter.
 Weight stack(Rig& rig, WeightFormat format, int64_t n, int64_t k) {
+  if (format.rows == WeightFormat::Rows::token) format.group = k;
   const auto elements = static_cast<int64_t>(rig.backend.weight_bytes(format, n, k) / 2);
   const Tensor all = rig.empty(DType::bf16, {kExperts, elements});
   const Weight first = rig.backend.weight_view(all.data, format, n, k);
@@ -23,7 +24,7 @@ Weight stack(Rig& rig, WeightFormat format, int64_t n, int64_t k) {
     for (int64_t i = 0; i < n * k; ++i)
       rows.numbers.push_back(static_cast<int8_t>(static_cast<int>(random() % 16) - 8));
     rows.scales.assign(static_cast<size_t>(n * format.groups(k)), 0x1p-8f);
-    rows.zeros.assign(rows.scales.size(), 0);
+    if (format.has_zeros()) rows.zeros.assign(rows.scales.size(), 0);
     rig.backend.load_quantised(first, rows);
   } else {
     rig.backend.copy(all[0], rig.upload(normal_values(n * k, 1, 0.02f), DType::bf16, {n * k}));
@@ -40,8 +41,8 @@ void time_moe(Backend& gpu, WeightFormat format) {
       rig.weight(normal_values(kExperts * kHidden, 2), DType::bf16, kExperts, kHidden);
   const double expert_parameters = 3.0 * kHidden * kInner,
                expert_bytes = static_cast<double>(gate_up[0].bytes() + down[0].bytes());
-  std::printf("mixture of experts, %d bits, 128 experts of 768 in 2048, 8 for each token\n",
-              format.bits());
+  std::printf("mixture of experts, %d bits%s, 128 experts of 768 in 2048, 8 for each token\n",
+              format.bits(), format.quantises_rows() ? ", rows quantised" : "");
   for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192, 16384}) {
     const int sets = tokens <= 16 ? 16 : 2;
     const int64_t pairs = tokens * kChosen;
@@ -100,7 +101,9 @@ int main() {
   }
   std::printf("%s\n", gpu->name().c_str());
   time_moe(*gpu, WeightFormat::bf16);
-  for (const WeightFormat format :
-       {WeightFormat(WeightFormat::int4, 128), {WeightFormat::int8, 128}})
+  for (const WeightFormat format : {WeightFormat(WeightFormat::int4, 128),
+                                    {WeightFormat::int8, 128},
+                                    {WeightFormat::int8, kHidden, WeightFormat::Rows::token},
+                                    {WeightFormat::e4m3, kRowGroup, WeightFormat::Rows::group}})
     if (gpu->keeps(format, 2 * kInner, kHidden, true)) time_moe(*gpu, format);
 }

@@ -270,6 +270,12 @@ class CudaBackend final : public Backend, KernelLauncher {
   void gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, const MmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
   void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  /// The same of int8 (gemm_int8_sm90a.cu).
+  void gemm_int8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  /// Launches a tile of either (fp8_maps.cuh).
+  template <auto tile>
+  void launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan& plan,
+                  const QuantisedOperand& operand);
   /// Room for `rows` rows of `reader`'s columns in the micro-batch's memory, until the next call.
   QuantisedOperand quantised_room(int64_t rows, const Weight& reader);
   /// `places`: the rows to be are these, of the tokens that are x's rows.

@@ -11,7 +11,7 @@
 
 #include "ops/cuda/decoder/decoder_multiply.cuh"
 #include "ops/cuda/ptx/e4m3.cuh"
-#include "ops/cuda/ptx/fp8_wgmma.cuh"
+#include "ops/cuda/ptx/wgmma_bytes.cuh"
 
 namespace nanovllm::decoder {
 

@@ -7,6 +7,7 @@
 
 #include "ops/cuda/gemm/choose_quantised.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
+#include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
 namespace {
@@ -267,8 +268,10 @@ constexpr Row kTable[] = {
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
+    {GemmEnd::store, WeightFormat::int8, GemmKernel::int8, true, false, try_int8},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
+    {GemmEnd::gate, WeightFormat::int8, GemmKernel::int8, true, false, try_int8},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::int4, GemmKernel::packed, true, true, try_packed},
@@ -330,7 +333,9 @@ std::string describe(const GemmChoice& choice) {
                          choice.mma.warps, choice.mma.units * kPackedRows, choice.mma.eights * 8,
                          choice.mma.row_blocks);
     case GemmKernel::fp8:
-      return describe(choice.fp8);
+      return describe(choice.fp8, kFp8Tiles[choice.fp8.tile]);
+    case GemmKernel::int8:
+      return describe(choice.fp8, kInt8Tiles[choice.fp8.tile]);
     case GemmKernel::w8a8:
       return describe(choice.w8a8);
     default:
@@ -376,6 +381,7 @@ const char* name_of(GemmKernel kernel) {
                                     "mma",
                                     "unpacked",
                                     "fp8",
+                                    "int8",
                                     "w8a8"};
   return kNames[static_cast<size_t>(kernel)];
 }

@@ -22,13 +22,12 @@ enum class GemmKernel : uint8_t {
   mma,       ///< gemm_mma.cuh: few rows, on GPUs without wgmma
   unpacked,  ///< a quantised weight becomes bf16 first; then what serves that
   fp8,       ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
-  w8a8,      ///< gemm_w8a8.cuh: the same on other GPUs, and int8 weights on all
+  int8,      ///< the same of int8 weights
+  w8a8,      ///< gemm_w8a8.cuh: both on other GPUs
 };
 
 /// Whether it quantises rows first.
-constexpr bool quantises_rows(GemmKernel kernel) {
-  return kernel == GemmKernel::fp8 || kernel == GemmKernel::w8a8;
-}
+constexpr bool quantises_rows(GemmKernel kernel) { return kernel >= GemmKernel::fp8; }
 
 /// The use of a product's sums.
 enum class GemmEnd : uint8_t {
@@ -74,7 +73,7 @@ struct GemmGpu {
 };
 
 // How a product is cut. `kernel`: an index into kWideKernels or kMidKernels (gemm_kernels.h);
-// `tile`: into kFp8Tiles (fp8_kernels.h) or kW8a8Tiles (w8a8_kernels.h).
+// `tile`: into kFp8Tiles or kInt8Tiles (fp8_kernels.h), or into kW8a8Tiles (w8a8_kernels.h).
 struct WidePlan {
   int kernel = -1, row_blocks = 0;
 };
@@ -98,7 +97,7 @@ struct MmaPlan {
 };
 struct Fp8Plan {
   int tile = -1, height = 0,
-      row_blocks = 0;  ///< of kFp8Tiles; rows of w of a group; blocks of rows
+      row_blocks = 0;  ///< of kFp8Tiles or kInt8Tiles; rows of w of a group; blocks of rows
   int items = 0;       ///< tiles, or those of a cluster
 };
 struct W8a8Plan {
@@ -152,7 +151,7 @@ enum class ExpertKernel : uint8_t {
   many,         ///< moe_many.cuh: many tokens of an expert
   packed,       ///< moe_packed.cuh: quantised weights, which registers unpack
   packed_many,  ///< moe_packed_many.cuh: the same, many tokens of an expert
-  fp8,          ///< gemm_fp8.cuh: E4M3 weights, and rows that are quantised first
+  fp8,          ///< gemm_fp8.cuh: E4M3 or int8 weights, and rows that are quantised first
 };
 /// `weight`: of weights that differ, one that quantises rows, else a quantised one.
 struct ExpertProblem {

@@ -166,8 +166,7 @@ Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   return kServes;
 }
 
-std::string describe(const Fp8Plan& plan) {
-  const Fp8Tile& t = kFp8Tiles[plan.tile];
+std::string describe(const Fp8Plan& plan, const Fp8Tile& t) {
   return fmt::format("{} rows of the weight by {} rows, {} blocks of rows", plan.height, t.rows,
                      plan.row_blocks);
 }

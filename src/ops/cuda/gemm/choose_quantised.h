@@ -7,6 +7,8 @@
 
 namespace nanovllm {
 
+struct Fp8Tile;
+
 /// Null: the kernel serves, and its plan is made.
 using Why = const char*;
 inline constexpr Why kServes = nullptr;
@@ -14,10 +16,11 @@ inline constexpr Why kServes = nullptr;
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+Why try_int8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 
 /// The tiles, for people.
-std::string describe(const Fp8Plan& plan);
+std::string describe(const Fp8Plan& plan, const Fp8Tile& tile);
 std::string describe(const W8a8Plan& plan);
 
 }  // namespace nanovllm

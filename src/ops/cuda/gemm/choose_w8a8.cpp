@@ -1,13 +1,61 @@
-// The choice of gemm_w8a8.cuh's tiles, beside choose_quantised.cpp.
+// The choice of tiles for integers on Hopper and of gemm_w8a8.cuh's, beside choose_quantised.cpp.
 #include <algorithm>
 #include <limits>
 
 #include <fmt/format.h>
 
 #include "ops/cuda/gemm/choose_quantised.h"
+#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/w8a8_kernels.h"
 
 namespace nanovllm {
+
+// -- int8: gemm_fp8.cuh's tiles of integers --
+
+namespace {
+
+/// The cut that asks least of the busiest SM, as plan_fp8(): rows of w and of x that it reads for
+/// each block of k, but no less than memory takes for the weight.
+Fp8Plan plan_int8(const GemmProblem& p, const GemmGpu& gpu) {
+  constexpr int64_t kTile = 8, kFewestSharedRows = 257;
+  constexpr double kRowsOfMemory = 3.6;  // that an SM reads while its share of one comes
+  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1,
+                sms = gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms,
+                memory = static_cast<int64_t>(kRowsOfMemory * static_cast<double>(p.n) /
+                                              static_cast<double>(gpu.num_sms));
+  Fp8Plan best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < static_cast<int>(std::size(kInt8Tiles)); ++i) {
+    const Fp8Tile& t = kInt8Tiles[i];
+    const int64_t row_blocks = ceil_div(p.rows, int64_t{t.rows}),
+                  block_rows = copied_fp8_rows(t, p.rows, row_blocks);
+    if (t.cluster > 1 && p.rows < kFewestSharedRows) continue;
+    if (!t.has_rows_first() && row_blocks > 1) continue;
+    for (const int height : kFp8Heights) {
+      if (!t.takes(height)) continue;
+      const int64_t columns = ceil_div(p.outputs(), height / parts),
+                    items = ceil_div(columns, int64_t{t.cluster}) * row_blocks,
+                    waves = ceil_div(items, sms / t.cluster),
+                    cost = std::max(waves * (height + block_rows + kTile), memory);
+      if (cost < least || (cost == least && t.cluster > 1))  // which asks less of the L2 cache
+        least = cost, best = {i, height, static_cast<int>(row_blocks), static_cast<int>(items)};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Why try_int8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.end == GemmEnd::gate && (!p.is_aligned || p.y != DType::bf16))
+    return "y is not whole pieces";
+  if (p.outputs() % kFp8Unit != 0) return "columns not in eights";
+  choice.fp8 = plan_int8(p, gpu);
+  return kServes;
+}
+
+// -- w8a8 --
+
 namespace {
 
 /// The cut that takes the busiest SM the fewest cycles for a block of k: those of copies, for which

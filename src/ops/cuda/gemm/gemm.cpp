@@ -59,6 +59,9 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
     case GemmKernel::fp8:
       gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
       return true;
+    case GemmKernel::int8:
+      gemm_int8(y, x, weight, end == GemmEnd::gate, choice.fp8);
+      return true;
 #endif
     case GemmKernel::mma:
       gemm_mma(y, x, weight, end == GemmEnd::gate, choice.mma);

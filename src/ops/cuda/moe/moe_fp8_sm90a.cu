@@ -1,9 +1,8 @@
-// The products of experts whose weights are E4M3 numbers, and whose rows are quantised: rows become
-// numbers in the order of their places, and gemm_fp8.cuh multiplies tiles of places.
+// The products of experts whose weights are numbers of 8 bits, and whose rows are quantised: rows
+// become numbers in the order of their places, and gemm_fp8.cuh multiplies tiles of places.
 #include <algorithm>
 #include <limits>
 
-#include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/quantised/fp8_maps.cuh"
 
 namespace nanovllm {
@@ -35,9 +34,7 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
   ExpertPlan places = plan;
   if (!is_gated) places.token_of = nullptr, places.per_token = 1;  // x has a row for each place
   const QuantisedOperand operand = quantise_rows(x, w, &places);
-  const auto go = [&]<int kTile, bool kGated, bool kBlocks>() {
-    constexpr Fp8Tile t = kFp8ExpertTiles[kTile];
-    constexpr Fp8Tile tile{t.rows, t.depth, t.columns, 1, kGated, kBlocks, true};
+  const auto go = [&]<Fp8Tile tile>() {
     Fp8Shape shape{};
     shape.rows = plan.pairs;
     shape.columns = static_cast<int>(y.shape[1]);
@@ -58,7 +55,8 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
         fp8_stages(tile, shape.stage_bytes, kRing / shape.stage_bytes, max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), k).scales());
-    launch_early(gemm_fp8_kernel<t.rows, t.depth, t.columns, 1, kGated, kBlocks, true>,
+    launch_early(gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, 1, tile.gated, tile.blocks,
+                                 true, tile.integers>,
                  {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))},
                  tile.threads(),
                  static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
@@ -71,8 +69,12 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
                    [&](const Fp8Tile& tile) { return tile.rows == tile_tokens; });
   with_index<static_cast<int>(std::size(kFp8ExpertTiles))>(
       static_cast<int>(own - std::begin(kFp8ExpertTiles)), [&]<int i>() {
+        constexpr Fp8Tile t = kFp8ExpertTiles[i];
+        if (w.format.numbers == WeightFormat::int8)
+          return is_gated ? go.template operator()<t.of_integers(true, true)>()
+                          : go.template operator()<t.of_integers(false, true)>();
         with_fp8_kind(w, is_gated, [&]<bool kGated, bool kBlocks>() {
-          go.template operator()<i, kGated, kBlocks>();
+          go.template operator()<Fp8Tile{t.rows, t.depth, t.columns, 1, kGated, kBlocks, true}>();
         });
       });
 }

@@ -17,8 +17,13 @@ constexpr int kFp8Unit = 8;     // rows of w that stay together, and share scale
 struct Fp8Tile {
   int rows, depth = 1, columns = 0, cluster = 1;
   bool gated = false;
-  bool blocks = false;   // scales of blocks of k; else of whole rows
-  bool grouped = false;  // rows of x are places, which meet the weights of their experts
+  bool blocks = false;    // scales of blocks of k; else of whole rows
+  bool grouped = false;   // rows of x are places, which meet the weights of their experts
+  bool integers = false;  // of 8 bits, for E4M3 numbers
+  /// The same size, of integers.
+  constexpr Fp8Tile of_integers(bool is_gated, bool is_grouped = false) const {
+    return {rows, depth, columns, cluster, is_gated, false, is_grouped, true};
+  }
   /// Whether the rows of x are wgmma's first operand.
   constexpr bool has_rows_first() const { return columns > 0; }
   constexpr int groups() const { return has_rows_first() ? rows / kFp8Height : 1; }
@@ -62,20 +67,19 @@ struct Fp8Tile {
 };
 
 /// Rows of w of a tile: all, or fewer, so that more SMs have one.
-inline constexpr int kFp8Heights[] = {128, 64, 48, 32};
+inline constexpr int kFp8Heights[] = {256, 128, 64, 48, 32};
 inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},        {16, 4},          {64, 2, 64}, {128, 1, 64},
                                         {128, 1, 128}, {128, 1, 128, 2}, {32, 4}};
+/// Of integers, whose sums need no second set of registers.
+inline constexpr Fp8Tile kInt8Tiles[] = {{8, 4},           {16, 4},       {32, 4},
+                                         {64, 2, 64},      {128, 1, 64},  {128, 1, 128},
+                                         {128, 1, 128, 2}, {128, 1, 256}, {128, 1, 256, 2}};
 /// Of experts, by their tokens. The columns of `down` are few: two blocks in a stage waste less.
 inline constexpr Fp8Tile kFp8ExpertTiles[] = {{8, 2}, {16, 2}, {32, 2}, {64, 2, 64}, {128, 1, 128}};
 
 /// The rows of x that a block copies where `row_blocks` cover all rows.
 inline int64_t copied_fp8_rows(const Fp8Tile& tile, int64_t rows, int64_t row_blocks) {
   return tile.cluster > 1 ? tile.rows : copied_rows(tile.rows, ceil_div(rows, row_blocks));
-}
-
-/// Whether the product with such a weight is of rows that become E4M3 numbers.
-constexpr bool has_fp8_rows(WeightFormat format) {
-  return format.quantises_rows() && format.numbers == WeightFormat::e4m3;
 }
 
 /// The rows that quantised rows have room for: in eights, as they are copied.

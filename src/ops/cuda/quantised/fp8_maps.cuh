@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/ptx/tensor_map.h"
 #include "ops/cuda/quantised/gemm_fp8.cuh"
 
@@ -62,6 +63,46 @@ inline int fp8_stages(const Fp8Tile& tile, int stage_bytes, int64_t wanted, size
   while (stages > 2 && tile.shared_bytes(stage_bytes, stages) > static_cast<int>(shared_bytes))
     --stages;
   return stages;
+}
+
+/// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
+/// weight can come in while this one ends; nearly all for a weight of which that would be a small
+/// part.
+constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
+
+template <auto tile>
+void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan& plan,
+                             const QuantisedOperand& operand) {
+  Fp8Shape shape{};
+  shape.rows = static_cast<int>(x.shape[0]);
+  shape.columns = static_cast<int>(y.shape[1]);
+  shape.copied_rows = static_cast<int>(rows_with_room(x.shape[0]));
+  shape.stride = y.stride[0];
+  shape.height = plan.height;
+  shape.row_blocks = plan.row_blocks;
+  shape.block_rows = static_cast<int>(copied_fp8_rows(tile, x.shape[0], plan.row_blocks));
+  shape.rows_together = std::min(8, plan.row_blocks);  // so that they stay in the L2 cache
+  shape.items = plan.items;
+  shape.blocks = static_cast<int>(x.shape[1] / kFp8Block);
+  shape.steps = static_cast<int>(ceil_div(shape.blocks, tile.depth));
+  shape.stage_bytes = tile.stage_bytes(plan.height, shape.block_rows);
+  shape.is_f32 = y.dtype == DType::f32;
+  shape.is_whole = !shape.is_f32 && wide_rows({y});
+  const int sms = divides_sms() ? other_sms_ : num_sms_,
+            blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
+  const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,
+                ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
+  shape.stages = fp8_stages(tile, shape.stage_bytes, std::min(ring / shape.stage_bytes, all),
+                            max_shared_bytes_);
+  const auto* const w_scales =
+      reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
+  launch_clusters(gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, tile.cluster, tile.gated,
+                                  tile.blocks, false, tile.integers>,
+                  {grid_size(blocks)}, tile.cluster, tile.threads(),
+                  static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
+                  can_launch_early_, static_cast<void*>(y.data),
+                  fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
+                  Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
 }
 
 /// Calls body.template operator()<gated, scales in blocks>().

@@ -1,4 +1,5 @@
-// y[m, n] = x[m, k] w[n, k]^T of E4M3 numbers with scales, for any number of rows, on sm_90a.
+// y[m, n] = x[m, k] w[n, k]^T of E4M3 numbers with scales, for any number of rows, on sm_90a; and
+// of integers of 8 bits, whose sums are exact in any order.
 //
 // The sum over a block of 128 of k is the tensor cores' own, four k32 steps from zero, which gives
 // the same bits in tiles of any shape, whichever operand comes first; sums of blocks are added in
@@ -14,8 +15,8 @@
 // nothing is copied before the kernel before has ended, for the plan may be new.
 #pragma once
 
-#include "ops/cuda/ptx/fp8_wgmma.cuh"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
+#include "ops/cuda/ptx/wgmma_bytes.cuh"
 #include "ops/cuda/quantised/gemm_fp8_ends.cuh"
 
 namespace nanovllm {
@@ -164,6 +165,21 @@ __device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
   }
 }
 
+/// A stage's operands for a group, and the way to those of its next block.
+template <Fp8Tile tile>
+struct Fp8Operands {
+  uint64_t a, b, next_a, next_b;
+  __device__ __forceinline__ Fp8Operands(const Fp8Shape& shape, const Fp8Ring<tile>& ring,
+                                         int stage, int group) {
+    const uint64_t w = tile_of(ring.weights(shape, stage)),
+                   x = tile_of(ring.rows(shape, stage) + group * kFp8Height * kFp8Block);
+    const uint64_t next_w = static_cast<uint64_t>(shape.height * kFp8Block >> 4),
+                   next_x = static_cast<uint64_t>(shape.block_rows * kFp8Block >> 4);
+    a = tile.has_rows_first() ? x : w, next_a = tile.has_rows_first() ? next_x : next_w;
+    b = tile.has_rows_first() ? w : x, next_b = tile.has_rows_first() ? next_w : next_x;
+  }
+};
+
 /// A group's place in the ring, and what it does with a stage there.
 template <Fp8Tile tile>
 struct Fp8Consumer {
@@ -176,22 +192,15 @@ struct Fp8Consumer {
   /// Begins the products of the next stage, a commit for each of its blocks.
   __device__ __forceinline__ void multiply(Part& part) {
     wait_barrier(ring.full + ahead.stage, ahead.parity);
-    const uint64_t w = tile_of(ring.weights(shape, ahead.stage)),
-                   x = tile_of(ring.rows(shape, ahead.stage) + group * kFp8Height * kFp8Block);
-    const uint64_t next_w = static_cast<uint64_t>(shape.height * kFp8Block >> 4),
-                   next_x = static_cast<uint64_t>(shape.block_rows * kFp8Block >> 4);
-    const uint64_t a = tile.has_rows_first() ? x : w,
-                   next_a = tile.has_rows_first() ? next_x : next_w,
-                   b = tile.has_rows_first() ? w : x,
-                   next_b = tile.has_rows_first() ? next_w : next_x;
+    const Fp8Operands<tile> of(shape, ring, ahead.stage, group);
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < tile.depth; ++d) {
-      e4m3_product<2 * tile.sums(), false>(part[d], a + d * next_a, b + d * next_b);
+      e4m3_product<2 * tile.sums(), false>(part[d], of.a + d * of.next_a, of.b + d * of.next_b);
 #pragma unroll
       for (int i = 1; i < kFp8Block / 32; ++i)
-        e4m3_product<2 * tile.sums(), true>(part[d], a + d * next_a + 2 * i,
-                                            b + d * next_b + 2 * i);
+        e4m3_product<2 * tile.sums(), true>(part[d], of.a + d * of.next_a + 2 * i,
+                                            of.b + d * of.next_b + 2 * i);
       wgmma_commit();
     }
     ahead.next(shape.stages);
@@ -217,6 +226,11 @@ struct Fp8Consumer {
       (add_block<d, under_way>(sum, part, step), ...);
     }
     (std::make_integer_sequence<int, tile.depth>());
+    leave();
+  }
+
+  /// The stage after the last one left has been read.
+  __device__ __forceinline__ void leave() {
     __syncwarp();
     const int lane = threadIdx.x % kWarp;
     if constexpr (tile.cluster > 1) {
@@ -261,13 +275,54 @@ struct Fp8Consumer {
   }
 };
 
+/// The same of integers: the tensor cores' own sums are exact to the end, and the next stage is
+/// always under way.
+template <Fp8Tile tile>
+struct Int8Consumer : Fp8Consumer<tile> {
+  using Base = Fp8Consumer<tile>;
+  using Sums = int[tile.sums()];
+
+  template <bool is_first>
+  __device__ __forceinline__ void multiply(Sums& sum) {
+    wait_barrier(Base::ring.full + Base::ahead.stage, Base::ahead.parity);
+    const Fp8Operands<tile> of(Base::shape, Base::ring, Base::ahead.stage, Base::group);
+    wgmma_fence();
+    int8_product<2 * tile.sums(), !is_first>(sum, of.a, of.b);
+#pragma unroll
+    for (int d = 0; d < tile.depth; ++d)
+#pragma unroll
+      for (int i = d == 0 ? 1 : 0; i < kFp8Block / 32; ++i)
+        int8_product<2 * tile.sums(), true>(sum, of.a + d * of.next_a + 2 * i,
+                                            of.b + d * of.next_b + 2 * i);
+    wgmma_commit();
+    Base::ahead.next(Base::shape.stages);
+  }
+  /// A tile's sums, rounded.
+  __device__ __forceinline__ void sum_up(float (&rounded)[tile.sums()]) {
+    Sums sum;
+    multiply<true>(sum);
+#pragma unroll 1
+    for (int step = 1; step < Base::shape.steps; ++step) {
+      multiply<false>(sum);
+      wgmma_wait<1>();
+      Base::leave();
+    }
+    wgmma_wait<0>();
+    pin(sum);
+    Base::leave();
+#pragma unroll
+    for (int i = 0; i < tile.sums(); ++i) rounded[i] = static_cast<float>(sum[i]);
+  }
+};
+
 template <Fp8Tile tile>
 __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& shape,
                           const Fp8Ring<tile>& ring, int group, int warp) {
   wait_for_previous();
   const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
   float sum[tile.sums()];
-  Fp8Consumer<tile> consumer{shape, ring, group, 0, 0, {}, {}};
+  std::conditional_t<tile.integers, Int8Consumer<tile>, Fp8Consumer<tile>> consumer{
+      shape, ring, group, 0, 0, {}, {}};
   const int first_row = tile.has_rows_first() ? kFp8Height * group + 16 * warp + g : 2 * t;
   consumer.row = first_row;
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
@@ -289,11 +344,12 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
   });
 }
 
-template <int kRows, int kDepth, int kColumns, int kCluster, bool gated, bool blocks, bool grouped>
+template <int kRows, int kDepth, int kColumns, int kCluster, bool gated, bool blocks, bool grouped,
+          bool integers = false>
 __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
     gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
                     const __grid_constant__ Fp8Shape shape) {
-  constexpr Fp8Tile tile{kRows, kDepth, kColumns, kCluster, gated, blocks, grouped};
+  constexpr Fp8Tile tile{kRows, kDepth, kColumns, kCluster, gated, blocks, grouped, integers};
   constexpr bool kMovesRegisters = tile.sums() > 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const Fp8Ring<tile> ring(shared, shape);

@@ -1,42 +1,30 @@
-// Quantises rows (quantise_bytes.cuh) and multiplies them (gemm_w8a8.cuh).
+// Launches gemm_w8a8.cuh with rows that are quantised.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/gemm_w8a8.cuh"
-#include "ops/cuda/quantised/quantise_bytes.cuh"
 
 namespace nanovllm {
 namespace {
 
-/// f<numbers, rows>() of a weight's format.
+/// f<numbers, whether scales are of blocks>() of a weight's format.
 template <class F>
-void with_rows(WeightFormat format, F&& f) {
+void with_kind(WeightFormat format, F&& f) {
   using enum WeightFormat::Numbers;
-  using Rows = WeightFormat::Rows;
-  if (format.numbers == int8) return f.template operator()<int8, Rows::token>();
-  if (format.rows == Rows::token) return f.template operator()<e4m3, Rows::token>();
-  if (format.rows == Rows::tensor) return f.template operator()<e4m3, Rows::tensor>();
-  f.template operator()<e4m3, Rows::group>();
+  if (format.numbers == int8) return f.template operator()<int8, false>();
+  if (format.rows == WeightFormat::Rows::group) return f.template operator()<e4m3, true>();
+  f.template operator()<e4m3, false>();
 }
 
 }  // namespace
 
 void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan) {
   const int64_t m = x.shape[0], k = x.shape[1], room = rows_with_room(m);
-  const QuantisedOperand rows = quantised_room(m, w);
-  auto* const scales = reinterpret_cast<float*>(rows.scales);
-  const auto fixed = input_scales_.find(w.data.data);
-  const RowsToBytes to{device_ptr<bf16>(x),
-                       x.stride[0],
-                       reinterpret_cast<uint2*>(rows.numbers),
-                       scales,
-                       static_cast<int>(k),
-                       static_cast<int>(room),
-                       fixed == input_scales_.end() ? 0.0f : fixed->second,
-                       wide_rows({x})};
+  const QuantisedOperand rows = take_operand(x, w);
   const Fp8Layout layout(w.format, w.n(), w.k());
   const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data);
-  const w8a8::Scales by{reinterpret_cast<const float*>(data + layout.scales()), scales};
+  const w8a8::Scales by{reinterpret_cast<const float*>(data + layout.scales()),
+                        reinterpret_cast<const float*>(rows.scales)};
   w8a8::Shape shape{};
   shape.rows = static_cast<int>(m);
   shape.columns = static_cast<int>(y.shape[1]);
@@ -51,8 +39,7 @@ void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, con
   shape.gated = gated;
   shape.is_f32 = y.dtype == DType::f32;
   shape.is_whole = !shape.is_f32 && wide_rows({y});
-  with_rows(w.format, [&]<WeightFormat::Numbers kNumbers, WeightFormat::Rows kRows>() {
-    launch_early(quantise_bytes_kernel<kNumbers, kRows>, grid_size(m), kByteThreads, 0, to);
+  with_kind(w.format, [&]<WeightFormat::Numbers kNumbers, bool kBlocks>() {
     with_index<static_cast<int>(std::size(kW8a8Tiles))>(plan.tile, [&]<int kTile>() {
       constexpr W8a8Tile tile = kW8a8Tiles[kTile];
       if constexpr (kNumbers == WeightFormat::int8 || tile.takes_e4m3()) {
@@ -62,7 +49,7 @@ void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, con
         const auto share = static_cast<size_t>(ceil_div(shape.items, sms)),
                    bytes = std::max(static_cast<size_t>(shape.stages * tile.stage_bytes()),
                                     max_shared_bytes_ / (share + 1));
-        launch_early(w8a8::gemm_w8a8_kernel<kTile, kNumbers, kRows == WeightFormat::Rows::group>,
+        launch_early(w8a8::gemm_w8a8_kernel<kTile, kNumbers, kBlocks>,
                      grid_size(divides_sms()
                                    ? std::min<int64_t>(shape.items, max_shared_bytes_ / bytes * sms)
                                    : shape.items),

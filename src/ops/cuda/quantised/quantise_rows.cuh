@@ -5,10 +5,11 @@
 
 namespace nanovllm {
 
+template <WeightFormat::Numbers kind>
 struct RowsToQuantise {
   const __nv_bfloat16* x;
   int64_t stride;  // of x's rows
-  QuantisedRows to;
+  QuantisedRows<kind> to;
   int rows;
   float fixed;   // the scale that all rows have
   bool is_wide;  // rows of x begin on 16 bytes
@@ -26,7 +27,7 @@ constexpr int kRowsTogether = 8;  // of a block of quantise_groups_kernel(), a w
 /// A scale for each 128 columns, or `fixed`. A block takes 256 columns of eight rows.
 template <bool has_fixed>
 __global__ void __launch_bounds__(kRowsTogether* kWarp)
-    quantise_groups_kernel(const RowsToQuantise rows) {
+    quantise_groups_kernel(const RowsToQuantise<WeightFormat::e4m3> rows) {
   let_next_start();
   wait_for_previous();
   const int row = static_cast<int>(blockIdx.y * kRowsTogether + threadIdx.x / kWarp),
@@ -46,28 +47,40 @@ __global__ void __launch_bounds__(kRowsTogether* kWarp)
   }
 }
 
-constexpr int kTokenThreads = 256;
-
-/// A scale for each row. A block takes a row.
-__global__ void __launch_bounds__(kTokenThreads) quantise_tokens_kernel(const RowsToQuantise rows) {
-  __shared__ float warps[kTokenThreads / kWarp];
+/// A scale for each row. A block takes a row, of which a thread holds up to kHeld eights; more are
+/// read twice.
+template <WeightFormat::Numbers kind, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    quantise_tokens_kernel(const RowsToQuantise<kind> rows) {
+  constexpr int kHeld = 2, kStep = 8 * kThreads;
+  __shared__ float warps[kThreads / kWarp];
   let_next_start();
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const __nv_bfloat16* const from = rows.from(static_cast<int>(row));
-  const auto for_eights = [&](const auto& f) {
-    for (int c = 8 * static_cast<int>(threadIdx.x); c < rows.to.columns; c += 8 * kTokenThreads)
+  const int first = 8 * static_cast<int>(threadIdx.x), columns = rows.to.columns;
+  Vec<__nv_bfloat16> held[kHeld];
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    held[i] = load_vec(from + first + i * kStep, first + i * kStep < columns ? 8 : 0, rows.is_wide);
+#pragma unroll
+  for (const Vec<__nv_bfloat16>& v : held) most = most_of(most, most_of(v));
+  const auto for_others = [&](const auto& f) {
+    for (int c = first + kHeld * kStep; c < columns; c += kStep)
       f(c, load_vec(from + c, 8, rows.is_wide));
   };
-  float most = 0.0f;
-  for_eights([&](int, const Vec<__nv_bfloat16>& v) { most = most_of(most, most_of(v)); });
+  for_others([&](int, const Vec<__nv_bfloat16>& v) { most = most_of(most, most_of(v)); });
   most = most_of_lanes<kWarp>(most);
   if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = most;
   __syncthreads();
 #pragma unroll
   for (const float w : warps) most = most_of(most, w);
-  const float scale = row_scale(most);
-  for_eights([&](int c, const Vec<__nv_bfloat16>& v) { rows.to.put(row, c, v, scale); });
+  const float scale = rows.to.scale_of(most);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (first + i * kStep < columns) rows.to.put(row, first + i * kStep, held[i], scale);
+  for_others([&](int c, const Vec<__nv_bfloat16>& v) { rows.to.put(row, c, v, scale); });
   if (threadIdx.x == 0) rows.to.scales[row] = scale;
 }
 

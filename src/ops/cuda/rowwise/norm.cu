@@ -139,13 +139,14 @@ struct StoredRows {
   }
 };
 struct RowsOfGroups {
-  QuantisedRows to;
+  QuantisedRows<WeightFormat::e4m3> to;
   __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
     to.put_of_group(row, column, v);
   }
 };
+template <WeightFormat::Numbers kind>
 struct RowsOfTokens {
-  QuantisedRows to;
+  QuantisedRows<kind> to;
   __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
     __shared__ float warps[kMostVectors];
     const unsigned own = threadIdx.x / kWarp, count = blockDim.x / kWarp;
@@ -153,7 +154,7 @@ struct RowsOfTokens {
     if (threadIdx.x % kWarp == 0) warps[own] = most;
     __syncthreads();
     for (unsigned i = 0; i < count; ++i) most = most_of(most, warps[i]);
-    const float scale = row_scale(most);
+    const float scale = to.scale_of(most);
     if (column == 0) to.scales[row] = scale;
     to.put(row, column, v, scale);
   }
@@ -305,15 +306,21 @@ bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, 
 bool CudaBackend::add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w,
                                float eps) {
   const bool is_many = divides_sms() || x.shape[0] >= kManyRows;
-  if (!is_hopper_ || !has_fp8_rows(reader.format) || is_many || x.numel() == 0) return false;
+  if (!reader.format.quantises_rows() || is_many || x.numel() == 0) return false;
   QuantisedOperand operand = quantised_room(x.shape[0], reader);
   operand.x = y.data, operand.reader = reader.data.data;
-  const QuantisedRows to = rows_in(operand.numbers, operand.scales, x.shape[0], x.shape[1]);
+  using enum WeightFormat::Numbers;
+  const auto rows = [&]<WeightFormat::Numbers kind>() {
+    return rows_in<kind>(operand.numbers, operand.scales, x.shape[0], x.shape[1]);
+  };
   const auto kind = reader.format.rows;
-  const bool done = kind == WeightFormat::Rows::group
-                        ? add_norm_quantised(RowsOfGroups{to}, residual, x, w, eps)
-                        : kind == WeightFormat::Rows::token &&
-                              add_norm_quantised(RowsOfTokens{to}, residual, x, w, eps);
+  bool done = false;
+  if (kind == WeightFormat::Rows::group)
+    done = add_norm_quantised(RowsOfGroups{rows.operator()<e4m3>()}, residual, x, w, eps);
+  else if (kind == WeightFormat::Rows::token && reader.format.numbers == int8)
+    done = add_norm_quantised(RowsOfTokens<int8>{rows.operator()<int8>()}, residual, x, w, eps);
+  else if (kind == WeightFormat::Rows::token)
+    done = add_norm_quantised(RowsOfTokens<e4m3>{rows.operator()<e4m3>()}, residual, x, w, eps);
   if (done) micro_batch_->operand = operand;
   return done;
 }
