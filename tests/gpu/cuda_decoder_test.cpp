@@ -186,6 +186,22 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
+TEST_F(CudaDecoder, Int8LayersGiveTheBitsOfSeparateOperations) {
+  const DecoderShape wide = with_head_norms({"wide", 2, 5120, 16, 4, 128, 1152});
+  int served = 0;
+  for (DecoderShape shape : {qwen3_0_6b(), llama(), windows(), wide, tall(), qwen3_8b()})
+    for (const DType cache : {DType::bf16, DType::e4m3}) {
+      if (cache == DType::e4m3 && shape.hidden > 2048) continue;  // the same code
+      shape.rows = WeightFormat::Rows::token;
+      shape.integers = true;
+      shape.cache = cache;
+      const bool is_served = compare(*gpu_, shape, true);
+      if (!is_served && served == 0) GTEST_SKIP() << "this GPU has no such kernel";
+      EXPECT_TRUE(is_served) << shape.name;
+      ++served;
+    }
+}
+
 // Keys and values of E4M3 become bf16 in the ring, and the step's own become numbers.
 TEST_F(CudaDecoder, LayersOverE4m3CachesGiveTheBitsOfSeparateOperations) {
   DecoderShape fixed{"static", 3, 896, 14, 2, 64, 4864};

@@ -20,6 +20,7 @@ struct DecoderShape {
   /// If not plain, E4M3 weights whose rows of activations are quantised: of `token` with a scale
   /// for each row, of `group` with those of blocks of 8 x 128.
   WeightFormat::Rows rows = WeightFormat::Rows::plain;
+  bool integers = false;   // with `token`: int8 weights and rows
   bool in_halves = false;  // o and down
   /// Of keys and values; of E4M3 with a scale for each row or, `static_scales`, for each head.
   DType cache = DType::bf16;
@@ -149,8 +150,8 @@ class DecoderRig {
   bool is_fp8() const { return shape_.rows != WeightFormat::Rows::plain; }
   WeightFormat format_of(int64_t k) const {
     if (!is_fp8()) return WeightFormat::bf16;
-    return {WeightFormat::e4m3, shape_.rows == WeightFormat::Rows::group ? kRowGroup : k,
-            shape_.rows};
+    return {shape_.integers ? WeightFormat::int8 : WeightFormat::e4m3,
+            shape_.rows == WeightFormat::Rows::group ? kRowGroup : k, shape_.rows};
   }
   /// A random [n, k] matrix of numbers up to 2.
   QuantizedRows random_rows(int64_t n, int64_t k, uint32_t seed) const {

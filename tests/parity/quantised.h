@@ -49,9 +49,11 @@ inline std::vector<bf16> meaning_of(WeightFormat format, int64_t n, int64_t k,
     for (int64_t c = 0; c < k; ++c) {
       const int8_t q = rows.numbers[static_cast<size_t>(r * k + c)];
       const auto at = static_cast<size_t>(r * format.groups(k) + c / format.group);
-      const float number = format.numbers == WeightFormat::e4m3
-                               ? e4m3_value(static_cast<uint8_t>(q))
-                               : static_cast<float>(q) - static_cast<float>(rows.zeros[at]);
+      const float number =
+          format.numbers == WeightFormat::e4m3
+              ? e4m3_value(static_cast<uint8_t>(q))
+              : static_cast<float>(q) -
+                    (rows.zeros.empty() ? 0.0f : static_cast<float>(rows.zeros[at]));
       // The product of two f32 numbers is exact in double, and rounded once to f32.
       out.emplace_back(static_cast<float>(static_cast<double>(rows.scales[at]) * number));
     }

@@ -12,13 +12,13 @@
 
 namespace nanovllm::decoder {
 
-/// The formats that the kernel takes, of weights [n, k].
-inline WeightFormat format_of(WeightFormat::Rows rows, int64_t k) {
-  if (rows == WeightFormat::Rows::plain) return WeightFormat::bf16;
-  return {WeightFormat::e4m3, rows == WeightFormat::Rows::group ? kRowGroup : k, rows};
+/// The formats that the kernel takes, of weights [n, k] beside one of format `like`.
+inline WeightFormat format_of(const WeightFormat& like, int64_t k) {
+  if (!like.quantises_rows()) return WeightFormat::bf16;
+  return {like.numbers, like.rows == WeightFormat::Rows::group ? kRowGroup : k, like.rows};
 }
 
-/// Of E4M3 weights.
+/// Of 8-bit weights.
 inline void place_scales(Arguments& a, Product product, const Weight& w) {
   const Fp8Layout layout(w.format, w.n(), w.k());
   a.scales[product] = reinterpret_cast<const float*>(w.data.data + layout.scales());
@@ -29,7 +29,7 @@ inline void place_scales(Arguments& a, Product product, const Weight& w) {
 /// have scales of rows wgmma would wait for registers.
 inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
   const auto takes = [&](const Weight& weight) {
-    return weight.format == format_of(stack.layers.front().qkv.format.rows, weight.k()) &&
+    return weight.format == format_of(stack.layers.front().qkv.format, weight.k()) &&
            (weight.data.packed > 0) == weight.format.is_quantised();
   };
   const DecoderWeights& w = stack.layers.front();

@@ -1,7 +1,8 @@
 // E4M3 weights in the decoder layers' kernel, with scales of blocks of 128 x 128, and operands
 // whose blocks of 128 of k are quantised where they are written; or both with scales of whole rows.
 // By the definition of docs/contract.md, with the bits of quantise_rows.cuh and gemm_fp8.cuh. A
-// mixture's router has plain weights, and the row as it is for an operand.
+// mixture's router has plain weights, and the row as it is for an operand. int8 weights with scales
+// of rows take the same way: their sums are integers until a tile ends.
 //
 // An atom is a block of k: 8 rows of 128 numbers, which are as many bytes as 64 of bf16. So tiles,
 // stages and the ring are those of plain weights of half as many columns. Of one row alone, for
@@ -12,6 +13,7 @@
 #include "ops/cuda/decoder/decoder_multiply.cuh"
 #include "ops/cuda/ptx/e4m3.cuh"
 #include "ops/cuda/ptx/wgmma_bytes.cuh"
+#include "ops/cuda/quantised/quantised_rows.cuh"
 
 namespace nanovllm::decoder {
 
@@ -57,6 +59,18 @@ __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, float 
   };
   return quantised(first) | quantised(second) << 16;
 }
+template <class Worker>
+__device__ __forceinline__ uint32_t numbers_of(uint32_t first, uint32_t second, float scale) {
+  if constexpr (Worker::kIntegers) {
+    const auto quantised = [&](float x) {
+      return static_cast<uint32_t>(__float2int_rn(__fdiv_rn(x, scale))) & 0xff;
+    };
+    const float2 a = unpack(first), b = unpack(second);
+    return quantised(a.x) | quantised(a.y) << 8 | quantised(b.x) << 16 | quantised(b.y) << 24;
+  } else {
+    return quantise_four(first, second, scale);
+  }
+}
 
 // Scales of whole rows: warps note what they have found, and behind a barrier all may ask.
 
@@ -73,8 +87,9 @@ template <class Worker>
 __device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& cut, int warps) {
   const int lane = threadIdx.x % kWarp;
   __syncwarp();
-  return row_scale(
-      most_of_lanes<kWarp>(lane < warps ? load_scale(scale_at(w, cut, 1 + lane)) : 0.0f));
+  const float most =
+      most_of_lanes<kWarp>(lane < warps ? load_scale(scale_at(w, cut, 1 + lane)) : 0.0f);
+  return Worker::kIntegers ? integer_scale(most) : row_scale(most);
 }
 
 // The norms' row.
@@ -83,8 +98,8 @@ template <class Worker>
 __device__ __forceinline__ void put_eight(const Worker& w, const MatrixCut& cut, int column,
                                           const Packed& x, float scale) {
   if constexpr (Worker::kHasExperts) w.operand_at(w.a.cuts[kRouter], 0, column) = x;
-  store_shared(number_at(w, cut, column), quantise_four(x.pair[0], x.pair[1], scale),
-               quantise_four(x.pair[2], x.pair[3], scale));
+  store_shared(number_at(w, cut, column), numbers_of<Worker>(x.pair[0], x.pair[1], scale),
+               numbers_of<Worker>(x.pair[2], x.pair[3], scale));
 }
 /// The same with the scale of their block, of which sixteen lanes in a row have eight elements
 /// each, and all of them come here.
@@ -194,7 +209,8 @@ __device__ __forceinline__ void gather_quantised(const Worker& w, const MatrixCu
     if (warp < warps) for_sent_blocks(from, cut.atoms, warp, warps, w.epoch, is_sent, use);
   };
   const auto put = [&](int block, uint32_t low, uint32_t high, float scale) {
-    store_shared(number_at(w, cut, block * kBlock + lane * 4), quantise_four(low, high, scale));
+    store_shared(number_at(w, cut, block * kBlock + lane * 4),
+                 numbers_of<Worker>(low, high, scale));
   };
   const auto most_of_both = [](uint32_t low, uint32_t high) {
     return nanovllm::most_of(most_of(low), most_of(high));
@@ -250,6 +266,32 @@ __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut
   return {__ldg(scales), __ldg(scales + next)};
 }
 
+/// A block's sums, as the tensor cores have them.
+template <bool kIntegers>
+struct BlockSums {
+  float of[1][4];
+  template <bool adds>
+  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x) {
+    e4m3_product<8, adds>(of[0], w, x);
+  }
+  __device__ __forceinline__ void come() { pin(of); }
+};
+template <>
+struct BlockSums<true> {
+  int of[1][4];
+  template <bool adds>
+  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x) {
+    int8_product<8, adds>(of[0], w, x);
+  }
+  __device__ __forceinline__ void come() { pin(of[0]); }
+};
+
+/// sum += part; integers are there bit by bit.
+__device__ inline void add_part(float& sum, float part) { sum += part; }
+__device__ inline void add_part(float& sum, int part) {
+  sum = __int_as_float(__float_as_int(sum) + part);
+}
+
 /// c += p(b) * (scale of the row * scale of w), or p(b), for the next blocks b of k, in ascending
 /// order, whose atoms a lane each waits for (multiply_atoms()). Lane `from` + i has w's scales of
 /// the i-th; where `from` is 0, they are still to be multiplied with the row's, at `of_row`.
@@ -270,14 +312,14 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   constexpr uint32_t kStepOfX = 2;
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * kStepOfX;
-  Sums part[kAtoms];
+  BlockSums<Worker::kIntegers> part[kAtoms];
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) {
-    e4m3_product<8, false>(part[i][0], tile_at(atoms[i]), x);
+    part[i].template multiply<false>(tile_at(atoms[i]), x);
 #pragma unroll
     for (int step = 1; step < 4; ++step)
-      e4m3_product<8, true>(part[i][0], tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
+      part[i].template multiply<true>(tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
     x += 4 * kStepOfX;
     wgmma_commit();
   }
@@ -289,16 +331,16 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   const auto add = [&]<int i>() {
     if constexpr (Worker::kHasTokens) {
       wgmma_wait<kAtoms - 1 - i>();
-      pin(part[i]);
-      c[0][0] += part[i][0][0];
-      c[0][2] += part[i][0][2];
+      part[i].come();
+      add_part(c[0][0], part[i].of[0][0]);
+      add_part(c[0][2], part[i].of[0][2]);
     } else {
       const float first = __shfl_sync(kFullMask, scales.x, from + i),
                   second = __shfl_sync(kFullMask, scales.y, from + i);
       wgmma_wait<kAtoms - 1 - i>();
-      pin(part[i]);
-      c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
-      c[0][2] = fmaf(part[i][0][2], second, c[0][2]);
+      part[i].come();
+      c[0][0] = fmaf(part[i].of[0][0], first, c[0][0]);
+      c[0][2] = fmaf(part[i].of[0][2], second, c[0][2]);
     }
   };
   [&]<int... i>(std::integer_sequence<int, i...>) { (add.template operator()<i>(), ...); }
@@ -341,6 +383,8 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
   }
   if constexpr (Worker::kHasTokens) {
     const float row = load_scale(scale_at(w, cut, 0));
+    if constexpr (Worker::kIntegers)
+      for (int i = 0; i < 4; i += 2) c[0][i] = static_cast<float>(__float_as_int(c[0][i]));
     c[0][0] *= row * next.x;
     c[0][2] *= row * next.y;
   }

@@ -124,13 +124,13 @@ struct Arguments {
   int block_shift, max_chunks, stages, norm_threads;
   int most_underway;  // stages of weights whose bytes are on their way
   int window[kMaxLayers];
-  // Of E4M3 weights, of the first layer; null, of plain ones (decoder_fp8.cuh).
+  // Of 8-bit weights, of the first layer; null, of plain ones (decoder_fp8.cuh).
   const float* scales[kProducts];
   int scale_stride[kProducts];  // from those of a block of k to the next block's; 0: of whole rows
   // Of keys and values of E4M3, those of all rows of each head, or null.
   const float *k_scales, *v_scales;
   int scales_layer_stride;
-  bool has_e4m3_cache;
+  bool has_e4m3_cache, has_integers;
 };
 
 /// Whether it is for a BesideWorker: every operand has the rows of both halves.
@@ -391,10 +391,12 @@ struct BesideWorker : Worker<kHeadDim> {
 };
 
 /// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,
-/// of whole rows of both. `kExperts`: of a mixture, whose router has plain weights.
-template <int kHeadDim, bool kTokens, bool kExperts>
+/// of whole rows of both. `kExperts`: of a mixture, whose router has plain weights. `kInt8`: of
+/// integers, with scales of rows.
+template <int kHeadDim, bool kTokens, bool kExperts, bool kInt8>
 struct Fp8Worker : Worker<kHeadDim> {
-  static constexpr bool kIsFp8 = true, kHasTokens = kTokens, kHasExperts = kExperts;
+  static constexpr bool kIsFp8 = true, kHasTokens = kTokens, kHasExperts = kExperts,
+                        kIntegers = kInt8;
   __device__ static constexpr int rows() { return 1; }
 };
 

@@ -24,7 +24,7 @@
 //   norm, gate_up  | decoder_gemm.cuh; gate and up of an output are in one thread
 //   down           |
 //
-// E4M3 weights take the same way, and rows are quantised where they become an operand:
+// Weights of 8 bits take the same way, and rows are quantised where they become an operand:
 // decoder_fp8.cuh.
 //
 // Of one token, a mixture of experts may take the MLP's place: decoder_mixture.cuh.
@@ -112,7 +112,7 @@ __device__ void renew(const Arguments& a, uint32_t epoch) {
 }
 
 /// How weights' numbers are scaled.
-enum class Scales { none, blocks, rows };
+enum class Scales { none, blocks, rows, rows_of_integers };
 
 /// How o and down are multiplied in halves of k.
 enum class Halves { none, in_turn, beside, beside_many };
@@ -159,8 +159,9 @@ __global__ void __launch_bounds__(kLaunched, 1)
     using PlainWorker = std::conditional_t<kHalves >= Halves::beside,
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
                                            Worker<kHeadDim>>;
-    std::conditional_t<kScales == Scales::none, PlainWorker,
-                       Fp8Worker<kHeadDim, kScales == Scales::rows, kMixture>>
+    std::conditional_t<
+        kScales == Scales::none, PlainWorker,
+        Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture, kScales == Scales::rows_of_integers>>
         worker{a, shared, operand, residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
@@ -222,18 +223,19 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   a.norms[1] = vector(first.post_norm);
   a.q_norm = vector(first.q_norm);
   a.k_norm = vector(first.k_norm);
-  const WeightFormat::Rows rows = first.qkv.format.rows;
-  const bool fp8 = rows != WeightFormat::Rows::plain;
+  const WeightFormat of_qkv = first.qkv.format;
+  const bool fp8 = of_qkv.quantises_rows();
+  a.has_integers = of_qkv.numbers == WeightFormat::int8;
   // An H100, Qwen3-8B: separate operations take 11 to 15 % longer at one row, as long at two, and
   // 16 % less at four.
   if (fp8 && a.rows > 1) return false;
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
-                              const Tensor& bias, WeightFormat::Rows rows) {
+                              const Tensor& bias, const WeightFormat& like) {
     const Tensor& w = weight.data;
     const int64_t n = w.shape[0] / halves, row = w.shape[1] * weight.format.bits() / 8;  // bytes
     WeightFormat format = weight.format;
     format.in_halves = false;
-    if (format != decoder::format_of(rows, w.shape[1]) || (w.packed > 0) != format.is_quantised() ||
+    if (format != decoder::format_of(like, w.shape[1]) || (w.packed > 0) != format.is_quantised() ||
         (weight.format.in_halves && w.shape[1] % (8 * decoder::kAtomDepth) != 0) ||
         !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
@@ -252,16 +254,16 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   const auto matrix = [&](decoder::Product product, const Weight& w, const Tensor& bias) {
     if (fp8) decoder::place_scales(a, product, w);
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
-                      bias, rows);
+                      bias, of_qkv);
   };
   if (!matrix(decoder::kQkv, first.qkv, first.qkv_bias) ||
       !matrix(decoder::kOut, first.o, first.o_bias))
     return false;
-  if (rows == WeightFormat::Rows::tensor) return false;
+  if (of_qkv.rows == WeightFormat::Rows::tensor) return false;
   if (first.router.defined())
     return !first.o.format.in_halves &&
            map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {},
-                      WeightFormat::Rows::plain) &&
+                      WeightFormat::bf16) &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
          matrix(decoder::kDown, first.down, first.down_bias) &&
@@ -285,6 +287,8 @@ auto kernel_for(const decoder::Arguments& a, bool lean) {
     return plain ? decoder_layers_kernel<kHeadDim, C, true, false>
                  : decoder_layers_kernel<kHeadDim, C, true, false, Scales::blocks>;
   if (plain) return decoder_layers_kernel<kHeadDim, C, false, false>;
+  if (a.has_integers)
+    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows_of_integers>;
   return a.scale_stride[decoder::kQkv] > 0
              ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>
              : decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows>;

@@ -8,8 +8,18 @@
 namespace nanovllm {
 namespace {
 
-/// Rows so few that more threads of one end sooner, though more rows have no gain of it.
-constexpr int64_t kFewRows = 256;
+/// Measured on an H100, at 2,048 to 12,288 columns: few rows wait for one look at memory, many for
+/// its bandwidth, which blocks of fewer threads with more eights each have more of.
+constexpr int64_t kFewRows = 256, kNarrowRow = 2048, kWideRow = 4096;
+
+/// f<threads of a row, eights that each holds>().
+template <class F>
+void with_threads(int64_t rows, int64_t columns, F&& f) {
+  if (rows <= kFewRows)
+    return columns <= kWideRow ? f.template operator()<512, 1>() : f.template operator()<512, 3>();
+  if (columns <= kNarrowRow) return f.template operator()<kWarp, 8>();
+  columns <= kWideRow ? f.template operator()<256, 2>() : f.template operator()<256, 6>();
+}
 
 }  // namespace
 
@@ -31,10 +41,11 @@ CudaBackend::QuantisedOperand CudaBackend::quantise_rows(Tensor x, const Weight&
   if (w.format.rows == WeightFormat::Rows::token) {
     const auto go = [&]<WeightFormat::Numbers kind>() {
       const auto rows = rows_of_kind.template operator()<kind>();
-      if (count <= kFewRows)
-        launch_early(quantise_tokens_kernel<kind, 512>, {grid_size(count)}, 512, 0, rows);
-      else
-        launch_early(quantise_tokens_kernel<kind, 256>, {grid_size(count)}, 256, 0, rows);
+      with_threads(count, w.k(), [&]<int kThreads, int kHeld>() {
+        constexpr int kRows = kThreads == kWarp ? kRowsTogether : 1;
+        launch_early(quantise_tokens_kernel<kind, kThreads, kHeld>,
+                     {grid_size(ceil_div(count, kRows))}, kRows * kThreads, 0, rows);
+      });
     };
     if (w.format.numbers == WeightFormat::int8)
       go.template operator()<WeightFormat::int8>();

@@ -47,18 +47,21 @@ __global__ void __launch_bounds__(kRowsTogether* kWarp)
   }
 }
 
-/// A scale for each row. A block takes a row, of which a thread holds up to kHeld eights; more are
-/// read twice.
-template <WeightFormat::Numbers kind, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+/// A scale for each row, which a block takes or, of eight rows, a warp. A thread holds up to kHeld
+/// eights; more are read twice.
+template <WeightFormat::Numbers kind, int kThreads, int kHeld>
+__global__ void __launch_bounds__(kThreads == kWarp ? kRowsTogether * kWarp : kThreads)
     quantise_tokens_kernel(const RowsToQuantise<kind> rows) {
-  constexpr int kHeld = 2, kStep = 8 * kThreads;
-  __shared__ float warps[kThreads / kWarp];
+  constexpr bool is_warps = kThreads == kWarp;
+  constexpr int kStep = 8 * kThreads;
+  const int thread = threadIdx.x % kThreads;
   let_next_start();
   wait_for_previous();
-  const int64_t row = blockIdx.x;
-  const __nv_bfloat16* const from = rows.from(static_cast<int>(row));
-  const int first = 8 * static_cast<int>(threadIdx.x), columns = rows.to.columns;
+  const int row =
+      static_cast<int>(is_warps ? blockIdx.x * kRowsTogether + threadIdx.x / kWarp : blockIdx.x);
+  if (is_warps && row >= rows.rows) return;
+  const __nv_bfloat16* const from = rows.from(row);
+  const int first = 8 * thread, columns = rows.to.columns;
   Vec<__nv_bfloat16> held[kHeld];
   float most = 0.0f;
 #pragma unroll
@@ -71,17 +74,21 @@ __global__ void __launch_bounds__(kThreads)
       f(c, load_vec(from + c, 8, rows.is_wide));
   };
   for_others([&](int, const Vec<__nv_bfloat16>& v) { most = most_of(most, most_of(v)); });
+  __syncwarp();
   most = most_of_lanes<kWarp>(most);
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = most;
-  __syncthreads();
+  if constexpr (!is_warps) {
+    __shared__ float warps[kThreads / kWarp];
+    if (thread % kWarp == 0) warps[thread / kWarp] = most;
+    __syncthreads();
 #pragma unroll
-  for (const float w : warps) most = most_of(most, w);
+    for (const float w : warps) most = most_of(most, w);
+  }
   const float scale = rows.to.scale_of(most);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
     if (first + i * kStep < columns) rows.to.put(row, first + i * kStep, held[i], scale);
   for_others([&](int c, const Vec<__nv_bfloat16>& v) { rows.to.put(row, c, v, scale); });
-  if (threadIdx.x == 0) rows.to.scales[row] = scale;
+  if (thread == 0) rows.to.scales[row] = scale;
 }
 
 }  // namespace nanovllm
