@@ -8,7 +8,7 @@ set -uo pipefail
 folder=$(cd "$1" && pwd) seconds=${2:-500} processes=${3:-4}
 mapfile -t gpus < <(tr ',' '\n' <<< "${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader)}" | grep .)
 one=(qwen3_0_6b qwen3_8b qwen3_30b_a3b mistral_window qwen3_0_6b qwen3_32b qwen3_8b qwen2_heads_of_64 fp8_cache fp8_cache_heads_of_64
-  fp8_blocks int4 fp8_experts int4_experts fp8_rows int8)
+  fp8_blocks int4 fp8_experts int4_experts fp8_rows int8 int8_experts)
 two=(qwen3_0_6b_2_ranks qwen3_8b_2_ranks qwen3_30b_a3b_2_ranks fp8_cache_2_ranks fp8_blocks_2_ranks fp8_experts_2_ranks int4_experts_2_ranks int4_2_ranks)
 logs=$(mktemp -d) begin=$SECONDS runs=0
 trap 'rm -rf "$logs"' EXIT

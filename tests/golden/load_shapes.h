@@ -88,6 +88,7 @@ inline const Shape kGpuShapes[] = {
     Shape{"qwen3-8b", kTwoLayers, "int8", 1, kTargets[3], "auto", "int8"},
     Shape{"qwen3-30b-a3b", kTwoLayersFp8, "fp8_experts"},
     Shape{"qwen3-30b-a3b", kTwoLayers, "int4_experts", 1, kTargets[3], "auto", "int4"},
+    Shape{"qwen3-30b-a3b", kTwoLayers, "int8_experts", 1, kTargets[3], "auto", "int8"},
     Shape{"qwen3-8b", kTwoLayersFp8, "fp8_blocks_2_ranks", 2},
     Shape{"qwen3-8b", kTwoLayers, "int4_2_ranks", 2, kTargets[3], "auto", "int4"},
     Shape{"qwen3-30b-a3b", kTwoLayersFp8, "fp8_experts_2_ranks", 2},

@@ -333,7 +333,7 @@ float quantise_int8(const std::vector<double>& x, std::vector<double>& numbers) 
 // Sums of int8 are exact, and so is each step in float64; but for the gate, whose exponential may
 // fall to the other side of a tie: that changes single elements of a token's row.
 TEST_P(QuantisedExperts, OfInt8HaveTheNumbersOfTheDefinition) {
-  const Shape s{128, 64, 5};
+  const Shape s{128, 128, 5};
   const WeightFormat in(WeightFormat::int8, s.h, Rows::token),
       out(WeightFormat::int8, s.n, Rows::token);
   if (!keeps(s, in, out)) GTEST_SKIP() << ops().name() << " quantises no experts' rows";

@@ -176,6 +176,17 @@ TEST_P(QuantisedRowsParity, MatchesFloat64) {
       for (const DType y_type : {DType::bf16, DType::f32}) expect_right(format, m, n, k, y_type);
 }
 
+// Rows so few or many, narrow or wide, that a GPU quantises them in each of its ways.
+TEST_P(QuantisedRowsParity, RowsOfEveryWidthMatchFloat64) {
+  for (const auto& [m, k] : {std::array<int64_t, 2>{2, 4096},
+                             {2, 5120},
+                             {2, 12800},
+                             {300, 1280},
+                             {260, 3072},
+                             {260, 12800}})
+    expect_right({WeightFormat::int8, k, Rows::token}, m, 8, k, DType::f32);
+}
+
 // Every scale that bf16 numbers can make, and sums that leave 24 bits.
 TEST_P(QuantisedRowsParity, MatchesFloat64OverTheRangeOfNumbers) {
   for (const double spread : {1e-30, 1e-9, 1e4, 1e30})

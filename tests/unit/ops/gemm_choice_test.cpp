@@ -271,6 +271,14 @@ TEST(GemmChoice, OfIntegersOnHopper) {
             "256 rows of the weight by 128 rows, 4 blocks of rows");
   EXPECT_EQ(tiles(product(16384, kLargeQkv)),
             "256 rows of the weight by 128 rows, 128 blocks of rows");
+  // Pairs of blocks share rows, but for long ones.
+  const auto items = [](GemmProblem problem) {
+    problem.weight = {WeightFormat::int8, problem.k, WeightFormat::Rows::token};
+    return choose_gemm(problem, kHopper).fp8.items;
+  };
+  EXPECT_EQ(items(product(16384, kLargeQkv)), 128 * 24 / 2);
+  EXPECT_EQ(items(product(16384, {4096, 12288})), 128 * 16);
+  EXPECT_EQ(items(product(1024, kLargeQkv)), 8 * 24);
   EXPECT_EQ(tiles(product(8, kLargeQkv, GemmEnd::store, DType::f32)),
             "64 rows of the weight by 8 rows, 1 blocks of rows");
   EXPECT_EQ(tiles(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");

@@ -19,7 +19,8 @@ namespace {
 /// takes for the weight, which comes at full speed to five of eight SMs. Measured on an H100 with
 /// Qwen3-8B's weights, 1 to 16,384 rows.
 Fp8Plan plan_int8(const GemmProblem& p, const GemmGpu& gpu) {
-  constexpr int64_t kFewRows = 512;  // above, tiles of 256 columns gain an eighth: less is copied
+  constexpr int64_t kFewRows = 512,  // above, tiles of 256 columns gain an eighth: less is copied
+      kFewestSharedRows = 4096, kMostSharedColumns = 8192;  // of a k: down loses 5 % by it
   const int64_t parts = p.end == GemmEnd::gate ? 2 : 1,
                 sms = gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
   Fp8Plan best;
@@ -29,15 +30,17 @@ Fp8Plan plan_int8(const GemmProblem& p, const GemmGpu& gpu) {
     const int64_t row_blocks = ceil_div(p.rows, int64_t{t.rows}),
                   besides = std::max<int64_t>(22, 5 * t.rows / 8 - 18);
     if (!t.has_rows_first() && row_blocks > 1) continue;
+    if (t.cluster > 1 && (p.rows < kFewestSharedRows || p.k > kMostSharedColumns)) continue;
     for (const int height : kFp8Heights) {
       if (!t.takes(height)) continue;
-      const int64_t items = ceil_div(p.outputs(), height / parts) * row_blocks,
+      const int64_t columns = ceil_div(p.outputs(), height / parts),
+                    items = ceil_div(columns, int64_t{t.cluster}) * row_blocks,
                     memory = 22 * p.n / (10 * std::min<int64_t>(gpu.num_sms, items * 8 / 5));
       if (height == 32 && 2 * items > sms) continue;  // slower than 48 rows at once
-      int64_t cost = ceil_div(items, sms) * (height + besides);
+      int64_t cost = ceil_div(items, sms / t.cluster) * (height + besides);
       if (p.rows > kFewRows && t.columns < 256) cost += cost / 8;
       cost = std::max(cost, memory);
-      if (cost < least)
+      if (cost < least || (cost == least && t.cluster > 1))
         least = cost, best = {i, height, static_cast<int>(row_blocks), static_cast<int>(items)};
     }
   }

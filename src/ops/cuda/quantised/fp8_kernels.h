@@ -71,8 +71,8 @@ inline constexpr int kFp8Heights[] = {256, 128, 64, 48, 32};
 inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},        {16, 4},          {64, 2, 64}, {128, 1, 64},
                                         {128, 1, 128}, {128, 1, 128, 2}, {32, 4}};
 /// Of integers, whose sums need no second set of registers.
-inline constexpr Fp8Tile kInt8Tiles[] = {{8, 4},       {16, 4},       {64, 2, 64},
-                                         {128, 1, 64}, {128, 1, 128}, {128, 1, 256}};
+inline constexpr Fp8Tile kInt8Tiles[] = {
+    {8, 4}, {16, 4}, {64, 2, 64}, {128, 1, 64}, {128, 1, 128}, {128, 1, 256}, {128, 1, 256, 2}};
 /// Of experts, by their tokens. The columns of `down` are few: two blocks in a stage waste less.
 inline constexpr Fp8Tile kFp8ExpertTiles[] = {{8, 2}, {16, 2}, {32, 2}, {64, 2, 64}, {128, 1, 128}};
 
