@@ -32,9 +32,9 @@ Fit fit(int64_t rows, int64_t hidden, int64_t longest, size_t available) {
   const auto bytes = [&](int stages) {
     return static_cast<size_t>(kWarps * stages * kStageBytes +
                                rows * ((hidden + longest) * 2 + kOperandPad) +
-                               kGatedDepth * 2);  // half a stage is read behind the last row
+                               kHalfDepth * 2);  // half a stage is read behind the last row
   };
-  constexpr size_t kDeclared = 1024;  // at most, by the kernel itself
+  constexpr size_t kDeclared = 2048;  // at most, by the kernel itself
   if (bytes(8) + kDeclared <= available) return {layer_products_kernel<8>, bytes(8)};
   if (bytes(6) + kDeclared <= available) return {layer_products_kernel<6>, bytes(6)};
   if (bytes(4) + kDeclared <= available) return {layer_products_kernel<4>, bytes(4)};
@@ -45,7 +45,7 @@ bool is_plain(const Weight& w) {
   return w.defined() && w.format.numbers == WeightFormat::bf16 && !w.data.packed &&
          (!w.format.in_halves || w.k() % (2 * kDepth) == 0) && !w.is_stack() &&
          w.data.contiguous() && wide_rows({w.data}) && w.n() % (2 * kUnit) == 0 &&
-         w.k() % kGatedDepth == 0;
+         w.k() % kHalfDepth == 0;
 }
 
 /// Whether all layers have the first one's sizes, and weights that the kernel takes.
@@ -63,15 +63,19 @@ bool are_plain(const DecoderStack& stack, int64_t hidden) {
 Element* vector(const Tensor& t) { return t.defined() ? device_ptr<bf16>(t) : nullptr; }
 
 Matrix matrix(const Weight& w, const Tensor& bias, const Tensor& y, uint64_t* words,
-              int halves = 1) {
+              bool is_gated = false) {
+  const int64_t n = w.n(), k = w.k(), chain = w.format.in_halves ? k / 2 : k;
   return {.w = device_ptr<bf16>(w.data),
           .bias = vector(bias),
           .y = vector(y),
           .words = words,
-          .n = static_cast<int>(w.n()),
-          .k = static_cast<int>(w.k()),
-          .half = w.format.in_halves ? static_cast<int>(w.k() / 2) : 0,
-          .units = static_cast<int>(w.n() / halves / kUnit)};
+          .n = static_cast<int>(n),
+          .k = static_cast<int>(k),
+          .units = static_cast<int>(n / (is_gated ? 2 : 1) / kUnit),
+          .chain = static_cast<int>(chain),
+          .second = is_gated    ? n / 2 * k
+                    : chain < k ? chain
+                                : 0};
 }
 
 }  // namespace
@@ -142,7 +146,7 @@ bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& 
     a.post_norm = vector(w.post_norm);
     a.products[kOut] = matrix(w.o, w.o_bias, {}, words);
     a.products[kDown] = matrix(w.down, w.down_bias, is_last ? x : Tensor{}, words + of_stream);
-    a.products[kGateUp] = matrix(w.gate_up, w.gate_up_bias, {}, words + 2 * of_stream, 2);
+    a.products[kGateUp] = matrix(w.gate_up, w.gate_up_bias, {}, words + 2 * of_stream, true);
     a.count = kQkv;
     if (!is_last) {
       const DecoderWeights& next = stack.layers[i + 1];

@@ -4,7 +4,7 @@
 // Before sm_90 no kernel starts before the one before it has ended, so that at batch 1 memory idles
 // at each boundary while blocks start, the first bytes come, and one chain of tensor core steps
 // (docs/contract.md) is multiplied. Here one block per SM stays for four products. A warp has a
-// ring of stages in shared memory for itself; it fills it by cp.async with its units' weights in
+// ring of stages in shared memory for itself; it fills it by cp.async with its chains' weights in
 // the order in which it will multiply them, across products, and so the next product's are there,
 // or under way, while the blocks wait for each other's activations, which travel as words that say
 // of which launch they are (decoder_words.cuh): the fence of a barrier would wait for the copies.
@@ -24,20 +24,36 @@ __device__ inline float rounded(float sum, const Element* bias, int column) {
   return bias ? to_float(round_to<Element>(y + to_float(bias[column]))) : y;
 }
 
-template <bool kGated>
-__device__ void store(const Arguments& a, const Matrix& m, const float (&sums)[2][4], int unit,
-                      uint32_t epoch) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane / 4,
+/// Where a warp hands its rounded sums to the one that has a unit's first chain: of each lane a
+/// pair, in turns in two places, since the one before may still be read.
+using Handed = uint32_t[2][kWarps / 2][kWarp];
+
+/// Ends a chain of product `p`. Of a unit's two the second warp hands its sums over, and the first
+/// applies the gate or adds the halves of k.
+__device__ inline void finish(const Arguments& a, int p, const float (&sum)[4], int unit,
+                              bool is_second, uint32_t (&handed)[kWarps / 2][kWarp],
+                              uint32_t epoch) {
+  const Matrix& m = a.products[p];
+  const bool gated = p == kGateUp, in_halves = m.is_pair() && !gated;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp, row = lane / 4,
             column = unit * kUnit + lane % 4 * 2;
-  if (row >= a.rows) return;
-  float y[2];
+  const Element* bias = in_halves ? nullptr : m.bias;
+  const int of_bias = column + (is_second ? m.n / 2 : 0);
+  float y[2] = {rounded(sum[0], bias, of_bias), rounded(sum[1], bias, of_bias + 1)};
+  if (m.is_pair()) {
+    uint32_t& second = handed[warp / 2][lane];
+    if (is_second) second = pack_bf16(y[0], y[1]);
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+    if (is_second) return;
+    const float others[2] = {low_of(second), high_of(second)};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    y[i] = rounded(sums[0][i], m.bias, column + i);
-    if (kGated) y[i] = silu_times(y[i], rounded(sums[1][i], m.bias, m.n / 2 + column + i));
+    for (int i = 0; i < 2; ++i)
+      y[i] = gated ? silu_times(y[i], others[i]) : rounded(y[i] + others[i], m.bias, column + i);
   }
+  if (row >= a.rows) return;
   const uint32_t pair = pack_bf16(y[0], y[1]);
-  const int64_t at = (int64_t{row} * (kGated ? m.n / 2 : m.n) + column) / 2;
+  const int64_t at = (int64_t{row} * (gated ? m.n / 2 : m.n) + column) / 2;
   if (m.y)
     reinterpret_cast<uint32_t*>(m.y)[at] = pair;
   else
@@ -133,13 +149,12 @@ __device__ inline bool follows_stream(const Block& block) {
 }
 
 /// Asks for o's operand and the stream, which earlier kernels wrote: a group of copies.
-__device__ inline void copy_first_operand(const Arguments& a, const Block& block) {
+__device__ inline void copy_first_operand(const Arguments& a, unsigned char* operand,
+                                          Element* stream) {
   const int k = a.products[kOut].k;
-  if (block.shares[kOut].count > 0)
-    copy_rows(block.operand, k * 2 + kOperandPad, a.heads, k, a.rows, k);
-  if (follows_stream(block))
-    copy_rows(reinterpret_cast<unsigned char*>(block.stream), a.hidden * 2, a.stream,
-              a.stream_stride, a.rows, a.hidden);
+  copy_rows(operand, k * 2 + kOperandPad, a.heads, k, a.rows, k);
+  copy_rows(reinterpret_cast<unsigned char*>(stream), a.hidden * 2, a.stream, a.stream_stride,
+            a.rows, a.hidden);
   commit_copies();
 }
 
@@ -179,48 +194,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ uint4 zeros[kDepth * sizeof(Element) / sizeof(uint4)];
   __shared__ Block block;
+  __shared__ Handed handed;
   const uint32_t epoch = a.epochs[blockIdx.x] + 1;
   if (threadIdx.x < std::size(zeros)) zeros[threadIdx.x] = {};
-  if (threadIdx.x == kWarp) {
-    block.stream = reinterpret_cast<Element*>(memory + kWarps * kStages * kStageBytes);
-    block.operand = reinterpret_cast<unsigned char*>(block.stream + a.rows * a.hidden);
+  auto* const stream = reinterpret_cast<Element*>(memory + kWarps * kStages * kStageBytes);
+  auto* const operand = reinterpret_cast<unsigned char*>(stream + a.rows * a.hidden);
+  // The operand that o waits for comes first: copies on their way keep later ones waiting.
+  copy_first_operand(a, operand, stream);
+  if (threadIdx.x / kWarp == 1) {
     divide(block.shares, a);
+    block.stream = stream;
+    block.operand = operand;
   }
   __syncthreads();
-  // The operand that o waits for comes first: copies on their way keep later ones waiting.
-  copy_first_operand(a, block);
   Ring<kStages> ring(memory, a, block.shares);
   const bool begins = ring.supply.product == kOut;
   if (begins) {
-    ring.fill(0);
-    wait_copies<kStages - 1>();
+    ring.fill(0, kStages);
+    wait_copies<kStages>();
   } else {
     wait_copies<0>();
   }
   __syncthreads();
-  if (!begins) ring.fill(kFillNap);
+  // The words of the first exchange wait for what the block asks for before them.
+  constexpr int kAtOnce = kStages - 2;
+  if (!begins) ring.fill(0, kAtOnce);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  int side = 0;  // of `handed`
 #pragma unroll 1
   for (int product = kOut; product < a.count; ++product) {
     if (product > kOut) bring_operand(a, product, block, epoch);
+    if (product == kGateUp && !begins) ring.fill(kAtOnce, kStages);
     const Matrix& m = a.products[product];
     const Share& share = block.shares[product];
-    const Operand x =
-        lane % 8 < a.rows
-            ? Operand{shared_place(block.operand + lane % 8 * (m.k * 2 + kOperandPad) +
-                                   lane / 8 * 16),
-                      kGatedDepth * sizeof(Element)}
-            : Operand{shared_place(zeros), 0};
 #pragma unroll 1
     for (int i = share.of_warp(); i < share.count; i += kWarps) {
-      float sums[2][4] = {};
-      if (product == kGateUp) {
-        multiply<true>(sums, ring, x, m.k);
-        store<true>(a, m, sums, share.first + i, epoch);
-      } else {
-        multiply<false>(sums, ring, x, m.k, m.half);
-        store<false>(a, m, sums, share.first + i, epoch);
-      }
+      const bool is_second = m.is_pair() && i % 2 == 1;
+      const int first = is_second && product != kGateUp ? m.chain : 0;
+      const bool has_row = lane % 8 < a.rows;
+      const uint32_t x = has_row ? shared_place(block.operand + lane % 8 * (m.k * 2 + kOperandPad) +
+                                                lane / 8 * 16 + first * 2)
+                                 : shared_place(zeros);
+      float sum[4] = {};
+      multiply(sum, ring, x, has_row ? kDepth * sizeof(Element) : 0, m.chain);
+      finish(a, product, sum, share.first + (m.is_pair() ? i / 2 : i), is_second, handed[side],
+             epoch);
+      if (m.is_pair()) side ^= 1;
     }
   }
   if (blockIdx.x == 0)
