@@ -119,8 +119,13 @@ void StepRecorder::note(const char* part, std::function<void()> run) {
 
 void StepRecorder::note_small(const char* name, std::initializer_list<Tensor> touched,
                               std::function<void()> run) {
-  note(kSmall, std::move(run));
-  current_->back().name = name;
+  run();
+  add_small(name, touched, std::move(run));
+}
+
+void StepRecorder::add_small(const char* name, std::initializer_list<Tensor> touched,
+                             std::function<void()> run) {
+  current_->push_back({.part = kSmall, .name = name, .run = std::move(run)});
   for (const Tensor& t : touched) current_->back().bytes += double(t.numel() * size_of(t.dtype));
 }
 
@@ -363,6 +368,14 @@ void StepRecorder::top_logprobs(Tensor ids, Tensor logprobs, Tensor ranks, Tenso
 void StepRecorder::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps, Weight) {
   note_small("add_rms_norm", {residual, x, residual, y},
              [=, this] { ops_->add_rms_norm(y, residual, x, w, eps); });
+}
+// Noted as the product and the norm that it is made of.
+void StepRecorder::gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm,
+                                     float eps, Weight reader) {
+  ops_->gemm_add_rms_norm(y, residual, x, w, norm, eps, reader);
+  add_gemm(next_product(w), x, w, 0, [=, this] { ops_->gemm(y, x, w); });
+  add_small("add_rms_norm", {residual, y, residual, y},
+            [=, this] { ops_->add_rms_norm(y, residual, y, norm, eps); });
 }
 void StepRecorder::rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                               KvCache cache) {

@@ -96,6 +96,8 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
                     Tensor chosen) override;
   void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
                     Weight reader) override;
+  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps,
+                         Weight reader) override;
   void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
@@ -111,6 +113,8 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   /// The same for a small kernel that reads or writes each of `touched` once.
   void note_small(const char* name, std::initializer_list<Tensor> touched,
                   std::function<void()> run);
+  void add_small(const char* name, std::initializer_list<Tensor> touched,
+                 std::function<void()> run);
   /// The same for the product of x and w.
   void note_gemm(const char* part, Tensor x, const Weight& w, std::function<void()> run);
   /// Remembers a product of x and w that has run, and what it reads and writes besides.

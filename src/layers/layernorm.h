@@ -27,6 +27,10 @@ class RmsNorm {
     const bool whole = step.comm.world_size() == 1;  // a step in halves has products of each half
     step.ops.add_rms_norm(x, residual, x, weight_, eps_, whole ? reader_ : Weight{});
   }
+  /// residual += x w^T; y = norm(residual), on one rank
+  void gemm_add_forward(const Step& step, Tensor y, Tensor residual, Tensor x, Weight w) const {
+    step.ops.gemm_add_rms_norm(y, residual, x, w, weight_, eps_, reader_);
+  }
   /// The same beside what the backend does until RankFusions::finish_half(half): see
   /// RankFusions::start_add_rms_norm().
   void start_add_forward(const Step& step, int half, Tensor x, Tensor residual, bool whole) const {

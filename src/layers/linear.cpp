@@ -128,6 +128,8 @@ void RowParallelLinear::forward(const Step& step, Tensor y, Tensor x) const {
 
 void RowParallelLinear::forward_add_norm(const Step& step, Tensor y, Tensor residual, Tensor x,
                                          const RmsNorm& norm) const {
+  if (step.comm.world_size() == 1 && !has_bias_)
+    return norm.gemm_add_forward(step, y, residual, x, weight_);
   // The part may go to the ranks without having been in y.
   if (has_bias_ || !step.comm.fusions().gemm_for_sum(y, x, weight_)) forward(step, y, x);
   norm.add_forward(step, y, residual);

@@ -322,6 +322,12 @@ class Backend {
     add(residual, x);
     rms_norm(y, residual, w, eps);
   }
+  /// residual += x w^T; y = rms_norm(residual), with add_rms_norm()'s `reader`. y may not be x.
+  virtual void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm,
+                                 float eps, Weight reader = {}) {
+    gemm(y, x, w);
+    add_rms_norm(y, residual, y, norm, eps, reader);
+  }
   /// sample() of the logits x w^T, after apply_token_masks() where the rows are constrained.
   /// `logits` f32 [rows, vocab] is room for them; its contents afterwards are undefined.
   void gemm_sample(Tensor token_ids, Tensor logits, Tensor x, Weight w,

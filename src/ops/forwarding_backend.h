@@ -114,6 +114,10 @@ class ForwardingBackend : public Backend {
                     Weight reader) override {
     ops_->add_rms_norm(y, residual, x, w, eps, reader);
   }
+  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps,
+                         Weight reader) override {
+    ops_->gemm_add_rms_norm(y, residual, x, w, norm, eps, reader);
+  }
   void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
                   bool normalise) override {
     ops_->moe_router(weights, ids, logits, x, w, normalise);

@@ -114,6 +114,8 @@ class CudaBackend final : public Backend, KernelLauncher {
                     Tensor chosen) override;
   void add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, float eps,
                     Weight reader = {}) override;
+  void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps,
+                         Weight reader = {}) override;
   void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
@@ -257,6 +259,10 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// y of rank 3: the products of both halves of k.
   bool gemm_blas(Tensor y, Tensor x, Tensor w);
   bool gemm_blas_in_halves(Tensor y, Tensor x, Tensor w);
+  /// f(room for the products of both halves of k, from, to) for the rows from .. to - 1 of y, as
+  /// many at once as there is room for.
+  template <class F>
+  void with_halves(const Tensor& y, F&& f);
   /// y = a + b, as add().
   void add(Tensor y, Tensor a, Tensor b);
   /// Finds of each row of x w^T what a scan for sampling would, without storing them
@@ -321,6 +327,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
   template <bool kAdd>
   bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
+  /// add_rms_norm() of add() of the two `parts` [2, t, n]. False, and nothing done, likewise.
+  bool add_norm_of_parts(Tensor y, Tensor residual, Tensor parts, Tensor w, float eps);
   /// add_rms_norm() whose rows are quantised for `reader`. False, and nothing done, likewise.
   bool add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
   template <class End>

@@ -95,17 +95,24 @@ bool CudaBackend::gemm_blas(Tensor y, Tensor x, Tensor w) {
          gemm_algorithms_->run(y, x, w, *algorithm, micro_batch_->blas_workspace.get(), stream());
 }
 
-// The halves' products lie where attention, which is done by then, leaves partial results.
-bool CudaBackend::gemm_blas_in_halves(Tensor y, Tensor x, Tensor w) {
+// They lie where attention, which is done by then, leaves partial results.
+template <class F>
+void CudaBackend::with_halves(const Tensor& y, F&& f) {
   const int64_t m = y.shape[0], n = y.shape[1],
                 most = static_cast<int64_t>(kPartialBytes / size_of(y.dtype)) / (2 * n);
-  for (int64_t first = 0; first < m; first += most) {
-    const int64_t end = std::min(m, first + most);
-    const Tensor both(partial_results(), y.dtype, {2, end - first, n}, device());
-    if (!gemm_blas(both, x.rows(first, end), w)) return false;
-    add(y.rows(first, end), both[0], both[1]);
+  for (int64_t from = 0; from < m; from += most) {
+    const int64_t to = std::min(m, from + most);
+    f(Tensor(partial_results(), y.dtype, {2, to - from, n}, device()), from, to);
   }
-  return true;
+}
+
+bool CudaBackend::gemm_blas_in_halves(Tensor y, Tensor x, Tensor w) {
+  bool done = true;
+  with_halves(y, [&](Tensor both, int64_t from, int64_t to) {
+    done = done && gemm_blas(both, x.rows(from, to), w);
+    if (done) add(y.rows(from, to), both[0], both[1]);
+  });
+  return done;
 }
 
 Weight CudaBackend::unpack(const Weight& w) {
@@ -124,6 +131,26 @@ void CudaBackend::gemm(Tensor y, Tensor x, Weight weight) {
   if (y.numel() > 0)
     check(run_gemm(y, x, weight, GemmEnd::store), "gemm: no kernel for {} times such a weight, {}",
           x.describe(), w.describe());
+}
+
+// The norm adds up the halves of k that cuBLASLt makes: a kernel, a write and a read less.
+void CudaBackend::gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight weight, Tensor norm,
+                                    float eps, Weight reader) {
+  const bool by_parts = weight.format.in_halves && !reader.format.quantises_rows() &&
+                        y.dtype == x.dtype &&
+                        choose({GemmEnd::store, weight.format, y.dtype, x.shape[0], weight.n(),
+                                weight.k(), wide_rows({y, x, weight.data})})
+                                .kernel == GemmKernel::blas;
+  if (!by_parts) return Backend::gemm_add_rms_norm(y, residual, x, weight, norm, eps, reader);
+  use_device();
+  with_halves(y, [&](Tensor both, int64_t from, int64_t to) {
+    const Tensor rows = y.rows(from, to), stream = residual.rows(from, to), of_x = x.rows(from, to);
+    if (!gemm_blas(both, of_x, weight.data))
+      return Backend::gemm_add_rms_norm(rows, stream, of_x, weight, norm, eps);
+    if (add_norm_of_parts(rows, stream, both, norm, eps)) return;
+    add(rows, both[0], both[1]);
+    add_rms_norm(rows, stream, rows, norm, eps);
+  });
 }
 
 void CudaBackend::gemm_silu_and_mul(Tensor y, Tensor gate_up, Tensor x, Weight weight) {

@@ -160,15 +160,31 @@ struct RowsOfTokens {
   }
 };
 
+/// Rows that are added or normalised: those of a tensor, or the rounded sums of two.
+struct PlainRows {
+  RowsOf<__nv_bfloat16> x;
+  __device__ Vec<__nv_bfloat16> load(unsigned row, int column) const {
+    return load_vec(x.row(row, 0) + column, Vec<__nv_bfloat16>::size, true);
+  }
+};
+struct SummedRows {
+  PlainRows first, second;
+  __device__ Vec<__nv_bfloat16> load(unsigned row, int column) const {
+    Vec<__nv_bfloat16> sum = second.load(row, column);
+    add_stream(sum, first.load(row, column));
+    return sum;
+  }
+};
+
 constexpr int kRowsPerBlock = 4;
 
 /// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
 /// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one
 /// that the lane of warp j % kWarps has in the kernels above. kEarly: what other kernels have left
 /// for long is asked for before the one before this is done.
-template <bool kAdd, int kVectors, bool kEarly>
+template <bool kAdd, int kVectors, bool kEarly, class Rows>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
-    many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+    many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, const Rows x,
                      const __nv_bfloat16* w, unsigned rows, float eps) {
   using V = Vec<__nv_bfloat16>;
   constexpr int kStep = kWarp * V::size, kWarps = kVectors < 16 ? kVectors : 16, kAtOnce = 8;
@@ -190,7 +206,6 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   }
   wait_for_previous();
   if (index >= rows) return;
-  const __nv_bfloat16* from = x.row(row, 0) + first;
   V held[kVectors];
   float sum[kWarps];
 #pragma unroll
@@ -198,7 +213,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
     V old[kAtOnce];
 #pragma unroll
     for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
-      held[j] = load_vec(from + j * kStep, V::size, true);
+      held[j] = x.load(row, first + j * kStep);
       if (kAdd) old[j - begin] = load_vec(target + j * kStep, V::size, true);
     }
 #pragma unroll
@@ -225,9 +240,9 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
 /// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
 /// the general kernels do, but in half of their registers: blocks find room beside each other, and
 /// beside those of the products around them.
-template <bool kAdd, int kVectors, class End>
+template <bool kAdd, int kVectors, class End, class Rows>
 __global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
-    one_row_kernel(const End end, RowsOf<__nv_bfloat16> stream, RowsOf<__nv_bfloat16> x,
+    one_row_kernel(const End end, RowsOf<__nv_bfloat16> stream, const Rows x,
                    const __nv_bfloat16* w, float eps) {
   using V = Vec<__nv_bfloat16>;
   static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
@@ -236,7 +251,7 @@ __global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
   const unsigned first = threadIdx.x * V::size, warp = threadIdx.x / kWarp;
   const V weights = load_vec(w + first, V::size, true);
   wait_for_previous();
-  V held = load_vec(x.row(blockIdx.x, 0) + first, V::size, true);
+  V held = x.load(blockIdx.x, static_cast<int>(first));
   if constexpr (kAdd) {
     __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
     const V old = load_vec(target, V::size, true);
@@ -278,12 +293,12 @@ bool with_vectors(int64_t n, F&& go) {
 constexpr int64_t kManyRows = 1024;
 
 /// Null where rows need the general kernels.
-template <bool kAdd, class End>
+template <bool kAdd, class End, class Rows = PlainRows>
 auto one_row_kernel_for(const Tensor& x, bool wide) {
-  decltype(&one_row_kernel<kAdd, kMostVectors, End>) kernel = nullptr;
+  decltype(&one_row_kernel<kAdd, kMostVectors, End, Rows>) kernel = nullptr;
   if (wide && x.dtype == DType::bf16 && x.rank == 2)
     with_vectors(x.shape[1], [&]<int kVectors>() {
-      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors, End>;
+      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors, End, Rows>;
     });
   return kernel;
 }
@@ -299,7 +314,7 @@ bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, 
   const auto kernel = one_row_kernel_for<true, End>(x, wide_rows({residual, x, w}));
   if (kernel)
     launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, end, rows_of<bf16>(residual),
-                 rows_of<bf16>(x), device_ptr<bf16>(w), eps);
+                 PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
   return kernel != nullptr;
 }
 
@@ -331,13 +346,32 @@ bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, 
   const int64_t fewest = divides_sms() ? 1 : kManyRows;
   if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < fewest || !wide) return false;
   return with_vectors(x.shape[1], [&]<int kVectors>() {
-    const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true>
-                                      : many_rows_kernel<kAdd, kVectors, false>;
+    const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true, PlainRows>
+                                      : many_rows_kernel<kAdd, kVectors, false, PlainRows>;
     launch_early(kernel, grid_size(ceil_div(x.shape[0], kRowsPerBlock)), kRowsPerBlock * kWarp,
                  divides_sms() ? kOverlapNormBytes : 0, rows_of<bf16>(y),
-                 rows_of<bf16>(kAdd ? residual : x), rows_of<bf16>(x), device_ptr<bf16>(w),
-                 grid_size(x.shape[0]), eps);
+                 rows_of<bf16>(kAdd ? residual : x), PlainRows{rows_of<bf16>(x)},
+                 device_ptr<bf16>(w), grid_size(x.shape[0]), eps);
   });
+}
+
+bool CudaBackend::add_norm_of_parts(Tensor y, Tensor residual, Tensor parts, Tensor w, float eps) {
+  if (y.dtype != DType::bf16 || divides_sms() || !wide_rows({y, residual, parts[0], w}))
+    return false;
+  const SummedRows sums{{rows_of<bf16>(parts[0])}, {rows_of<bf16>(parts[1])}};
+  const int64_t rows = y.shape[0];
+  if (rows >= kManyRows)
+    return with_vectors(y.shape[1], [&]<int kVectors>() {
+      launch_early(many_rows_kernel<true, kVectors, false, SummedRows>,
+                   grid_size(ceil_div(rows, kRowsPerBlock)), kRowsPerBlock * kWarp, 0,
+                   rows_of<bf16>(y), rows_of<bf16>(residual), sums, device_ptr<bf16>(w),
+                   grid_size(rows), eps);
+    });
+  const auto kernel = one_row_kernel_for<true, StoredRows, SummedRows>(y, true);
+  if (kernel)
+    launch_early(kernel, grid_size(rows), one_row_threads(y), 0, StoredRows{rows_of<bf16>(y)},
+                 rows_of<bf16>(residual), sums, device_ptr<bf16>(w), eps);
+  return kernel != nullptr;
 }
 
 void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
@@ -350,7 +384,7 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   const bool wide = wide_rows({y, x, w});
   if (const auto kernel = one_row_kernel_for<false, StoredRows>(x, wide))
     return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
-                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(x), rows_of<bf16>(x),
+                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(x), PlainRows{rows_of<bf16>(x)},
                         device_ptr<bf16>(w), eps);
   const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
   const unsigned threads = row_threads(n), rows_per_block = threads == kWarp ? 4 : 1;
@@ -373,8 +407,8 @@ void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, fl
   const bool wide = wide_rows({y, residual, x, w});
   if (const auto kernel = one_row_kernel_for<true, StoredRows>(x, wide))
     return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
-                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(residual), rows_of<bf16>(x),
-                        device_ptr<bf16>(w), eps);
+                        StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(residual),
+                        PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
   dispatch_float(x.dtype, [&]<class T>() {
     launch_early(add_rms_norm_kernel<DeviceType<T>>, grid_size(x.shape[0]), row_threads(x.shape[1]),
                  0, rows_of<T>(y), rows_of<T>(residual), rows_of<T>(x), device_ptr<T>(w),

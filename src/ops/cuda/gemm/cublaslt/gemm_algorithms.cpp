@@ -74,18 +74,20 @@ struct Layouts {
 struct Measured {
   int64_t n, k, from_rows, to_rows;
   int32_t tile, cluster, custom;
+  bool twice = false;
 };
 constexpr int64_t kAny = int64_t{1} << 40;
 constexpr Measured kMeasured[] = {
-    {4096, 1024, 1024, 1024, 20, 3, 1},   {4096, 1024, 3072, 6144, 201, 5, 2},
-    {4096, 1024, 8192, kAny, 29, 3, 1},   {6144, 1024, 768, 768, 184, 5, 2},
-    {6144, 1024, 1024, 1024, 20, 3, 1},   {6144, 1024, 1536, 2048, 29, 3, 1},
-    {6144, 1024, 3072, kAny, 201, 5, 2},  {1024, 3072, 768, 768, 164, 9, 2},
-    {1024, 3072, 1024, 1024, 200, 9, 2},  {6144, 4096, 3072, 4096, 197, 5, 2},
-    {6144, 4096, 6144, kAny, 201, 5, 2},  {24576, 4096, 96, 128, 208, 5, 3},
-    {24576, 4096, 1024, 1024, 197, 5, 2}, {24576, 4096, 1536, kAny, 201, 5, 2},
-    {4096, 12288, 192, 192, 18, 4, 1},    {4096, 12288, 256, 256, 135, 7, 2},
-    {4096, 12288, 384, 384, 165, 4, 0},
+    {4096, 1024, 1024, 1024, 20, 3, 1},        {4096, 1024, 3072, 6144, 201, 5, 2},
+    {4096, 1024, 8192, kAny, 29, 3, 1},        {6144, 1024, 768, 768, 184, 5, 2},
+    {6144, 1024, 1024, 1024, 20, 3, 1},        {6144, 1024, 1536, 2048, 29, 3, 1},
+    {6144, 1024, 3072, kAny, 201, 5, 2},       {1024, 3072, 768, 768, 164, 9, 2},
+    {1024, 3072, 1024, 1024, 200, 9, 2},       {6144, 4096, 3072, 4096, 197, 5, 2},
+    {6144, 4096, 6144, kAny, 201, 5, 2},       {24576, 4096, 96, 128, 208, 5, 3},
+    {24576, 4096, 1024, 1024, 197, 5, 2},      {24576, 4096, 1536, kAny, 201, 5, 2},
+    {4096, 12288, 192, 192, 18, 4, 1},         {4096, 12288, 256, 256, 135, 7, 2},
+    {4096, 12288, 384, 384, 165, 4, 0},        {1024, 1024, 12288, kAny, 201, 5, 2, true},
+    {1024, 1536, 12288, kAny, 20, 3, 1, true},
 };
 
 /// A file of this GPU and this cuBLASLt.
@@ -180,7 +182,8 @@ bool GemmAlgorithms::run(const Tensor& y, const Tensor& x, const Tensor& w,
 
 std::optional<cublasLtMatmulAlgo_t> GemmAlgorithms::first_choice(const GemmKey& key) {
   for (const Measured& m : kMeasured) {
-    if (key.twice || m.n != key.n || m.k != key.k || key.rows < m.from_rows || key.rows > m.to_rows)
+    if (m.twice != key.twice || m.n != key.n || m.k != key.k || key.rows < m.from_rows ||
+        key.rows > m.to_rows)
       continue;
     for (const auto& algorithm : propose(key, GemmOrder::in_order))
       if (config_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) == m.tile &&
