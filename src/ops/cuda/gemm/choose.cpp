@@ -7,7 +7,6 @@
 
 #include "ops/cuda/gemm/choose_quantised.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
-#include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
 namespace {
@@ -333,9 +332,8 @@ std::string describe(const GemmChoice& choice) {
                          choice.mma.warps, choice.mma.units * kPackedRows, choice.mma.eights * 8,
                          choice.mma.row_blocks);
     case GemmKernel::fp8:
-      return describe(choice.fp8, kFp8Tiles[choice.fp8.tile]);
     case GemmKernel::int8:
-      return describe(choice.fp8, kInt8Tiles[choice.fp8.tile]);
+      return describe(choice.fp8, choice.kernel == GemmKernel::int8);
     case GemmKernel::w8a8:
       return describe(choice.w8a8);
     default:

@@ -166,7 +166,8 @@ Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   return kServes;
 }
 
-std::string describe(const Fp8Plan& plan, const Fp8Tile& t) {
+std::string describe(const Fp8Plan& plan, bool integers) {
+  const Fp8Tile& t = integers ? kInt8Tiles[plan.tile] : kFp8Tiles[plan.tile];
   return fmt::format("{} rows of the weight by {} rows, {} blocks of rows", plan.height, t.rows,
                      plan.row_blocks);
 }

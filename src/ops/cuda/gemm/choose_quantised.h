@@ -7,8 +7,6 @@
 
 namespace nanovllm {
 
-struct Fp8Tile;
-
 /// Null: the kernel serves, and its plan is made.
 using Why = const char*;
 inline constexpr Why kServes = nullptr;
@@ -20,7 +18,7 @@ Why try_int8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 
 /// The tiles, for people.
-std::string describe(const Fp8Plan& plan, const Fp8Tile& tile);
+std::string describe(const Fp8Plan& plan, bool integers);
 std::string describe(const W8a8Plan& plan);
 
 }  // namespace nanovllm
