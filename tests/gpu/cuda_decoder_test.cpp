@@ -15,12 +15,25 @@ class CudaDecoder : public GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (!gpu_) return;
-    DecoderRig decoder(*gpu_, {"probe", 1, 256, 4, 2, 64, 256});
-    const Batch batch = decoder.make_step({5}, 5, 1);
-    const Tensor x = decoder.rig.empty(DType::bf16, {1, 256});
-    if (!gpu_->decoder_layers(x, x, decoder.stack, decoder.caches, batch))
+    if (gpu_ && !serves({"probe", 1, 256, 4, 2, 64, 256}))
       GTEST_SKIP() << "this GPU has no such kernel";
+  }
+  bool serves(const DecoderShape& shape) {
+    DecoderRig decoder(*gpu_, shape, true);
+    const Batch batch = decoder.make_step({5}, 5, 1);
+    const Tensor x = decoder.rig.empty(DType::bf16, {1, shape.hidden});
+    return gpu_->decoder_layers(x, x, decoder.stack, decoder.caches, batch);
+  }
+};
+
+/// Skipped where the GPU has no kernel of all layers with their attention, as Hopper has.
+class CudaInt4Decoder : public CudaDecoder {
+ protected:
+  void SetUp() override {
+    CudaDecoder::SetUp();
+    DecoderShape shape{"probe", 1, 256, 4, 2, 64, 256};
+    shape.cache = DType::e4m3;
+    if (gpu_ && !IsSkipped() && !serves(shape)) GTEST_SKIP() << "this GPU has no such kernel";
   }
 };
 
@@ -200,6 +213,49 @@ TEST_F(CudaDecoder, Int8LayersGiveTheBitsOfSeparateOperations) {
       EXPECT_TRUE(is_served) << shape.name;
       ++served;
     }
+}
+
+// Packed weights are unpacked by the warps that multiply.
+void compare_int4(Backend& gpu, DecoderShape shape) {
+  shape.group = 128;
+  EXPECT_TRUE(compare(gpu, shape, true));
+  shape.cache = DType::e4m3;
+  if (shape.intermediate % 256 == 0 && shape.hidden % 256 == 0) shape.group = 256;
+  EXPECT_TRUE(compare(gpu, shape, true));
+}
+
+TEST_F(CudaInt4Decoder, Int4LayersGiveTheBitsOfSeparateOperations) {
+  for (const DecoderShape& shape : {qwen3_0_6b(), llama(), windows()}) compare_int4(*gpu_, shape);
+}
+
+// Tiles of more heights, and a chain of nine chunks, which no stage ends with.
+TEST_F(CudaInt4Decoder, Int4LayersInOtherTilesGiveTheBitsOfSeparateOperations) {
+  const DecoderShape wide = with_head_norms({"wide", 2, 5120, 16, 4, 128, 1152});
+  for (const DecoderShape& shape : {wide, tall()}) compare_int4(*gpu_, shape);
+}
+
+TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
+  DecoderShape large = qwen3_8b();
+  large.block_size = 64;
+  compare_int4(*gpu_, large);
+}
+
+// It takes scales of bf16 below 2^-5 of 128 columns or more, without zero points: numbers of other
+// weights do not unpack in so few steps.
+TEST_F(CudaInt4Decoder, OtherInt4WeightsAreLeftToSeparateOperations) {
+  const auto is_served = [&](const auto& change) {
+    DecoderShape shape{"other int4", 2, 512, 8, 4, 128, 1024};
+    shape.group = 128;
+    change(shape);
+    return serves(shape);
+  };
+  EXPECT_TRUE(is_served([](DecoderShape&) {}));
+  for (const int64_t group : {32, 64})
+    EXPECT_FALSE(is_served([&](DecoderShape& shape) { shape.group = group; }));
+  for (const DType scales : {DType::f16, DType::f32})
+    EXPECT_FALSE(is_served([&](DecoderShape& shape) { shape.scales = scales; }));
+  EXPECT_FALSE(is_served([](DecoderShape& shape) { shape.most_scale = 0x1p-4f; }));
+  EXPECT_FALSE(is_served([](DecoderShape& shape) { shape.has_zeros = true; }));
 }
 
 // Keys and values of E4M3 become bf16 in the ring, and the step's own become numbers.

@@ -2,6 +2,7 @@
 // operation, as models/decoder.h does it.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <variant>
@@ -20,7 +21,13 @@ struct DecoderShape {
   /// If not plain, E4M3 weights whose rows of activations are quantised: of `token` with a scale
   /// for each row, of `group` with those of blocks of 8 x 128.
   WeightFormat::Rows rows = WeightFormat::Rows::plain;
-  bool integers = false;   // with `token`: int8 weights and rows
+  bool integers = false;  // with `token`: int8 weights and rows
+  /// If not 0, int4 weights, of which so many columns share a scale below `most_scale`, of this
+  /// type.
+  int64_t group = 0;
+  DType scales = DType::bf16;
+  float most_scale = 0x1p-5f;
+  bool has_zeros = false;  // zero points
   bool in_halves = false;  // o and down
   /// Of keys and values; of E4M3 with a scale for each row or, `static_scales`, for each head.
   DType cache = DType::bf16;
@@ -149,12 +156,30 @@ class DecoderRig {
 
   bool is_fp8() const { return shape_.rows != WeightFormat::Rows::plain; }
   WeightFormat format_of(int64_t k) const {
+    if (shape_.group > 0) return {WeightFormat::int4, shape_.group};
     if (!is_fp8()) return WeightFormat::bf16;
     return {shape_.integers ? WeightFormat::int8 : WeightFormat::e4m3,
             shape_.rows == WeightFormat::Rows::group ? kRowGroup : k, shape_.rows};
   }
-  /// A random [n, k] matrix of numbers up to 2.
+  QuantizedRows random_int4(int64_t n, int64_t k, uint32_t seed) const {
+    std::mt19937 random(seed);
+    QuantizedRows rows;
+    for (int64_t i = 0; i < n * k; i += 8)
+      for (uint32_t bits = static_cast<uint32_t>(random()), j = 0; j < 8; ++j, bits >>= 4)
+        rows.numbers.push_back(static_cast<int8_t>(bits % 16 - 8));
+    const uint32_t kept = shape_.scales == DType::bf16  ? 0xffff0000u
+                          : shape_.scales == DType::f16 ? 0xffffe000u
+                                                        : 0xffffffffu;
+    for (int64_t i = 0; i < n * format_of(k).groups(k); ++i) {
+      const float scale = shape_.most_scale * std::exp2(-0x1p-29f * static_cast<float>(random()));
+      rows.scales.push_back(std::bit_cast<float>((std::bit_cast<uint32_t>(scale) - 1) & kept));
+      rows.zeros.push_back(static_cast<int8_t>(shape_.has_zeros ? random() % 16 - 8 : 0));
+    }
+    return rows;
+  }
+  /// A random [n, k] matrix of numbers up to 2, of E4M3.
   QuantizedRows random_rows(int64_t n, int64_t k, uint32_t seed) const {
+    if (shape_.group > 0) return random_int4(n, k, seed);
     std::mt19937 random(seed);
     QuantizedRows rows;
     for (int64_t i = 0; i < n * k; ++i)

@@ -357,8 +357,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   void multiply_many_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);
   /// Whether a stack is not packed, or no matrix of it is uneven or has several scales in a record.
   bool unpacks_simply(const Weight& stack) const;
-  /// Notes whether a weight that has just come is among the uneven ones.
-  void note_even(const Weight& w, bool even);
+  /// Notes whether a weight that has just come is in a list.
+  void note(std::set<const std::byte*>& list, const Weight& w, bool belongs);
   /// Whether no matrix of a stack is among the uneven ones.
   bool is_even(const Weight& stack) const;
   void moe_plan(const ExpertPlan& plan);
@@ -384,6 +384,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
   std::set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
+  std::set<const std::byte*> coarse_;  // int4 weights that unpack in few steps
   mutable size_t most_unpacked_ = 0;   // bytes as bf16, of the quantised weights asked about
   size_t room_to_unpack_ = 0;          // that a micro-batch has
   size_t room_for_quantised_ = 0;      // likewise

@@ -1,6 +1,7 @@
 // Weights: host memory (usually a file) through small pinned buffers to the device.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -136,11 +137,10 @@ bool CudaBackend::is_even(const Weight& stack) const {
 }
 
 // Matrices that lay there before may have had other sizes.
-void CudaBackend::note_even(const Weight& w, bool even) {
+void CudaBackend::note(std::set<const std::byte*>& list, const Weight& w, bool belongs) {
   std::byte* const data = w.data.data;
-  uneven_.erase(uneven_.lower_bound(data),
-                uneven_.lower_bound(data + weight_bytes(w.format, w.n(), w.k())));
-  if (!even) uneven_.insert(data);
+  list.erase(list.lower_bound(data), list.lower_bound(data + weight_bytes(w.format, w.n(), w.k())));
+  if (belongs) list.insert(data);
 }
 
 size_t CudaBackend::quantised_row_bytes(int64_t rows, int64_t columns) {
@@ -179,13 +179,23 @@ void CudaBackend::load_fp8(const Weight& dst, const QuantizedRows& rows) {
               layout.n);
       }
   }
-  note_even(dst, has_whole_groups(layout, units));
+  note(uneven_, dst, !has_whole_groups(layout, units));
   const std::vector<float>& scales = layout.blocks ? units : rows.scales;
   cuda_check(cudaMemcpyAsync(dst.data.data, rows.numbers.data(), rows.numbers.size(),
                              cudaMemcpyHostToDevice, stream()));
   cuda_check(cudaMemcpyAsync(dst.data.data + layout.scales(), scales.data(),
                              scales.size() * sizeof(float), cudaMemcpyHostToDevice, stream()));
   input_scales_[dst.data.data] = rows.input_scale;
+}
+
+/// Whether an int4 weight unpacks in few steps (decoder::CoarseUnpack): all zero points are 0, and
+/// scales are from 2^-100 to below 2^-5, with at most 8 significant bits.
+static bool has_coarse_scales(const QuantizedRows& rows) {
+  const auto is_coarse = [](float scale) {
+    return scale >= 0x1p-100f && scale < 0x1p-5f && (std::bit_cast<uint32_t>(scale) & 0xffff) == 0;
+  };
+  return std::ranges::all_of(rows.scales, is_coarse) &&
+         std::ranges::all_of(rows.zeros, [](int8_t zero) { return zero == 0; });
 }
 
 // Numbers, scales and zero points travel to where the weight will be unpacked, and are packed from
@@ -209,7 +219,8 @@ void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
   std::byte* const zeros = send(scales, rows.scales);
   (void)send(zeros, rows.zeros);
   const bool even = unpacks_evenly(dst.format, rows);
-  note_even(dst, even);
+  note(uneven_, dst, !even);
+  note(coarse_, dst, dst.format.numbers == WeightFormat::int4 && has_coarse_scales(rows));
   pack_weight(dst, reinterpret_cast<const int8_t*>(room), reinterpret_cast<const float*>(scales),
               dst.format.has_zeros() ? reinterpret_cast<const int8_t*>(zeros) : nullptr, even,
               stream());

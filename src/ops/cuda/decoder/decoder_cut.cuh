@@ -89,7 +89,7 @@ inline int64_t operand_bytes(const Arguments& a) {
 inline void place_early(Arguments& a, int blocks, int64_t spare) {
   // It pays where down is several rings long.
   if (a.rows > 1 || has_halves_beside(a) || a.mixture.per_token > 0 || a.scales[kQkv] ||
-      a.cuts[kDown].stages < 3 * a.stages)
+      a.is_int4 || a.cuts[kDown].stages < 3 * a.stages)
     return;
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
@@ -134,7 +134,7 @@ inline bool is_lean(const Arguments& a, int blocks) {
            (cut.beside ? 2 : 1) * cut.atoms * (kAtomDepth / 4) <= kPairsGathered * kGathering;
   };
   return a.rows == 1 && a.world == 1 && has_halves_beside(a) && a.mixture.per_token == 0 &&
-         !a.scales[kQkv] && a.hidden <= 8 * a.norm_threads && fits(a.cuts[kQkv]) &&
+         !a.scales[kQkv] && !a.is_int4 && a.hidden <= 8 * a.norm_threads && fits(a.cuts[kQkv]) &&
          fits(a.cuts[kOut]) && fits(a.cuts[kGateUp]) && fits(a.cuts[kDown]);
 }
 

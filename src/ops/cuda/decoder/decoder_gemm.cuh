@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_fp8.cuh"
+#include "ops/cuda/decoder/decoder_int4.cuh"
 #include "ops/cuda/decoder/decoder_ranks.cuh"
 #include "ops/cuda/gemm/gated.cuh"
 
@@ -34,14 +35,16 @@ struct Outlet {
   static constexpr uint32_t kBiased = 4, kPlain = 8;
 
   /// Of a lane: columns 16 warp + lane / 4 and the next, or those 8 further on, of two rows; of
-  /// gate_up, columns 8 warp + lane / 4 and the next, of one.
+  /// gate_up, and of a tile in which a warp has eight columns, 8 warp + lane / 4 and the next, of
+  /// one.
   template <int kHeadDim>
-  __device__ void find(const Worker<kHeadDim>& w, int product, int tile, int warp, int lane) {
+  __device__ void find(const Worker<kHeadDim>& w, int product, int tile, int warp, int lane,
+                       bool narrow = false) {
     const Arguments& a = w.a;
     const MatrixCut& cut = a.cuts[product];
     const int odd = lane / 4 % 2, even_column = lane / 8 * 2;
     // emit_gated(), emit_halves()
-    const bool gated = product == kGateUp || is_in_halves(w, product);
+    const bool gated = narrow || product == kGateUp || is_in_halves(w, product);
     const int at = gated ? warp * 8 + even_column : warp * 16 + odd * 8 + even_column,
               row = row_of(w, lane) + (gated && odd ? row_apart(w) : 0);
     column = tile * cut.columns_of_tile + at;
@@ -122,8 +125,8 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int tile, 
   if (outlet.is & 1) w.send_all(outlet.words, pair);
 }
 
-/// Outputs of a tile in halves. A lane has column lane / 4 of its warp's eight, of two rows, as
-/// emit_gated() has.
+/// Outputs of a tile in halves, or of one in which a warp has eight columns. A lane has column lane
+/// / 4 of its warp's eight, of two rows, as emit_gated() has.
 template <int kHeadDim>
 __device__ __forceinline__ void emit_halves(const Worker<kHeadDim>& w, int product, int lane,
                                             const Outlet& outlet, float first, float second) {
@@ -206,7 +209,7 @@ __device__ __forceinline__ void project(Worker& w, int product) {
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const MatrixCut& cut = w.a.cuts[product];
     Outlet outlet;
-    outlet.find(w, product, tile, warp, lane);
+    if constexpr (!Worker::kIsInt4) outlet.find(w, product, tile, warp, lane);
     const Ring ring = w.ring;
     w.ring.advance(cut.stages);
     float sums[Worker::kSums][4] = {};
@@ -225,6 +228,9 @@ __device__ __forceinline__ void project(Worker& w, int product) {
         multiply_plain();
       else
         multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, sums);
+    } else if constexpr (Worker::kIsInt4) {
+      multiply_int4(w, ring, cut, product == kGateUp, warp, lane, tile == blockIdx.x, sums);
+      outlet.find(w, product, tile, warp, lane, is_narrow(cut, product == kGateUp));
     } else {
       multiply_plain();
     }
@@ -235,6 +241,8 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
     if constexpr (Worker::kIsBeside) {
       emit_beside(w, product, tile, warp, lane, outlet, sums);
+    } else if (Worker::kIsInt4 && is_narrow(cut, product == kGateUp)) {
+      emit_halves(w, product, lane, outlet, sums[0][0], sums[0][1]);
     } else {
       if (product == kGateUp)
         emit_gated(w, tile, warp, lane, outlet, sums);

@@ -130,8 +130,10 @@ struct Arguments {
   // Of keys and values of E4M3, those of all rows of each head, or null.
   const float *k_scales, *v_scales;
   int scales_layer_stride;
-  bool has_e4m3_cache, has_integers;
+  bool has_e4m3_cache, has_integers, is_int4;  // is_int4: packed weights (decoder_int4.cuh)
 };
+
+using Kernel = void(Arguments);
 
 /// Whether it is for a BesideWorker: every operand has the rows of both halves.
 __host__ __device__ inline bool has_halves_beside(const Arguments& a) {
@@ -319,7 +321,7 @@ struct Worker {
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
   bool beside = false;
-  static constexpr bool kIsFp8 = false, kIsBeside = false;
+  static constexpr bool kIsFp8 = false, kIsInt4 = false, kIsBeside = false;
   static constexpr int kSums = 1;
 
   __device__ int rows() const { return lean ? 1 : a.rows; }

@@ -11,6 +11,7 @@ namespace nanovllm::decoder {
 
 // -- The warp that brings weights, keys and values --
 
+template <bool kInt4 = false>
 __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
                                     int first, int more_underway) {
   const int rows = cut.columns_of_tile, grid = static_cast<int>(gridDim.x);
@@ -19,8 +20,8 @@ __device__ inline void bring_matrix(Ring& ring, const CUtensorMap* map, const Ma
     // In the last round of several some blocks have no tile: they leave room for the others.
     const int more =
         more_underway + (tile >= grid && tile - tile % grid + grid > cut.tiles ? 2 : 0);
-    bring_tile(ring, map, cut, tile * rows, first, calm, cut.underway + more,
-               cut.underway_later + more);
+    const auto bring = kInt4 ? bring_records : bring_tile;
+    bring(ring, map, cut, tile * rows, first, calm, cut.underway + more, cut.underway_later + more);
   }
 }
 
@@ -78,7 +79,7 @@ __device__ __forceinline__ void follow_first_lane(Ring& ring) {
                __shfl_sync(kFullMask, ring.next.parity, 0)};
 }
 
-template <int kHeadDim, bool kMixture, class C>
+template <int kHeadDim, bool kMixture, class C, bool kInt4>
 __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
   const int* contexts = shared.context;
 #pragma unroll 1
@@ -97,8 +98,9 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
 #pragma unroll 1
     for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
       if (threadIdx.x % kWarp == 0)
-        bring_matrix(ring, &a.maps[product], a.cuts[product], layer * a.layer_atoms,
-                     product <= kOut ? more_underway : 0);
+        bring_matrix<kInt4>(ring, &a.maps[product], a.cuts[product],
+                            kInt4 ? layer : layer * a.layer_atoms,
+                            product <= kOut ? more_underway : 0);
       follow_first_lane(ring);
       if (product != kQkv) continue;
 #pragma unroll 1

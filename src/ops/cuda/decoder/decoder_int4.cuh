@@ -1,0 +1,225 @@
+// Packed int4 weights in the decoder layers' kernel, of groups of 128 columns or more, with scales
+// that let a pair of numbers become bf16 by two instructions (CudaBackend::coarse_): their records
+// (quantised/packed.h) stream through the ring as they are stored, and are unpacked in the
+// registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh.
+//
+// Each of these four warps has a quarter of the SM to itself, and its instructions bind: it takes
+// 340 cycles for 128 columns of 16 rows, 285 for 8, where memory takes up to 311.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+
+#include "ops/backend.h"
+#include "ops/cuda/decoder/decoder_cut.cuh"
+#include "ops/cuda/decoder/decoder_multiply.cuh"
+#include "ops/cuda/ptx/tensor_map.h"
+#include "ops/cuda/quantised/packed.cuh"
+
+namespace nanovllm::decoder {
+
+constexpr int kRecordBytes =
+    packed_record_bytes({WeightFormat::int4, kPackedColumns}, 2 * int64_t{kPackedColumns});
+constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of a record
+
+/// A row's numbers in a group of columns, as bf16. A pair's bits in place are numbers q + 8 of
+/// bf16, times 2^-133 or 2^-129, subnormal ones included; a fused step rounds scale * (q + 8) - 8 *
+/// scale once, for scales that have 8 significant bits and are below 2^-5.
+struct CoarseUnpack {
+  uint32_t first, second, offset;  // scale * 2^133, scale * 2^129, -8 * scale
+  CoarseUnpack() = default;
+  /// `word`: of scale.
+  __device__ explicit CoarseUnpack(uint32_t word) {
+    const uint32_t scale = __byte_perm(word, 0, 0x3232);
+    first = scale + (133u << 7) * 0x10001u;
+    second = scale + (129u << 7) * 0x10001u;
+    offset = scale + (0x8000u + (3u << 7)) * 0x10001u;
+  }
+  __device__ static uint32_t pair(uint32_t word, uint32_t mask, uint32_t scale, uint32_t offset) {
+    return of_pair(__hfma2(as_pair(word & mask), as_pair(scale), as_pair(offset)));
+  }
+  /// A lane's part of two steps, in four pairs.
+  __device__ void operator()(uint32_t (&to)[4], uint32_t word) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i, word >>= 8) {
+      to[2 * i] = pair(word, 0x000f000fu, first, offset);
+      to[2 * i + 1] = pair(word, 0x00f000f0u, second, offset);
+    }
+  }
+};
+
+template <int kHeadDim>
+struct Int4Worker : Worker<kHeadDim> {
+  static constexpr bool kIsInt4 = true;
+};
+
+// -- Copies --
+
+/// Chunks of k in a stage.
+__host__ __device__ constexpr int chunks_of_stage(const MatrixCut& cut) {
+  return cut.stage_atoms * kAtomDepth / kPackedColumns;
+}
+
+/// bring_tile() of records.
+__device__ inline void bring_records(Ring& ring, const CUtensorMap* map, const MatrixCut& cut,
+                                     int row, int layer, int calm, int most, int later) {
+  const int chunks = chunks_of_stage(cut);
+  for (int i = 0; i < cut.stages; ++i, --calm) {
+    const RingCursor place = ring.claim(calm > 0 ? most : later);
+    arrive_expecting(&ring.full[place.stage], cut.groups * chunks * kRecordBytes);
+    copy_box_once(ring.at(place), map, &ring.full[place.stage], 0, i * chunks, row / kPackedRows, 0,
+                  layer);
+  }
+}
+
+// -- Products --
+
+/// Whether each warp has one eight of rows of a tile, and not two.
+__device__ __forceinline__ bool is_narrow(const MatrixCut& cut, bool gated) {
+  return !gated && cut.groups <= kMultiplying && !cut.bias;
+}
+
+/// The records of a tile, half a chunk at a time, of a warp's rows. A lane. `kUnits`: eights of
+/// rows, of gate and of up, or neighbours.
+template <int kUnits>
+struct RecordReader {
+  Ring ring;
+  const MatrixCut& cut;
+  int unit_bytes, to_scale;  // from a lane's first unit to its next; from its numbers to the scale
+  uint32_t of_lane, from;    // in the first stage; this chunk's
+  int left = 0, chunks;      // of the stage, of the tile
+  uint2 words[2][kUnits];    // of both halves of a chunk
+  uint32_t scales[kUnits];
+
+  __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& matrix, bool gated,
+                                          int warp, int lane)
+      : ring(of_tile),
+        cut(matrix),
+        to_scale(packed_number_bytes(WeightFormat::int4) + lane / 4 * 4 - lane * 16),
+        chunks(matrix.atoms * kAtomDepth / kPackedColumns) {
+    // A warp without rows does another's work again.
+    const int of_unit = chunks_of_stage(matrix) * kRecordBytes, half = cut.groups / 2,
+              first = min(gated ? warp : warp * kUnits, (gated ? half : cut.groups) - 1),
+              next = gated ? first + half : min(first + 1, cut.groups - 1);
+    of_lane = shared_address(ring.data) + first * of_unit + lane * 16;
+    unit_bytes = (next - first) * of_unit;
+  }
+  /// To the first chunk of the next stage.
+  __device__ __forceinline__ void take_stage() {
+    const RingCursor place = ring.place();
+    ring.wait_full(place);
+    from = of_lane + place.stage * kStageBytes;
+    left = chunks_of_stage(cut);
+  }
+  /// Asks for half of a chunk; with the first one, for the scales.
+  template <int half>
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(words[half][u].x), "=r"(words[half][u].y)
+                   : "r"(from + u * unit_bytes + half * 8)
+                   : "memory");
+      if (half == 0)
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(scales[u])
+                     : "r"(from + u * unit_bytes + to_scale)
+                     : "memory");
+    }
+  }
+  /// To the next chunk; behind the last one, to whatever lies there.
+  __device__ __forceinline__ void advance() {
+    from += kRecordBytes;
+    --chunks;
+    if (__builtin_expect(--left > 0 && chunks > 0, 1)) return;
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) ring.release(ring.place(), kWarps / kMultiplying);
+    ring.advance();
+    if (chunks > 0) take_stage();
+  }
+};
+
+/// multiply() of records. Instructions of these warps bind, one each in a quarter of the SM:
+/// mma.sync lets them stand between its steps, where wgmma wants fences.
+template <int kUnits, class Worker>
+__device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
+                                                 const MatrixCut& cut, bool gated, int warp,
+                                                 int lane, bool waits, Sums& c) {
+  RecordReader<kUnits> reader(ring, cut, gated, warp, lane);
+  CoarseUnpack unpacks[kUnits];
+  const auto take_scales = [&] {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) unpacks[u] = CoarseUnpack(reader.scales[u]);
+  };
+  uint32_t x[2][4];  // of two steps of tensor cores each
+  uint32_t from =
+      shared_address(w.operand) + cut.operand_at + (lane / 8 * w.rows() + lane % 8) * 16;
+  const auto load_x = [&](uint32_t(&to)[4]) {
+    load_matrices(to, from);
+    from += 4 * 16 * w.rows();
+  };
+  const auto multiply_quarter = [&]<int quarter>(const uint32_t(&of_x)[4]) {
+    uint32_t a[2][4] = {};
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const uint2 half = reader.words[quarter / 2][u];
+      uint32_t pairs[4];
+      unpacks[u](pairs, quarter % 2 == 0 ? half.x : half.y);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma_m16n8k16(c[0], a[i], of_x[2 * i], of_x[2 * i + 1]);
+  };
+  reader.take_stage();
+  reader.template load<0>();
+  if (waits) w.take_operand();
+  load_x(x[0]);
+#pragma unroll 1
+  do {
+    take_scales();
+    load_x(x[1]);
+    reader.template load<1>();
+    multiply_quarter.template operator()<0>(x[0]);
+    load_x(x[0]);
+    multiply_quarter.template operator()<1>(x[1]);
+    load_x(x[1]);
+    reader.advance();
+    reader.template load<0>();
+    multiply_quarter.template operator()<2>(x[0]);
+    load_x(x[0]);
+    multiply_quarter.template operator()<3>(x[1]);
+  } while (reader.chunks > 0);
+}
+
+template <class Worker>
+__device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
+                                              const MatrixCut& cut, bool gated, int warp, int lane,
+                                              bool waits, Sums& c) {
+  if (is_narrow(cut, gated))
+    multiply_records<1>(w, ring, cut, false, warp, lane, waits, c);
+  else
+    multiply_records<2>(w, ring, cut, gated, warp, lane, waits, c);
+}
+
+// -- On the host --
+
+/// The kernel of all layers. C: of the cache's elements.
+template <int kHeadDim, class C>
+Kernel* int4_kernel();
+
+/// Whether f(weight, its halves) holds for all weights of all layers.
+template <class F>
+bool all_weights(const DecoderStack& stack, const F& f) {
+  return std::ranges::all_of(stack.layers, [&](const DecoderWeights& w) {
+    return f(w.qkv, 1) && f(w.o, 1) && f(w.gate_up, 2) && f(w.down, 1);
+  });
+}
+
+/// The part of the arguments that int4 weights give, `layer_stride` bytes from a layer's to the
+/// next one's; false where the kernel does not fit them. Ranks might differ in whether registers
+/// unpack their parts of a weight.
+bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, int64_t layer_stride,
+                   int blocks);
+
+}  // namespace nanovllm::decoder
