@@ -16,8 +16,7 @@
 namespace nanovllm {
 namespace {
 
-// config.json's, generation_config.json's and the tokenizer's together: chat models name different
-// ones in each.
+// Together, for chat models name different ones in config.json, generation_config.json, tokenizer.
 std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& generation,
                              const Tokenizer* tokenizer) {
   std::vector<int32_t> ids;

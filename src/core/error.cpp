@@ -31,8 +31,7 @@ Character first_of(std::string_view text) {
   return {value, length};
 }
 
-/// Whether a terminal obeys the character instead of showing it: controls, line separators, changes
-/// of direction.
+/// Whether a terminal obeys the character: controls, line separators, changes of direction.
 bool is_command(uint32_t c) {
   return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c >= 0x2028 && c <= 0x202E) || c == 0x200E ||
          c == 0x200F || (c >= 0x2066 && c <= 0x2069);

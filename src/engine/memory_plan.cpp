@@ -62,8 +62,7 @@ OperandLimits operands_of(const ModelConfig& model, const StepLimits& limits, DT
   return o;
 }
 
-/// A step of `tokens` rows, `logits_rows` of which need logits; all its arrays are shapes without
-/// bytes.
+/// A step of `tokens` rows, `logits_rows` of which need logits; its arrays are shapes alone.
 Batch shape_only_batch(int64_t tokens, int64_t logits_rows, int64_t seqs, int64_t blocks) {
   const auto i32 = [](std::initializer_list<int64_t> shape) {
     return Tensor(nullptr, DType::i32, shape);

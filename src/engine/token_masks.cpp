@@ -18,8 +18,7 @@ constexpr int kMostThreads = 4;           // the caller's included
 constexpr size_t kMasksWorthSharing = 8;  // each takes 5 to 50 us, waking a thread as long
 
 /// The mask of the next token of a sequence with a grammar. Its stop tokens, where they may not be
-/// sampled yet or shall be ignored, are left where the grammar has nothing else: the text ends
-/// there.
+/// sampled yet or shall be ignored, are left where the grammar has nothing else.
 void fill_token_mask(Sequence& s, std::span<uint32_t> mask) {
   try {
     s.matcher->fill_mask(mask);

@@ -114,8 +114,7 @@ void Scheduler::schedule_running(Plan& plan) {
     if (is_waiting_for_result(*s)) continue;
     const int64_t left = s->num_tokens() + s->num_in_flight - s->num_computed_tokens;
     const int64_t num_tokens = std::min(left, budget);
-    // A prompt got its blocks when it was admitted; only a decode can need one here, and one at
-    // most.
+    // A prompt got its blocks when it was admitted; a decode alone can need one here, at most one.
     if (blocks_for(s->num_computed_tokens + num_tokens) > std::ssize(s->block_table)) {
       const Room room = make_room(*s);
       if (room == Room::no) return;  // it was the last one running
