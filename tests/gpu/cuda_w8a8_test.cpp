@@ -16,7 +16,9 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
   constexpr int64_t k = 640, kMost = 1030, kRepeated = 4160;
   std::vector<float> values = normal_values(kMost * k, 3);
   for (size_t i = 0; i < (kRepeated - kMost) * k; ++i) values.push_back(values[i]);
-  for (const int64_t n : {1040, 4112, 24592})  // tiles that are cut, and halves of them
+  // Tiles that are cut, and halves of them; and whole groups of 64 rows, as the tiles of many rows
+  // of x want them where scales are of blocks.
+  for (const int64_t n : {1040, 4096, 4112, 6144, 24592})
     for (const WeightFormat& format : {WeightFormat{WeightFormat::int8, k, Rows::token},
                                        {WeightFormat::e4m3, k, Rows::token},
                                        {WeightFormat::e4m3, k, Rows::tensor},
@@ -45,7 +47,7 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
       gpu_->silu_and_mul(gated, one);
       const auto want = rig.bytes(one), want_gated = rig.bytes(gated);
       for (const int64_t m :
-           {2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 520, 1024, 4150}) {
+           {2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 200, 256, 257, 520, 1024, 4150}) {
         if (m > most) continue;
         const int64_t first = m > kMost ? 3 : (kMost - m) / 2;
         const auto expect = [&](const std::vector<std::byte>& all, int64_t columns, bool is_gated) {

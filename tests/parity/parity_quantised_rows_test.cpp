@@ -171,6 +171,7 @@ TEST_P(QuantisedRowsParity, MatchesFloat64) {
                                 {1, 7, 33},
                                 {6, 40, 200},
                                 {140, 264, 384},
+                                {140, 384, 256},
                                 {530, 16, 128}})
     for (const WeightFormat format : formats(k))
       for (const DType y_type : {DType::bf16, DType::f32}) expect_right(format, m, n, k, y_type);
