@@ -1,29 +1,12 @@
 // RMSNorm, alone and with the residual addition before it. A row belongs to one block (or to one
-// warp, up to 512 elements); it is read once, into registers, and written once. Where there are
-// many rows, and in micro-batches, a row belongs to one warp: no barrier then, and more bytes under
-// way. Rows for a product that quantises them are quantised where there are not many.
+// warp, up to 512 elements); it is read once, into registers, and written once. Rows of whole
+// vectors of bf16 have kernels of their own (norm_rows.cuh).
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/micro_batches.h"
-#include "ops/cuda/quantised/quantised_rows.cuh"
-#include "ops/cuda/rowwise/row_math.cuh"
+#include "ops/cuda/rowwise/norm_rows.cuh"
 
 namespace nanovllm {
 namespace {
-
-/// Rows of a [t, n] or [t, heads, n] tensor.
-template <class T>
-struct RowsOf {
-  T* data;
-  int64_t outer_stride, inner_stride;
-  __device__ T* row(int64_t outer, int64_t inner) const {
-    return data + outer * outer_stride + inner * inner_stride;
-  }
-};
-
-template <class T>
-RowsOf<DeviceType<T>> rows_of(const Tensor& t) {
-  return {device_ptr<T>(t), t.stride[0], t.rank == 3 ? t.stride[1] : 0};
-}
 
 /// Sum over the threads of one row: a warp of the block, or all of it.
 __device__ float row_sum(float x, unsigned threads, float* shared) {
@@ -44,13 +27,6 @@ struct Weights {
       if (const int64_t c = first + i * step; c < n) held[i] = load_vec(w + c, n - c, wide);
   }
 };
-
-template <class T>
-__device__ void store_normalised(T* target, Vec<T> values, const Vec<T>& weights, float reciprocal,
-                                 int64_t count, bool wide) {
-  normalise(values, reciprocal, weights);
-  store_vec(target, values, count, wide);
-}
 
 /// The pass over a row that both kernels end with; `source` has what `held` does not.
 template <class T>
@@ -127,145 +103,6 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
   const float reciprocal = reciprocal_rms(row_sum(sum, blockDim.x, shared), n, eps);
   // Each thread reads back what it wrote itself.
   normalise_row(y.row(blockIdx.x, 0), stream, held, w, weights, reciprocal, first, step, n, wide);
-}
-
-constexpr int kMostVectors = 16;  // of a row, of which each has a warp, as in the general kernels
-
-/// Ends of a row: it is stored, or quantised with scales of groups, or with its own.
-struct StoredRows {
-  RowsOf<__nv_bfloat16> y;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
-    store_whole(y.row(row, 0) + column, v);
-  }
-};
-struct RowsOfGroups {
-  QuantisedRows<WeightFormat::e4m3> to;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
-    to.put_of_group(row, column, v);
-  }
-};
-template <WeightFormat::Numbers kind>
-struct RowsOfTokens {
-  QuantisedRows<kind> to;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
-    __shared__ float warps[kMostVectors];
-    const unsigned own = threadIdx.x / kWarp, count = blockDim.x / kWarp;
-    float most = most_of_lanes<kWarp>(most_of(v));
-    if (threadIdx.x % kWarp == 0) warps[own] = most;
-    __syncthreads();
-    for (unsigned i = 0; i < count; ++i) most = most_of(most, warps[i]);
-    const float scale = to.scale_of(most);
-    if (column == 0) to.scales[row] = scale;
-    to.put(row, column, v, scale);
-  }
-};
-
-/// Rows that are added or normalised: those of a tensor, or the rounded sums of two.
-struct PlainRows {
-  RowsOf<__nv_bfloat16> x;
-  __device__ Vec<__nv_bfloat16> load(unsigned row, int column) const {
-    return load_vec(x.row(row, 0) + column, Vec<__nv_bfloat16>::size, true);
-  }
-};
-struct SummedRows {
-  PlainRows first, second;
-  __device__ Vec<__nv_bfloat16> load(unsigned row, int column) const {
-    Vec<__nv_bfloat16> sum = second.load(row, column);
-    add_stream(sum, first.load(row, column));
-    return sum;
-  }
-};
-
-constexpr int kRowsPerBlock = 4;
-
-/// y = rms_norm(x), or with kAdd stream += x; y = rms_norm(stream): a warp has row `blockIdx.x *
-/// kRowsPerBlock + its number` from the end, of kVectors vectors for each lane. Vector j is the one
-/// that the lane of warp j % kWarps has in the kernels above. kEarly: what other kernels have left
-/// for long is asked for before the one before this is done.
-template <bool kAdd, int kVectors, bool kEarly, class Rows>
-__global__ void __launch_bounds__(kRowsPerBlock* kWarp)
-    many_rows_kernel(RowsOf<__nv_bfloat16> y, RowsOf<__nv_bfloat16> stream, const Rows x,
-                     const __nv_bfloat16* w, unsigned rows, float eps) {
-  using V = Vec<__nv_bfloat16>;
-  constexpr int kStep = kWarp * V::size, kWarps = kVectors < 16 ? kVectors : 16, kAtOnce = 8;
-  static_assert(kVectors > 2);
-  let_next_start();
-  const unsigned index = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
-  const int first = static_cast<int>(threadIdx.x % kWarp) * V::size;
-  // The last rows first: they are what the kernel before left in the L2 cache, and what this one
-  // writes last is what the next, which begins with the first rows, finds there.
-  const unsigned row = rows - 1 - min(index, rows - 1);
-  __nv_bfloat16* target = kAdd ? stream.row(row, 0) + first : nullptr;
-  V weights[kEarly ? kVectors : 1];
-  if constexpr (kEarly) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      weights[j] = load_vec(w + first + j * kStep, V::size, true);
-      if (kAdd) asm volatile("prefetch.global.L2 [%0];" ::"l"(target + j * kStep));
-    }
-  }
-  wait_for_previous();
-  if (index >= rows) return;
-  V held[kVectors];
-  float sum[kWarps];
-#pragma unroll
-  for (int begin = 0; begin < kVectors; begin += kAtOnce) {
-    V old[kAtOnce];
-#pragma unroll
-    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
-      held[j] = x.load(row, first + j * kStep);
-      if (kAdd) old[j - begin] = load_vec(target + j * kStep, V::size, true);
-    }
-#pragma unroll
-    for (int j = begin; j < begin + kAtOnce && j < kVectors; ++j) {
-      if (kAdd) {
-        add_stream(held[j], old[j - begin]);
-        store_whole(target + j * kStep, held[j]);
-      }
-      sum[j % kWarps] = add_squares(j < kWarps ? 0.0f : sum[j % kWarps], held[j]);
-    }
-  }
-  float total = warp_sum(sum[0]);
-#pragma unroll
-  for (int i = 1; i < kWarps; ++i) total += warp_sum(sum[i]);
-  const float reciprocal = reciprocal_rms(total, kVectors * kStep, eps);
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    if constexpr (!kEarly) weights[0] = load_vec(w + first + j * kStep, V::size, true);
-    store_normalised(y.row(row, 0) + first + j * kStep, held[j], weights[kEarly ? j : 0],
-                     reciprocal, V::size, true);
-  }
-}
-
-/// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
-/// the general kernels do, but in half of their registers: blocks find room beside each other, and
-/// beside those of the products around them.
-template <bool kAdd, int kVectors, class End, class Rows>
-__global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
-    one_row_kernel(const End end, RowsOf<__nv_bfloat16> stream, const Rows x,
-                   const __nv_bfloat16* w, float eps) {
-  using V = Vec<__nv_bfloat16>;
-  static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
-  __shared__ float sums[kVectors];
-  let_next_start();
-  const unsigned first = threadIdx.x * V::size, warp = threadIdx.x / kWarp;
-  const V weights = load_vec(w + first, V::size, true);
-  wait_for_previous();
-  V held = x.load(blockIdx.x, static_cast<int>(first));
-  if constexpr (kAdd) {
-    __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
-    const V old = load_vec(target, V::size, true);
-    add_stream(held, old);
-    store_whole(target, held);
-  }
-  const float sum = warp_sum(add_squares(0.0f, held));
-  if (threadIdx.x % kWarp == 0) sums[warp] = sum;
-  __syncthreads();
-  float total = sums[0];
-#pragma unroll
-  for (int j = 1; j < kVectors; ++j) total += sums[j];
-  normalise(held, reciprocal_rms(total, kVectors * kWarp * V::size, eps), weights);
-  end.put(blockIdx.x, static_cast<int>(first), held);
 }
 
 /// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
