@@ -1,5 +1,5 @@
 // The choice of a product's kernel, without a GPU: the thresholds that measurements set
-// (docs/performance.md), at their edges, for the shapes of Qwen3-0.6B and -8B.
+// (docs/performance/tried.md), at their edges, for the shapes of Qwen3-0.6B and -8B.
 #include <algorithm>
 
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@ constexpr int64_t kMostRowsOfBlocks = 256;  // where a block has one tile, or fe
 /// Bytes of a weight from which on it is memory that a product of few rows waits for.
 constexpr int64_t kLargeWeight = int64_t{16} << 20;
 
-// Thresholds are measured on an H200; docs/performance.md has what each kernel gained.
+// Thresholds are measured on an H200; docs/performance/tried.md has what each kernel gained.
 
 // -- wide: other numbers of rows are mid's --
 
