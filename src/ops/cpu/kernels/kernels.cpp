@@ -38,8 +38,8 @@ const Kernels* find_kernels(std::string_view name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool half =
-      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const bool half = avx512 && __builtin_cpu_supports("avx512bf16") &&
+                    __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   if (name == "amx" && half && may_use_tiles()) return &kernels_amx();
   if (name == "avx512_bf16" && half) return &kernels_avx512_bf16();
   if (name == "avx512" && avx512) return &kernels_avx512();

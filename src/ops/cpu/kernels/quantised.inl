@@ -172,10 +172,10 @@ void quantised_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_
   put_tile<ROWS, BLOCKS>(task, acc, 0, block);
 }
 
-/// Calls multiply<ROWS, BLOCKS>(block) for all the task's blocks.
-template <int ROWS, class Multiply>
+/// Calls multiply<ROWS, BLOCKS>(block) for all the task's blocks, with up to SUMS sums at once.
+template <int SUMS, int ROWS, class Multiply>
 void for_blocks(const GemmTask<bf16>& task, Multiply multiply) {
-  constexpr int kBlocks = ROWS == 1 ? 2 : 1;
+  constexpr int kBlocks = ROWS < SUMS ? SUMS / ROWS : 1;
   int64_t block = task.first_block;
   for (; block + kBlocks <= task.end_block; block += kBlocks)
     multiply.template operator()<ROWS, kBlocks>(block);
@@ -183,23 +183,23 @@ void for_blocks(const GemmTask<bf16>& task, Multiply multiply) {
 }
 
 /// The same of the task's rows, kQuantisedRows at most.
-template <class Multiply>
+template <int SUMS, class Multiply>
 NANOVLLM_INLINE void for_some_rows(const GemmTask<bf16>& task, Multiply multiply) {
   if (task.m == 1)
-    for_blocks<1>(task, multiply);
+    for_blocks<SUMS, 1>(task, multiply);
   else if (task.m == 2)
-    for_blocks<2>(task, multiply);
+    for_blocks<SUMS, 2>(task, multiply);
   else if (task.m == 3)
-    for_blocks<3>(task, multiply);
+    for_blocks<SUMS, 3>(task, multiply);
   else
-    for_blocks<4>(task, multiply);
+    for_blocks<SUMS, 4>(task, multiply);
 }
 
 /// The same, and the rows are floats in the task's scratch memory then.
 template <class Multiply>
 NANOVLLM_INLINE void for_few_rows(const GemmTask<bf16>& task, Multiply multiply) {
   rows_as_floats(task, 0, task.m);
-  for_some_rows(task, multiply);
+  for_some_rows<2>(task, multiply);
 }
 
 template <class Group>

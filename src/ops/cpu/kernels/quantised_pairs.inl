@@ -42,86 +42,61 @@ NANOVLLM_INLINE void add_pairs(const GemmTask<bf16>& task, int64_t begin, int64_
 // The intrinsics without masks begin with a register that is never set, which the compiler warns
 // of.
 
-/// Of four registers of four lanes of four words: word i of a lane of the result's register j is
-/// word j of that lane of register i.
-NANOVLLM_INLINE void transpose_lanes(__m512i (&v)[4]) {
-  const auto low_words = [](__m512i a, __m512i b) __attribute__((always_inline)) {
-    return _mm512_mask_blend_epi32(0xaaaa, a, _mm512_maskz_slli_epi64(0xff, b, 32));
-  };
-  const auto high_words = [](__m512i a, __m512i b) __attribute__((always_inline)) {
-    return _mm512_mask_blend_epi32(0xaaaa, _mm512_maskz_srli_epi64(0xff, a, 32), b);
-  };
-  // Shifts and blends in the first step: shuffles have fewer units.
-  const __m512i a = low_words(v[0], v[1]), b = high_words(v[0], v[1]), c = low_words(v[2], v[3]),
-                d = high_words(v[2], v[3]);
-  v[0] = _mm512_maskz_unpacklo_epi64(0xff, a, c);
-  v[1] = _mm512_maskz_unpacklo_epi64(0xff, b, d);
-  v[2] = _mm512_maskz_unpackhi_epi64(0xff, a, c);
-  v[3] = _mm512_maskz_unpackhi_epi64(0xff, b, d);
-}
-
 /// Weights that int4's sixteen numbers stand for in a group of a panel: lane l of table i is of row
-/// 4 l + i, a byte for each number, so that a shuffle of bytes looks up four rows.
+/// 4 i + l, a byte for each number, and two tables are one that a permutation of bytes looks up.
 struct Int4Tables {
   static constexpr int kUnits = 2;  // that hold sixteen columns
+  static constexpr VecU kWords = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   __m512i low[4], high[4];
 
   NANOVLLM_INLINE void open(const uint8_t* scales, const uint8_t* zeros) {
-    Int4Group group;
-    group.open(scales, zeros);
-    const __m512i halves = _mm512_set1_epi32(0x03010200);  // of two bf16: low bytes, then high ones
-    const __m512i order = _mm512_add_epi32(
-        halves, _mm512_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808,
-                                 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c,
-                                 0x08080808, 0x04040404, 0));
-    const auto pair = [&](uint32_t q) __attribute__((always_inline)) {
-      const VecU first = reinterpret_cast<VecU>(group.column(q - VecU{}, 0)),
-                 second = reinterpret_cast<VecU>(group.column((q + 1) - VecU{}, 0));
-      return _mm512_maskz_shuffle_epi8(~0ull, reinterpret_cast<__m512i>(first >> 16 | second),
-                                       order);
+    const Vec numbers = __builtin_convertvector(kWords, Vec);
+    const __m512 zero = reinterpret_cast<__m512>(__builtin_convertvector(load_zeros(zeros), Vec));
+    const auto row = [&](int r) __attribute__((always_inline)) {
+      float scale;
+      __builtin_memcpy(&scale, scales + 4 * r, sizeof scale);
+      const Vec of_row =
+          reinterpret_cast<Vec>(_mm512_maskz_permutexvar_ps(0xffff, _mm512_set1_epi32(r), zero));
+      return reinterpret_cast<__m512>((numbers - of_row) * scale);
     };
+    const auto rows = [&](int r) __attribute__((always_inline)) {
+      return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(row(r + 1), row(r)));
+    };
+    const VecU bytes = kWords * 0x08080808u + 0x06040200u;  // every other one of two registers
+    const __m512i lows = reinterpret_cast<__m512i>(bytes),
+                  highs = reinterpret_cast<__m512i>(bytes + 0x01010101u);
 #pragma GCC unroll 4
-    for (uint32_t t = 0; t < 4; ++t) {
-      const __m512i a = pair(4 * t), b = pair(4 * t + 2);
-      low[t] = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_maskz_slli_epi32(0xffff, b, 16));
-      high[t] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_maskz_srli_epi32(0xffff, a, 16), b);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i first = rows(4 * i), second = rows(4 * i + 2);
+      low[i] = _mm512_permutex2var_epi8(first, lows, second);
+      high[i] = _mm512_permutex2var_epi8(first, highs, second);
     }
-    transpose_lanes(low);
-    transpose_lanes(high);
   }
 
   /// pairs[p]: columns 2 p and 2 p + 1 of the sixteen whose numbers are in two units.
   NANOVLLM_INLINE void look_up(VecU (&pairs)[8], const uint8_t* units) const {
-    const __m512i first = _mm512_loadu_si512(units), second = _mm512_loadu_si512(units + 64),
-                  of_two[2] = {_mm512_maskz_unpacklo_epi32(0xffff, first, second),
-                               _mm512_maskz_unpackhi_epi32(0xffff, first, second)};
-    // Words of a lane, whose bytes are of columns 2 p, 2 p + 8, 2 p + 1 and 2 p + 9.
-    const __m512i words = _mm512_set_epi32(0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
-                                           0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
-                                           0x07030703, 0x06020602, 0x05010501, 0x04000400,  //
-                                           0x07030703, 0x06020602, 0x05010501, 0x04000400);
-    const __m512i spread[2] = {words, _mm512_add_epi32(words, _mm512_set1_epi32(0x08080808))},
-                  even = _mm512_set1_epi32(0x00000f0f), odd = _mm512_set1_epi32(0x0f0f0000),
-                  bytes_of_even = _mm512_set1_epi16(0x00ff);
-    const auto select = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
-      return _mm512_maskz_ternarylogic_epi32(0xffff, bytes_of_even, a, b, 0xca);
+    // Of a lane's four rows: bytes of columns 0 and 1, 4 and 5, and behind them 2 and 3, 6 and 7.
+    const __m512i in_twos = _mm512_maskz_broadcast_i32x4(
+                      0xffff, _mm_set_epi32(0x0f0b0703, 0x0d090501, 0x0e0a0602, 0x0c080400)),
+                  columns[2] = {_mm512_set1_epi64(0x1c1814100c080400),
+                                _mm512_set1_epi64(0x3c3834302c282420)},
+                  number = _mm512_set1_epi32(0x0f0f0f0f),
+                  row = reinterpret_cast<__m512i>(
+                      (kWords / 4 % 2 * 4 + kWords % 2 * 2) * 0x10101010u + 0x10100000u);
+    const auto of_rows = [](const __m512i(&table)[4], __m512i at) __attribute__((always_inline)) {
+      return _mm512_mask_blend_epi32(0xff00, _mm512_permutex2var_epi8(table[0], at, table[1]),
+                                     _mm512_permutex2var_epi8(table[2], at, table[3]));
     };
-    __m512i columns[2][4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const __m512i bytes = _mm512_maskz_shuffle_epi8(~0ull, of_two[i / 2], spread[i % 2]),
-                    numbers = _mm512_or_si512(
-                        _mm512_and_si512(bytes, even),
-                        _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bytes, 4), odd)),
-                    lows = _mm512_maskz_shuffle_epi8(~0ull, low[i], numbers),
-                    highs = _mm512_maskz_shuffle_epi8(~0ull, high[i], numbers);
-      columns[0][i] = select(lows, _mm512_maskz_slli_epi16(~0u, highs, 8));
-      columns[1][i] = select(_mm512_maskz_srli_epi16(~0u, lows, 8), highs);
+      const __m512i unit = _mm512_maskz_shuffle_epi8(~0ull, _mm512_loadu_si512(units + i / 2 * 64),
+                                                     in_twos),
+                    bytes = _mm512_maskz_multishift_epi64_epi8(~0ull, columns[i % 2], unit),
+                    at = _mm512_ternarylogic_epi32(bytes, number, row, 0xea),  // both, or row
+          lows = of_rows(low, at), highs = of_rows(high, at);
+      pairs[2 * i] = reinterpret_cast<VecU>(_mm512_maskz_unpacklo_epi8(~0ull, lows, highs));
+      pairs[2 * i + 1] = reinterpret_cast<VecU>(_mm512_maskz_unpackhi_epi8(~0ull, lows, highs));
     }
-    transpose_lanes(columns[0]);
-    transpose_lanes(columns[1]);
-#pragma GCC unroll 8
-    for (int p = 0; p < 8; ++p) pairs[p] = reinterpret_cast<VecU>(columns[p / 4][p % 4]);
   }
 };
 
@@ -162,6 +137,7 @@ void packed_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int6
         }
         add_pairs<kColumns>(
             task, first, first + count, acc, [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 4
               for (int b = 0; b < BLOCKS; ++b) {
                 const uint8_t* units =
                     panel + b * w.panel_bytes + w.units + i * 4 * Numbers::kUnits;
@@ -169,6 +145,7 @@ void packed_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int6
                   __builtin_prefetch(units + ahead + u * 64);
                 VecU pairs[8];
                 numbers[b].look_up(pairs, units);
+#pragma GCC unroll 4
                 for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
                   for (int p = 0; p < 8; ++p) acc[r][b].add(pair_at(task, r, i + 2 * p), pairs[p]);
@@ -180,7 +157,7 @@ void packed_pair_rows(const GemmTask<bf16>& task, const QuantisedPanels& w, int6
 
 template <class Numbers>
 void packed_pair_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
-  for_some_rows(task, [&]<int ROWS, int BLOCKS>(int64_t block) {
+  for_some_rows<4>(task, [&]<int ROWS, int BLOCKS>(int64_t block) {
     packed_pair_rows<Numbers, ROWS, BLOCKS>(task, w, block);
   });
 }
@@ -188,14 +165,17 @@ void packed_pair_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
 /// A panel of pairs of columns, [k / 2, 16 rows, 2].
 template <class Numbers>
 void dequantise_pairs(bf16* to, const QuantisedPanels& w, int64_t block, int64_t) {
+  constexpr int64_t kAhead = 2048;
   const uint8_t* panel = w.data + block * w.panel_bytes;
   for_groups(
       w, [&](int64_t first, int64_t count, int64_t g) __attribute__((always_inline)) {
         Numbers numbers;
         numbers.open(panel + g * 64, panel + w.zeros + g * 16);
         for (int64_t i = first; i < first + count; i += 16) {
+          const uint8_t* units = panel + w.units + i * 4 * Numbers::kUnits;
+          for (int u = 0; u < Numbers::kUnits; ++u) __builtin_prefetch(units + kAhead + u * 64);
           VecU pairs[8];
-          numbers.look_up(pairs, panel + w.units + i * 4 * Numbers::kUnits);
+          numbers.look_up(pairs, units);
           __builtin_memcpy(static_cast<void*>(to + i * kGemmBlock), pairs, sizeof pairs);
         }
       });
