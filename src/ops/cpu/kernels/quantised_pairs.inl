@@ -75,6 +75,7 @@ struct Int4Tables {
 
   /// pairs[p]: columns 2 p and 2 p + 1 of the sixteen whose numbers are in two units.
   NANOVLLM_INLINE void look_up(VecU (&pairs)[8], const uint8_t* units) const {
+    constexpr int kBothOrLast = 0xea;  // (a & b) | c
     // Of a lane's four rows: bytes of columns 0 and 1, 4 and 5, and behind them 2 and 3, 6 and 7.
     const __m512i in_twos = _mm512_maskz_broadcast_i32x4(
                       0xffff, _mm_set_epi32(0x0f0b0703, 0x0d090501, 0x0e0a0602, 0x0c080400)),
@@ -92,8 +93,8 @@ struct Int4Tables {
       const __m512i unit = _mm512_maskz_shuffle_epi8(~0ull, _mm512_loadu_si512(units + i / 2 * 64),
                                                      in_twos),
                     bytes = _mm512_maskz_multishift_epi64_epi8(~0ull, columns[i % 2], unit),
-                    at = _mm512_ternarylogic_epi32(bytes, number, row, 0xea),  // both, or row
-          lows = of_rows(low, at), highs = of_rows(high, at);
+                    at = _mm512_ternarylogic_epi32(bytes, number, row, kBothOrLast),
+                    lows = of_rows(low, at), highs = of_rows(high, at);
       pairs[2 * i] = reinterpret_cast<VecU>(_mm512_maskz_unpacklo_epi8(~0ull, lows, highs));
       pairs[2 * i + 1] = reinterpret_cast<VecU>(_mm512_maskz_unpackhi_epi8(~0ull, lows, highs));
     }

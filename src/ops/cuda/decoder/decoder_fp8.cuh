@@ -62,11 +62,9 @@ __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, float 
 template <class Worker>
 __device__ __forceinline__ uint32_t numbers_of(uint32_t first, uint32_t second, float scale) {
   if constexpr (Worker::kIntegers) {
-    const auto quantised = [&](float x) {
-      return static_cast<uint32_t>(__float2int_rn(__fdiv_rn(x, scale))) & 0xff;
-    };
     const float2 a = unpack(first), b = unpack(second);
-    return quantised(a.x) | quantised(a.y) << 8 | quantised(b.x) << 16 | quantised(b.y) << 24;
+    return integer_of(a.x, scale) | integer_of(a.y, scale) << 8 | integer_of(b.x, scale) << 16 |
+           integer_of(b.y, scale) << 24;
   } else {
     return quantise_four(first, second, scale);
   }
@@ -266,26 +264,6 @@ __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut
   return {__ldg(scales), __ldg(scales + next)};
 }
 
-/// A block's sums, as the tensor cores have them.
-template <bool kIntegers>
-struct BlockSums {
-  float of[1][4];
-  template <bool adds>
-  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x) {
-    e4m3_product<8, adds>(of[0], w, x);
-  }
-  __device__ __forceinline__ void come() { pin(of); }
-};
-template <>
-struct BlockSums<true> {
-  int of[1][4];
-  template <bool adds>
-  __device__ __forceinline__ void multiply(uint64_t w, uint64_t x) {
-    int8_product<8, adds>(of[0], w, x);
-  }
-  __device__ __forceinline__ void come() { pin(of[0]); }
-};
-
 /// sum += part; integers are there bit by bit.
 __device__ inline void add_part(float& sum, float part) { sum += part; }
 __device__ inline void add_part(float& sum, int part) {
@@ -312,14 +290,14 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   constexpr uint32_t kStepOfX = 2;
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * kStepOfX;
-  BlockSums<Worker::kIntegers> part[kAtoms];
+  std::conditional_t<Worker::kIntegers, int, float> part[kAtoms][1][4];  // as Sums
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) {
-    part[i].template multiply<false>(tile_at(atoms[i]), x);
+    byte_product<8, false>(part[i][0], tile_at(atoms[i]), x);
 #pragma unroll
     for (int step = 1; step < 4; ++step)
-      part[i].template multiply<true>(tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
+      byte_product<8, true>(part[i][0], tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
     x += 4 * kStepOfX;
     wgmma_commit();
   }
@@ -331,16 +309,16 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   const auto add = [&]<int i>() {
     if constexpr (Worker::kHasTokens) {
       wgmma_wait<kAtoms - 1 - i>();
-      part[i].come();
-      add_part(c[0][0], part[i].of[0][0]);
-      add_part(c[0][2], part[i].of[0][2]);
+      pin(part[i]);
+      add_part(c[0][0], part[i][0][0]);
+      add_part(c[0][2], part[i][0][2]);
     } else {
       const float first = __shfl_sync(kFullMask, scales.x, from + i),
                   second = __shfl_sync(kFullMask, scales.y, from + i);
       wgmma_wait<kAtoms - 1 - i>();
-      part[i].come();
-      c[0][0] = fmaf(part[i].of[0][0], first, c[0][0]);
-      c[0][2] = fmaf(part[i].of[0][2], second, c[0][2]);
+      pin(part[i]);
+      c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
+      c[0][2] = fmaf(part[i][0][2], second, c[0][2]);
     }
   };
   [&]<int... i>(std::integer_sequence<int, i...>) { (add.template operator()<i>(), ...); }

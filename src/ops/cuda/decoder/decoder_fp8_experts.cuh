@@ -87,10 +87,10 @@ __device__ __forceinline__ void multiply_blocks(const Worker<kHeadDim>& w, Ring&
   for (int i = 0; i < kBlocks; ++i, x += 4 * kStepOfX) {
     const uint64_t atom =
         expert_tile_at(stages[i / kExpertAtoms]) + i % kExpertAtoms * (kAtomBytes >> 4);
-    e4m3_product<8, false>(part[i][0], atom, x);
+    byte_product<8, false>(part[i][0], atom, x);
 #pragma unroll
     for (int step = 1; step < 4; ++step)
-      e4m3_product<8, true>(part[i][0], atom + 2 * step, x + step * kStepOfX);
+      byte_product<8, true>(part[i][0], atom + 2 * step, x + step * kStepOfX);
     wgmma_commit();
   }
   const auto add = [&]<int i>() {

@@ -9,12 +9,6 @@
 #include "ops/cuda/quantised/fp8_kernels.h"
 
 namespace nanovllm {
-namespace {
-
-int sms_of(const GemmGpu& gpu) { return gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms; }
-
-}  // namespace
-
 // -- packed --
 
 namespace {

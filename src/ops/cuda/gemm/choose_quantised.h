@@ -11,6 +11,11 @@ namespace nanovllm {
 using Why = const char*;
 inline constexpr Why kServes = nullptr;
 
+/// The SMs that a product's blocks may have.
+inline int sms_of(const GemmGpu& gpu) {
+  return gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
+}
+
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);

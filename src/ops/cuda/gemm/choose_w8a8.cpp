@@ -21,8 +21,7 @@ namespace {
 Fp8Plan plan_int8(const GemmProblem& p, const GemmGpu& gpu) {
   constexpr int64_t kFewRows = 512,  // above, tiles of 256 columns gain an eighth: less is copied
       kFewestSharedRows = 4096, kMostSharedColumns = 8192;  // of a k: down loses 5 % by it
-  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1,
-                sms = gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
+  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1, sms = sms_of(gpu);
   Fp8Plan best;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < static_cast<int>(std::size(kInt8Tiles)); ++i) {
@@ -66,8 +65,7 @@ namespace {
 /// Measured on an H100 with integers.
 W8a8Plan plan_w8a8(const GemmProblem& p, const GemmGpu& gpu) {
   constexpr int64_t kBytesOfCycle = 32, kProductsOfCycle = 1640, kTile = 60, kStage = 300;
-  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1,
-                sms = gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
+  const int64_t parts = p.end == GemmEnd::gate ? 2 : 1, sms = sms_of(gpu);
   W8a8Plan best;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < static_cast<int>(std::size(kW8a8Tiles)); ++i) {

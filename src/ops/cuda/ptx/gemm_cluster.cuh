@@ -84,12 +84,6 @@ __device__ inline void copy_box_to(uint16_t blocks, void* shared, const CUtensor
 
 // -- d (+)= A B; d is replaced if not `accumulate` --
 
-#define NANOVLLM_8(d, i)                                                                \
-  "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3]), "+f"((d)[i + 4]), \
-      "+f"((d)[i + 5]), "+f"((d)[i + 6]), "+f"((d)[i + 7])
-#define NANOVLLM_32(d, i) \
-  NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8), NANOVLLM_8(d, i + 16), NANOVLLM_8(d, i + 24)
-
 /// Operands as tile_of() names them; the layout of d is that of product().
 __device__ __forceinline__ void product_n256(float (&d)[128], uint64_t a, uint64_t b,
                                              bool accumulate) {
@@ -97,30 +91,11 @@ __device__ __forceinline__ void product_n256(float (&d)[128], uint64_t a, uint64
       "{\n"
       ".reg .pred p;\n"
       "setp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127}, "
-      "%128, %129, p, 1, 1, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NANOVLLM_D128
+      "}, %128, %129, p, 1, 1, 0, 0;\n"
       "}\n"
-      : NANOVLLM_32(d, 0), NANOVLLM_32(d, 32), NANOVLLM_32(d, 64), NANOVLLM_32(d, 96)
+      : NANOVLLM_64("+f", d, 0), NANOVLLM_64("+f", d, 64)
       : "l"(a), "l"(b), "r"(int{accumulate}));
-}
-
-#undef NANOVLLM_32
-#undef NANOVLLM_8
-
-/// The compiler must move no access to d across this.
-template <int n>
-__device__ __forceinline__ void pin(float (&d)[n]) {
-#pragma unroll
-  for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
 /// sum = that of the products of both halves of k (FirstHalf). multiply_until(end) adds to sum

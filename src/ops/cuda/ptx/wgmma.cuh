@@ -58,6 +58,22 @@ __device__ void pin(uint32_t (&a)[N][4]) {
     asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
 }
 
+template <int n>
+__device__ __forceinline__ void pin(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) asm volatile("" : "+f"(x)::"memory");
+}
+template <int n>
+__device__ __forceinline__ void pin(int (&d)[n]) {
+#pragma unroll
+  for (int& x : d) asm volatile("" : "+r"(x)::"memory");
+}
+template <int N>
+__device__ __forceinline__ void pin(int (&c)[N][4]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) pin(c[j]);
+}
+
 // -- c (+)= A B; c is replaced if not `accumulate` --
 
 #define NANOVLLM_C(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])

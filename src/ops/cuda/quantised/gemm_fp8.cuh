@@ -196,10 +196,10 @@ struct Fp8Consumer {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < tile.depth; ++d) {
-      e4m3_product<2 * tile.sums(), false>(part[d], of.a + d * of.next_a, of.b + d * of.next_b);
+      byte_product<2 * tile.sums(), false>(part[d], of.a + d * of.next_a, of.b + d * of.next_b);
 #pragma unroll
       for (int i = 1; i < kFp8Block / 32; ++i)
-        e4m3_product<2 * tile.sums(), true>(part[d], of.a + d * of.next_a + 2 * i,
+        byte_product<2 * tile.sums(), true>(part[d], of.a + d * of.next_a + 2 * i,
                                             of.b + d * of.next_b + 2 * i);
       wgmma_commit();
     }
@@ -287,12 +287,12 @@ struct Int8Consumer : Fp8Consumer<tile> {
     wait_barrier(Base::ring.full + Base::ahead.stage, Base::ahead.parity);
     const Fp8Operands<tile> of(Base::shape, Base::ring, Base::ahead.stage, Base::group);
     wgmma_fence();
-    int8_product<2 * tile.sums(), !is_first>(sum, of.a, of.b);
+    byte_product<2 * tile.sums(), !is_first>(sum, of.a, of.b);
 #pragma unroll
     for (int d = 0; d < tile.depth; ++d)
 #pragma unroll
       for (int i = d == 0 ? 1 : 0; i < kFp8Block / 32; ++i)
-        int8_product<2 * tile.sums(), true>(sum, of.a + d * of.next_a + 2 * i,
+        byte_product<2 * tile.sums(), true>(sum, of.a + d * of.next_a + 2 * i,
                                             of.b + d * of.next_b + 2 * i);
     wgmma_commit();
     Base::ahead.next(Base::shape.stages);

@@ -60,20 +60,6 @@ inline CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLa
 
 // -- c += A B; A in registers --
 
-#define NANOVLLM_4(d, i) "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])
-#define NANOVLLM_8(d, i) NANOVLLM_4(d, i), NANOVLLM_4(d, i + 4)
-#define NANOVLLM_16(d, i) NANOVLLM_8(d, i), NANOVLLM_8(d, i + 8)
-#define NANOVLLM_32(d, i) NANOVLLM_16(d, i), NANOVLLM_16(d, i + 16)
-#define NANOVLLM_64(d, i) NANOVLLM_32(d, i), NANOVLLM_32(d, i + 32)
-#define NANOVLLM_D4 "%0, %1, %2, %3"
-#define NANOVLLM_D8 NANOVLLM_D4 ", %4, %5, %6, %7"
-#define NANOVLLM_D16 NANOVLLM_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NANOVLLM_D32 \
-  NANOVLLM_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NANOVLLM_D64                                                                 \
-  NANOVLLM_D32                                                                       \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NANOVLLM_PRODUCT(n, count, a_places, b_place, ...)                                      \
   __device__ __forceinline__ void packed_product_n##n(float* d, const uint32_t(&a)[4],          \
                                                       uint32_t b) {                             \
@@ -84,22 +70,12 @@ inline CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLa
                  : __VA_ARGS__                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));                         \
   }
-NANOVLLM_PRODUCT(8, 4, "%4, %5, %6, %7", "%8", NANOVLLM_4(d, 0))
-NANOVLLM_PRODUCT(16, 8, "%8, %9, %10, %11", "%12", NANOVLLM_8(d, 0))
-NANOVLLM_PRODUCT(32, 16, "%16, %17, %18, %19", "%20", NANOVLLM_16(d, 0))
-NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32(d, 0))
-NANOVLLM_PRODUCT(128, 64, "%64, %65, %66, %67", "%68", NANOVLLM_64(d, 0))
+NANOVLLM_PRODUCT(8, 4, "%4, %5, %6, %7", "%8", NANOVLLM_4("+f", d, 0))
+NANOVLLM_PRODUCT(16, 8, "%8, %9, %10, %11", "%12", NANOVLLM_8("+f", d, 0))
+NANOVLLM_PRODUCT(32, 16, "%16, %17, %18, %19", "%20", NANOVLLM_16("+f", d, 0))
+NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32("+f", d, 0))
+NANOVLLM_PRODUCT(128, 64, "%64, %65, %66, %67", "%68", NANOVLLM_64("+f", d, 0))
 #undef NANOVLLM_PRODUCT
-#undef NANOVLLM_D64
-#undef NANOVLLM_D32
-#undef NANOVLLM_D16
-#undef NANOVLLM_D8
-#undef NANOVLLM_D4
-#undef NANOVLLM_64
-#undef NANOVLLM_32
-#undef NANOVLLM_16
-#undef NANOVLLM_8
-#undef NANOVLLM_4
 
 template <int n>
 __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4], uint32_t b) {

@@ -14,13 +14,14 @@ __device__ inline float integer_scale(float most) {
   return most <= 0x1.fffffep127f ? __fdiv_rn(fmaxf(most, kLeastMagnitude), 127.0f)
                                  : __int_as_float(0x7fffffff);
 }
+/// x as an integer of 8 bits.
+__device__ inline uint32_t integer_of(float x, float scale) {
+  return static_cast<uint32_t>(__float2int_rn(__fdiv_rn(x, scale))) & 0xff;
+}
 __device__ inline uint2 integers_of(const Vec<__nv_bfloat16>& v, float scale) {
   uint32_t four[2] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    four[i / 4] |=
-        (static_cast<uint32_t>(__float2int_rn(__fdiv_rn(to_float(v.v[i]), scale))) & 0xff)
-        << (8 * (i % 4));
+  for (int i = 0; i < 8; ++i) four[i / 4] |= integer_of(to_float(v.v[i]), scale) << (8 * (i % 4));
   return {four[0], four[1]};
 }
 
