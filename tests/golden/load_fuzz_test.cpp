@@ -267,9 +267,12 @@ class LoadFuzz : public testing::TestWithParam<Shape> {
           perhaps_abort(out.request_id, 600);
           continue;
         }
-        // A request may fail before it is aborted.
+        // A request may fail before it is aborted. Of several answers the last may have ended in a
+        // step whose report had another's end as news: its own end is told a step later.
+        const bool was_asked = aborted.count(out.request_id) > 0;
         if (out.outputs[0].finish_reason != FinishReason::error) {
-          EXPECT_EQ(was_aborted(out), aborted.count(out.request_id) > 0);
+          EXPECT_TRUE(was_asked || !was_aborted(out));
+          EXPECT_TRUE(!was_asked || was_aborted(out) || out.outputs.size() > 1);
         }
         outputs[arrival] = std::move(out);
       }
