@@ -120,7 +120,7 @@ NANOVLLM_INLINE void quantise_bytes(QuantisedNumber* numbers, float* scale, cons
       x, k, [&](int64_t i, VecI q) __attribute__((always_inline)) {
         if constexpr (EVEN_FIRST)
           q = __builtin_shufflevector(q, q, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        const VecB all = __builtin_convertvector(q, VecB);
+        const VecB all = narrow(q);
         __builtin_memcpy(bytes + i, &all, sizeof all);
       });
   uint8_t* sums = reinterpret_cast<uint8_t*>(bytes) + byte_columns(k);
@@ -128,24 +128,55 @@ NANOVLLM_INLINE void quantise_bytes(QuantisedNumber* numbers, float* scale, cons
     // To the unit's end: int4's columns of the last unit are not in order.
     const int64_t end = first + group < k ? first + group : byte_columns(k);
     int32_t sum = 0;
-    for (int64_t i = first; i < end; ++i) sum += bytes[i];
+    int64_t i = first;
+    if constexpr (kAddsFours) {
+      Ints lanes{};
+      for (; i + kIntBytes <= end; i += kIntBytes)
+        lanes = add_fours(lanes, Ints{} + 0x01010101,
+                          load_ints(reinterpret_cast<const uint8_t*>(bytes) + i));
+      for (int lane = 0; lane < kIntBytes / 4; ++lane) sum += lanes[lane];
+    }
+    for (; i < end; ++i) sum += bytes[i];
     sum *= middle;
     __builtin_memcpy(sums, &sum, sizeof sum);
   }
 }
 
+/// put_tile(), a line at a time where the outputs of two panels are one.
+template <int ROWS, int PANELS>
+NANOVLLM_INLINE void put_whole_tile(const GemmTask<bf16>& task,
+                                    const Result (&results)[ROWS][PANELS], int64_t row,
+                                    int64_t block) {
+  if constexpr (PANELS == 2)
+    if (!task.y_is_f32 && (block + 2) * kGemmBlock <= task.n) {
+      bf16* to = static_cast<bf16*>(task.y) + row * task.y_stride + block * kGemmBlock;
+      for (int r = 0; r < ROWS; ++r, to += task.y_stride)
+        store(to, results[r][0].value, results[r][1].value);
+      return;
+    }
+  put_tile<ROWS, PANELS>(task, results, row, block);
+}
+
 // Sums and operands of a tile fit 16 registers, or the 32 of instructions that add fours.
 constexpr int64_t kTileRowsOfInts = kAddsFours ? 8 : 4;
 constexpr int kTilePanels = kAddsFours ? 2 : 1;
+constexpr int64_t kCachedRowBytes = 384 << 10;
+
+/// Asks for what lies at `p` of the panels that come next, while rows pass these.
+NANOVLLM_INLINE void prefetch_next(const uint8_t* p, int64_t panel) {
+  __builtin_prefetch(p + kPanelsAtOnce * panel, 0, 2);
+}
 
 /// Calls tile<ROWS, PANELS>(row, block) for all outputs of the task, 16 columns of ROWS rows each
-/// for every panel. Some panels at a time stay in the cache while kGemmRows rows pass.
+/// for every panel. Some panels at a time stay in the cache while rows pass, as many as do as well.
 template <class Tile>
 NANOVLLM_INLINE void for_integer_tiles(const GemmTask<bf16>& task, Tile tile) {
-  static_assert(kGemmRows % kTileRowsOfInts == 0);
-  for (int64_t first = 0; first < task.m; first += kGemmRows)
+  const int64_t chunk =
+      kAddsFours ? (kCachedRowBytes / task.k + kTileRowsOfInts) / kTileRowsOfInts * kTileRowsOfInts
+                 : kGemmRows;
+  for (int64_t first = 0; first < task.m; first += chunk)
     for (int64_t begin = task.first_block; begin < task.end_block; begin += kPanelsAtOnce)
-      for (int64_t row = first, rows; row < first + kGemmRows && row < task.m; row += rows) {
+      for (int64_t row = first, rows; row < first + chunk && row < task.m; row += rows) {
         const int64_t left = task.m - row;
         rows = left >= kTileRowsOfInts ? kTileRowsOfInts : left >= 4 ? 4 : left;
         for (int64_t block = begin; block < begin + kPanelsAtOnce && block < task.end_block;
@@ -179,6 +210,8 @@ NANOVLLM_INLINE void add_int8_unit(const uint8_t* unit, int64_t panel, const int
   Ints q[PANELS][kIntParts];
   for (int n = 0; n < PANELS; ++n)
     for (int p = 0; p < kIntParts; ++p) q[n][p] = load_ints(unit + n * panel + p * kIntBytes);
+  for (int n = 0; n < PANELS && ROWS >= 4 && PANELS == kTilePanels && kAddsFours; ++n)
+    prefetch_next(unit + n * panel, panel);
   for (int r = 0; r < ROWS; ++r)
     for (int n = 0; n < PANELS; ++n)
       if constexpr (kAddsFours) {
@@ -225,7 +258,7 @@ void int8_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row
           __builtin_convertvector(sum, Vec) *
           (task.row_scales[row + r] * weight_scales(panel + n * w.panel_bytes, 0));
     }
-  put_tile<ROWS, PANELS>(task, results, row, block);
+  put_whole_tile<ROWS, PANELS>(task, results, row, block);
 }
 
 void int8_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
@@ -267,6 +300,8 @@ NANOVLLM_INLINE void add_int4_units(const uint8_t* units, int64_t apart, const i
   for (int u = 0; u < UNITS; ++u) {
     // In the order of lines, which the compiler's loads are not in: the prefetcher follows it.
     if constexpr (ROWS == 1) __builtin_prefetch(units + (UNITS + u) * 64);
+    if constexpr (ROWS >= 4 && PARTS == kTilePanels && kAddsFours)
+      for (int p = 0; p < PARTS; ++p) prefetch_next(units + u * 64 + p * apart, apart);
     Ints even[PARTS], odd[PARTS];
     for (int p = 0; p < PARTS; ++p) {
       const Ints q = load_ints(units + u * 64 + p * apart);
@@ -312,13 +347,15 @@ NANOVLLM_INLINE void int4_parts(const GemmTask<bf16>& task, const QuantisedPanel
       add_int4_units<ROWS, PARTS, kUnits>(units, apart, from, stride, sums);
     for (; left > 0; --left, units += 64, from += 8)
       add_int4_units<ROWS, PARTS, 1>(units, apart, from, stride, sums);
-    for (int p = 0; p < PARTS; ++p) {
-      Floats scale;
-      __builtin_memcpy(&scale, scales + p * apart, sizeof scale);
-      for (int r = 0; r < ROWS; ++r) {
-        Ints sum = sums[0][r][p] - excess(x + r * stride, w.k, g);
+    Floats scale[PARTS];
+    for (int p = 0; p < PARTS; ++p)
+      __builtin_memcpy(&scale[p], scales + p * apart, sizeof scale[p]);
+    for (int r = 0; r < ROWS; ++r) {
+      const Ints less = same_at(x + r * stride + byte_columns(w.k) + g * 4);
+      for (int p = 0; p < PARTS; ++p) {
+        Ints sum = sums[0][r][p] - less;
         if constexpr (kSets == 2) sum += sums[1][r][p];
-        total[r][p] += __builtin_convertvector(sum, Floats) * scale;
+        total[r][p] += __builtin_convertvector(sum, Floats) * scale[p];
       }
     }
   }
@@ -338,7 +375,7 @@ void int4_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row
   Result results[ROWS][PANELS];
   for (int part = 0; part < kIntParts; part += kParts)
     int4_parts<ROWS, kParts>(task, w, row, w.data + block * w.panel_bytes, part, results);
-  put_tile<ROWS, PANELS>(task, results, row, block);
+  put_whole_tile<ROWS, PANELS>(task, results, row, block);
 }
 
 void int4_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {

@@ -52,6 +52,14 @@ NANOVLLM_INLINE VecI widen(VecB b) {
   return __builtin_convertvector(__builtin_convertvector(b, VecS), VecI);
 #endif
 }
+/// The lowest bytes; left to itself, GCC moves them one by one.
+NANOVLLM_INLINE VecB narrow(VecI v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecB>(_mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(v)));
+#else
+  return __builtin_convertvector(v, VecB);
+#endif
+}
 /// E4M3 numbers in bits 20 to 27 of the lanes, with their signs in those above.
 NANOVLLM_INLINE Vec e4m3_numbers(VecI q) {
   return reinterpret_cast<Vec>(q & static_cast<int32_t>(0x87f00000u)) * 0x1p+120f;
@@ -140,7 +148,7 @@ NANOVLLM_INLINE void store(E4m3* p, Vec v) {
   const Vec magnitude = reinterpret_cast<Vec>(bits & 0x7fffffff);
   const VecI normal = ((bits & 0x7fffffff) >> 20) - (120 << 3),
              subnormal = __builtin_convertvector(magnitude * 512.0f, VecI);
-  const VecB b = __builtin_convertvector((magnitude < 0x1p-6f ? subnormal : normal) | sign, VecB);
+  const VecB b = narrow((magnitude < 0x1p-6f ? subnormal : normal) | sign);
   __builtin_memcpy(static_cast<void*>(p), &b, sizeof b);
 }
 
@@ -159,6 +167,24 @@ NANOVLLM_INLINE VecH round_bf16(Vec v) {
 NANOVLLM_INLINE void store(bf16* p, Vec v) {
   const VecH h = round_bf16(v);
   __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
+}
+/// Both, one behind the other, by fewer instructions: the halves of words that are rounded in
+/// place.
+NANOVLLM_INLINE void store(bf16* p, Vec a, Vec b) {
+#if defined(__AVX512BW__) && !defined(__AMX_BF16__)
+  using Halves = uint16_t __attribute__((vector_size(64)));
+  const auto rounded = [](Vec v) __attribute__((always_inline)) {
+    const VecU u = reinterpret_cast<VecU>(v);
+    return reinterpret_cast<Halves>((v == v) ? u + 0x7fffu + ((u >> 16) & 1u) : (u | 0x400000u));
+  };
+  const Halves all = __builtin_shufflevector(rounded(a), rounded(b), 1, 3, 5, 7, 9, 11, 13, 15, 17,
+                                             19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45,
+                                             47, 49, 51, 53, 55, 57, 59, 61, 63);
+  __builtin_memcpy(static_cast<void*>(p), &all, sizeof all);
+#else
+  store(p, a);
+  store(p + kLanes, b);
+#endif
 }
 
 /// v as it reads back after being stored as T.
