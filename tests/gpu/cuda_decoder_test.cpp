@@ -295,15 +295,17 @@ TEST_F(CudaDecoder, MixturesOfE4m3ExpertsGiveTheBitsOfSeparateOperations) {
   small.head_norms = true;
   small.experts = 32;
   small.experts_per_token = 4;
-  // Ten blocks of down: three stages at once, and two.
-  DecoderShape tall{"FP8 tall mixture", 1, 5120, 16, 4, 128, 1280};
-  tall.experts = 32;
-  tall.experts_per_token = 8;
-  for (DecoderShape shape : {small, tall, qwen3_30b(2)})
+  // Ten blocks of down: three stages at once, and two. Norms by all threads.
+  DecoderShape ten{"FP8 ten blocks", 1, 1024, 16, 4, 128, 1280},
+      wide{"FP8 wide mixture", 1, 4096, 16, 4, 128, 256};
+  ten.experts = wide.experts = 32;
+  ten.experts_per_token = wide.experts_per_token = 8;
+  for (DecoderShape shape : {small, ten, wide, qwen3_30b(2)})
     for (const DType cache : {DType::bf16, DType::e4m3}) {
+      if (cache == DType::e4m3 && shape.layers == 1) continue;  // the same code
       shape.rows = WeightFormat::Rows::group;
       shape.cache = cache;
-      EXPECT_TRUE(compare(*gpu_, shape));
+      EXPECT_TRUE(compare(*gpu_, shape, shape.intermediate == 768));
     }
 }
 

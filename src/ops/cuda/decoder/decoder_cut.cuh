@@ -150,6 +150,7 @@ inline int64_t place_words(Arguments& a, int64_t head_dim, int64_t max_context) 
   const int64_t slots = int64_t{a.rows} * a.heads * a.max_chunks;
   for (MatrixCut& cut : a.cuts) cut.words = take(int64_t{a.rows} * cut.columns / 2);
   a.mixture.logits_at = take(a.mixture.experts);
+  a.mixture.foreseen_at = take(a.mixture.experts);
   a.heads_at = take(a.rows * a.heads * head_dim / 2);
   if (used > kReplicaWords) return INT64_MAX;
   used = kReplicas * kReplicaWords;
@@ -170,7 +171,9 @@ inline bool has_many_keys(const Arguments& a, int blocks) {
   return int64_t{a.rows} * a.kv_heads * a.max_chunks > int64_t{most_units} * blocks;
 }
 
-constexpr int kGateUpColumns = 16;                      // of a tile of gate_up, and as many of up
+/// Of a tile of gate, and as many of up: where they fit, E4M3 weights have the higher tiles, whose
+/// two rounds are shorter than three, while plain ones wait for memory.
+constexpr int kGateUpColumns = 16, kFp8GateUpColumns = 24;
 constexpr int kExpertsUnderway = 3;                     // stages of weights on their way at once
 constexpr int kExpertColumns = 16, kExpertsAtOnce = 4;  // of a tile of down
 constexpr int kExpertAtoms = 2;                         // of each of its experts, in a stage
@@ -178,8 +181,9 @@ constexpr int kExpertBytes = kExpertColumns / 8 * kExpertAtoms * kAtomBytes;
 static_assert(kExpertsAtOnce * kExpertBytes == kStageBytes);
 
 /// Gate_up of all chosen experts of n outputs, one expert after the other.
-inline MatrixCut cut_gate_up(int64_t per_token, int64_t n, int64_t k) {
-  MatrixCut cut = cut_of(per_token * n, kGateUpColumns, 2 * kGateUpColumns / 8, k / kAtomDepth);
+inline MatrixCut cut_gate_up(int64_t per_token, int64_t n, int64_t k, bool fp8) {
+  const int columns = fp8 && n % kFp8GateUpColumns == 0 ? kFp8GateUpColumns : kGateUpColumns;
+  MatrixCut cut = cut_of(per_token * n, columns, 2 * columns / 8, k / kAtomDepth);
   cut.streams = true;
   return cut;
 }

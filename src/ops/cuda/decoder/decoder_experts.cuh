@@ -39,7 +39,9 @@ inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
          experts % kWarp == 0 && experts <= kMostExperts &&
          (per_token == kExpertsAtOnce || per_token == kMostChosen) && hidden % kAtomDepth == 0 &&
          columns % (kExpertAtoms * kAtomDepth) == 0 && columns <= kWarp * kAtomDepth &&
-         takes(w.gate_up) && takes(w.down) && !w.gate_up_bias.defined() && !w.down_bias.defined();
+         takes(w.gate_up) && takes(w.down) && !w.qkv_bias.defined() && !w.o_bias.defined() &&
+         !w.gate_up_bias.defined() && !w.down_bias.defined() && hidden <= 8 * a.norm_threads &&
+         (!w.down.format.is_quantised() || hidden % (kRun * kAtomDepth) == 0);
 }
 
 /// A matrix of `halves` (gate and up) of n rows, each of `row` bytes, in boxes that are what a
@@ -83,8 +85,7 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   m.experts = static_cast<int>(w.router.n());
   m.per_token = static_cast<int>(per_token);
   m.normalises = stack.normalises_experts;
-  m.tiles = static_cast<int>(n / kGateUpColumns);
-  m.most_underway = kExpertsUnderway;
+  m.router = device_ptr<bf16>(w.router.data);
   const bool fp8 = w.down.format.is_quantised();
   const int64_t row_in = h * w.gate_up.format.bits() / 8, row = n * w.down.format.bits() / 8;
   const ExpertAxis gate_up(w.gate_up.data, layers, layer_stride, kAtomRow),
@@ -93,7 +94,8 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   std::copy_n(down.steps, 2, m.down_steps);
   // E4M3 numbers are copied and cut as half as many of bf16.
   constexpr auto kElement = static_cast<int64_t>(sizeof(bf16));
-  a.cuts[kGateUp] = cut_gate_up(per_token, n, row_in / kElement);
+  a.cuts[kGateUp] = cut_gate_up(per_token, n, row_in / kElement, fp8);
+  m.tiles = static_cast<int>(n / a.cuts[kGateUp].columns_of_tile);
   a.cuts[kDown] = cut_down(per_token, h, row / kElement);
   if (fp8) {
     place_scales(a, kGateUp, w.gate_up);

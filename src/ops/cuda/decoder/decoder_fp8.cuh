@@ -51,11 +51,28 @@ __device__ inline float most_of(const Packed& x) {
   for (const uint32_t pair : x.pair) most = nanovllm::most_of(most, most_of(pair));
   return most;
 }
-__device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, float scale) {
+/// Quotients by one scale, correctly rounded as far as a number of E4M3 can tell: a product with
+/// the rounded reciprocal, and one correction by its remainder, which is exact. What is far beyond
+/// 448, as it may be where a scale is fixed, stays as it is.
+struct Divisor {
+  float up, scale, reciprocal;
+  __device__ explicit Divisor(float s) {
+    up = s < 0x1p-60f ? 0x1p64f : 1.0f;
+    scale = s * up;
+    reciprocal = __fdiv_rn(1.0f, scale);
+  }
+  __device__ float divide(float x) const {
+    x *= up;
+    const float quotient = x * reciprocal;
+    return fabsf(quotient) < 1024.0f
+               ? __fmaf_rn(__fmaf_rn(-quotient, scale, x), reciprocal, quotient)
+               : quotient;
+  }
+};
+__device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, const Divisor& by) {
   const auto quantised = [&](uint32_t pair) -> uint32_t {
     const float2 x = unpack(pair);
-    return __nv_cvt_float2_to_fp8x2({__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale)}, __NV_SATFINITE,
-                                    __NV_E4M3);
+    return __nv_cvt_float2_to_fp8x2({by.divide(x.x), by.divide(x.y)}, __NV_SATFINITE, __NV_E4M3);
   };
   return quantised(first) | quantised(second) << 16;
 }
@@ -66,7 +83,7 @@ __device__ __forceinline__ uint32_t numbers_of(uint32_t first, uint32_t second, 
     return integer_of(a.x, scale) | integer_of(a.y, scale) << 8 | integer_of(b.x, scale) << 16 |
            integer_of(b.y, scale) << 24;
   } else {
-    return quantise_four(first, second, scale);
+    return quantise_four(first, second, Divisor(scale));
   }
 }
 
@@ -291,35 +308,36 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * kStepOfX;
   std::conditional_t<Worker::kIntegers, int, float> part[kAtoms][1][4];  // as Sums
+  constexpr int kUnderway = Worker::kHasExperts ? std::min(kAtoms, 4) : kAtoms;
   wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kAtoms; ++i) {
+  const auto start = [&]<int i>() {
     byte_product<8, false>(part[i][0], tile_at(atoms[i]), x);
 #pragma unroll
     for (int step = 1; step < 4; ++step)
       byte_product<8, true>(part[i][0], tile_at(atoms[i]) + 2 * step, x + step * kStepOfX);
     x += 4 * kStepOfX;
     wgmma_commit();
-  }
+  };
+  [&]<int... i>(std::integer_sequence<int, i...>) { (start.template operator()<i>(), ...); }
+  (std::make_integer_sequence<int, kUnderway>());
   if (!Worker::kHasTokens && from == 0) {
     const float row = load_scale(of_row);
     scales = {row * scales.x, row * scales.y};
   }
   // The row is the first column: of the first lane in four, in every second sum.
   const auto add = [&]<int i>() {
+    wgmma_wait<std::min(kUnderway, kAtoms - i) - 1>();
+    pin(part[i]);
     if constexpr (Worker::kHasTokens) {
-      wgmma_wait<kAtoms - 1 - i>();
-      pin(part[i]);
       add_part(c[0][0], part[i][0][0]);
       add_part(c[0][2], part[i][0][2]);
     } else {
       const float first = __shfl_sync(kFullMask, scales.x, from + i),
                   second = __shfl_sync(kFullMask, scales.y, from + i);
-      wgmma_wait<kAtoms - 1 - i>();
-      pin(part[i]);
       c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
       c[0][2] = fmaf(part[i][0][2], second, c[0][2]);
     }
+    if constexpr (i + kUnderway < kAtoms) start.template operator()<i + kUnderway>();
   };
   [&]<int... i>(std::integer_sequence<int, i...>) { (add.template operator()<i>(), ...); }
   (std::make_integer_sequence<int, kAtoms>());
@@ -351,8 +369,7 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                               tile == blockIdx.x && done == 0, left == kAtoms, c);
       done += kAtoms;
     };
-    if (!Worker::kHasExperts && left >= 8 && done % 8 == 0 && !cut.streams &&
-        done >= cut.fine_atoms)
+    if (left >= 8 && done % 8 == 0 && !cut.streams && done >= cut.fine_atoms)
       run.template operator()<8>();
     else if (left >= 4)
       run.template operator()<4>();

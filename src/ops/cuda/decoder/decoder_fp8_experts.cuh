@@ -51,7 +51,7 @@ __device__ __forceinline__ void gather_numbers(const Worker<kHeadDim>& w) {
         const int column = block * kBlock + lane * 4;
         store_shared(
             shared_address(w.operand) + (column / 16 * kMostChosen + expert) * 16 + column % 16,
-            quantise_four(low, high, scale));
+            quantise_four(low, high, Divisor(scale)));
         if (lane == 0) store_shared(expert_scale_at(w, expert, block), __float_as_uint(scale));
       });
   fence_shared_for_async();

@@ -51,11 +51,11 @@ struct Outlet {
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
                ends = product == kDown && w.layer + 1 == a.layers,
-               sums = !w.lean && a.world > 1 && (product == kOut || product == kDown);
+               sums = !w.alone && a.world > 1 && (product == kOut || product == kDown);
     is = present ? (row < w.rows() ? 1 : 0) | (row + row_apart(w) < w.rows() ? 2 : 0) : 0;
     if (!ends && !sums) is |= kPlain;
     biases = 0;
-    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias && product != kGateUp) {
+    if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.alone && bias && product != kGateUp) {
       is |= kBiased;
       if (present) biases = *reinterpret_cast<const uint32_t*>(bias + column);
     }
@@ -88,14 +88,15 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
     if (e >= w.rows()) break;
     const float other = __shfl_xor_sync(kFullMask, odd ? c[0][e] : c[0][2 + e], 4);
     uint32_t pair = pack_bf16(odd ? other : c[0][e], odd ? c[0][2 + e] : other);
-    if (!w.lean && outlet.is & Outlet::kBiased) {
+    if (!w.alone && outlet.is & Outlet::kBiased) {
       const float2 values = unpack(pair), biases = unpack(outlet.biases);
       pair = pack_bf16(values.x + biases.x, values.y + biases.y);
     }
     if (!(outlet.is >> e & 1)) continue;
     uint64_t* const words =
         e == 0 ? outlet.words : outlet.words + row_apart(w) * w.a.cuts[product].columns / 2;
-    if (outlet.is & Outlet::kPlain)
+    // A mixture's down has an end of its own.
+    if ((w.alone && !w.lean) || outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
     else
       send_elsewhere(w, product, row_of(w, lane) + e * row_apart(w), outlet, words, pair);
@@ -111,7 +112,7 @@ __device__ __forceinline__ void emit_gated(const Worker<kHeadDim>& w, int tile, 
   const MatrixCut& cut = w.a.cuts[kGateUp];
   const bool odd = lane / 4 % 2;
   float2 gate = unpack(pack_bf16(c[0][0], c[0][1])), up = unpack(pack_bf16(c[0][2], c[0][3]));
-  if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.lean && bias) {
+  if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.alone && bias) {
     const int column = min(tile * cut.columns_of_tile + warp * 8 + lane / 4, cut.columns - 1);
     const float of_gate = to_float(bias[column]), of_up = to_float(bias[cut.columns + column]);
     gate = unpack(pack_bf16(gate.x + of_gate, gate.y + of_gate));
@@ -225,7 +226,7 @@ __device__ __forceinline__ void project(Worker& w, int product) {
       const float2 of_tile = Worker::kHasExperts ? scales : scales_of(tile);
       if (Worker::kHasExperts) scales = scales_of(tile + gridDim.x);
       if (Worker::kHasExperts && product == kRouter)
-        multiply_plain();
+        multiply_held(w, ring, cut, lane, Waits::all, sums);
       else
         multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, sums);
     } else if constexpr (Worker::kIsInt4) {

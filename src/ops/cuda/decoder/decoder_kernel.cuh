@@ -23,6 +23,7 @@ __device__ __forceinline__ void run_layers(Worker& w) {
       // A mixture's router comes before gate_up, and has its operand.
       const int product = !kMixture || step < kGateUp ? step : step == kGateUp ? kRouter : step - 1;
       const MatrixCut& cut = a.cuts[product];
+      if (kMixture && product == kOut) foresee(w);
       if (product == kOut) attend<C>(w);
       if (product == kQkv && (w.layer == 0 || a.window[w.layer] != a.window[w.layer - 1])) {
         w.together();
@@ -52,8 +53,9 @@ __device__ __forceinline__ void run_layers(Worker& w) {
         gather(w, cut, product == kOut ? a.heads_at : a.cuts[kGateUp].words, product == kOut);
       }
       if (gives && !(w.lean && (product == kOut || product == kDown))) w.give_operand();
+      if (kMixture && product == kQkv) give_stream(w);
       project(w, product);
-      if (kMixture && product == kRouter) choose(w);
+      if (kMixture && product == kRouter) weigh(w);
     }
 }
 
@@ -102,7 +104,8 @@ __global__ void __launch_bounds__(kLaunched, 1)
     fence_new_barriers();
   }
   if (kMixture && threadIdx.x == 0) {
-    init_barrier(&shared.chosen_all, a.mixture.per_token);
+    init_barrier(&shared.routed, 1);
+    init_barrier(&shared.chosen_all, 1);
     fence_new_barriers();
   }
   if (threadIdx.x < a.rows * kWarps / 4)
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
   __syncthreads();
   constexpr bool kInt4 = kScales == Scales::groups;
   if (threadIdx.x >= kThreads) {
-    bring_all<kHeadDim, kMixture, C, kInt4>(ring, a, shared);
+    bring_all<kHeadDim, kMixture, C, kInt4>(ring, a, shared, epoch + 1);
   } else {
     using PlainWorker = std::conditional_t<kHalves >= Halves::beside,
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
@@ -130,6 +133,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
                                                                                residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
+    worker.alone = kLean || kMixture;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
     run_layers<kMixture, C>(worker);

@@ -82,9 +82,11 @@ struct Mixture {
   bool normalises;
   int tiles;  // of gate_up, in one expert
   int gate_up_steps[2], down_steps[2];
-  int most_underway;                    // as Arguments's, of the experts' weights
   int64_t gate_up_scales, down_scales;  // of E4M3 weights, from an expert's to the next one's
   int64_t logits_at;                    // in the exchange buffer
+  // Of the guess (decoder_foresight.cuh): the first layer's router; where its logits lie.
+  const __nv_bfloat16* router;
+  int64_t foreseen_at;
 };
 
 struct Arguments {
@@ -260,9 +262,9 @@ struct Shared {
   uint64_t full[kMostStages], empty[kMostStages];
   uint2 first_half[kMultiplying * kWarp];  // keep_first_half()
   uint64_t early;  // down's first atoms: the warps that gather have written them
-  // Of a mixture: of this layer, once all its experts have been chosen.
-  uint64_t chosen_all;
-  alignas(16) float logits[kMostExperts];
+  // Of a mixture, of this layer: the block's part of the router's product begins; the experts have
+  // been chosen.
+  uint64_t routed, chosen_all;
   float chosen_weights[kMostChosen];
   int chosen[kMostChosen];
   RowShared<kHeadDim> of_row[kMaxRows];  // last: only those of the step's rows are there
@@ -317,6 +319,9 @@ struct Worker {
   /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
   /// code is little more than half as long.
   bool lean = false;
+  /// Likewise, of it and of mixtures: one row of one rank, of weights without biases, and no thread
+  /// has more than one vector of a norm's row.
+  bool alone = false;
   /// Likewise, for o and down in halves of k (keep_first_half()).
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
@@ -324,7 +329,7 @@ struct Worker {
   static constexpr bool kIsFp8 = false, kIsInt4 = false, kIsBeside = false;
   static constexpr int kSums = 1;
 
-  __device__ int rows() const { return lean ? 1 : a.rows; }
+  __device__ int rows() const { return alone ? 1 : a.rows; }
   /// Of the operand: its columns, as wgmma has them, in turns of both halves of a row.
   __device__ int places() const { return beside ? 2 * rows() : rows(); }
 

@@ -1,9 +1,10 @@
 // Mixtures of experts in the decoder layers' kernel, of one token. Every block chooses the experts
 // for itself, so that one exchange, of the router's logits, is all that a mixture costs beside a
-// dense MLP; the warp that brings weights learns them through shared memory.
+// dense MLP: the warp that brings weights does, and tells the others through shared memory.
 //
 //   router         a product like the others, but its outputs stay in f32
-//   choice         of all blocks; the arithmetic of moe_router.cu
+//   choice         of all blocks; the arithmetic of moe_router.cu; of most experts it was guessed
+//                  before attention (decoder_foresight.cuh)
 //   gate_up        a product whose tiles lie in the chosen experts, one expert after the other
 //   down, sum      a tile is 16 columns of four experts at once: each expert's activations are one
 //                  column of wgmma's B, and of the outputs those count whose row and column are of
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "ops/cuda/decoder/decoder_experts.cuh"
+#include "ops/cuda/decoder/decoder_foresight.cuh"
 #include "ops/cuda/decoder/decoder_fp8_experts.cuh"
 #include "ops/cuda/decoder/decoder_gemm.cuh"
 
@@ -23,61 +25,39 @@ __device__ inline bool has_experts(const Arguments& a) {
   return blockIdx.x < max(a.cuts[kGateUp].tiles, a.cuts[kDown].tiles);
 }
 
-// -- Of the warp that brings weights, one thread --
-
-__device__ inline void bring_gate_up(Ring& ring, const Arguments& a, const int* chosen, int layer) {
-  const MatrixCut& cut = a.cuts[kGateUp];
-  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x) {
-    const int of_token = tile / a.mixture.tiles,
-              row = (tile - of_token * a.mixture.tiles) * cut.columns_of_tile,
-              first = chosen[of_token] * a.mixture.gate_up_steps[0] +
-                      layer * a.mixture.gate_up_steps[1];
-    bring_tile(ring, &a.maps[kGateUp], cut, row, first, cut.stages, a.mixture.most_underway, 0);
+/// Of the warp that brings weights: those that a layer reads after the router's. Those of the guess
+/// come nearer before.
+template <int kHeadDim>
+__device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
+                                              Shared<kHeadDim>& shared, int layer, uint32_t epoch) {
+  if (!has_experts(a)) return;
+  const int lane = threadIdx.x % kWarp;
+  int expert = 0;
+#pragma unroll 1
+  for (bool guess = true;; guess = false) {
+    LaneLogits logits{};
+    logits.receive(a, guess ? a.mixture.foreseen_at : a.mixture.logits_at, epoch, guess);
+    expert = logits.choose(a.mixture.experts, a.mixture.per_token);
+    if (!guess) break;
+    bring_ahead(ExpertStages(a, expert, layer), shared.routed, layer & 1);
+  }
+  if (lane < a.mixture.per_token) shared.chosen[lane] = expert;
+  __syncwarp();
+  if (lane == 0) arrive(&shared.chosen_all);
+#pragma unroll 1
+  for (ExpertStages stages(a, expert, layer); !stages.at_end(); stages.next()) {
+    const RingCursor place = ring.claim(kExpertsUnderway);
+    if (lane == 0) arrive_expecting(&ring.full[place.stage], stages.bytes());
+    __syncwarp();
+    stages.copy(ring.at(place), &ring.full[place.stage]);
+    __syncwarp();
   }
 }
 
-__device__ inline void bring_down(Ring& ring, const Arguments& a, const int* chosen, int layer) {
-  const MatrixCut& cut = a.cuts[kDown];
-  for (int tile = blockIdx.x; tile < cut.tiles; tile += gridDim.x)
-    for (int first = 0; first < a.mixture.per_token; first += kExpertsAtOnce) {
-      int matrices[kExpertsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kExpertsAtOnce; ++i)
-        matrices[i] = chosen[first + i] * a.mixture.down_steps[0] + layer * a.mixture.down_steps[1];
-      for (int atom = 0; atom < cut.atoms; atom += kExpertAtoms) {
-        const RingCursor place = ring.claim(a.mixture.most_underway);
-        arrive_expecting(&ring.full[place.stage], kStageBytes);
-#pragma unroll
-        for (int i = 0; i < kExpertsAtOnce; ++i)
-          copy_box_once(ring.at(place) + i * kExpertBytes, &a.maps[kDown], &ring.full[place.stage],
-                        0, 0, atom, tile * (kExpertColumns / 8), matrices[i]);
-      }
-    }
-}
-
-/// The weights that a layer reads after the router's.
-template <int kHeadDim>
-__device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
-                                              Shared<kHeadDim>& shared, int layer) {
-  if (!has_experts(a)) return;
-  wait_barrier(&shared.chosen_all, layer & 1);
-  bring_gate_up(ring, a, shared.chosen, layer);
-  bring_down(ring, a, shared.chosen, layer);
-}
-
-// -- The router and the choice --
-
-__device__ inline float comparable(float logit) { return logit == logit ? logit : kMinusInfinity; }
-
-/// The state of the choice in shared memory.
-struct Ranking {
-  float comparable[kMostExperts];
-  int rank[kMostExperts];  // how many experts come before this one
-};
+// -- The choice's weights --
 
 /// The state of a mixture where attention has its part of shared memory.
-union MixtureShared {
-  Ranking ranking;
+struct MixtureShared {
   float sums[2][kMostChosen][64];  // of a tile of down, [expert][column], and of the next one
 };
 template <int kHeadDim>
@@ -86,77 +66,33 @@ __device__ __forceinline__ MixtureShared& of_mixture(const Worker<kHeadDim>& w) 
   return reinterpret_cast<MixtureShared&>(w.shared.attention);
 }
 
-/// The logits from the blocks that made them: the warps behind those that multiply.
-template <int kHeadDim>
-__device__ __forceinline__ void gather_logits(const Worker<kHeadDim>& w, Ranking& ranking) {
-  const int expert = this_thread() - kMultiplying * kWarp;
-  if (expert < 0 || expert >= w.a.mixture.experts) return;
-  const uint64_t* from = inbox(w.a, w.a.mixture.logits_at + expert);
-  uint64_t word = 0;
-  while (!has(word, w.epoch)) word = read_word(from);
-  const float logit = __uint_as_float(static_cast<uint32_t>(word));
-  w.shared.logits[expert] = logit;
-  ranking.comparable[expert] = comparable(logit);
-  ranking.rank[expert] = 0;
-}
-
-/// Counts those of 32 experts that come before one: of equals, the first `lower`.
-__device__ __forceinline__ int count_before(float own, const float* others, int lower) {
-  int count = 0;
-#pragma unroll 2
-  for (int i = 0; i < kWarp; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(others + i);
-    const float other[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) count += other[j] > own || (other[j] == own && i + j < lower);
-  }
-  return count;
-}
-
-/// The weights of the chosen ones, by one warp.
+/// The weights of the chosen experts, by one warp.
 template <int kHeadDim>
 __device__ __forceinline__ void weigh_chosen(const Worker<kHeadDim>& w) {
   const Mixture& m = w.a.mixture;
   const int lane = this_thread() % kWarp;
-  const float* logits = w.shared.logits;
+  LaneLogits logits{};
+  logits.receive(w.a, m.logits_at, w.epoch, false);
   float top = kMinusInfinity, total = 0.0f, sum = 0.0f;
-  for (int e = lane; e < m.experts; e += kWarp) top = logits[e] > top ? logits[e] : top;
+  logits.for_each(m.experts, [&](int, float logit) { top = logit > top ? logit : top; });
   top = warp_max(top);
-  for (int e = lane; e < m.experts; e += kWarp) total += expf(logits[e] - top);
+  logits.for_each(m.experts, [&](int, float logit) { total += expf(logit - top); });
   total = warp_sum(total);
   wait_barrier(&w.shared.chosen_all, w.layer & 1);
-  float mine = 0.0f;
-  if (lane < m.per_token) mine = expf(comparable(logits[w.shared.chosen[lane]]) - top) / total;
+  const int expert = w.shared.chosen[lane % m.per_token];
+  float mine = expf(comparable(logits.of(expert)) - top) / total;
 #pragma unroll 1
   for (int i = 0; i < m.per_token; ++i) sum += __shfl_sync(kFullMask, mine, i);
   if (lane < m.per_token) w.shared.chosen_weights[lane] = m.normalises ? mine / sum : mine;
 }
 
-/// Chooses the experts: by all threads. A warp compares 32 experts with 32 others.
+/// What follows the block's part of the router's product: by all threads.
 template <int kHeadDim>
-__device__ __forceinline__ void choose(Worker<kHeadDim>& w) {
-  const Mixture& m = w.a.mixture;
+__device__ __forceinline__ void weigh(Worker<kHeadDim>& w) {
   if (!has_experts(w.a)) return;
-  Ranking& ranking = of_mixture(w).ranking;
-  static_assert(kMostExperts * 4 <= kThreads);
-  gather_logits(w, ranking);
-  w.together();
-  const int thread = this_thread(), warp = thread / kWarp, groups = m.experts / kWarp;
-  if (warp < groups * groups) {
-    const int own = warp % groups, others = warp / groups, expert = own * kWarp + thread % kWarp;
-    const int count = count_before(ranking.comparable[expert], ranking.comparable + others * kWarp,
-                                   others < own    ? kWarp
-                                   : others == own ? thread % kWarp
-                                                   : 0);
-    if (count > 0) atomicAdd(&ranking.rank[expert], count);
-  }
-  w.together();
-  const int expert = thread - kMultiplying * kWarp;
-  if (expert >= 0 && expert < m.experts && ranking.rank[expert] < m.per_token) {
-    w.shared.chosen[ranking.rank[expert]] = expert;
-    arrive(&w.shared.chosen_all);
-  }
-  if (warp == kWarps - 1) weigh_chosen(w);
+  if (this_thread() == kThreads - 1) arrive(&w.shared.routed);
+  w.together();  // gate_up's operand, which is the router's, is given once more
+  if (this_thread() / kWarp == kWarps - 1) weigh_chosen(w);
 }
 
 // -- Down, and the sum over the experts --

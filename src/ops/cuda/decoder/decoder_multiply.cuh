@@ -45,7 +45,7 @@ __device__ __forceinline__ uint64_t operand_from(uint32_t x) {
 template <int kHeadDim>
 __device__ __forceinline__ void gather_early(const Worker<kHeadDim>& w) {
   constexpr int kAsksEvery = 1000;  // ns
-  if (w.lean) return;
+  if (w.alone) return;
   const MatrixCut& cut = w.a.cuts[kDown];
   const int total = cut.early_atoms * (kAtomDepth / 4), lane = threadIdx.x % kWarp;
   if (total == 0 || blockIdx.x >= cut.tiles) return;
@@ -213,7 +213,8 @@ __device__ __forceinline__ void multiply(const Worker<kHeadDim>& w, const Ring& 
   if (w.lean || (kSums == 1 && cut.held)) return multiply_held(w, ring, cut, lane, waits, c);
   Progress p{ring, describe_operand(w.places(), shared_address(w.operand) + cut.operand_at), 0};
   const int waits_at = waits != Waits::no ? cut.atoms - cut.early_atoms : -1;
-  if (waits != Waits::no && cut.early_atoms > 0) wait_barrier(&w.shared.early, w.layer & 1);
+  if (!w.alone && waits != Waits::no && cut.early_atoms > 0)
+    wait_barrier(&w.shared.early, w.layer & 1);
   constexpr int kAtOnce = kSums > 1 ? kRun / 2 : kRun;
 #pragma unroll 1
   for (int left = cut.atoms; left > 0;) {

@@ -79,8 +79,8 @@ __device__ __forceinline__ HeadPart quantise_part(const HeadPart& x, float fixed
   const float most =
                   most_of_lanes<kLanes>(nanovllm::most_of(most_of(x.pair[0]), most_of(x.pair[1]))),
               scale = row_scale(most, fixed);
-  return {
-      {scale == scale ? quantise_four(x.pair[0], x.pair[1], scale) : 0, __float_as_uint(scale)}};
+  return {{scale == scale ? quantise_four(x.pair[0], x.pair[1], Divisor(scale)) : 0,
+           __float_as_uint(scale)}};
 }
 
 /// Stores it in row `offset` of a block.

@@ -80,7 +80,8 @@ __device__ __forceinline__ void follow_first_lane(Ring& ring) {
 }
 
 template <int kHeadDim, bool kMixture, class C, bool kInt4>
-__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared) {
+__device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<kHeadDim>& shared,
+                                          uint32_t epoch) {
   const int* contexts = shared.context;
 #pragma unroll 1
   for (int layer = 0; layer < a.layers; ++layer) {
@@ -95,6 +96,8 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
     const int more_underway = min(units, 1);
     if (layer == 0) prefetch_vectors(a, kHeadDim, 0);
     if (layer + 1 < a.layers) prefetch_vectors(a, kHeadDim, layer + 1);
+    if (kMixture && layer == 0) prefetch_router(a, 0);
+    if (kMixture && layer + 1 < a.layers) prefetch_router(a, layer + 1);
 #pragma unroll 1
     for (int product = 0; product < (kMixture ? kGateUp : kProducts); ++product) {
       if (threadIdx.x % kWarp == 0)
@@ -111,11 +114,10 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
       }
     }
     if constexpr (kMixture) {
-      if (threadIdx.x % kWarp == 0) {
+      if (threadIdx.x % kWarp == 0)
         bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer * a.layer_atoms, 0);
-        bring_experts(ring, a, shared, layer);
-      }
       follow_first_lane(ring);
+      bring_experts(ring, a, shared, layer, epoch + layer);
     }
   }
 }
@@ -158,7 +160,7 @@ __device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t 
     const int64_t at = (int64_t{row} * a.hidden + c) / 2;
     if (product < 0) {
       values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
-    } else if (w.lean || a.world == 1) {
+    } else if (w.alone || a.world == 1) {
       values = load_shared(residual);
       add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
     } else {
@@ -236,7 +238,7 @@ __device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32
             step = threads * 8;
   const int at_once = kThreads / threads,
             row0 = own / threads;  // at_once and above: none
-  if (w.lean || (a.rows <= at_once && a.hidden <= step))
+  if (w.alone || (a.rows <= at_once && a.hidden <= step))
     return normalise_held(w, product, epoch, weights);
   const int first_row = row0 < at_once ? row0 : a.rows;
   const auto residual = [&](int row, int c) -> Packed& {

@@ -61,6 +61,18 @@ __device__ inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
   }
 }
 
+/// Whether the phase of this parity has ended.
+__device__ inline bool has_ended(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+      "p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done;
+}
+
 /// A barrier among `threads` threads of the block, whole warps; `name`: 1 .. 15.
 template <int name, int threads>
 __device__ void sync_threads() {

@@ -63,6 +63,15 @@ __device__ inline void copy_box_once(void* shared, const CUtensorMap* map, uint6
       : "memory");
 }
 
+/// Brings such a box as near as the L2 cache.
+__device__ inline void prefetch_box(const CUtensorMap* map, int c0, int c1, int c2, int c3,
+                                    int c4) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 /// `bytes`, a multiple of 16 as both addresses are, from global to shared memory; completes them on
 /// `barrier`. By one thread.
 __device__ inline void copy_bytes(void* shared, const void* global, int bytes, uint64_t* barrier) {
