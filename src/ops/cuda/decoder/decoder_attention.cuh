@@ -312,7 +312,7 @@ struct UnitWorker : UnitTiles<kHeadDim, C> {
     if constexpr (is_e4m3<C>) wait_copies<0>();
     fence_shared_for_async();
     // One warp for each stage: whoever passes the barrier may read them all.
-    if (warp < 2 * tiles) w.ring.wait_full(w.ring.place(warp));
+    if (warp < (this->waits_late() ? tiles : 2 * tiles)) w.ring.wait_full(w.ring.place(warp));
     w.together();
     float scores[2][2] = {};
     score(found, scores);
@@ -320,6 +320,10 @@ struct UnitWorker : UnitTiles<kHeadDim, C> {
     if (warp == kWarps - 1 && lane < tiles) w.ring.release(this->key_place(lane), kWarps);
     const Steps now = steps();
     weigh(scores, now);
+    if (this->waits_late()) {
+      if (warp >= tiles && warp < 2 * tiles) w.ring.wait_full(w.ring.place(warp));
+      this->put_value(prepared);
+    }
     fence_shared_for_async();
     const bool straight = !any_moves(now) && tiles == kChunkTiles;
     w.together();

@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     worker.alone = kLean || kMixture;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
+    worker.many = kHalves == Halves::beside_many;
     run_layers<kMixture, C>(worker);
     if (blockIdx.x == 0)
       for (int i = threadIdx.x * 8; i < a.rows * a.hidden; i += kThreads * 8)

@@ -326,6 +326,9 @@ struct Worker {
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
   bool beside = false;
+  /// Likewise, where such a step has more than four rows: most blocks have two units of attention,
+  /// and a thread two rows of a norm.
+  bool many = false;
   static constexpr bool kIsFp8 = false, kIsInt4 = false, kIsBeside = false;
   static constexpr int kSums = 1;
 

@@ -190,6 +190,57 @@ __device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t 
   }
 }
 
+/// normalise_held() for two rows to a thread, of one rank.
+template <int kHeadDim>
+__device__ __forceinline__ void normalise_two(Worker<kHeadDim>& w, int product, uint32_t epoch,
+                                              const __nv_bfloat16* weights) {
+  const Arguments& a = w.a;
+  const int own = w.ready_thread(), row = own / a.norm_threads, thread = own % a.norm_threads,
+            lane = own % kWarp, c = thread * 8, at_once = kThreads / a.norm_threads,
+            apart = at_once * a.hidden,
+            rows = row >= at_once || row >= a.rows ? 0
+                   : row + at_once < a.rows        ? 2
+                                                   : 1;
+  const bool present = c < a.hidden;
+  uint32_t residual = shared_address(w.residual + row * a.hidden + c);
+  uint32_t operand[2] = {shared_address(&w.operand_at(a.cuts[kQkv], row, c)),
+                         shared_address(&w.operand_at(a.cuts[kQkv], row + at_once, c))};
+  find_now(residual);
+  find_now(operand[0]);
+  find_now(operand[1]);
+  Packed weight{}, values[2] = {}, more[2];
+  if (present) weight = load_early(weights + c);
+  if (product >= 0)
+    receive_rows(more,
+                 inbox(a, a.cuts[product].words + (int64_t{row} * a.hidden + c - lane * 8) / 2),
+                 apart / 2, rows, a.hidden - (c - lane * 8), lane, epoch);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (j >= rows) break;
+    if (present && product < 0) {
+      values[j] = *reinterpret_cast<const Packed*>(a.residual +
+                                                   (row + j * at_once) * a.residual_stride + c);
+    } else if (present) {
+      values[j] = load_shared(residual + j * apart * 2);
+      add(values[j], more[j]);
+    }
+    const float sum = warp_sum(add_squares(0.0f, values[j]));
+    if (lane == 0)
+      reinterpret_cast<float*>(w.shared.of_row[row + j * at_once].squares)[thread / kWarp] = sum;
+  }
+  w.norm_together();
+  if (!present) return;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (j >= rows) break;
+    Packed normal = values[j];
+    normalise(normal, reciprocal_of(w, row + j * at_once), weight);
+    store_shared(operand[j], normal);
+    store_shared(residual + j * apart * 2, values[j]);
+  }
+  fence_shared_for_async();
+}
+
 /// add_and_normalise()'s first half for a thread's vectors of all its rows, which are asked for
 /// together: residual += the output of `product`, and the sums of squares.
 template <int kHeadDim>
@@ -240,6 +291,8 @@ __device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32
             row0 = own / threads;  // at_once and above: none
   if (w.alone || (a.rows <= at_once && a.hidden <= step))
     return normalise_held(w, product, epoch, weights);
+  if (w.many && a.world == 1 && a.rows <= 2 * at_once && a.hidden <= step)
+    return normalise_two(w, product, epoch, weights);
   const int first_row = row0 < at_once ? row0 : a.rows;
   const auto residual = [&](int row, int c) -> Packed& {
     return *reinterpret_cast<Packed*>(w.residual + row * a.hidden + c);

@@ -143,6 +143,21 @@ struct UnitTiles {
     return x;
   }
 
+  /// Whether values are waited for behind the scores: the ring has no room for two units, and the
+  /// next one's keys are asked for when this one's have been read.
+  __device__ bool waits_late() const { return w.many && !is_e4m3<C>; }
+  /// What prepare() leaves for then, by the same warps.
+  __device__ __forceinline__ void put_value(const HeadPart& x) const {
+    const int of_these = warp - kMultiplying - w.a.group,
+              these = kWarps - kMultiplying - w.a.group - 2;
+    if (warp == kValueWarp && has_new_key) {
+      HeadPart* const to = new_in_tile(value_place(tiles - 1));
+      if (lane < kLanes) *to = x;
+    } else if (of_these >= 0 && warp != kKeyWarp && warp != kValueWarp) {
+      clear_values(warp < kKeyWarp ? of_these : these - 1, these);
+    }
+  }
+
   /// The query heads are the first of those warps' that did not multiply before, and go on; two
   /// have the new key and value, and the others clear. Leaves the new key or value.
   __device__ HeadPart prepare() const {
@@ -157,7 +172,8 @@ struct UnitTiles {
       uint2 weight{};
       if (is_query || is_key) turn = worker.find_turn();
       if (norm) weight = load_early_four(w.of_layer(norm) + lane % kLanes * 4);
-      uint32_t to = part_place(is_query, is_key, head);
+      const bool is_put = is_query || is_key || !waits_late();
+      uint32_t to = is_put ? part_place(is_query, is_key, head) : 0;
       find_now(to);
       const Packed eight =
           worker.receive(is_query ? unit.kv_head * a.group + head
@@ -169,8 +185,9 @@ struct UnitTiles {
         x.pair[1] = normalised(x.pair[1], reciprocal, weight.y);
       }
       if (is_query || is_key) worker.rotate(x, turn);
-      x = put_part(x, to, is_query, is_key);
-    } else if (const int others = kWarps - kMultiplying - a.group - 2; !is_e4m3<C> && head >= 0) {
+      if (is_put) x = put_part(x, to, is_query, is_key);
+    } else if (const int others = kWarps - kMultiplying - a.group - 2;
+               !is_e4m3<C> && !waits_late() && head >= 0) {
       clear_values(warp < kKeyWarp ? head - a.group : others - 1, others);
     }
     return x;
