@@ -6,6 +6,7 @@
 
 #include "ops/cuda/gemm/choose.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
+#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/w8a8_kernels.h"
 
 namespace nanovllm {
@@ -235,6 +236,16 @@ TEST(GemmChoice, OfQuantisedRows) {
               "fp8, 64 rows of the weight by 64 rows, 1 blocks of rows");
     EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::store, DType::f32)),
               "fp8, 64 rows of the weight by 8 rows, 1 blocks of rows");
+    // 6144 rows of the weight are 128 tiles of 96 by 128, or by two blocks of 64 rows.
+    EXPECT_EQ(explained(product(128, kLargeQkv)),
+              "fp8, 96 rows of the weight by 64 rows, 2 blocks of rows");
+    EXPECT_EQ(explained(product(256, kLargeQkv)),
+              "fp8, 96 rows of the weight by 128 rows, 2 blocks of rows");
+    EXPECT_EQ(explained(product(256, {4096, 12288})),
+              "fp8, 128 rows of the weight by 64 rows, 4 blocks of rows");
+    // The halves of such a tile are no pieces of 16 bytes.
+    EXPECT_EQ(explained(product(128, kLargeQkv, GemmEnd::gate)),
+              "fp8, 128 rows of the weight by 64 rows, 2 blocks of rows");
     EXPECT_EQ(explained(product(4096, kLargeQkv)),
               "fp8, 128 rows of the weight by 128 rows, 32 blocks of rows");
     // Scales that differ within 64 rows of the weight.
@@ -246,6 +257,23 @@ TEST(GemmChoice, OfQuantisedRows) {
     EXPECT_EQ(explained(product(8, {96, 1024}, GemmEnd::gate)),
               "separate operations; not fp8 (columns not in 32s), w8a8 (its sums are not fp8's)");
   }
+}
+
+/// Rows of a weight whose scales a tile takes for the same have them within 64 rows, wherever the
+/// tile begins.
+TEST(GemmChoice, TilesOfQuantisedRowsTakeEachScaleFromItsOwn64Rows) {
+  for (Fp8Tile tile : kFp8Tiles)
+    for (const bool gated : {false, true}) {
+      tile.gated = gated;
+      if (!tile.has_rows_first() || (gated && !tile.can_be_gated())) continue;
+      const int units = tile.columns / tile.parts() / kFp8Unit, even = tile.even_units(),
+                of_64 = kFp8Height / kFp8Unit;
+      EXPECT_EQ(units % even, 0);
+      for (int at = 0; at < 16; ++at)
+        for (int unit = 0; unit < units; ++unit)
+          EXPECT_EQ((at * units + unit / even * even) / of_64, (at * units + unit) / of_64)
+              << tile.columns << " columns, gated " << gated << ", eight " << unit;
+    }
 }
 
 // The tiles that were the fastest, or within 3 % of it, of all on an H100.

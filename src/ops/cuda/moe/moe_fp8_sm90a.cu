@@ -51,18 +51,17 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
     shape.is_whole = true;
     shape.plan = plan;
     shape.expert_blocks = w.data.stride[0] * static_cast<int64_t>(sizeof(bf16)) / kFp8Block;
-    shape.stages =
-        fp8_stages(tile, shape.stage_bytes, kRing / shape.stage_bytes, max_shared_bytes_);
+    shape.stages = fp8_stages(tile, shape, kRing / shape.stage_bytes, max_shared_bytes_);
     const auto* const w_scales =
         reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), k).scales());
-    launch_early(gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, 1, tile.gated, tile.blocks,
-                                 true, tile.integers>,
-                 {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))},
-                 tile.threads(),
-                 static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
-                 static_cast<void*>(y.data),
-                 fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
-                 Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
+    launch_early(
+        gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, 1, tile.gated, tile.blocks, true,
+                        tile.integers>,
+        {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))}, tile.threads(),
+        static_cast<size_t>(tile.shared_bytes(shape.height, shape.block_rows, shape.stages)),
+        static_cast<void*>(y.data),
+        fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
+        Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
   };
   const auto* const own =
       std::find_if(std::begin(kFp8ExpertTiles), std::end(kFp8ExpertTiles),

@@ -24,6 +24,7 @@ NANOVLLM_E4M3(8, 4, "%4", "%5", "%6", NANOVLLM_4("+f", d, 0))
 NANOVLLM_E4M3(16, 8, "%8", "%9", "%10", NANOVLLM_8("+f", d, 0))
 NANOVLLM_E4M3(32, 16, "%16", "%17", "%18", NANOVLLM_16("+f", d, 0))
 NANOVLLM_E4M3(64, 32, "%32", "%33", "%34", NANOVLLM_32("+f", d, 0))
+NANOVLLM_E4M3(96, 48, "%48", "%49", "%50", NANOVLLM_32("+f", d, 0), NANOVLLM_16("+f", d, 32))
 NANOVLLM_E4M3(128, 64, "%64", "%65", "%66", NANOVLLM_64("+f", d, 0))
 NANOVLLM_E4M3(192, 96, "%96", "%97", "%98", NANOVLLM_64("+f", d, 0), NANOVLLM_32("+f", d, 64))
 #undef NANOVLLM_E4M3
@@ -41,11 +42,13 @@ NANOVLLM_INT8(256, 128, "%128", "%129", "%130", NANOVLLM_64("+r", d, 0), NANOVLL
 /// is replaced if not `adds`.
 template <int n, bool adds, class D>
 __device__ __forceinline__ void byte_product(D* d, uint64_t a, uint64_t b) {
-  static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 128 || n == 192 || n == 256);
+  static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 96 || n == 128 || n == 192 ||
+                n == 256);
   if constexpr (n == 8) byte_product_n8<adds>(d, a, b);
   if constexpr (n == 16) byte_product_n16<adds>(d, a, b);
   if constexpr (n == 32) byte_product_n32<adds>(d, a, b);
   if constexpr (n == 64) byte_product_n64<adds>(d, a, b);
+  if constexpr (n == 96) byte_product_n96<adds>(d, a, b);
   if constexpr (n == 128) byte_product_n128<adds>(d, a, b);
   if constexpr (n == 192) byte_product_n192<adds>(d, a, b);
   if constexpr (n == 256) byte_product_n256<adds>(d, a, b);

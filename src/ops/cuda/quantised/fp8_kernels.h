@@ -1,6 +1,8 @@
 // The tiles of gemm_fp8.cuh, and where a weight's scales lie. No CUDA.
 #pragma once
 
+#include <numeric>
+
 #include "core/weight.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
 
@@ -36,6 +38,10 @@ struct Fp8Tile {
                             : height <= kFp8Height;
   }
   constexpr int parts() const { return gated ? 2 : 1; }
+  /// Eights of rows of w, of a part, that share a scale: tiles begin at multiples of them.
+  constexpr int even_units() const { return std::gcd(columns / parts(), kFp8Height) / kFp8Unit; }
+  /// Whether pieces of 16 bytes leave its registers where half of its columns are gates.
+  constexpr bool can_be_gated() const { return columns % 64 == 0; }
   constexpr int consumers() const { return groups() * kGroupThreads; }
   constexpr int threads() const { return consumers() + kGroupThreads; }
   constexpr int pitch() const { return kFp8Height / parts() * 2 + 16; }  // bytes of a result's row
@@ -59,17 +65,19 @@ struct Fp8Tile {
            1024 * 1024;
   }
   /// The barriers, the ring on a boundary of 1024, and results; wgmma reads whole tiles, whatever
-  /// there is.
-  constexpr int shared_bytes(int stage, int stages) const {
-    const int beyond = std::max(most_columns(), rows) * kFp8Block;
-    return kSkinnyBarrierBytes + 1024 + stages * stage + std::max(result_bytes(), beyond);
+  /// there is behind what was copied.
+  constexpr int shared_bytes(int height, int block_rows, int stages) const {
+    const int beyond = std::max(most_columns() - height, rows - block_rows) * kFp8Block;
+    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(height, block_rows) +
+           std::max(result_bytes(), beyond);
   }
 };
 
 /// Rows of w of a tile: all, or fewer, so that more SMs have one.
-inline constexpr int kFp8Heights[] = {256, 128, 64, 48, 32};
-inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},        {16, 4},          {64, 2, 64}, {128, 1, 64},
-                                        {128, 1, 128}, {128, 1, 128, 2}, {32, 4}};
+inline constexpr int kFp8Heights[] = {256, 128, 96, 64, 48, 32};
+inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},           {16, 4},       {64, 2, 64}, {128, 1, 64},
+                                        {128, 1, 128, 2}, {128, 1, 128}, {64, 1, 96}, {64, 1, 128},
+                                        {128, 1, 96},     {32, 4}};
 /// Of integers, whose sums need no second set of registers.
 inline constexpr Fp8Tile kInt8Tiles[] = {
     {8, 4}, {16, 4}, {64, 2, 64}, {128, 1, 64}, {128, 1, 128}, {128, 1, 256}, {128, 1, 256, 2}};

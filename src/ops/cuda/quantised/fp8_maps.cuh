@@ -58,9 +58,11 @@ Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const
 }
 
 /// Of `wanted` stages those that fit into a block's shared memory, two at least.
-inline int fp8_stages(const Fp8Tile& tile, int stage_bytes, int64_t wanted, size_t shared_bytes) {
+inline int fp8_stages(const Fp8Tile& tile, const Fp8Shape& shape, int64_t wanted,
+                      size_t shared_bytes) {
   int stages = static_cast<int>(std::clamp<int64_t>(wanted, 2, kMostStages));
-  while (stages > 2 && tile.shared_bytes(stage_bytes, stages) > static_cast<int>(shared_bytes))
+  while (stages > 2 &&
+         tile.shared_bytes(shape.height, shape.block_rows, stages) > static_cast<int>(shared_bytes))
     --stages;
   return stages;
 }
@@ -92,17 +94,18 @@ void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan&
             blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
   const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,
                 ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
-  shape.stages = fp8_stages(tile, shape.stage_bytes, std::min(ring / shape.stage_bytes, all),
-                            max_shared_bytes_);
+  shape.stages =
+      fp8_stages(tile, shape, std::min(ring / shape.stage_bytes, all), max_shared_bytes_);
   const auto* const w_scales =
       reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
-  launch_clusters(gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, tile.cluster, tile.gated,
-                                  tile.blocks, false, tile.integers>,
-                  {grid_size(blocks)}, tile.cluster, tile.threads(),
-                  static_cast<size_t>(tile.shared_bytes(shape.stage_bytes, shape.stages)),
-                  can_launch_early_, static_cast<void*>(y.data),
-                  fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
-                  Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
+  launch_clusters(
+      gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, tile.cluster, tile.gated, tile.blocks,
+                      false, tile.integers>,
+      {grid_size(blocks)}, tile.cluster, tile.threads(),
+      static_cast<size_t>(tile.shared_bytes(shape.height, shape.block_rows, shape.stages)),
+      can_launch_early_, static_cast<void*>(y.data),
+      fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
+      Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
 }
 
 /// Calls body.template operator()<gated, scales in blocks>().

@@ -5,11 +5,11 @@
 // the same bits in tiles of any shape, whichever operand comes first; sums of blocks are added in
 // f32, in ascending order of k: these accumulators keep 14 bits of what they add up. A row of a
 // stage is a block of k. One thread copies weights into a ring of stages, which it begins before
-// the kernel before has ended, another rows of x; blocks stay, and take tile after tile.
+// the kernel before has ended, another rows of x, two their scales; blocks stay, with tile on tile.
 //
 // Few rows: the weight's rows are wgmma's A and those of x its B, so that one instruction takes all
 // rows of a block, as in gemm_wide.cuh. More rows: the other way round, for then a lane's sums have
-// four scales in all, and little is read beside the operands.
+// four to six scales in all, and little is read beside the operands.
 //
 // Grouped: rows of x are the places of a mixture's pairs (moe.cuh), tiles those of its plan. Then
 // nothing is copied before the kernel before has ended, for the plan may be new.
@@ -68,66 +68,55 @@ __device__ void for_fp8_places(const Fp8Shape& shape, F&& f) {
     f(Fp8Place(shape, item, tile.cluster, rank));
 }
 
-/// One thread's part.
-template <Fp8Tile tile>
-__device__ void fp8_copy_weights(const Fp8Maps& maps, const Fp8Shape& shape,
-                                 const Fp8Ring<tile>& ring) {
+/// The threads that copy, the first of a warp each: a copy keeps its thread for a while.
+enum Fp8Copier { kCopiesWeights, kCopiesRows, kCopiesWeightScales, kCopiesRowScales };
+
+/// One thread's part: waits for each stage, and copies what it copies there.
+template <Fp8Tile tile, Fp8Copier copier>
+__device__ void fp8_copy(const Fp8Maps& maps, const Fp8Shape& shape, const Fp8Ring<tile>& ring) {
+  constexpr bool kOfWeights = copier == kCopiesWeights || copier == kCopiesWeightScales;
   const int units = shape.height / (tile.parts() * kFp8Unit),
-            bytes = tile.depth * shape.height * kFp8Block + tile.depth * tile.weight_scales() * 4;
-  if constexpr (tile.grouped) wait_for_previous();
+            rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int bytes = copier == kCopiesWeights ? tile.depth * shape.height * kFp8Block
+                    : copier == kCopiesRows  ? tile.depth * shape.block_rows * kFp8Block
+                    : kOfWeights             ? tile.depth * tile.weight_scales() * 4
+                                             : tile.depth * tile.row_scales() * 4;
+  if constexpr (tile.grouped || !kOfWeights) wait_for_previous();
   RingCursor at;
-  bool is_first = true;  // time through the ring
+  bool is_first = copier == kCopiesWeights;  // time through the ring
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
+    const int unit = place.tile * units,
+              expert_block = static_cast<int>(place.expert * shape.expert_blocks);
     for (int step = 0; step < shape.steps; ++step) {
       wait_barrier(ring.empty + at.stage, at.parity ^ 1);
       uint64_t* const full = ring.full + at.stage;
       arrive_expecting(full, bytes);
-      const int unit = place.tile * units;
       const int block = step * tile.depth;
-      if constexpr (tile.grouped && tile.has_rows_first())  // the next tiles' as well
-        copy_box(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit,
-                 static_cast<int>(place.expert * shape.expert_blocks) + block);
-      else
-        copy_box_once(ring.weights(shape, at.stage), &maps.w, full, 0, 0, 0, unit,
-                      static_cast<int>(place.expert * shape.expert_blocks) + block);
-      if constexpr (tile.blocks)
+      if constexpr (copier == kCopiesWeights) {
+        unsigned char* const to = ring.weights(shape, at.stage);
+        if constexpr (tile.grouped && tile.has_rows_first())  // the next tiles' as well
+          copy_box(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
+        else
+          copy_box_once(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
+      } else if constexpr (copier == kCopiesWeightScales) {
         copy_box(ring.weight_scales(shape, at.stage), &maps.w_scales, full,
                  unit / kFp8Aligned * kFp8Aligned, 0, block, place.expert);
+      } else if constexpr (copier == kCopiesRowScales) {
+        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full,
+                 tile.grouped ? place.row / kFp8Aligned * kFp8Aligned : place.row, block);
+      } else if constexpr (tile.cluster > 1) {
+        static_assert(tile.depth == 1);
+        constexpr int kPart = tile.rows / tile.cluster;
+        copy_box_to((1 << tile.cluster) - 1, ring.rows(shape, at.stage) + rank * kPart * kFp8Block,
+                    &maps.x, full, 0, place.row + rank * kPart, 0, block);
+      } else {
+        copy_box(ring.rows(shape, at.stage), &maps.x, full, 0, place.row, 0, block);
+      }
       at.next(shape.stages);
       if (is_first && at.stage == 0) is_first = false, let_next_start();
     }
   });
   if (is_first) let_next_start();
-}
-/// Another's.
-template <Fp8Tile tile>
-__device__ void fp8_copy_rows(const Fp8Maps& maps, const Fp8Shape& shape,
-                              const Fp8Ring<tile>& ring) {
-  const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0,
-            bytes = tile.depth * shape.block_rows * kFp8Block +
-                    (tile.blocks ? tile.depth * tile.row_scales() * 4 : 0);
-  wait_for_previous();
-  RingCursor at;
-  for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
-    for (int step = 0; step < shape.steps; ++step) {
-      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-      uint64_t* const full = ring.full + at.stage;
-      arrive_expecting(full, bytes);
-      unsigned char* const rows = ring.rows(shape, at.stage);
-      if constexpr (tile.cluster > 1) {
-        constexpr int kPart = tile.rows / tile.cluster;
-        copy_box_to((1 << tile.cluster) - 1, rows + rank * kPart * kFp8Block, &maps.x, full, 0,
-                    place.row + rank * kPart, 0, step);
-      } else {
-        copy_box(rows, &maps.x, full, 0, place.row, 0, step * tile.depth);
-      }
-      if constexpr (tile.blocks)
-        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full,
-                 tile.grouped ? place.row / kFp8Aligned * kFp8Aligned : place.row,
-                 step * tile.depth);
-      at.next(shape.stages);
-    }
-  });
 }
 
 /// sum += a block's part. `w_scales`, `x_scales`: of the lane's first row of w and of x.
@@ -135,23 +124,21 @@ template <Fp8Tile tile>
 __device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
                                             const float (&part)[tile.sums()], const float* w_scales,
                                             const float* x_scales) {
-  // Where a tile's second scale of w lies: that of up, or of other rows.
-  constexpr int kSecond = tile.gated              ? tile.weight_scales() / 2
-                          : tile.has_rows_first() ? kFp8Height / kFp8Unit
-                                                  : 1;
+  constexpr int kParts = tile.parts(), kPart = tile.weight_scales() / kParts;
   if constexpr (!tile.blocks) {
 #pragma unroll
     for (int i = 0; i < tile.sums(); ++i) sum[i] += part[i];
   } else if constexpr (tile.has_rows_first()) {
-    const float w[2] = {w_scales[0], w_scales[kSecond]}, x[2] = {x_scales[0], x_scales[8]};
-    const float scale[2][2] = {{x[0] * w[0], x[1] * w[0]}, {x[0] * w[1], x[1] * w[1]}};
+    constexpr int kEven = tile.even_units();
 #pragma unroll
-    for (int i = 0; i < tile.sums(); ++i) {
-      const int j = i / 4;
-      sum[i] = fmaf(part[i], scale[tile.gated ? j % 2 : j / 8][i / 2 % 2], sum[i]);
+    for (int j = 0; j < tile.sums() / 4; ++j) {
+      const float w = w_scales[j % kParts * kPart + j / kParts / kEven * kEven];
+#pragma unroll
+      for (int i = 4 * j; i < 4 * j + 4; ++i)
+        sum[i] = fmaf(part[i], x_scales[i / 2 % 2 * 8] * w, sum[i]);
     }
   } else {
-    const float first = w_scales[0], second = w_scales[kSecond];
+    const float first = w_scales[0], second = w_scales[tile.gated ? kPart : 1];
 #pragma unroll
     for (int j = 0; j < tile.rows / 8; ++j) {
       const float2 x = tile.grouped ? float2{x_scales[8 * j], x_scales[8 * j + 1]}
@@ -350,14 +337,14 @@ __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
     gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
                     const __grid_constant__ Fp8Shape shape) {
   constexpr Fp8Tile tile{kRows, kDepth, kColumns, kCluster, gated, blocks, grouped, integers};
-  constexpr bool kMovesRegisters = tile.sums() > 32;
+  constexpr bool kMovesRegisters = tile.groups() > 1 && tile.sums() > 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const Fp8Ring<tile> ring(shared, shape);
   if (threadIdx.x == 0) {
     prefetch_map(&maps.w);
     prefetch_map(&maps.x);
     for (int i = 0; i < shape.stages; ++i) {
-      init_barrier(ring.full + i, 2);
+      init_barrier(ring.full + i, tile.blocks ? 4 : 2);
       init_barrier(ring.empty + i, tile.cluster * tile.consumers() / kWarp);
     }
     fence_new_barriers();
@@ -369,8 +356,14 @@ __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x < kGroupThreads) {
     if constexpr (kMovesRegisters) leave_registers<24>();
-    if (threadIdx.x == 0) fp8_copy_weights<tile>(maps, shape, ring);
-    if (threadIdx.x == kWarp) fp8_copy_rows<tile>(maps, shape, ring);
+    if (threadIdx.x == kCopiesWeights * kWarp) fp8_copy<tile, kCopiesWeights>(maps, shape, ring);
+    if (threadIdx.x == kCopiesRows * kWarp) fp8_copy<tile, kCopiesRows>(maps, shape, ring);
+    if constexpr (tile.blocks) {
+      if (threadIdx.x == kCopiesWeightScales * kWarp)
+        fp8_copy<tile, kCopiesWeightScales>(maps, shape, ring);
+      if (threadIdx.x == kCopiesRowScales * kWarp)
+        fp8_copy<tile, kCopiesRowScales>(maps, shape, ring);
+    }
     __syncwarp();
   } else {
     if constexpr (kMovesRegisters) take_registers<240>();

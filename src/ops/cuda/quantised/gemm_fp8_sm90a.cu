@@ -8,8 +8,9 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
   with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
     with_fp8_kind(w, gated, [&]<bool kGated, bool kBlocks>() {
       constexpr Fp8Tile t = kFp8Tiles[i];
-      launch_fp8<Fp8Tile{t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks}>(y, x, w, plan,
-                                                                                  operand);
+      if constexpr (!kGated || t.can_be_gated())
+        launch_fp8<Fp8Tile{t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks}>(y, x, w, plan,
+                                                                                    operand);
     });
   });
 }
