@@ -6,6 +6,7 @@
 
 #include "ops/cuda/decoder/decoder_attend.cuh"
 #include "ops/cuda/decoder/decoder_gemm.cuh"
+#include "ops/cuda/decoder/decoder_norms.cuh"
 #include "ops/cuda/decoder/decoder_steps.cuh"
 
 namespace nanovllm::decoder {
