@@ -1,6 +1,6 @@
 // A guess at a layer's experts, by which their weights come as near as the L2 cache while memory
 // would idle: attention, o and the router take longer than their weights do, and which experts a
-// token needs is known behind them alone. What attention adds to the stream changes few of the
+// token needs is known behind them alone. Attention adds to the stream, which changes few of the
 // choices, so the router's product with the stream before attention says most of them. Nothing else
 // follows from the guess: an expert that it misses comes from memory as before, one that it has in
 // vain takes a part of the time in which memory idles.

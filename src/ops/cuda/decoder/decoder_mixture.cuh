@@ -86,7 +86,7 @@ __device__ __forceinline__ void weigh_chosen(const Worker<kHeadDim>& w) {
   if (lane < m.per_token) w.shared.chosen_weights[lane] = m.normalises ? mine / sum : mine;
 }
 
-/// What follows the block's part of the router's product: by all threads.
+/// Weighs the chosen experts, behind the block's part of the router's product: by all threads.
 template <int kHeadDim>
 __device__ __forceinline__ void weigh(Worker<kHeadDim>& w) {
   if (!has_experts(w.a)) return;

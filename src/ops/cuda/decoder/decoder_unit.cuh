@@ -146,7 +146,7 @@ struct UnitTiles {
   /// Whether values are waited for behind the scores: the ring has no room for two units, and the
   /// next one's keys are asked for when this one's have been read.
   __device__ bool waits_late() const { return w.many && !is_e4m3<C>; }
-  /// What prepare() leaves for then, by the same warps.
+  /// The work that prepare() leaves for then, by the same warps.
   __device__ __forceinline__ void put_value(const HeadPart& x) const {
     const int of_these = warp - kMultiplying - w.a.group,
               these = kWarps - kMultiplying - w.a.group - 2;

@@ -118,8 +118,8 @@ Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
 
 namespace {
 
-/// What a tile takes of its SM's shared memory for each block of k, in rows of 128 bytes: those
-/// that are copied there, and those that wgmma reads, of both operands for each group.
+/// A tile's part of its SM's shared memory for each block of k, in rows of 128 bytes: those that
+/// are copied there, and those that wgmma reads, of both operands for each group.
 int64_t shared_rows(const Fp8Tile& t, int64_t height, int64_t block_rows) {
   constexpr int64_t kBesides = 32;
   const int64_t read =
