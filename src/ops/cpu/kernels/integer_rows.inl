@@ -93,10 +93,8 @@ NANOVLLM_INLINE const int8_t* byte_row(const GemmTask<bf16>& task, int64_t row) 
   return reinterpret_cast<const int8_t*>(reinterpret_cast<const QuantisedNumber*>(task.x) +
                                          row * task.x_stride);
 }
-NANOVLLM_INLINE int32_t excess(const int8_t* row, int64_t k, int64_t group) {
-  int32_t value;
-  __builtin_memcpy(&value, row + byte_columns(k) + group * 4, sizeof value);
-  return value;
+NANOVLLM_INLINE Ints excess(const int8_t* row, int64_t k, int64_t group) {
+  return same_at(row + byte_columns(k) + group * 4);
 }
 
 /// Calls put(i, numbers) for each 16 of a row's numbers. Returns their scale.
@@ -351,7 +349,7 @@ NANOVLLM_INLINE void int4_parts(const GemmTask<bf16>& task, const QuantisedPanel
     for (int p = 0; p < PARTS; ++p)
       __builtin_memcpy(&scale[p], scales + p * apart, sizeof scale[p]);
     for (int r = 0; r < ROWS; ++r) {
-      const Ints less = same_at(x + r * stride + byte_columns(w.k) + g * 4);
+      const Ints less = excess(x + r * stride, w.k, g);
       for (int p = 0; p < PARTS; ++p) {
         Ints sum = sums[0][r][p] - less;
         if constexpr (kSets == 2) sum += sums[1][r][p];

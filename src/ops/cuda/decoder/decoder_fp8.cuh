@@ -52,8 +52,8 @@ __device__ inline float most_of(const Packed& x) {
   return most;
 }
 /// Quotients by one scale, correctly rounded as far as a number of E4M3 can tell: a product with
-/// the rounded reciprocal, and one correction by its remainder, which is exact. A
-/// quotient far beyond 448, as it may be where a scale is fixed, stays as it is.
+/// the rounded reciprocal, and one correction by its remainder, which is exact. A quotient far
+/// beyond 448, as it may be where a scale is fixed, stays as it is.
 struct Divisor {
   float up, scale, reciprocal;
   __device__ explicit Divisor(float s) {

@@ -262,8 +262,8 @@ struct Shared {
   uint64_t full[kMostStages], empty[kMostStages];
   uint2 first_half[kMultiplying * kWarp];  // keep_first_half()
   uint64_t early;  // down's first atoms: the warps that gather have written them
-  // Of a mixture, of this layer: the block's part of the router's product begins; the experts have
-  // been chosen.
+  // A mixture's, for this layer: `routed`, the block's part of the router's product begins;
+  // `chosen_all`, the experts have been chosen.
   uint64_t routed, chosen_all;
   float chosen_weights[kMostChosen];
   int chosen[kMostChosen];

@@ -38,6 +38,18 @@ __device__ inline void arrive_after_copies(uint64_t* barrier) {
                : "r"(shared_address(barrier))
                : "memory");
 }
+/// Whether the phase of this parity has ended.
+__device__ inline bool has_ended(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+      "p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done;
+}
+
 /// Waits for the end of the phase of this parity: 0 for the first, 1 for the second, and so on. The
 /// parity before the first phase counts as ended.
 __device__ inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
@@ -51,26 +63,9 @@ __device__ inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
 #else
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-        "p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+    done = has_ended(barrier, parity);
 #endif
   }
-}
-
-/// Whether the phase of this parity has ended.
-__device__ inline bool has_ended(uint64_t* barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-      "p;\n}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-  return done;
 }
 
 /// A barrier among `threads` threads of the block, whole warps; `name`: 1 .. 15.
