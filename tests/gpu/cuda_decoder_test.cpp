@@ -215,13 +215,22 @@ TEST_F(CudaDecoder, Int8LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
-// Packed weights are unpacked by the warps that multiply.
+// Packed weights are unpacked by the warps that multiply, those with scales of bf16 below 2^-5 and
+// without zero points in fewer steps.
 void compare_int4(Backend& gpu, DecoderShape shape) {
-  shape.group = 128;
-  EXPECT_TRUE(compare(gpu, shape, true));
-  shape.cache = DType::e4m3;
-  if (shape.intermediate % 256 == 0 && shape.hidden % 256 == 0) shape.group = 256;
-  EXPECT_TRUE(compare(gpu, shape, true));
+  for (const bool coarse : {true, false}) {
+    if (!coarse) {
+      shape.scales = DType::f16;
+      shape.most_scale = 4.0f;
+      shape.has_zeros = true;
+    }
+    shape.cache = DType::bf16;
+    shape.group = 128;
+    EXPECT_TRUE(compare(gpu, shape, true)) << coarse;
+    shape.cache = DType::e4m3;
+    if (shape.intermediate % 256 == 0 && shape.hidden % 256 == 0) shape.group = 256;
+    EXPECT_TRUE(compare(gpu, shape, true)) << coarse;
+  }
 }
 
 TEST_F(CudaInt4Decoder, Int4LayersGiveTheBitsOfSeparateOperations) {
@@ -240,8 +249,7 @@ TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
   compare_int4(*gpu_, large);
 }
 
-// It takes scales of bf16 below 2^-5 of 128 columns or more, without zero points: numbers of other
-// weights do not unpack in so few steps.
+// It takes scales of at most 12 significant bits, of 128 columns or more.
 TEST_F(CudaInt4Decoder, OtherInt4WeightsAreLeftToSeparateOperations) {
   const auto is_served = [&](const auto& change) {
     DecoderShape shape{"other int4", 2, 512, 8, 4, 128, 1024};
@@ -252,10 +260,10 @@ TEST_F(CudaInt4Decoder, OtherInt4WeightsAreLeftToSeparateOperations) {
   EXPECT_TRUE(is_served([](DecoderShape&) {}));
   for (const int64_t group : {32, 64})
     EXPECT_FALSE(is_served([&](DecoderShape& shape) { shape.group = group; }));
-  for (const DType scales : {DType::f16, DType::f32})
-    EXPECT_FALSE(is_served([&](DecoderShape& shape) { shape.scales = scales; }));
-  EXPECT_FALSE(is_served([](DecoderShape& shape) { shape.most_scale = 0x1p-4f; }));
-  EXPECT_FALSE(is_served([](DecoderShape& shape) { shape.has_zeros = true; }));
+  EXPECT_FALSE(is_served([](DecoderShape& shape) { shape.scales = DType::f32; }));
+  EXPECT_TRUE(is_served([](DecoderShape& shape) { shape.scales = DType::f16; }));
+  EXPECT_TRUE(is_served([](DecoderShape& shape) { shape.most_scale = 1.0f; }));
+  EXPECT_TRUE(is_served([](DecoderShape& shape) { shape.has_zeros = true; }));
 }
 
 // Keys and values of E4M3 become bf16 in the ring, and the step's own become numbers.

@@ -1,7 +1,7 @@
-// Packed int4 weights in the decoder layers' kernel, of groups of 128 columns or more, with scales
-// that let a pair of numbers become bf16 by two instructions (CudaBackend::coarse_): their records
+// Packed int4 weights in the decoder layers' kernel, of groups of 128 columns or more: records
 // (quantised/packed.h) stream through the ring as they are stored, and are unpacked in the
-// registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh.
+// registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh. Scales of
+// few bits without zero points (CudaBackend::coarse_) unpack in fewer instructions than others.
 //
 // Each of these four warps has a quarter of the SM to itself, and its instructions bind: it takes
 // 340 cycles for 128 columns of 16 rows, 285 for 8, where memory takes up to 311.
@@ -39,7 +39,7 @@ struct CoarseUnpack {
     return of_pair(__hfma2(as_pair(word & mask), as_pair(scale), as_pair(offset)));
   }
   /// A lane's part of two steps, in four pairs.
-  __device__ void operator()(uint32_t (&to)[4], uint32_t word) const {
+  __device__ void operator()(uint32_t (&to)[4], uint32_t word, uint32_t) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i, word >>= 8) {
       to[2 * i] = pair(word, 0x000f000fu, first, offset);
@@ -48,9 +48,10 @@ struct CoarseUnpack {
   }
 };
 
-template <int kHeadDim>
+template <int kHeadDim, bool coarse>
 struct Int4Worker : Worker<kHeadDim> {
   static constexpr bool kIsInt4 = true;
+  using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, Unpack<WeightFormat::int4>>;
 };
 
 // -- Copies --
@@ -146,10 +147,11 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
                                                  const MatrixCut& cut, bool gated, int warp,
                                                  int lane, bool waits, Sums& c) {
   RecordReader<kUnits> reader(ring, cut, gated, warp, lane);
-  CoarseUnpack unpacks[kUnits];
+  using UnpackNumbers = typename Worker::UnpackNumbers;
+  UnpackNumbers unpacks[kUnits];
   const auto take_scales = [&] {
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) unpacks[u] = CoarseUnpack(reader.scales[u]);
+    for (int u = 0; u < kUnits; ++u) unpacks[u] = UnpackNumbers(reader.scales[u]);
   };
   uint32_t x[2][4];  // of two steps of tensor cores each
   uint32_t from =
@@ -163,8 +165,9 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const uint2 half = reader.words[quarter / 2][u];
+      const uint32_t word = quarter % 2 == 0 ? half.x : half.y;
       uint32_t pairs[4];
-      unpacks[u](pairs, quarter % 2 == 0 ? half.x : half.y);
+      unpacks[u](pairs, word, word);
 #pragma unroll
       for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
     }
@@ -204,9 +207,9 @@ __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
 
 // -- On the host --
 
-/// The kernel of all layers. C: of the cache's elements.
+/// The kernel of all layers. C: of the cache's elements. `coarse`: all weights are.
 template <int kHeadDim, class C>
-Kernel* int4_kernel();
+Kernel* int4_kernel(bool coarse);
 
 /// Whether f(weight, its halves) holds for all weights of all layers.
 template <class F>

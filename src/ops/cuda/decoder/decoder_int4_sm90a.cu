@@ -57,12 +57,13 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
 }
 
 template <int kHeadDim, class C>
-Kernel* int4_kernel() {
-  return decoder_layers_kernel<kHeadDim, C, false, false, Scales::groups>;
+Kernel* int4_kernel(bool coarse) {
+  return coarse ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::coarse_groups>
+                : decoder_layers_kernel<kHeadDim, C, false, false, Scales::groups>;
 }
-template Kernel* int4_kernel<64, __nv_bfloat16>();
-template Kernel* int4_kernel<64, E4m3>();
-template Kernel* int4_kernel<128, __nv_bfloat16>();
-template Kernel* int4_kernel<128, E4m3>();
+template Kernel* int4_kernel<64, __nv_bfloat16>(bool);
+template Kernel* int4_kernel<64, E4m3>(bool);
+template Kernel* int4_kernel<128, __nv_bfloat16>(bool);
+template Kernel* int4_kernel<128, E4m3>(bool);
 
 }  // namespace nanovllm::decoder

@@ -77,8 +77,9 @@ __device__ inline void renew(const Arguments& a, uint32_t epoch) {
   if (threadIdx.x == 0) a.epochs[blockIdx.x] = epoch;
 }
 
-/// How weights' numbers are scaled: E4M3 of blocks or rows; int8 of rows; int4 of groups.
-enum class Scales { none, blocks, rows, rows_of_integers, groups };
+/// How weights' numbers are scaled: E4M3 of blocks or rows; int8 of rows; int4 of groups, of a
+/// CoarseUnpack or not.
+enum class Scales { none, blocks, rows, rows_of_integers, coarse_groups, groups };
 
 /// How o and down are multiplied in halves of k.
 enum class Halves { none, in_turn, beside, beside_many };
@@ -120,16 +121,17 @@ __global__ void __launch_bounds__(kLaunched, 1)
     shared.of_row[row].cos_sin[c] = a.cos_sin[a.positions[row] * a.cos_sin_stride + c];
   }
   __syncthreads();
-  constexpr bool kInt4 = kScales == Scales::groups;
+  constexpr bool kInt4 = kScales >= Scales::coarse_groups;
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim, kMixture, C, kInt4>(ring, a, shared, epoch + 1);
   } else {
     using PlainWorker = std::conditional_t<kHalves >= Halves::beside,
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
                                            Worker<kHeadDim>>;
-    using Quantised = std::conditional_t<kInt4, Int4Worker<kHeadDim>,
-                                         Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture,
-                                                   kScales == Scales::rows_of_integers>>;
+    using Quantised =
+        std::conditional_t<kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups>,
+                           Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture,
+                                     kScales == Scales::rows_of_integers>>;
     std::conditional_t<kScales == Scales::none, PlainWorker, Quantised> worker{a, shared, operand,
                                                                                residual, ring};
     worker.epoch = epoch + 1;

@@ -132,7 +132,8 @@ struct Arguments {
   // Of keys and values of E4M3, those of all rows of each head, or null.
   const float *k_scales, *v_scales;
   int scales_layer_stride;
-  bool has_e4m3_cache, has_integers, is_int4;  // is_int4: packed weights (decoder_int4.cuh)
+  bool has_e4m3_cache, has_integers;
+  bool is_int4, is_coarse;  // packed weights (decoder_int4.cuh); of a CoarseUnpack
 };
 
 using Kernel = void(Arguments);

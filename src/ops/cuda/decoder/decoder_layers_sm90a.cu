@@ -137,7 +137,7 @@ template <int kHeadDim, class C>
 decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::decoder_layers_kernel, decoder::Scales;
   using decoder::Halves;
-  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>();
+  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a.is_coarse);
   if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
   if (decoder::has_halves_beside(a))
     return a.rows > 4
@@ -250,12 +250,14 @@ bool CudaBackend::whole_decoder_layers(Tensor x, Tensor residual, const DecoderS
   a.last_epoch = last_epoch_ > 0 ? last_epoch_ : decoder::kLastEpoch;
   a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
   a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
+  const auto is_even = [&](const Weight& w, int) { return !uneven_.contains(w.data.data); };
   const auto is_coarse = [&](const Weight& w, int) { return coarse_.contains(w.data.data); };
   if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
-      (a.is_int4 && !decoder::all_weights(stack, is_coarse)) ||
+      (a.is_int4 && !decoder::all_weights(stack, is_even)) ||
       !decoder::describe_caches(a, encode_map_, caches) ||
       place_words(a, d, batch.max_context_len) > a.total_words || has_many_keys(a, num_sms_))
     return false;
+  a.is_coarse = a.is_int4 && decoder::all_weights(stack, is_coarse);
   return d == 64 ? launch_decoder_layers<64>(a) : launch_decoder_layers<128>(a);
 }
 
