@@ -249,6 +249,24 @@ TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
   compare_int4(*gpu_, large);
 }
 
+TEST_F(CudaInt4Decoder, MixturesOfInt4ExpertsGiveTheBitsOfSeparateOperations) {
+  DecoderShape small{"int4 mixture", 3, 1024, 8, 2, 64, 128};
+  small.head_norms = true;
+  small.experts = 32;
+  small.experts_per_token = 4;
+  // Four chunks of down, two in a stage.
+  DecoderShape four{"int4 four chunks", 1, 2048, 16, 4, 128, 512};
+  four.experts = 64;
+  four.experts_per_token = 8;
+  for (DecoderShape shape : {small, four, qwen3_30b(1)}) {
+    shape.group = 128;
+    EXPECT_TRUE(compare(*gpu_, shape));
+    if (shape.layers == 1) continue;
+    shape.cache = DType::e4m3;
+    EXPECT_TRUE(compare(*gpu_, shape));
+  }
+}
+
 // It takes scales of at most 12 significant bits, of 128 columns or more.
 TEST_F(CudaInt4Decoder, OtherInt4WeightsAreLeftToSeparateOperations) {
   const auto is_served = [&](const auto& change) {

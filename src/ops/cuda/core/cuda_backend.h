@@ -359,8 +359,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   bool unpacks_simply(const Weight& stack) const;
   /// Notes whether a weight that has just come is in a list.
   void note(std::set<const std::byte*>& list, const Weight& w, bool belongs);
-  /// Whether no matrix of a stack is among the uneven ones.
-  bool is_even(const Weight& stack) const;
+  /// Whether a weight, or any matrix of a stack, is in such a list.
+  static bool has_any(const std::set<const std::byte*>& list, const Weight& w);
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() by ExpertKernel::stream or, not `sorted`, ExpertKernel::pairs.
   void stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,
@@ -384,7 +384,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
   std::set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
-  std::set<const std::byte*> coarse_;  // int4 weights that unpack in few steps
+  std::set<const std::byte*> fine_;    // int4 weights that decoder::CoarseUnpack does not unpack
   mutable size_t most_unpacked_ = 0;   // bytes as bf16, of the quantised weights asked about
   size_t room_to_unpack_ = 0;          // that a micro-batch has
   size_t room_for_quantised_ = 0;      // likewise

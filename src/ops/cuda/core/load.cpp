@@ -128,11 +128,12 @@ void CudaBackend::load(Tensor dst, std::span<const Tensor> parts) {
   load_staged(*staging_, kStageBytes, {dst, {parts.begin(), parts.end()}}, read_memory);
 }
 
-bool CudaBackend::is_even(const Weight& stack) const {
+bool CudaBackend::has_any(const std::set<const std::byte*>& list, const Weight& w) {
+  if (!w.is_stack()) return list.contains(w.data.data);
   const std::byte* const end =
-      stack.data.data + stack.count() * stack.data.stride[0] * static_cast<int64_t>(sizeof(bf16));
-  const auto first = uneven_.lower_bound(stack.data.data);
-  return first == uneven_.end() || *first >= end;
+      w.data.data + w.count() * w.data.stride[0] * static_cast<int64_t>(sizeof(bf16));
+  const auto first = list.lower_bound(w.data.data);
+  return first != list.end() && *first < end;
 }
 
 // Matrices that lay there before may have had other sizes.
@@ -219,7 +220,7 @@ void CudaBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
   (void)send(zeros, rows.zeros);
   const bool even = unpacks_evenly(dst.format, rows);
   note(uneven_, dst, !even);
-  note(coarse_, dst, dst.format.numbers == WeightFormat::int4 && has_coarse_scales(rows));
+  note(fine_, dst, dst.format.numbers == WeightFormat::int4 && !has_coarse_scales(rows));
   pack_weight(dst, reinterpret_cast<const int8_t*>(room), reinterpret_cast<const float*>(scales),
               dst.format.has_zeros() ? reinterpret_cast<const int8_t*>(zeros) : nullptr, even,
               stream());

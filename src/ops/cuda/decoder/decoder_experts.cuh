@@ -38,9 +38,10 @@ inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
   return w.qkv.format.rows != WeightFormat::Rows::token && a.rows == 1 && a.world == 1 &&
          experts % kWarp == 0 && experts <= kMostExperts &&
          (per_token == kExpertsAtOnce || per_token == kMostChosen) && hidden % kAtomDepth == 0 &&
-         columns % (kExpertAtoms * kAtomDepth) == 0 && columns <= kWarp * kAtomDepth &&
-         takes(w.gate_up) && takes(w.down) && !w.qkv_bias.defined() && !w.o_bias.defined() &&
-         !w.gate_up_bias.defined() && !w.down_bias.defined() && hidden <= 8 * a.norm_threads &&
+         (a.is_int4 || (columns % (kExpertAtoms * kAtomDepth) == 0 &&
+                        columns <= kWarp * kAtomDepth && takes(w.gate_up) && takes(w.down))) &&
+         !w.qkv_bias.defined() && !w.o_bias.defined() && !w.gate_up_bias.defined() &&
+         !w.down_bias.defined() && hidden <= 8 * a.norm_threads &&
          (!w.down.format.is_quantised() || hidden % (kRun * kAtomDepth) == 0);
 }
 
@@ -73,6 +74,15 @@ struct ExpertAxis {
   bool fits() const { return stride % 16 == 0 && size <= INT32_MAX; }
 };
 
+/// What is known of a mixture without its experts' weights.
+inline void describe_mixture(Mixture& m, const DecoderStack& stack) {
+  const DecoderWeights& w = stack.layers.front();
+  m.experts = static_cast<int>(w.router.n());
+  m.per_token = static_cast<int>(stack.experts_per_token);
+  m.normalises = stack.normalises_experts;
+  m.router = device_ptr<bf16>(w.router.data);
+}
+
 /// The part of the arguments that the experts' weights give, `layer_stride` bytes from a layer's to
 /// the next one's; false where the kernel does not fit them.
 inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack& stack,
@@ -82,10 +92,7 @@ inline bool describe_experts(Arguments& a, EncodeMap encoder, const DecoderStack
   const int64_t layers = static_cast<int64_t>(stack.layers.size()),
                 per_token = stack.experts_per_token, h = w.gate_up.k(), n = w.down.k();
   Mixture& m = a.mixture;
-  m.experts = static_cast<int>(w.router.n());
-  m.per_token = static_cast<int>(per_token);
-  m.normalises = stack.normalises_experts;
-  m.router = device_ptr<bf16>(w.router.data);
+  describe_mixture(m, stack);
   const bool fp8 = w.down.format.is_quantised();
   const int64_t row_in = h * w.gate_up.format.bits() / 8, row = n * w.down.format.bits() / 8;
   const ExpertAxis gate_up(w.gate_up.data, layers, layer_stride, kAtomRow),

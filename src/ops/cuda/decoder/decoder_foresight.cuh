@@ -6,7 +6,7 @@
 // vain takes a part of the time in which memory idles.
 #pragma once
 
-#include "ops/cuda/decoder/decoder_layers.cuh"
+#include "ops/cuda/decoder/decoder_int4.cuh"
 
 namespace nanovllm::decoder {
 
@@ -134,6 +134,8 @@ __device__ inline void prefetch_router(const Arguments& a, int layer) {
 
 /// The block's stages of experts' weights, in the order in which it multiplies them: its tiles of
 /// gate_up, then those of down. By a whole warp, whose lane i has the number of the i-th expert.
+/// Of int4 weights, what is said of atoms is so of chunks.
+template <bool kInt4>
 class ExpertStages {
  public:
   __device__ ExpertStages(const Arguments& arguments, int lanes_expert, int of_layer)
@@ -145,27 +147,45 @@ class ExpertStages {
     const MatrixCut& cut = a_.cuts[of_down_ ? kDown : kGateUp];
     const bool new_tile = ++stage_ == cut.stages;
     if (new_tile) stage_ = 0, tile_ += gridDim.x;
-    if (new_tile || (of_down_ && atom_ + kExpertAtoms == cut.atoms))
+    if (new_tile || (of_down_ && atom_ + atoms_of_box(cut) == atoms_of(cut)))
       find();
+    else if (kInt4)
+      atom_ += chunks_of_stage(cut);
     else
       (of_down_ ? atom_ : matrix_) += of_down_ ? kExpertAtoms : cut.stage_atoms;
   }
   __device__ int bytes() const {
-    const MatrixCut& cut = a_.cuts[kGateUp];
+    const MatrixCut& cut = a_.cuts[of_down_ ? kDown : kGateUp];
+    if (kInt4)
+      return (of_down_ ? kExpertsAtOnce * kExpertColumns / 8 : cut.groups) * chunks_of_stage(cut) *
+             kRecordBytes;
     return of_down_ ? kStageBytes : cut.groups * cut.stage_atoms * kAtomBytes;
   }
   /// To shared memory, or as near as the L2 cache: each lane that has a box of the stage, its own.
   __device__ void copy(unsigned char* to, uint64_t* barrier) const {
     const int lane = threadIdx.x % kWarp;
-    if (lane < boxes())
+    if (lane >= boxes()) return;
+    if (kInt4)
+      copy_box_once(to + lane * kExpertBytes, map(), barrier, 0, atom_, row_, 0, matrix_);
+    else
       copy_box_once(to + lane * kExpertBytes, map(), barrier, 0, 0, atom_, row_, matrix_);
   }
   __device__ void prefetch() const {
-    if (static_cast<int>(threadIdx.x % kWarp) < boxes())
+    if (static_cast<int>(threadIdx.x % kWarp) >= boxes()) return;
+    if (kInt4)
+      prefetch_box(map(), 0, atom_, row_, 0, matrix_);
+    else
       prefetch_box(map(), 0, 0, atom_, row_, matrix_);
   }
 
  private:
+  // Of down.
+  __device__ static int atoms_of_box(const MatrixCut& cut) {
+    return kInt4 ? chunks_of_stage(cut) : kExpertAtoms;
+  }
+  __device__ static int atoms_of(const MatrixCut& cut) {
+    return kInt4 ? cut.atoms * kAtomDepth / kPackedColumns : cut.atoms;
+  }
   __device__ int boxes() const { return of_down_ ? kExpertsAtOnce : 1; }
   __device__ const CUtensorMap* map() const { return &a_.maps[of_down_ ? kDown : kGateUp]; }
   /// The lane's box of the stage, on the map's last axes.
@@ -176,7 +196,7 @@ class ExpertStages {
     atom_ = 0;
     int of_token = 0;
     if (of_down_) {
-      of_token = stage_ / (cut.atoms / kExpertAtoms) * kExpertsAtOnce +
+      of_token = stage_ / (atoms_of(cut) / atoms_of_box(cut)) * kExpertsAtOnce +
                  static_cast<int>(threadIdx.x) % kExpertsAtOnce;
       row_ = tile_ * (kExpertColumns / 8);
     } else {
@@ -195,7 +215,8 @@ class ExpertStages {
 
 /// Brings stages of the experts of the guess nearer, until the block comes to the router: not all
 /// at once, since words have to pass them, nor more than an H100's L2 cache holds.
-__device__ __forceinline__ void bring_ahead(ExpertStages stages, uint64_t& routed,
+template <bool kInt4>
+__device__ __forceinline__ void bring_ahead(ExpertStages<kInt4> stages, uint64_t& routed,
                                             uint32_t parity) {
   constexpr int kMostAhead = 24, kPace = 1200;  // cycles from one to the next
   int64_t next = clock64();

@@ -230,7 +230,10 @@ __device__ __forceinline__ void project(Worker& w, int product) {
       else
         multiply_fp8(w, ring, cut, product, tile, warp, lane, of_tile, sums);
     } else if constexpr (Worker::kIsInt4) {
-      multiply_int4(w, ring, cut, product == kGateUp, warp, lane, tile == blockIdx.x, sums);
+      if (Worker::kHasExperts && product == kRouter)
+        multiply_held(w, ring, cut, lane, Waits::all, sums);
+      else
+        multiply_int4(w, ring, cut, product == kGateUp, warp, lane, tile == blockIdx.x, sums);
       outlet.find(w, product, tile, warp, lane, is_narrow(cut, product == kGateUp));
     } else {
       multiply_plain();

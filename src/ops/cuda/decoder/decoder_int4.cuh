@@ -1,7 +1,7 @@
 // Packed int4 weights in the decoder layers' kernel, of groups of 128 columns or more: records
 // (quantised/packed.h) stream through the ring as they are stored, and are unpacked in the
 // registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh. Scales of
-// few bits without zero points (CudaBackend::coarse_) unpack in fewer instructions than others.
+// few bits without zero points (of no CudaBackend::fine_) unpack in fewer instructions than others.
 //
 // Each of these four warps has a quarter of the SM to itself, and its instructions bind: it takes
 // 340 cycles for 128 columns of 16 rows, 285 for 8, where memory takes up to 311.
@@ -48,9 +48,10 @@ struct CoarseUnpack {
   }
 };
 
-template <int kHeadDim, bool coarse>
+/// `coarse`: of a CoarseUnpack. `kExperts`: of a mixture, whose router has plain weights.
+template <int kHeadDim, bool coarse, bool kExperts>
 struct Int4Worker : Worker<kHeadDim> {
-  static constexpr bool kIsInt4 = true;
+  static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
   using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, Unpack<WeightFormat::int4>>;
 };
 
@@ -92,19 +93,15 @@ struct RecordReader {
   uint2 words[2][kUnits];    // of both halves of a chunk
   uint32_t scales[kUnits];
 
-  __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& matrix, bool gated,
-                                          int warp, int lane)
+  /// `first`: bytes of a stage before the warp's first unit; `next`: from that to its second.
+  __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& matrix, int first,
+                                          int next, int lane)
       : ring(of_tile),
         cut(matrix),
+        unit_bytes(next),
         to_scale(packed_number_bytes(WeightFormat::int4) + lane / 4 * 4 - lane * 16),
-        chunks(matrix.atoms * kAtomDepth / kPackedColumns) {
-    // A warp without rows does another's work again.
-    const int of_unit = chunks_of_stage(matrix) * kRecordBytes, half = cut.groups / 2,
-              first = min(gated ? warp : warp * kUnits, (gated ? half : cut.groups) - 1),
-              next = gated ? first + half : min(first + 1, cut.groups - 1);
-    of_lane = shared_address(ring.data) + first * of_unit + lane * 16;
-    unit_bytes = (next - first) * of_unit;
-  }
+        of_lane(shared_address(ring.data) + first + lane * 16),
+        chunks(matrix.atoms * kAtomDepth / kPackedColumns) {}
   /// To the first chunk of the next stage.
   __device__ __forceinline__ void take_stage() {
     const RingCursor place = ring.place();
@@ -140,13 +137,14 @@ struct RecordReader {
   }
 };
 
-/// multiply() of records. Instructions of these warps bind, one each in a quarter of the SM:
-/// mma.sync lets them stand between its steps, where wgmma wants fences.
+/// multiply() of records by `rows` rows of the operand, from `first` on as RecordReader has it.
+/// Instructions of these warps bind, one each in a quarter of the SM: mma.sync lets them stand
+/// between its steps, where wgmma wants fences.
 template <int kUnits, class Worker>
 __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
-                                                 const MatrixCut& cut, bool gated, int warp,
-                                                 int lane, bool waits, Sums& c) {
-  RecordReader<kUnits> reader(ring, cut, gated, warp, lane);
+                                                 const MatrixCut& cut, int first, int next,
+                                                 int rows, int lane, bool waits, Sums& c) {
+  RecordReader<kUnits> reader(ring, cut, first, next, lane);
   using UnpackNumbers = typename Worker::UnpackNumbers;
   UnpackNumbers unpacks[kUnits];
   const auto take_scales = [&] {
@@ -154,11 +152,10 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
     for (int u = 0; u < kUnits; ++u) unpacks[u] = UnpackNumbers(reader.scales[u]);
   };
   uint32_t x[2][4];  // of two steps of tensor cores each
-  uint32_t from =
-      shared_address(w.operand) + cut.operand_at + (lane / 8 * w.rows() + lane % 8) * 16;
+  uint32_t from = shared_address(w.operand) + cut.operand_at + (lane / 8 * rows + lane % 8) * 16;
   const auto load_x = [&](uint32_t(&to)[4]) {
     load_matrices(to, from);
-    from += 4 * 16 * w.rows();
+    from += 4 * 16 * rows;
   };
   const auto multiply_quarter = [&]<int quarter>(const uint32_t(&of_x)[4]) {
     uint32_t a[2][4] = {};
@@ -199,17 +196,40 @@ template <class Worker>
 __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
                                               const MatrixCut& cut, bool gated, int warp, int lane,
                                               bool waits, Sums& c) {
+  // A warp without rows does another's work again.
+  const int of_unit = chunks_of_stage(cut) * kRecordBytes, half = cut.groups / 2;
+  const auto go = [&]<int kUnits>() {
+    const int first = min(gated ? warp : warp * kUnits, (gated ? half : cut.groups) - 1),
+              next = gated ? first + half : min(first + 1, cut.groups - 1);
+    multiply_records<kUnits>(w, ring, cut, first * of_unit, (next - first) * of_unit, w.rows(),
+                             lane, waits, c);
+  };
   if (is_narrow(cut, gated))
-    multiply_records<1>(w, ring, cut, false, warp, lane, waits, c);
+    go.template operator()<1>();
   else
-    multiply_records<2>(w, ring, cut, gated, warp, lane, waits, c);
+    go.template operator()<2>();
+}
+
+/// multiply_experts() of records, whose operand other warps have written.
+template <class Worker>
+__device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Ring& ring,
+                                                      const MatrixCut& cut, int first, int warp,
+                                                      int lane, float (*sums)[64]) {
+  Sums c = {};
+  multiply_records<2>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
+                      kMostChosen, lane, false, c);
+  const int expert = first + warp;
+  if (lane % 4 != expert / 2) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
 }
 
 // -- On the host --
 
 /// The kernel of all layers. C: of the cache's elements. `coarse`: all weights are.
 template <int kHeadDim, class C>
-Kernel* int4_kernel(bool coarse);
+Kernel* int4_kernel(bool mixture, bool coarse);
 
 /// Whether f(weight, its halves) holds for all weights of all layers.
 template <class F>

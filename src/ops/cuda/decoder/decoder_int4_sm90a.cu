@@ -1,15 +1,18 @@
 // The decoder layers' kernel for packed int4 weights (decoder_int4.cuh), and how it cuts them.
+#include "ops/cuda/decoder/decoder_experts.cuh"
 #include "ops/cuda/decoder/decoder_kernel.cuh"
 
 namespace nanovllm::decoder {
 
 /// cut_matrix() of records. Cycles of 128 columns of k: of a warp's instructions, or of the block's
 /// share of memory.
-static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks) {
+/// A tile is no part of two: its columns divide `whole`, if that is not 0.
+static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks, int64_t whole = 0) {
   constexpr int64_t kUnpacking = 340, kNarrow = 285, kBytes = 14, kAround = 1500;
   const int64_t units = columns / kPackedRows, chunks = k / kPackedColumns;
   int64_t best = 1, least = INT64_MAX;
   for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
+    if (whole % (size * kPackedRows) != 0) continue;
     const int64_t unpacking = halves == 1 && size <= kMultiplying ? kNarrow : kUnpacking,
                   of_chunk = std::max(unpacking, size * halves * kRecordBytes / kBytes),
                   cost = ceil_div(ceil_div(units, size), blocks) * (chunks * of_chunk + kAround);
@@ -24,15 +27,63 @@ static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks) {
   return cut;
 }
 
+/// Down of all chosen experts.
+static MatrixCut cut_int4_down(int64_t per_token, int64_t columns, int64_t k) {
+  const int64_t chunks = k / kPackedColumns, of_stage = chunks % 3 == 0   ? 3
+                                                        : chunks % 2 == 0 ? 2
+                                                                          : 1;
+  static_assert(3 * kExpertColumns / kPackedRows * kRecordBytes <= kExpertBytes);
+  MatrixCut cut = cut_down(per_token, columns, k);
+  cut.stage_atoms = static_cast<int>(of_stage) * kPackedColumns / kAtomDepth;
+  cut.stages = static_cast<int>(per_token / kExpertsAtOnce * (chunks / of_stage));
+  return cut;
+}
+
+/// describe_experts() of records: boxes that are what a stage holds of a tile, of down what it
+/// holds of one expert's.
+static bool describe_int4_experts(Arguments& a, EncodeMap encoder, const DecoderStack& stack,
+                                  int64_t layer_stride, int blocks) {
+  if (!takes_experts(a, stack)) return false;
+  const DecoderWeights& w = stack.layers.front();
+  const int64_t layers = static_cast<int64_t>(stack.layers.size()),
+                per_token = stack.experts_per_token, n = w.down.k();
+  Mixture& m = a.mixture;
+  describe_mixture(m, stack);
+  const auto describe = [&](Product product, const Weight& weight, int halves, int64_t rows,
+                            int(&steps)[2]) {
+    const MatrixCut& cut = a.cuts[product];
+    const ExpertAxis axis(weight.data, layers, layer_stride, 0);
+    std::copy_n(axis.steps, 2, steps);
+    const int64_t chunks = weight.k() / kPackedColumns, units = weight.n() / kPackedRows / halves,
+                  row = chunks * kRecordBytes;
+    return axis.fits() &&
+           encode_map<5>(
+               encoder, a.maps[product], weight.data.data,
+               {kRecordBytes / kMapUnit, chunks, units, halves, axis.size},
+               {kRecordBytes, row, row * units, axis.stride},
+               {kRecordBytes / kMapUnit, chunks_of_stage(cut), rows / kPackedRows, halves, 1},
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_DATA_TYPE_INT64,
+               CU_TENSOR_MAP_SWIZZLE_NONE) == CUDA_SUCCESS;
+  };
+  a.cuts[kGateUp] = cut_int4(per_token * n, w.gate_up.k(), 2, blocks, n);
+  a.cuts[kDown] = cut_int4_down(per_token, w.down.n(), n);
+  m.tiles = static_cast<int>(n / a.cuts[kGateUp].columns_of_tile);
+  return describe(kGateUp, w.gate_up, 2, a.cuts[kGateUp].columns_of_tile, m.gate_up_steps) &&
+         describe(kDown, w.down, 1, kExpertColumns, m.down_steps);
+}
+
 bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, int64_t layer_stride,
                    int blocks) {
+  const bool mixture = stack.layers.front().router.defined();
   const auto takes = [](const Weight& w, int64_t halves) {
-    return w.data.packed > 0 && !w.is_stack() && w.format.numbers == WeightFormat::int4 &&
-           !w.format.quantises_rows() && w.data.contiguous() &&
+    return w.data.packed > 0 && w.format.numbers == WeightFormat::int4 &&
+           !w.format.quantises_rows() && (w.is_stack() || w.data.contiguous()) &&
            packed_record_bytes(w.format, w.k()) == kRecordBytes &&
            w.n() % (halves * kPackedRows) == 0;
   };
-  if (a.world > 1 || stack.layers.front().router.defined() || !all_weights(stack, takes))
+  const DecoderWeights& w = stack.layers.front();
+  if (a.world > 1 || !all_weights(stack, takes) || w.down.is_stack() != mixture ||
+      w.gate_up.is_stack() != mixture)
     return false;
   // In boxes that are what a stage holds of a tile: first all of gate, then all of up.
   const auto describe = [&](Product product, const Weight& w, const Tensor& bias) {
@@ -51,19 +102,22 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_DATA_TYPE_INT64,
                          CU_TENSOR_MAP_SWIZZLE_NONE) == CUDA_SUCCESS;
   };
-  const DecoderWeights& w = stack.layers.front();
-  return describe(kQkv, w.qkv, w.qkv_bias) && describe(kOut, w.o, w.o_bias) &&
-         describe(kGateUp, w.gate_up, w.gate_up_bias) && describe(kDown, w.down, w.down_bias);
+  if (!describe(kQkv, w.qkv, w.qkv_bias) || !describe(kOut, w.o, w.o_bias)) return false;
+  if (mixture) return describe_int4_experts(a, encoder, stack, layer_stride, blocks);
+  return describe(kGateUp, w.gate_up, w.gate_up_bias) && describe(kDown, w.down, w.down_bias);
 }
 
 template <int kHeadDim, class C>
-Kernel* int4_kernel(bool coarse) {
+Kernel* int4_kernel(bool mixture, bool coarse) {
+  if (mixture)
+    return coarse ? decoder_layers_kernel<kHeadDim, C, true, false, Scales::coarse_groups>
+                  : decoder_layers_kernel<kHeadDim, C, true, false, Scales::groups>;
   return coarse ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::coarse_groups>
                 : decoder_layers_kernel<kHeadDim, C, false, false, Scales::groups>;
 }
-template Kernel* int4_kernel<64, __nv_bfloat16>(bool);
-template Kernel* int4_kernel<64, E4m3>(bool);
-template Kernel* int4_kernel<128, __nv_bfloat16>(bool);
-template Kernel* int4_kernel<128, E4m3>(bool);
+template Kernel* int4_kernel<64, __nv_bfloat16>(bool, bool);
+template Kernel* int4_kernel<64, E4m3>(bool, bool);
+template Kernel* int4_kernel<128, __nv_bfloat16>(bool, bool);
+template Kernel* int4_kernel<128, E4m3>(bool, bool);
 
 }  // namespace nanovllm::decoder

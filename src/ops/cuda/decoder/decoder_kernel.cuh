@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
                                            Worker<kHeadDim>>;
     using Quantised =
-        std::conditional_t<kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups>,
+        std::conditional_t<kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture>,
                            Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture,
                                      kScales == Scales::rows_of_integers>>;
     std::conditional_t<kScales == Scales::none, PlainWorker, Quantised> worker{a, shared, operand,

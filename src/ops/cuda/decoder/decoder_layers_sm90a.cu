@@ -90,7 +90,6 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   // 16 % less at four.
   if (fp8 && a.rows > 1) return false;
   a.is_int4 = of_qkv.numbers == WeightFormat::int4;
-  if (a.is_int4) return decoder::describe_int4(a, encoder, stack, stride, blocks);
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias, const WeightFormat& like) {
     const Tensor& w = weight.data;
@@ -118,14 +117,19 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     return map_matrix(a.cuts[product], a.maps[product], product == decoder::kGateUp ? 2 : 1, w,
                       bias, of_qkv);
   };
+  const auto map_router = [&] {
+    return map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {},
+                      WeightFormat::bf16);
+  };
+  if (a.is_int4)
+    return (!first.router.defined() || map_router()) &&
+           decoder::describe_int4(a, encoder, stack, stride, blocks);
   if (!matrix(decoder::kQkv, first.qkv, first.qkv_bias) ||
       !matrix(decoder::kOut, first.o, first.o_bias))
     return false;
   if (of_qkv.rows == WeightFormat::Rows::tensor) return false;
   if (first.router.defined())
-    return !first.o.format.in_halves &&
-           map_matrix(a.cuts[decoder::kRouter], a.maps[decoder::kRouter], 1, first.router, {},
-                      WeightFormat::bf16) &&
+    return !first.o.format.in_halves && map_router() &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
          matrix(decoder::kDown, first.down, first.down_bias) &&
@@ -137,7 +141,7 @@ template <int kHeadDim, class C>
 decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::decoder_layers_kernel, decoder::Scales;
   using decoder::Halves;
-  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a.is_coarse);
+  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a.mixture.per_token > 0, a.is_coarse);
   if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
   if (decoder::has_halves_beside(a))
     return a.rows > 4
@@ -250,8 +254,8 @@ bool CudaBackend::whole_decoder_layers(Tensor x, Tensor residual, const DecoderS
   a.last_epoch = last_epoch_ > 0 ? last_epoch_ : decoder::kLastEpoch;
   a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
   a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
-  const auto is_even = [&](const Weight& w, int) { return !uneven_.contains(w.data.data); };
-  const auto is_coarse = [&](const Weight& w, int) { return coarse_.contains(w.data.data); };
+  const auto is_even = [&](const Weight& w, int) { return !has_any(uneven_, w); };
+  const auto is_coarse = [&](const Weight& w, int) { return !has_any(fine_, w); };
   if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
       (a.is_int4 && !decoder::all_weights(stack, is_even)) ||
       !decoder::describe_caches(a, encode_map_, caches) ||

@@ -27,7 +27,7 @@ __device__ inline bool has_experts(const Arguments& a) {
 
 /// Of the warp that brings weights: those that a layer reads after the router's. Those of the guess
 /// come nearer before.
-template <int kHeadDim>
+template <bool kInt4, int kHeadDim>
 __device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
                                               Shared<kHeadDim>& shared, int layer, uint32_t epoch) {
   if (!has_experts(a)) return;
@@ -39,13 +39,13 @@ __device__ __forceinline__ void bring_experts(Ring& ring, const Arguments& a,
     logits.receive(a, guess ? a.mixture.foreseen_at : a.mixture.logits_at, epoch, guess);
     expert = logits.choose(a.mixture.experts, a.mixture.per_token);
     if (!guess) break;
-    bring_ahead(ExpertStages(a, expert, layer), shared.routed, layer & 1);
+    bring_ahead(ExpertStages<kInt4>(a, expert, layer), shared.routed, layer & 1);
   }
   if (lane < a.mixture.per_token) shared.chosen[lane] = expert;
   __syncwarp();
   if (lane == 0) arrive(&shared.chosen_all);
 #pragma unroll 1
-  for (ExpertStages stages(a, expert, layer); !stages.at_end(); stages.next()) {
+  for (ExpertStages<kInt4> stages(a, expert, layer); !stages.at_end(); stages.next()) {
     const RingCursor place = ring.claim(kExpertsUnderway);
     if (lane == 0) arrive_expecting(&ring.full[place.stage], stages.bytes());
     __syncwarp();
@@ -225,6 +225,10 @@ __device__ __forceinline__ void project_experts(Worker& w) {
       if constexpr (Worker::kIsFp8) {
         multiply_fp8_experts(w, w.ring, first, warp, lane, first == 0 ? scales : next,
                              of_mixture(w).sums[parity]);
+      } else if constexpr (Worker::kIsInt4) {
+        const Ring ring = w.ring;
+        w.ring.advance(cut.stages / (w.a.mixture.per_token / kExpertsAtOnce));
+        multiply_int4_experts(w, ring, cut, first, warp, lane, of_mixture(w).sums[parity]);
       } else {
         multiply_experts(w, w.ring, cut.atoms / kExpertAtoms, first, warp, lane,
                          of_mixture(w).sums[parity]);

@@ -116,7 +116,7 @@ __device__ __forceinline__ void bring_all(Ring ring, const Arguments& a, Shared<
       if (threadIdx.x % kWarp == 0)
         bring_matrix(ring, &a.maps[kRouter], a.cuts[kRouter], layer * a.layer_atoms, 0);
       follow_first_lane(ring);
-      bring_experts(ring, a, shared, layer, epoch + layer);
+      bring_experts<kInt4>(ring, a, shared, layer, epoch + layer);
     }
   }
 }

@@ -153,7 +153,7 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
   const Weight& decisive = rank(gate_up_weight) > rank(down_weight) ? gate_up_weight : down_weight;
   const ExpertChoice choice =
       choose_experts({decisive.format, tokens, ids.shape[1], experts, h, n,
-                      is_even(gate_up_weight) && is_even(down_weight),
+                      !has_any(uneven_, gate_up_weight) && !has_any(uneven_, down_weight),
                       unpacks_simply(gate_up_weight) && unpacks_simply(down_weight)},
                      gemm_gpu());
   if (choice.kernel == ExpertKernel::plain) {

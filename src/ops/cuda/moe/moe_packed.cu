@@ -28,7 +28,7 @@ static_assert(largest_ring(WeightFormat::int4) <= kManyPackedBytes &&
 
 bool CudaBackend::unpacks_simply(const Weight& stack) const {
   return !stack.format.is_quantised() || stack.format.quantises_rows() ||
-         (is_even(stack) && stack.format.group >= kPackedColumns);
+         (!has_any(uneven_, stack) && stack.format.group >= kPackedColumns);
 }
 
 void CudaBackend::multiply_packed_experts(Tensor y, Tensor x, const Weight& w,
@@ -72,7 +72,8 @@ void CudaBackend::multiply_packed_experts(Tensor y, Tensor x, const Weight& w,
       return choose_end.template operator()<ManyShape, numbers, kOneScale>();
     }
     if constexpr (numbers != WeightFormat::e4m3)  // which has no zero points
-      if (!is_even(w)) return choose_end.template operator()<SomeShape, numbers, Unpacks::any>();
+      if (has_any(uneven_, w))
+        return choose_end.template operator()<SomeShape, numbers, Unpacks::any>();
     choose_end.template operator()<SomeShape, numbers, Unpacks::with_scales>();
   };
   with_numbers(w.format, choose_kernel);
