@@ -8,7 +8,8 @@
 //   gate_up        a product whose tiles lie in the chosen experts, one expert after the other
 //   down, sum      a tile is 16 columns of four experts at once: each expert's activations are one
 //                  column of wgmma's B, and of the outputs those count whose row and column are of
-//                  one expert. So a block has all of a column's experts, and adds them.
+//                  one expert. So a block has all of a column's experts, and adds them. Of int4
+//                  weights each warp multiplies one expert's by all activations, with mma.sync.
 #pragma once
 
 #include "ops/cuda/decoder/decoder_experts.cuh"
