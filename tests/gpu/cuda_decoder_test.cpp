@@ -250,7 +250,7 @@ TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
 }
 
 TEST_F(CudaInt4Decoder, MixturesOfInt4ExpertsGiveTheBitsOfSeparateOperations) {
-  DecoderShape small{"int4 mixture", 3, 1024, 8, 2, 64, 128};
+  DecoderShape small{"int4 mixture", 3, 1024, 8, 2, 64, 256};
   small.head_norms = true;
   small.experts = 32;
   small.experts_per_token = 4;
