@@ -14,7 +14,7 @@
 #include <cooperative_groups.h>
 
 #include "ops/cuda/decoder/decoder_words.cuh"
-#include "ops/cuda/decoder/layer_weights.cuh"
+#include "ops/cuda/mma/layer_weights.cuh"
 
 namespace nanovllm::layer_products {
 

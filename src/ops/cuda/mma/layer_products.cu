@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/decoder/layer_products.cuh"
+#include "ops/cuda/mma/layer_products.cuh"
 
 namespace nanovllm {
 namespace {
