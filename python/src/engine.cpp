@@ -59,14 +59,13 @@ nb::list Engine::generate(const std::vector<nb::object>& prompts,
     std::vector<std::vector<int32_t>> tokens;
     std::vector<SamplingParams> sampling;
     for (size_t i = 0; i < given.size(); ++i) {
-      // The same parameters for all prompts are read once.
-      if (i > 0 && params[i] == params[i - 1])
-        sampling.push_back(sampling.back());
-      else
-        sampling.push_back(to_params(params[i], kEndAlone));
-      tokens.push_back(engine.tokenize(given[i]));
+      // The same parameters for all prompts are read once, and their structure compiled.
+      const bool are_new = i == 0 || params[i] != params[i - 1];
+      sampling.push_back(are_new ? to_params(params[i], kEndAlone) : sampling.back());
       try {
+        tokens.push_back(engine.tokenize(given[i]));
         engine.check_request(tokens.back(), sampling.back());
+        if (are_new) (void)engine.compile_grammar(sampling.back());
       } catch (const Error& error) {
         if (given.size() == 1) throw;
         throw Error(error.kind(), "prompt " + std::to_string(i) + ": " + error.what());
@@ -141,6 +140,7 @@ int64_t Engine::add_request(nb::handle prompt, const std::string& params) {
   const SamplingParams sampling = to_params(params, kEndAlone);
   std::vector<int32_t> tokens = engine.tokenize(given);
   engine.check_request(tokens, sampling);
+  (void)engine.compile_grammar(sampling);
   return engine.add_request(Prompt(std::move(tokens)), sampling);
 }
 
