@@ -117,10 +117,12 @@ class SamplingParams:
 
 
 def to_json(value: Any) -> str:
-    """JSON without the numbers that JSON has not (NaN, infinity): ValueError."""
+    """JSON without the numbers that JSON has not (NaN, infinity), and without lone surrogates: ValueError."""
     import json
 
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise ValueError("numbers must be finite, and no list may contain itself") from None
+    text.encode()
+    return text

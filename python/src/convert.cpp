@@ -108,8 +108,15 @@ nb::tuple to_python(const CompletionOutput& answer, const Tokenizer* tokenizer) 
 
 }  // namespace
 
+std::string to_text(nb::handle text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (!bytes) nb::raise_python_error();
+  return {bytes, static_cast<size_t>(size)};
+}
+
 Prompt to_prompt(nb::handle value) {
-  if (nb::isinstance<nb::str>(value)) return {nb::cast<std::string>(value)};
+  if (nb::isinstance<nb::str>(value)) return {to_text(value)};
   if (nb::isinstance<Prompt>(value)) return nb::cast<Prompt>(value);
   if (nb::isinstance<nb::dict>(value)) {
     const nb::dict dict = nb::borrow<nb::dict>(value);

@@ -16,6 +16,8 @@ namespace nanovllm::python {
 
 namespace nb = nanobind;
 
+/// A str's UTF-8. Throws UnicodeEncodeError, a ValueError, for half of a surrogate pair.
+std::string to_text(nb::handle text);
 /// Text, a sequence of token ids, or {"prompt": ...} or {"prompt_token_ids": ...}. A Prompt of
 /// apply_chat_template() is taken as it is. Throws TypeError or ValueError.
 Prompt to_prompt(nb::handle value);

@@ -64,7 +64,8 @@ void bind_common(nb::class_<Class>& c) {
     const nb::gil_scoped_release release;
     return pinned.llm.chat_prompt(messages, options);
   });
-  c.def("encode", [](Class& self, const std::string& text, bool add_special_tokens) {
+  c.def("encode", [](Class& self, nb::str given, bool add_special_tokens) {
+    const std::string text = to_text(given);
     const Pinned pinned = self.pin();
     const nb::gil_scoped_release release;
     return tokenizer_of(pinned.llm).encode(text, add_special_tokens);

@@ -113,6 +113,19 @@ def test_a_bad_request_among_good_ones_is_named_and_none_runs(llm):
     assert llm.is_finished()
 
 
+def test_text_that_is_no_unicode_is_a_value_error(llm):
+    half = "\ud83d"  # of an emoji, as a cut JSON text or surrogateescape has it
+    for call in [
+        lambda: llm.generate(half, use_tqdm=False),
+        lambda: llm.generate({"prompt": half}, use_tqdm=False),
+        lambda: llm.chat([{"role": "user", "content": half}], use_tqdm=False),
+        lambda: SamplingParams(stop=half),
+        lambda: llm.tokenizer.encode(half),
+    ]:
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            call()
+
+
 def test_add_request_and_step_are_nano_vllms(llm):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
