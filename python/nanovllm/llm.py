@@ -189,8 +189,8 @@ def exit_engine(engine: _core.Engine | _core.AsyncEngine) -> None:
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt, or a list of them."""
-    if isinstance(prompts, (str, dict)):
+    """One prompt, or a list of them. The engine refuses bytes and what is no list, as it does in a list."""
+    if isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__"):
         return [prompts]
     listed = list(prompts)
     return [listed] if listed and isinstance(listed[0], int) else listed

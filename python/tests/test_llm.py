@@ -126,6 +126,12 @@ def test_text_that_is_no_unicode_is_a_value_error(llm):
             call()
 
 
+@pytest.mark.parametrize("prompts", [b"hi", [b"hi"], None, 3, {}, [None]])
+def test_what_is_no_prompt_is_a_type_error_that_says_so(llm, prompts):
+    with pytest.raises(TypeError, match="a prompt must be text"):
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+
+
 def test_add_request_and_step_are_nano_vllms(llm):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
