@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, TypedDict, Union
 
 from nanovllm import _core
@@ -193,7 +194,7 @@ def as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__"):
         return [prompts]
     listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
 
 
 def text_of(prompt: Any) -> str | None:

@@ -116,12 +116,19 @@ class SamplingParams:
         return to_json(given), kind
 
 
+def _plain(value: Any) -> Any:
+    """numpy's numbers, as nano-vLLM takes them, as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no value of JSON: {value!r:.80}")
+
+
 def to_json(value: Any) -> str:
     """JSON without the numbers that JSON has not (NaN, infinity), and without lone surrogates: ValueError."""
     import json
 
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
         raise ValueError("numbers must be finite, and no list may contain itself") from None
     text.encode()

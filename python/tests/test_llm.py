@@ -132,6 +132,17 @@ def test_what_is_no_prompt_is_a_type_error_that_says_so(llm, prompts):
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
 
 
+def test_numpys_numbers_are_numbers(llm):
+    numpy = pytest.importorskip("numpy")
+    ids = numpy.array([374, 305])
+    params = SamplingParams(temperature=numpy.float32(0), max_tokens=numpy.int64(4), stop_token_ids=list(ids))
+    want = llm.generate([374, 305], SamplingParams(0, 4, stop_token_ids=[374, 305]), use_tqdm=False)
+    for prompts in [ids, list(ids), [ids], [list(ids)]]:
+        assert llm.generate(prompts, params, use_tqdm=False) == want
+    with pytest.raises(TypeError, match="object is no value of JSON"):
+        SamplingParams(stop=object())
+
+
 def test_add_request_and_step_are_nano_vllms(llm):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
