@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import to_engine_options
-from nanovllm.llm import Prompt, exit_engine, text_of
+from nanovllm.llm import Prompt, checked, exit_engine, text_of
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
@@ -103,7 +103,7 @@ class AsyncLLM:
         has everything so far (the default; a slow reader misses some), what is new, or the end
         alone. ValueError: the request is not acceptable. UnavailableError: a queue is full.
         EngineError: the engine has failed."""
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else checked(sampling_params)
         number = self._engine.new_request_id()
         port = self._port()
         name = str(number) if request_id is None else request_id

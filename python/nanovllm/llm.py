@@ -118,7 +118,7 @@ class LLM:
     def add_request(self, prompt: Prompt, sampling_params: SamplingParams) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
-            return self._engine.add_request(prompt, sampling_params._wire()[0])
+            return self._engine.add_request(prompt, checked(sampling_params)._wire()[0])
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,
@@ -173,9 +173,9 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        listed = list(params)
+        if isinstance(params, (SamplingParams, dict)) or not hasattr(params, "__iter__"):
+            return [checked(params)] * count
+        listed = [checked(given) for given in params]
         if len(listed) != count:
             raise ValueError(f"{count} prompts, but {len(listed)} sampling_params")
         return listed
@@ -187,6 +187,12 @@ def exit_engine(engine: _core.Engine | _core.AsyncEngine) -> None:
         engine.exit()
     except RuntimeError:  # a child of fork() has no engine to end
         pass
+
+
+def checked(params: Any) -> SamplingParams:
+    if isinstance(params, SamplingParams):
+        return params
+    raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {params!r:.80}")
 
 
 def as_prompts(prompts: Any) -> list[Any]:

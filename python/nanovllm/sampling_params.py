@@ -36,6 +36,8 @@ else:
 
 def _given(params: Any) -> dict[str, Any]:
     """The fields that differ from their defaults."""
+    for name in vars(params).keys() - params._fields.keys():
+        raise TypeError(f"{type(params).__name__} has no {name}")
     return {name: value for name, value in vars(params).items() if value != params._fields[name]}
 
 
@@ -110,7 +112,7 @@ class SamplingParams:
         given = {"max_tokens": self.max_tokens, **_given(self)}
         if self.max_tokens is None:
             given["max_tokens"] = 2**31 - 1
-        kind = int(given.pop("output_kind", 0))
+        kind = int(RequestOutputKind(given.pop("output_kind", 0)))
         if isinstance(self.structured_outputs, StructuredOutputsParams):
             given["structured_outputs"] = _given(self.structured_outputs)
         return to_json(given), kind

@@ -110,6 +110,8 @@ def test_abort_by_name_ends_a_request_with_that_reason(engine):
 def test_a_bad_request_is_a_value_error(engine):
     with pytest.raises(ValueError, match="token"):
         asyncio.run(outputs_of(engine, [10**6], params()))
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
+        asyncio.run(outputs_of(engine, "a", {"temperature": 0}))
     wait_until_idle(engine)
     assert not engine._ports
 

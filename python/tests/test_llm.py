@@ -143,6 +143,14 @@ def test_numpys_numbers_are_numbers(llm):
         SamplingParams(stop=object())
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], [None], SamplingParams, 3, ["a"]])
+def test_what_are_no_sampling_params_is_a_type_error_that_says_so(llm, params):
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
+        llm.generate(["a"], params, use_tqdm=False)
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
+        llm.add_request("a", params)
+
+
 def test_add_request_and_step_are_nano_vllms(llm):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]

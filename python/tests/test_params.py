@@ -55,6 +55,15 @@ def test_what_vllm_has_may_be_given_with_the_value_that_asks_for_nothing():
     SamplingParams(presence_penalty=0.0, repetition_penalty=1, logit_bias=None, bad_words=None)
 
 
+def test_an_attribute_that_there_is_not_is_a_type_error(llm):
+    params = SamplingParams()
+    params.max_token = 5
+    with pytest.raises(TypeError, match="SamplingParams has no max_token"):
+        llm.generate("a", params, use_tqdm=False)
+    with pytest.raises(ValueError, match="7 is not a valid RequestOutputKind"):
+        SamplingParams(output_kind=7)
+
+
 def test_the_repr_can_be_pasted():
     params = SamplingParams(
         temperature=0.25,
