@@ -52,9 +52,10 @@ def _clip_max_model_len(model: str, options: dict[str, Any]) -> None:
     try:
         with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
             most = json.load(file).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return  # the engine says what is wrong with the directory
-    if isinstance(most, int) and 0 < most < asked:
+        is_beyond = isinstance(most, int) and 0 < most < asked
+    except (OSError, ValueError, AttributeError, TypeError):
+        return  # the engine says what is wrong with the directory or the option
+    if is_beyond:
         import warnings
 
         options["max_model_len"] = most

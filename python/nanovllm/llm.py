@@ -108,7 +108,7 @@ class LLM:
             variables["tools"] = tools
         if chat_template is not None:
             variables["chat_template"] = chat_template
-        several = bool(messages) and isinstance(messages[0], list)
+        several = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], list)
         prompts = [
             self._engine.chat_prompt(to_json(conversation), to_json(variables))
             for conversation in (messages if several else [messages])

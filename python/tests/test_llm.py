@@ -46,6 +46,8 @@ def test_a_chat_template_may_be_given(llm):
     answer = llm.chat(question, greedy, use_tqdm=False, chat_template=template)[0]
     assert answer["text"] == llm.generate(["23 + 58 ="], greedy, use_tqdm=False)[0]["text"]
     assert answer["text"] != llm.chat(question, greedy, use_tqdm=False)[0]["text"]
+    with pytest.raises(ValueError, match="messages: must be an array"):
+        llm.chat(question[0], greedy, use_tqdm=False)
     with pytest.raises(ValueError, match="chat_template"):
         llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
 
@@ -272,8 +274,9 @@ def test_options_are_nano_vllms_and_unknown_ones_are_named():
         assert engine.info["max_model_len"] == 128
     with pytest.raises(TypeError, match="kvcache_blocksize: did you mean kvcache_block_size"):
         LLM(DEMO, kvcache_blocksize=256)
-    with pytest.raises(TypeError, match="max_num_seqs has the wrong type"):
-        LLM(DEMO, max_num_seqs="many")
+    for name in ("max_num_seqs", "max_model_len"):
+        with pytest.raises(TypeError, match=f"{name} has the wrong type"):
+            LLM(DEMO, **{name: "many"})
     with pytest.raises(ValueError, match="kv_events_config: there is no field .*end_point"):
         LLM(DEMO, kv_events_config={"end_point": "tcp://127.0.0.1:1"})
     with pytest.raises(ValueError, match="kv_events_config: hwm must be an integer"):
