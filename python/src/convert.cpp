@@ -56,7 +56,12 @@ constexpr ConfigField kFields[] = {
     field<&C::enforce_eager>("enforce_eager"),
     field<&C::decode_micro_batches>("decode_micro_batches"),
     field<&C::tensor_parallel_size>("tensor_parallel_size"),
-    field<&C::seed>("seed"),
+    {"seed",
+     [](EngineConfig& config, const char* what, nb::handle given) {
+       int64_t negative = 0;  // any integer is a seed, as on the command line
+       config.seed = nb::try_cast(given, negative) ? static_cast<uint64_t>(negative)
+                                                   : to_value<uint64_t>(what, given);
+     }},
     field<&C::num_threads>("num_threads"),
     field<&C::load_format>("load_format"),
     field<&C::quantization>("quantization"),

@@ -285,6 +285,15 @@ def test_options_are_nano_vllms_and_unknown_ones_are_named():
         LLM("/nowhere")
 
 
+def test_any_integer_is_a_seed_as_on_the_command_line(program):
+    sampling = {"temperature": 2.0, "max_tokens": 12}
+    want = program([{"prompt": PROMPTS[0], "sampling_params": sampling}], "--seed", "-1")[0]
+    for seed in (-1, 2**64 - 1):
+        with LLM(DEMO, device="cpu", num_threads=1, seed=seed) as engine:
+            output = engine.generate(PROMPTS[0], SamplingParams(**sampling), use_tqdm=False)[0]
+        assert output["token_ids"] == want["token_ids"]
+
+
 def test_more_positions_than_the_model_has_are_clipped_with_a_note():
     with open(f"{DEMO}/config.json") as file:
         most = json.load(file)["max_position_embeddings"]
