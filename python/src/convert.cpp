@@ -125,6 +125,13 @@ Prompt to_prompt(nb::handle value) {
   if (nb::isinstance<Prompt>(value)) return nb::cast<Prompt>(value);
   if (nb::isinstance<nb::dict>(value)) {
     const nb::dict dict = nb::borrow<nb::dict>(value);
+    for (const auto& [key, given] : dict) {
+      const auto name = nb::cast<std::string>(nb::str(key));
+      if (name == "prompt" || name == "prompt_token_ids" || PyObject_IsTrue(given.ptr()) == 0)
+        continue;
+      throw nb::type_error(
+          ("a prompt has no " + name + " here: prompt or prompt_token_ids").c_str());
+    }
     if (dict.contains("prompt_token_ids")) return {to_ids(dict["prompt_token_ids"])};
     if (dict.contains("prompt")) return to_prompt(dict["prompt"]);
   }

@@ -93,6 +93,14 @@ def test_prompts_come_as_text_ids_and_dicts(llm):
     assert llm.generate(ids, SamplingParams(temperature=0, max_tokens=8), False)[0] == outputs[0]
 
 
+def test_what_a_prompts_dict_asks_for_and_this_engine_lacks_is_refused(llm):
+    params = SamplingParams(temperature=0, max_tokens=1)
+    llm.generate({"prompt": "a", "multi_modal_data": None, "mm_processor_kwargs": {}}, params, use_tqdm=False)
+    for asked in [{"cache_salt": "mine"}, {"multi_modal_data": {"image": "x"}}]:
+        with pytest.raises(TypeError, match=f"a prompt has no {list(asked)[0]} here"):
+            llm.generate({"prompt": "a", **asked}, params, use_tqdm=False)
+
+
 def test_no_params_are_the_models_own(llm):
     # models/demo/generation_config.json
     with open(f"{DEMO}/generation_config.json") as file:
