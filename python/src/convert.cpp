@@ -48,6 +48,7 @@ constexpr ConfigField kFields[] = {
     field<&C::allow_long_max_model_len>("allow_long_max_model_len"),
     field<&C::max_num_seqs>("max_num_seqs"),
     field<&C::max_num_batched_tokens>("max_num_batched_tokens"),
+    field<&C::scheduling_policy>("scheduling_policy"),
     field<&C::gpu_memory_utilization>("gpu_memory_utilization"),
     field<&C::num_gpu_blocks_override>("num_gpu_blocks_override"),
     field<&C::cpu_kvcache_bytes>("cpu_kvcache_bytes"),

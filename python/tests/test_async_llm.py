@@ -290,6 +290,15 @@ def test_an_endpoints_error_has_its_status(engine):
     assert asyncio.run(main("/nowhere", {})).status == 404
 
 
+def test_endpoints_take_a_priority_where_the_policy_is_asked_for(engine):
+    body = {"prompt": PROMPT, "max_tokens": 2, "priority": 3}
+    with pytest.raises(OpenAIError, match="priority needs scheduling_policy priority"):
+        asyncio.run(engine.openai("/v1/completions", body))
+    made = AsyncLLM(DEMO, device="cpu", num_threads=1, scheduling_policy="priority")
+    assert asyncio.run(made.openai("/v1/completions", body))["usage"]["completion_tokens"] == 2
+    made.exit()
+
+
 def test_an_engine_that_drains_takes_no_more_and_a_freed_one_says_so():
     made = AsyncLLM(DEMO, device="cpu", num_threads=1)
 

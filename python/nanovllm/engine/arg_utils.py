@@ -32,6 +32,7 @@ class EngineArgs:
     allow_long_max_model_len: bool | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    scheduling_policy: str | None = None
     gpu_memory_utilization: float | None = None
     num_gpu_blocks_override: int | None = None
     cpu_kvcache_bytes: int | None = None
