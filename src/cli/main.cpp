@@ -197,6 +197,9 @@ int run(int argc, char** argv) {
     const bool two_models = std::string_view(error.what()).starts_with("--model: At Most 1");
     check(!two_models, ErrorKind::invalid_argument,
           "MODEL is given twice: as an argument or with --model, once");
+    const std::string message = error.what();  // "--prompt: 1 required TEXT missing"
+    check(!message.ends_with(" missing"), ErrorKind::invalid_argument, "{} needs a value",
+          message.substr(0, message.find(':')));
     fail(ErrorKind::invalid_argument, "{}", error.what());
   }
   refuse_extras(program);
