@@ -137,6 +137,14 @@ void refuse_extras(const CLI::App& command) {
        quote(extras[0]), help);
 }
 
+// Help about a command that there is not is refused as the command is.
+void refuse_unknown_command(const CLI::App& command) {
+  for (const CLI::App* sub : command.get_subcommands()) return refuse_unknown_command(*sub);
+  const std::vector<std::string> extras = command.remaining();
+  if (!command_names(command).empty() && !extras.empty() && !extras[0].starts_with('-'))
+    refuse_extras(command);
+}
+
 void prepare(CLI::App& command) {
   command.allow_extras();
   command.get_formatter()->column_width(36);
@@ -187,6 +195,7 @@ int run(int argc, char** argv) {
   try {
     program.parse(arguments(argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
+    refuse_unknown_command(program);
     Output output;
     std::ostringstream text;
     const int code = program.exit(success, text, text);

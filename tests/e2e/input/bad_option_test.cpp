@@ -23,6 +23,9 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
   const std::vector<Case> cases = {
       {{}, {"needs a command", "generate"}},
       {{"genrate"}, {"unknown command \"genrate\"", "did you mean generate?"}},
+      {{"help", "genrate"}, {"unknown command \"genrate\"", "did you mean generate?"}},
+      {{"genrate", "--help"}, {"unknown command \"genrate\"", "did you mean generate?"}},
+      {{"help", "bench", "speed"}, {"unknown command \"speed\"", "nanovllm bench --help"}},
       {{"bench"}, {"throughput"}},
       {{"generate", "--prompt", "x"}, {"MODEL is missing"}},
       {{"generate", m}, {"nothing to generate from", "--prompt", "--input"}},
