@@ -62,11 +62,12 @@ void SamplingOptions::add_to(CLI::App& command, Use use) {
       [](const std::string& s) { return [v = parse_integer(s, 1)](P& p) { p.max_tokens = v; }; });
   add(command, "--min-tokens", "N", "tokens before the text may end (0)",
       [](const std::string& s) { return [v = parse_integer(s, 0)](P& p) { p.min_tokens = v; }; });
-  // Newer versions of CLI11 do not tell --n from -n.
-  add(command, "--num-answers", "N", "answers to each prompt, n in JSON, 128 at most (1)",
-      [](const std::string& s) {
-        return [v = static_cast<int>(parse_integer(s, 1, kMaxAnswers))](P& p) { p.n = v; };
-      });
+  // Newer versions of CLI11 do not tell --n from -n. A conversation goes on from one answer.
+  if (use != Use::chat)
+    add(command, "--num-answers", "N", "answers to each prompt, n in JSON, 128 at most (1)",
+        [](const std::string& s) {
+          return [v = static_cast<int>(parse_integer(s, 1, kMaxAnswers))](P& p) { p.n = v; };
+        });
   add(command, "--truncate-prompt-tokens", "N",
       "the prompt's last N tokens; -1: what the context has room for", [](const std::string& s) {
         return [v = parse_integer(s, -1)](P& p) { p.truncate_prompt_tokens = v; };

@@ -36,6 +36,7 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"generate", "-m", m, m, "-m", m, "x"}, {"MODEL is given twice"}},
       {{"generate", m, "-p", "x", "--chat-template-kwargs", R"({"a": 1})"}, {"needs --chat"}},
       {{"chat", m, "--logprobs", "3"}, {"unknown option \"--logprobs\""}},
+      {{"chat", m, "--num-answers", "2"}, {"unknown option \"--num-answers\""}},
       {{"generate", m, "-p", "x", "--cpu-kvcache-bytes", "4Q"}, {"must be an integer"}},
       {{"generate", m, "-p", "x", "--cpu-kvcache-bytes", "99999999T"}, {"must be from 1 to"}},
       {{"inspect", m, "--kv-cache-dtype", "fp8_e5m2"}, {"--kv-cache-dtype", "fp8_e4m3"}},
