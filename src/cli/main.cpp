@@ -133,8 +133,10 @@ void refuse_extras(const CLI::App& command) {
   const std::vector<std::string> commands = command_names(command);
   if (!commands.empty())
     fail(kBad, "unknown command {}{} (see {})", quote(name), advice(commands), help);
-  fail(kBad, "unexpected argument {}: a text of several words needs quotes (see {})",
-       quote(extras[0]), help);
+  const bool takes_text =
+      command.get_option_no_throw("PROMPT") || command.get_option_no_throw("TEXT");
+  fail(kBad, "unexpected argument {}{} (see {})", quote(extras[0]),
+       takes_text ? ": a text of several words needs quotes" : "", help);
 }
 
 // Help about a command that there is not is refused as the command is.
