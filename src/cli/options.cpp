@@ -21,15 +21,6 @@ constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMostTokens = int64_t{1} << 31;
 constexpr const char* kModelTwin = "NANOVLLM_MODEL";
 
-std::string one_of(const std::string& text, std::initializer_list<const char*> choices) {
-  std::string list;
-  for (const char* choice : choices) {
-    if (text == choice) return text;
-    list += list.empty() ? choice : std::string(", ") + choice;
-  }
-  fail(kBad, "must be one of {}, got {}", list, quote(text));
-}
-
 std::string parse_device(const std::string& text) {
   if (text.starts_with("cuda:")) {
     const std::string index = text.substr(5);
@@ -75,6 +66,15 @@ std::string twin_with(const CLI::Option& option, const std::string& value) {
 }
 
 }  // namespace
+
+std::string one_of(const std::string& text, std::initializer_list<const char*> choices) {
+  std::string list;
+  for (const char* choice : choices) {
+    if (text == choice) return text;
+    list += list.empty() ? choice : std::string(", ") + choice;
+  }
+  fail(kBad, "must be one of {}, got {}", list, quote(text));
+}
 
 CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& help) {
   CLI::App& command = *parent.add_subcommand(name, help);

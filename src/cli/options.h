@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -38,6 +39,8 @@ double parse_number(std::string_view text);
 /// (also KiB ...), as in vLLM: "32K", "4G".
 int64_t parse_size(std::string_view text, int64_t min,
                    int64_t max = std::numeric_limits<int64_t>::max());
+/// One of `choices`, as it stands.
+std::string one_of(const std::string& text, std::initializer_list<const char*> choices);
 /// "1,16,64" or a single number.
 std::vector<int64_t> parse_integers(std::string_view text, int64_t min,
                                     int64_t max = std::numeric_limits<int64_t>::max());

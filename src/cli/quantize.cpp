@@ -58,7 +58,9 @@ void add_quantize(CLI::App& program, Action& action) {
   add_argument(command, "OUT", "the directory to write; it may not exist",
                [&o](const std::string& s) { o.out = s; });
   add_value(command, "--format", "fp8|int8|int4|w4a8", "the numbers of the weights",
-            [&o](const std::string& s) { o.format = s; });
+            [&o](const std::string& s) {
+              o.format = one_of(s, {"fp8", "int8", "int4", "w4a8"});
+            });
   add_flag(command, "--quiet,-q", o.quiet, "no progress on standard error");
   set_action(command, action, [options] { return run_quantize(*options); });
 }

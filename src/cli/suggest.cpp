@@ -41,7 +41,7 @@ constexpr Advice kAdvice[] = {
     {"--best-of", "every answer is given here: --num-answers"},
     {"--tokenizer", "the tokenizer is that of the model's directory"},
     {"--trust-remote-code", "code of a model directory is never run"},
-    {"--quantization", "a checkpoint is loaded as its config.json says it is quantised"},
+    {"--quantization", "it is --format in nanovllm quantize"},
     {"--kv-cache-memory-bytes", "it is --num-gpu-blocks-override, or --cpu-kvcache-bytes, here"},
     {"--pipeline-parallel-size", kParallel},
     {"--data-parallel-size", kParallel},
@@ -101,7 +101,8 @@ std::string with_option_names(std::string message) {
     size_t end = begin;
     while (end < message.size() && is_name(message[end])) ++end;
     std::string word = message.substr(begin, end - begin);
-    const bool quoted = begin > 0 && message[begin - 1] == '"';  // a user's text
+    // A user's text, and an option that has its dashes.
+    const bool quoted = begin > 0 && (message[begin - 1] == '"' || message[begin - 1] == '-');
     if (!quoted && std::ranges::find(kParameters, word) != std::end(kParameters)) {
       std::ranges::replace(word, '_', '-');
       message.replace(begin, end - begin, "--" + word);

@@ -57,7 +57,8 @@ TEST_F(Quantize, SaysWhatItCannotDo) {
   const std::string quantised = NANOVLLM_SOURCE_DIR "/tests/data/goldens/quantised-packed-128";
   refused({"quantize", demo_model()}, 2, "OUT is missing");
   refused({"quantize", demo_model(), out_}, 2, "--format is missing");
-  refused({"quantize", demo_model(), out_, "--format", "int3"}, 2, "fp8, int8, int4 ");
+  refused({"quantize", demo_model(), out_, "--format", "int3"}, 2,
+          "--format must be one of fp8, int8, int4, w4a8");
   refused({"quantize", quantised, out_, "--format", "fp8"}, 3, "is quantised already, int4");
   refused({"quantize", demo_model(), out_ + "/a/b", "--format", "fp8"}, 2, "cannot be created");
   refused({"inspect", quantised, "--quantization", "fp8"}, 2, "--quantization is \"fp8\", but");

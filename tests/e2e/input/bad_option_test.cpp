@@ -43,6 +43,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"inspect", m, "--device", "cpu", "--dtype", "f32", "--kv-cache-dtype", "bfloat16"},
        {"--kv-cache-dtype bfloat16 does not go with dtype f32"}},
       {{"generate", m, "-p", "x", "--max-model-len", "9G"}, {"must be from 1 to 2147483648"}},
+      {{"quantize", m, "/no/such/out", "--quantization", "int4"},
+       {"unknown option \"--quantization\"; it is --format in nanovllm quantize"}},
       {{"tokenize", m, "--ids", "1536"}, {"--ids: the vocabulary has no token 1536"}},
       {{"generate", m, "--prompt", "x", "--max-token", "5"},
        {"--max-token", "did you mean --max-tokens?"}},
