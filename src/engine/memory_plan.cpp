@@ -135,14 +135,14 @@ size_t measure_workspace(const Model& model, const ModelConfig& config, const St
   const int64_t fits = plan.available > fixed
                            ? static_cast<int64_t>((plan.available - fixed) / plan.bytes_per_block)
                            : 0;
-  text += fits == 0   ? std::string("ways out: a smaller model, or quantization int4; ")
+  text += fits == 0 && plan.weights < plan.available
+              ? "ways out: a smaller --max-model-len or --max-num-seqs; "
+          : fits == 0 ? "ways out: a smaller model, or quantization int4; "
           : asked_for ? fmt::format("ways out: a KV cache of {} blocks or less; ", fits)
                       : fmt::format("ways out: --max-model-len {} or less; ",
                                     fits * plan.limits.block_size);
-  text += ops.device().kind == Device::cpu
-              ? "end other programs that use this memory; "
-              : "a higher --gpu-memory-utilization, or end other programs that use this memory; ";
-  text += "a smaller --max-num-batched-tokens";
+  if (ops.device().kind != Device::cpu) text += "a higher --gpu-memory-utilization, or ";
+  text += "end other programs that use this memory; a smaller --max-num-batched-tokens";
   throw Error(ErrorKind::device, text);
 }
 

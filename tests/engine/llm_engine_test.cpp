@@ -262,6 +262,9 @@ TEST_F(LLMEngineTest, MemoryThatIsNotThereGivesATableAndWaysOut) {
   config_.cpu_kvcache_bytes = 0;
   config_.max_model_len = model_.max_position_embeddings = int64_t{1} << 24;
   expect_too_much([&] { make(); }, table);
+  // The tables of blocks that a step may need are more than there is: no model is small enough.
+  config_.max_model_len = model_.max_position_embeddings = int64_t{1} << 30;
+  expect_too_much([&] { make(); }, {"ways out: a smaller --max-model-len or --max-num-seqs; "});
 }
 
 TEST_F(LLMEngineTest, WhicheverAllocationFailsNothingIsLeftBehind) {
