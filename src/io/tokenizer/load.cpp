@@ -76,6 +76,13 @@ bool exists(const std::string& path) {
   return stat(path.c_str(), &status) == 0;
 }
 
+/// The same of a name, whatever it leads to: a link to nothing, as a cleared cache leaves it, is an
+/// error of its reading, and no file to do without.
+bool is_listed(const std::string& path) {
+  struct stat status {};
+  return lstat(path.c_str(), &status) == 0;
+}
+
 /// The first of a directory's files that hold a tokenizer in a form that is not read.
 std::optional<std::string> other_tokenizer(const std::string& directory) {
   std::optional<std::string> found;
@@ -199,9 +206,9 @@ Tokenizer::Tokenizer(const std::string& model_directory) {
   auto state = std::make_unique<State>(read_json_file(path), path);
   const std::string config_path = model_directory + "/tokenizer_config.json";
   state->chat_template_place = config_path + ": chat_template";
-  if (exists(config_path)) state->read_config(read_json_file(config_path), config_path);
+  if (is_listed(config_path)) state->read_config(read_json_file(config_path), config_path);
   const std::string template_path = model_directory + "/chat_template.jinja";
-  if (exists(template_path)) {
+  if (is_listed(template_path)) {
     state->chat_template = read_file(template_path, kMaxTemplateBytes);
     state->chat_template_place = template_path;
   }

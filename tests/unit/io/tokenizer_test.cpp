@@ -216,6 +216,24 @@ TEST(TokenizerDirectory, ChatTemplateFileWinsOverTheConfiguration) {
   std::filesystem::remove_all(directory);
 }
 
+TEST(TokenizerDirectory, ADanglingLinkIsNamed) {
+  TempDirectory directory;
+  std::ofstream(directory.path() / "tokenizer.json") << small_tokenizer().dump();
+  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
+    std::filesystem::create_symlink("blobs/none", directory.path() / name);
+    try {
+      const Tokenizer tokenizer(directory.path());
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::model);
+      EXPECT_NE(std::string(error.what()).find(std::string(name) + ": cannot be read: No such"),
+                std::string::npos)
+          << error.what();
+    }
+    std::filesystem::remove(directory.path() / name);
+  }
+}
+
 TEST(TokenizerDirectory, OtherFormsAreNamedWithTheWayToConvertThem) {
   TempDirectory directory;
   for (const char* name :
