@@ -66,6 +66,11 @@ std::string read_root_path(std::string path) {
   return path;
 }
 
+std::string not_empty(const std::string& text) {
+  check(!text.empty(), ErrorKind::invalid_argument, "must not be empty");
+  return text;
+}
+
 void add_listening(CLI::App& command, server::HttpOptions& o) {
   const auto number = [&](const char* name, const char* help, auto& field, int64_t min,
                           int64_t max) {
@@ -74,7 +79,7 @@ void add_listening(CLI::App& command, server::HttpOptions& o) {
     });
   };
   add_value(command, "--host", "ADDRESS", "where to listen (127.0.0.1: this machine alone)",
-            [&o](const std::string& s) { o.host = s; });
+            [&o](const std::string& s) { o.host = not_empty(s); });
   add_value(command, "--port", "N", "TCP port; 0: any free one (8000)",
             [&o](const std::string& s) { o.port = static_cast<int>(parse_integer(s, 0, 65535)); });
   add_value(command, "--uds", "PATH", "a Unix socket, in place of --host and --port",
@@ -103,12 +108,9 @@ void add_listening(CLI::App& command, server::HttpOptions& o) {
 
 void add_service(CLI::App& command, server::ServerOptions& o) {
   add_value(command, "--served-model-name", "NAME", "what clients call the model; repeatable",
-            [&o](const std::string& s) { o.served_model_names.push_back(s); });
+            [&o](const std::string& s) { o.served_model_names.push_back(not_empty(s)); });
   add_value(command, "--api-key", "KEY", "clients must send one of these; repeatable",
-            [&o](const std::string& s) {
-              check(!s.empty(), ErrorKind::invalid_argument, "must not be empty");
-              o.api_keys.push_back(s);
-            });
+            [&o](const std::string& s) { o.api_keys.push_back(not_empty(s)); });
   add_value(command, "--api-key-file", "FILE", "keys, one on a line", [&o](const std::string& s) {
     const size_t before = o.api_keys.size();
     add_parts(read_option_file(s, size_t{1} << 20), '\n', o.api_keys);

@@ -58,6 +58,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
        {"http://203.0.113.1:8000 cannot be listened on"}},
       {{"serve", m, "--ssl-keyfile", "/no/such"}, {"TLS needs both"}},
       {{"serve", m, "--api-key", ""}, {"--api-key must not be empty"}},
+      {{"serve", m, "--host", ""}, {"--host must not be empty"}},
+      {{"serve", m, "--served-model-name="}, {"--served-model-name must not be empty"}},
       {{"serve", m, "--api-key-file", "/dev/null"}, {"--api-key-file cannot be read", "/dev/null"}},
       {{"serve", m, "--api-key-file", blank}, {"--api-key-file", blank + " has no key in it"}},
       {{"generate", m, "--prompt", "x", "--ctx-size", "99"},
