@@ -1,11 +1,14 @@
 // nanovllm serve: the HTTP server.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "chat/chat_format.h"
 #include "cli/about/build_info.h"
@@ -84,10 +87,17 @@ void add_listening(CLI::App& command, server::HttpOptions& o) {
             [&o](const std::string& s) { o.port = static_cast<int>(parse_integer(s, 0, 65535)); });
   add_value(command, "--uds", "PATH", "a Unix socket, in place of --host and --port",
             [&o](const std::string& s) { o.uds = s; });
-  add_value(command, "--ssl-certfile", "FILE", "certificate chain (PEM): HTTPS",
-            [&o](const std::string& s) { o.ssl_certfile = s; });
-  add_value(command, "--ssl-keyfile", "FILE", "its private key (PEM)",
-            [&o](const std::string& s) { o.ssl_keyfile = s; });
+  const auto file = [&](const char* name, const char* help, std::string& field) {
+    add_value(command, name, "FILE", help, [&field](const std::string& s) {
+      // OpenSSL itself says no more than that there was an error.
+      const bool is_readable = s.empty() || ::access(s.c_str(), R_OK) == 0;
+      check(is_readable, ErrorKind::invalid_argument, "cannot be read: {}: {}", s,
+            std::strerror(errno));
+      field = s;
+    });
+  };
+  file("--ssl-certfile", "certificate chain (PEM): HTTPS", o.ssl_certfile);
+  file("--ssl-keyfile", "its private key (PEM)", o.ssl_keyfile);
   number("--max-connections", "open connections at most (16384)", o.max_connections, 1, 1 << 20);
   number("--h11-max-incomplete-event-size", "bytes of a request's head at most (16384)",
          o.max_header_bytes, 1024, 1 << 20);
