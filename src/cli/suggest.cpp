@@ -93,6 +93,7 @@ std::string with_option_names(std::string message) {
                                               "load_format",
                                               "quantization",
                                               "kv_cache_dtype",
+                                              "kv_events_config",
                                               "skip_tokenizer_init"};
   const auto is_name = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_';

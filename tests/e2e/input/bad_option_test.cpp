@@ -62,6 +62,8 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"serve", m, "--api-key", ""}, {"--api-key must not be empty"}},
       {{"serve", m, "--host", ""}, {"--host must not be empty"}},
       {{"serve", m, "--served-model-name="}, {"--served-model-name must not be empty"}},
+      {{"serve", m, "--port=0", "--quiet", "--kv-events-config", R"({"publisher": "x"})"},
+       {"--kv-events-config: publisher is x"}},
       {{"serve", m, "--api-key-file", "/dev/null"}, {"--api-key-file cannot be read", "/dev/null"}},
       {{"serve", m, "--api-key-file", blank}, {"--api-key-file", blank + " has no key in it"}},
       {{"generate", m, "--prompt", "x", "--ctx-size", "99"},
