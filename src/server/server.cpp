@@ -240,7 +240,8 @@ class Server {
     if (!key) return refuse(401, "the API key is missing or wrong: send Authorization: Bearer KEY");
     request.api_key = *key;
     if (found == routes_.end() && request.path.starts_with("/v1/models/"))
-      return model(std::move(request), std::move(exchange));
+      return method == "GET" ? model(std::move(request), std::move(exchange))
+                             : refuse(405, "/v1/models/{id} takes GET");
     if (found == routes_.end() || (guard == admin && !options_.enable_admin))
       return refuse(404, unknown_path(request.path));
     const Endpoint& endpoint = found->second;
@@ -341,7 +342,8 @@ class Server {
     answer(request, exchange, json_response({{"object", "list"}, {"data", std::move(list)}}));
   }
   void model(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    const std::string name = request.path.substr(std::string("/v1/models/").size());
+    const std::string name =
+        decode_percents(std::string_view(request.path).substr(std::string("/v1/models/").size()));
     const bool known = std::find(names_.begin(), names_.end(), name) != names_.end();
     request.path = "/v1/models/{id}";
     if (!is_ready_) return answer(request, exchange, error_response(503, why_not_serving()));

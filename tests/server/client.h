@@ -162,7 +162,7 @@ class ServerOnThread {
  public:
   explicit ServerOnThread(server::ServerOptions options = {}) {
     if (options.model.empty()) options.model = std::string(NANOVLLM_SOURCE_DIR) + "/models/demo";
-    options.served_model_names = {"demo"};
+    if (options.served_model_names.empty()) options.served_model_names = {"demo"};
     options.http.port = 0;
     options.engine.device = "cpu";
     options.engine.num_threads = 1;

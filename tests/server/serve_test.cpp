@@ -41,6 +41,20 @@ TEST(Serve, SaysThatItIsReadyAndWhatItServes) {
   EXPECT_EQ(server.get("/v1/models/other").status, 404);
 }
 
+// Clients of OpenAI's write the slash of a name as %2F. They delete models by this path, too.
+TEST(Serve, AModelIsFoundByItsNameAsClientsSpellIt) {
+  server::ServerOptions options;
+  options.served_model_names = {"org/demo 1"};
+  ServerOnThread server(options);
+  for (const char* spelled : {"org/demo%201", "org%2Fdemo%201", "org%2fd%65mo%201"})
+    EXPECT_EQ(server.get(std::string("/v1/models/") + spelled).status, 200) << spelled;
+  for (const char* other : {"org", "org%2", "org%2Fdemo", "org%2Gdemo%201", "org%252Fdemo%201"})
+    EXPECT_EQ(server.get(std::string("/v1/models/") + other).status, 404) << other;
+  Client client(server.port());
+  client.send("DELETE /v1/models/org%2Fdemo%201 HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_EQ(client.read_answer().status, 405);
+}
+
 TEST(Serve, AChatHasTheBytesOfGenerate) {
   ServerOnThread server;
   Json body = chat_body();

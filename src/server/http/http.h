@@ -31,6 +31,9 @@ struct HttpRequest {
   const std::string* header(std::string_view name) const;
 };
 
+/// A part of a path as it was meant: "a%2Fb" is "a/b". A % without two digits stays.
+std::string decode_percents(std::string_view text);
+
 struct HttpResponse {
   int status = 200;
   std::string body{};

@@ -1,3 +1,4 @@
+#include <charconv>
 #include <thread>
 
 #include <boost/asio/local/stream_protocol.hpp>
@@ -44,6 +45,22 @@ const std::string* HttpRequest::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
     if (key == name) return &value;
   return nullptr;
+}
+
+std::string decode_percents(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* digits = text.data() + i + 1;
+    if (text[i] == '%' && text.size() - i > 2 &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      out += static_cast<char>(byte);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
 }
 
 class HttpServer::State : public std::enable_shared_from_this<HttpServer::State> {
