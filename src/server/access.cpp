@@ -56,8 +56,10 @@ void Access::add_cors(const HttpRequest& request, Headers& headers) const {
     if (allowed != "*" && allowed != *origin) continue;
     headers.emplace_back("Access-Control-Allow-Origin", allowed);
     headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-    headers.emplace_back("Access-Control-Allow-Headers",
-                         "Authorization, Content-Type, X-Api-Key, X-Request-Id");
+    // Clients bring headers of their own (X-Stainless-Os, Anthropic-Version): whichever they ask
+    // for, the origin is what decides.
+    if (const auto* asked = request.header("access-control-request-headers"))
+      headers.emplace_back("Access-Control-Allow-Headers", *asked);
     return;
   }
 }

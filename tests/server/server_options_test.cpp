@@ -45,14 +45,21 @@ TEST(ServerOptions, MetricsMayBeReadWithoutAKeyAndPreflightsNeedNone) {
   EXPECT_EQ(server.get("/version").status, 401);
   const auto preflight = [&](const std::string& origin) {
     Client client(server.port());
-    client.send("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: " + origin +
-                "\r\nAccess-Control-Request-Method: POST\r\n\r\n");
+    client.send(
+        "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: " + origin +
+        "\r\nAccess-Control-Request-Method: POST\r\n"
+        "Access-Control-Request-Headers: authorization,content-type,x-stainless-os\r\n\r\n");
     return client.read_answer(/*has_body=*/false);
   };
   const Answer allowed = preflight("https://example.org");
   EXPECT_EQ(allowed.status, 204);
   EXPECT_EQ(allowed.headers.at("access-control-allow-origin"), "https://example.org");
-  EXPECT_EQ(preflight("https://example.net").headers.count("access-control-allow-origin"), 0u);
+  // OpenAI's client in a browser sends headers of its own: the browser asks for each by name.
+  EXPECT_EQ(allowed.headers.at("access-control-allow-headers"),
+            "authorization,content-type,x-stainless-os");
+  const Answer foreign = preflight("https://example.net");
+  EXPECT_EQ(foreign.headers.count("access-control-allow-origin"), 0u);
+  EXPECT_EQ(foreign.headers.count("access-control-allow-headers"), 0u);
   EXPECT_EQ(server.get("/version", "Origin: https://example.org\r\n").status, 401);
 }
 
