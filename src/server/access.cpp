@@ -8,7 +8,7 @@
 namespace nanovllm::server {
 
 bool is_loopback(std::string_view host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+  return host == "127.0.0.1" || is_same_name(host, "localhost") || host == "::1";
 }
 
 Access::Access(const ServerOptions& options) : origins_(options.allowed_origins) {
@@ -28,11 +28,15 @@ std::optional<size_t> Access::key_of(const HttpRequest& request) const {
   if (keys_.empty()) return 0;
   std::string_view given;
   int times = 0;
+  constexpr std::string_view kScheme = "Bearer ";
+  const auto has_scheme = [&](std::string_view value) {
+    return is_same_name(value.substr(0, kScheme.size()), kScheme);
+  };
   for (const auto& [name, value] : request.headers) {
-    if (name == "authorization" && value.starts_with("Bearer ")) given = value, ++times;
+    if (name == "authorization" && has_scheme(value)) given = value, ++times;
     if (name == "x-api-key") given = value, ++times;
   }
-  if (given.starts_with("Bearer ")) given.remove_prefix(7);
+  if (has_scheme(given)) given.remove_prefix(kScheme.size());
   const auto hashed = digest(given);
   std::optional<size_t> known;
   for (size_t i = keys_.size(); i-- > 0;)

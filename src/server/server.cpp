@@ -265,7 +265,9 @@ class Server {
 
   static bool is_json(const HttpRequest& request) {
     const auto* type = request.header("content-type");
-    return type && type->starts_with("application/json");
+    if (!type) return false;
+    const auto name = std::string_view(*type).substr(0, type->find_first_of("; \t"));
+    return is_same_name(name, "application/json");
   }
 
   std::string unknown_path(const std::string& path) const {

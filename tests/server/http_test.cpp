@@ -68,6 +68,19 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
   EXPECT_EQ(server_.get("/health").status, 200);
 }
 
+// RFC 9110: media types, hosts and their like have no case.
+TEST_F(Http, NamesAreTakenInAnyCase) {
+  const auto status = [&](const std::string& host, const std::string& type) {
+    return ask("POST /tokenize HTTP/1.1\r\nHost: " + host + "\r\nContent-Type: " + type +
+               "\r\nContent-Length: 15\r\n\r\n{\"prompt\": \"a\"}")
+        .status;
+  };
+  EXPECT_EQ(status("LocalHost:8000", "Application/JSON; charset=UTF-8"), 200);
+  EXPECT_EQ(status("localhost", "application/json;charset=utf-8"), 200);
+  EXPECT_EQ(status("localhost", "application/jsonl"), 415);
+  EXPECT_EQ(status("local", "application/json"), 403);
+}
+
 TEST_F(Http, ConnectionsAreKeptAndPipelinedRequestsAreAnsweredInOrder) {
   Client client(server_.port());
   client.send(

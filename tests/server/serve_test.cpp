@@ -297,6 +297,7 @@ TEST(Serve, OnlyWhoHasAKeyIsServed) {
     EXPECT_EQ(server.get("/v1/models", header).status, 401) << header;
   EXPECT_EQ(server.get("/health").status, 200);
   EXPECT_EQ(server.get("/v1/models", "Authorization: Bearer secret\r\n").status, 200);
+  EXPECT_EQ(server.get("/v1/models", "Authorization: bearer secret\r\n").status, 200);
   EXPECT_EQ(server.get("/v1/models", "X-Api-Key: other\r\n").status, 200);
   EXPECT_EQ(server.get("/nowhere", "X-Api-Key: other\r\n").status, 404);
   for (const std::string& line : server.requests())

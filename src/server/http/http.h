@@ -31,6 +31,9 @@ struct HttpRequest {
   const std::string* header(std::string_view name) const;
 };
 
+/// Whether two names are one where ASCII letters have no case: hosts, media types, schemes.
+bool is_same_name(std::string_view a, std::string_view b);
+
 /// A part of a path as it was meant: "a%2Fb" is "a/b". A % without two digits stays.
 std::string decode_percents(std::string_view text);
 

@@ -47,6 +47,10 @@ const std::string* HttpRequest::header(std::string_view name) const {
   return nullptr;
 }
 
+bool is_same_name(std::string_view a, std::string_view b) {
+  return boost::beast::iequals({a.data(), a.size()}, {b.data(), b.size()});
+}
+
 std::string decode_percents(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
