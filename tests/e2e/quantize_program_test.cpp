@@ -65,6 +65,16 @@ TEST_F(Quantize, SaysWhatItCannotDo) {
   refused({"inspect", demo_model(), "--quantization", "gptq"}, 2, "--quantization is \"gptq\": a");
 }
 
+TEST_F(Quantize, AFullDiskIsNoWrongUsage) {
+  const auto result = run_process(
+      "/bin/sh", {"-c", R"(ulimit -f 100; exec "$0" "$@")", NANOVLLM_BINARY_DIR "/bin/nanovllm",
+                  "quantize", demo_model(), out_, "--format", "int4"});
+  EXPECT_EQ(result.exit_code, 1) << result.errors;  // docs/cli.md: results could not be written
+  EXPECT_NE(result.errors.find("cannot be written: File too large"), std::string::npos)
+      << result.errors;
+  EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
 TEST_F(Quantize, InspectShowsWhatItSaves) {
   const auto bytes = [&](std::vector<std::string> options) {
     options.insert(options.begin(), {"inspect", demo_model(), "--json", "--device", "cpu"});

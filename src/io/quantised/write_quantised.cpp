@@ -76,7 +76,7 @@ class NewFile {
 
  private:
   void confirm() {
-    check(out_.good(), ErrorKind::invalid_argument, "{} cannot be written: {}", path_.string(),
+    check(out_.good(), ErrorKind::unavailable, "{} cannot be written: {}", path_.string(),
           std::strerror(errno));
   }
   fs::path path_;
