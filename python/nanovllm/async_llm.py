@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import to_engine_options
-from nanovllm.llm import Prompt, checked, exit_engine, text_of
+from nanovllm.llm import Prompt, checked, text_of
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
@@ -266,6 +266,14 @@ class AsyncLLM:
         self._engine.exit()
 
     shutdown = exit
+
+
+def exit_engine(engine: _core.AsyncEngine) -> None:
+    """Ends an engine whose owner is gone, before the interpreter is."""
+    try:
+        engine.exit()
+    except RuntimeError:  # a child of fork() has no engine to end
+        pass
 
 
 def _parse(response: Response, body: bytes) -> Any:

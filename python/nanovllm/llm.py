@@ -50,7 +50,7 @@ class LLM:
         self._lock = threading.RLock()
         self._engine = _core.Engine(model, to_engine_options(model, options))
         self._tokenizer: Tokenizer | None = None
-        weakref.finalize(self, exit_engine, self._engine)
+        weakref.finalize(self, end_engine, self._engine, self._lock)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -181,10 +181,12 @@ class LLM:
         return listed
 
 
-def exit_engine(engine: _core.Engine | _core.AsyncEngine) -> None:
-    """Ends an engine whose owner is gone, before the interpreter is."""
+def end_engine(engine: _core.Engine, lock: threading.RLock) -> None:
+    """Ends an engine whose owner is gone, or at the interpreter's end, where a daemon's thread may be at work in it."""
     try:
-        engine.exit()
+        engine.stop()
+        with lock:
+            engine.exit()
     except RuntimeError:  # a child of fork() has no engine to end
         pass
 

@@ -7,6 +7,7 @@
 namespace nanovllm::python {
 
 using Clock = std::chrono::steady_clock;
+constexpr const char* kFreed = "this LLM has been freed by exit()";
 // Outputs before a request's end are not seen: the engine need not put them together.
 constexpr int kEndAlone = 2;
 
@@ -23,8 +24,13 @@ Engine::~Engine() {
 
 LLM& Engine::llm() {
   owner_.check();
-  if (!llm_) throw std::runtime_error("this LLM has been freed by exit()");
+  if (!llm_ || is_stopping_) throw std::runtime_error(kFreed);
   return *llm_;
+}
+
+void Engine::stop() {
+  owner_.check();
+  is_stopping_ = true;
 }
 
 Pinned Engine::pin() {
@@ -113,6 +119,11 @@ void Engine::run(Pending& pending, const nb::object& on_progress) {
       }
     }
     if (interrupted) continue;
+    if (is_stopping_) {
+      interrupted = true;
+      abort_all();
+      continue;
+    }
     try {
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
       const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
@@ -131,6 +142,7 @@ void Engine::run(Pending& pending, const nb::object& on_progress) {
     }
   }
   if (raised) throw std::move(*raised);
+  if (is_stopping_) throw std::runtime_error(kFreed);
 }
 
 int64_t Engine::add_request(nb::handle prompt, const std::string& params) {
@@ -177,6 +189,7 @@ void bind_engine(nb::module_& m) {
       .def("add_request", &Engine::add_request)
       .def("step", &Engine::step)
       .def("abort_request", &Engine::abort_request)
+      .def("stop", &Engine::stop)
       .def("is_finished", &Engine::is_finished);
 }
 

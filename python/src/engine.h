@@ -1,6 +1,7 @@
 // The body of Python's LLM: nanovllm::LLM with the GIL let go while the engine works.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ class Engine {
   bool is_finished() { return set_aside_.empty() && llm().is_finished(); }
   /// Frees the engine; every later call throws.
   void exit();
+  /// At the interpreter's end: as after exit() every later call throws, and so does a generate() of
+  /// another thread, soon. A thread that came back from a step later could not have the GIL.
+  void stop();
   /// Throws where the engine has been freed, or belongs to another process; llm() does, too.
   Pinned pin();
 
@@ -45,6 +49,7 @@ class Engine {
   std::shared_mutex life_;  // shared by pin(), alone by exit()
   std::unique_ptr<LLM> llm_;
   bool is_generating_ = false;
+  std::atomic<bool> is_stopping_{false};
   std::vector<RequestOutput> set_aside_;  // of others' requests, for the next step()
 };
 

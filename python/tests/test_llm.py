@@ -256,6 +256,24 @@ def test_a_child_of_fork_is_refused_with_a_sentence(llm):
         assert "made before fork()" in file.read()
 
 
+@pytest.mark.parametrize("work", ["llm.generate(['x'] * 200, params, use_tqdm=False)", "while True: llm.step()"])
+def test_a_program_ends_well_while_a_daemons_thread_is_at_work(work):
+    code = f"""
+import threading, time
+from nanovllm import LLM, SamplingParams
+llm = LLM({DEMO!r}, device="cpu", num_threads=1)
+params = SamplingParams(max_tokens=2000, ignore_eos=True)
+for _ in range(50): llm.add_request("x", params)
+def work():
+    {work}
+threading.Thread(target=work, daemon=True).start()
+while llm._engine.stats()["steps"] < 20: time.sleep(0.01)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_freed_llm_says_so():
     engine = LLM(DEMO, device="cpu", num_threads=1)
     engine.exit()
