@@ -23,9 +23,8 @@ class Owner {
   void check() const {
     if (!is_here())
       throw std::runtime_error(
-          "this engine was made before fork() and works in the process that made it alone: make "
-          "one "
-          "in the child, or start processes with the method `spawn`");
+          "this engine was made before fork() and works in the process that made it alone: start "
+          "processes with the method `spawn`");
   }
 
  private:
