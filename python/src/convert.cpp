@@ -134,7 +134,8 @@ Prompt to_prompt(nb::handle value) {
           ("a prompt has no " + name + " here: prompt or prompt_token_ids").c_str());
     }
     if (dict.contains("prompt_token_ids")) return {to_ids(dict["prompt_token_ids"])};
-    if (dict.contains("prompt")) return to_prompt(dict["prompt"]);
+    if (dict.contains("prompt") && !nb::isinstance<nb::dict>(dict["prompt"]))
+      return to_prompt(dict["prompt"]);
   }
   return {to_ids(value)};
 }

@@ -136,7 +136,11 @@ def test_text_that_is_no_unicode_is_a_value_error(llm):
             call()
 
 
-@pytest.mark.parametrize("prompts", [b"hi", [b"hi"], None, 3, {}, [None]])
+ITSELF: dict = {}
+ITSELF["prompt"] = ITSELF
+
+
+@pytest.mark.parametrize("prompts", [b"hi", [b"hi"], None, 3, {}, [None], {"prompt": {"prompt": "a"}}, ITSELF])
 def test_what_is_no_prompt_is_a_type_error_that_says_so(llm, prompts):
     with pytest.raises(TypeError, match="a prompt must be text"):
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
