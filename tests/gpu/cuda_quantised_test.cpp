@@ -18,8 +18,10 @@ struct Kind {
   const char* name;
   DType scales;
   bool has_zeros;
+  float least = 0.002f;  // of the scales; the largest are 16 times that
 };
 constexpr Kind kKinds[] = {{"bf16 scales", DType::bf16, false},
+                           {"bf16 scales below 2^-5", DType::bf16, false, 0x1p-9f * 0.96f},
                            {"f16 scales, zero points", DType::f16, true},
                            {"f32 scales", DType::f32, false},
                            {"f32 scales, zero points", DType::f32, true}};
@@ -43,7 +45,7 @@ struct Pair {
     std::vector<float> values;
     for (int64_t i = 0; i < n * format.groups(k); ++i) {
       const float spread = static_cast<float>(random() >> 8) * 0x1p-24f;
-      rows.scales.push_back(rounded(0.002f * std::exp2(4 * spread), kind.scales));
+      rows.scales.push_back(rounded(kind.least * std::exp2(4 * spread), kind.scales));
       if (format.has_zeros())
         rows.zeros.push_back(static_cast<int8_t>(!kind.has_zeros ? 0
                                                  : is_int4       ? random() % 16 - 8

@@ -22,37 +22,11 @@ constexpr int kRecordBytes =
     packed_record_bytes({WeightFormat::int4, kPackedColumns}, 2 * int64_t{kPackedColumns});
 constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of a record
 
-/// A row's numbers in a group of columns, as bf16. A pair's bits in place are numbers q + 8 of
-/// bf16, times 2^-133 or 2^-129, subnormal ones included; a fused step rounds scale * (q + 8) - 8 *
-/// scale once, for scales that have 8 significant bits and are below 2^-5.
-struct CoarseUnpack {
-  uint32_t first, second, offset;  // scale * 2^133, scale * 2^129, -8 * scale
-  CoarseUnpack() = default;
-  /// `word`: of scale.
-  __device__ explicit CoarseUnpack(uint32_t word) {
-    const uint32_t scale = __byte_perm(word, 0, 0x3232);
-    first = scale + (133u << 7) * 0x10001u;
-    second = scale + (129u << 7) * 0x10001u;
-    offset = scale + (0x8000u + (3u << 7)) * 0x10001u;
-  }
-  __device__ static uint32_t pair(uint32_t word, uint32_t mask, uint32_t scale, uint32_t offset) {
-    return of_pair(__hfma2(as_pair(word & mask), as_pair(scale), as_pair(offset)));
-  }
-  /// A lane's part of two steps, in four pairs.
-  __device__ void operator()(uint32_t (&to)[4], uint32_t word, uint32_t) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i, word >>= 8) {
-      to[2 * i] = pair(word, 0x000f000fu, first, offset);
-      to[2 * i + 1] = pair(word, 0x00f000f0u, second, offset);
-    }
-  }
-};
-
 /// `coarse`: of a CoarseUnpack. `kExperts`: of a mixture, whose router has plain weights.
 template <int kHeadDim, bool coarse, bool kExperts>
 struct Int4Worker : Worker<kHeadDim> {
   static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
-  using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, Unpack<WeightFormat::int4>>;
+  using UnpackNumbers = UnpackOf<WeightFormat::int4, coarse>;
 };
 
 // -- Copies --

@@ -21,7 +21,7 @@ constexpr int64_t kMostPackedRows = 256;
 /// estimates from a micro-benchmark on an H100; whole products were not compared cut by cut.
 PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
   constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
-      kAlone = 150, kTileCycles = 40;
+      kAlone = 150, kInTurns = 90, kTileCycles = 40;
   const bool gated = p.end == GemmEnd::gate;
   const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8,
                 row_blocks = ceil_div(p.rows, kMostPackedTile),
@@ -33,9 +33,11 @@ PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
       const PackedPlan plan{warps, units, static_cast<int>(row_blocks)};
       const int64_t tile = int64_t{kPackedRows} * (gated ? warps : warps * units),
                     waves = ceil_div(row_blocks * ceil_div(p.outputs(), tile), num_sms),
+                    alone = takes_turns(p.weight, p.k, plan.groups(), p.rows, waves) ? kInTurns
+                                                                                     : kAlone,
                     cost =
                         waves *
-                        (std::max({plan.groups() * units * issue, plan.groups() * tensor, kAlone}) +
+                        (std::max({plan.groups() * units * issue, plan.groups() * tensor, alone}) +
                          kTileCycles);
       if (cost < least) least = cost, best = plan;
     }

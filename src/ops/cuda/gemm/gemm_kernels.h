@@ -53,6 +53,14 @@ constexpr int packed_record_bytes(WeightFormat format, int64_t k) {
 }
 constexpr int kMostPackedGroups = 3;  // of four warps, of a block
 constexpr int kMostPackedTile = 128;  // rows of x
+/// Groups take turns where one has all of a tile's rows of the weight, by stages of so many chunks.
+/// `tiles`: of a block.
+constexpr int kTurnChunks = 2, kMostTurnRows = 32;  // of x
+constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t rows,
+                           int64_t tiles) {
+  return format.bits() == 4 && k % (kTurnChunks * kPackedColumns) == 0 && groups == 1 &&
+         rows <= kMostTurnRows && tiles == 1;
+}
 
 // -- gemm_mma.cuh --
 

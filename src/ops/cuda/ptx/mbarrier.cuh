@@ -78,6 +78,13 @@ template <int name, int threads>
 __device__ void arrive_at() {
   asm volatile("bar.arrive %0, %1;" ::"n"(name), "n"(threads) : "memory");
 }
+/// The same of a barrier whose name is known only when it runs.
+__device__ inline void sync_some(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void arrive_at_some(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 
 /// A place in a ring of stages, each with barriers: the stage, and the parity of the phase in which
 /// it is filled.

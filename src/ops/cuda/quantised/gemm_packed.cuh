@@ -2,11 +2,12 @@
 // sm_90: the weight streams through shared memory as it is stored, and becomes bf16 in registers.
 //
 // Floor: the stored bytes over the memory's bandwidth; k / 16 dependent tensor core steps of 13
-// cycles, or half as many as x has rows; and about 2.5 instructions for each number of 4 bits, 4
-// for one of 8. The weight's rows are wgmma's A, in registers, 16 to a warp or 8, where that gives
-// more SMs a part; the rows of x are B: one chain of k16 steps from zero, the bits of
-// gemm_in_order. One warp issues bulk copies into a ring of stages of 128 columns or 256; groups of
-// four multiply, and prepare the next numbers while they do.
+// cycles, or half as many as x has rows; and, for each pair of numbers, two instructions of 4 bits
+// whose scales are coarse (CoarseUnpack), five of others, eight of 8 bits. The weight's rows are
+// wgmma's A, in registers, 16 to a warp or 8, where that gives more SMs a part; the rows of x are
+// B: one chain of k16 steps from zero, the bits of gemm_in_order. Some warps issue bulk copies into
+// a ring of stages of 128 columns or 256; groups of four multiply, and prepare the next numbers
+// while they do, or in turns (gemm_packed_turns.cuh).
 #pragma once
 
 #include "ops/cuda/gemm/gated.cuh"
@@ -28,10 +29,13 @@ struct PackedShape {
   int depth;                 // chunks in a stage: 1 or 2
   int steps, stages;         // stages that cover k; of the ring
   int x_bytes, stage_bytes;  // of a stage
+  bool in_turns;             // gemm_packed_turns.cuh
 };
 
 constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of w
 constexpr int kPackedSlices = kPackedColumns / kSliceWidth;
+constexpr int kPackedCopiers = kGroupThreads / kWarp;  // warps: registers are given to four at once
+constexpr int kMostTurnStages = kMostStages / 2;       // of a ring where groups take turns
 
 /// Shared memory, as skinny_shared_bytes(): B reads kRows rows, whatever there are.
 constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int stages) {
@@ -89,6 +93,13 @@ __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4],
 
 // -- Copies --
 
+/// `in_turns`: rows of x have barriers of their own, behind those of the records.
+template <bool in_turns>
+struct PackedRing : StageRing {
+  static constexpr bool kInTurns = in_turns;
+  __device__ uint64_t* rows_full() const { return in_turns ? full + kMostTurnStages : full; }
+};
+
 /// The first eight rows of w of a block's, in the tile of `item`.
 template <int kUnits>
 __device__ int packed_unit(const PackedShape& shape, int item) {
@@ -113,35 +124,44 @@ __device__ int packed_row(const PackedShape& shape, int item, int warp, int i) {
          static_cast<int>(threadIdx.x) % kWarp / 4;
 }
 
-template <int kUnits>
-__device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const StageRing& ring,
+template <int kUnits, class Ring>
+__device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const Ring& ring,
                             const SkinnyCursor& at) {
   uint64_t* barrier = ring.full + at.stage;
-  const int row = shape.depth * shape.record_bytes;
-  arrive_expecting(barrier, shape.x_bytes + shape.warps * kUnits * row);
+  const int row = shape.depth * shape.record_bytes, bytes = shape.warps * kUnits * row;
+  if (Ring::kInTurns) arrive_expecting(ring.rows_full() + at.stage, shape.x_bytes);
+  arrive_expecting(barrier, Ring::kInTurns ? bytes : shape.x_bytes + bytes);
   copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier, at.step * row / kMapUnit,
                 packed_unit<kUnits>(shape, at.item), 0, 0);
 }
 
-__device__ inline void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape,
-                                        const StageRing& ring, const SkinnyCursor& at) {
-  copy_box(ring.at(at.stage), &x, ring.full + at.stage, 0, packed_first_row(shape, at.item), 0,
-           at.step * shape.depth * kPackedSlices);
+template <class Ring>
+__device__ void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape, const Ring& ring,
+                                 const SkinnyCursor& at) {
+  copy_box(ring.at(at.stage), &x, ring.rows_full() + at.stage, 0, packed_first_row(shape, at.item),
+           0, at.step * shape.depth * kPackedSlices);
 }
 
-/// One thread's part: all copies, as produce() makes them.
-template <int kUnits>
+/// A thread's part, one of up to kPackedCopiers: the copies of each so-manieth stage, as produce()
+/// makes them. One thread for all would need 450 ns a stage.
+template <int kUnits, class Ring>
 __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const PackedShape& shape,
-                               const StageRing& ring) {
+                               const Ring& ring, int thread) {
+  const int threads = min(kPackedCopiers, shape.stages);  // each a round behind the others at most
+  if (thread >= threads) return;
+  const auto advance = [&](SkinnyCursor& at, int stages) {
+    for (int i = 0; i < stages; ++i) at.next(shape);
+  };
   SkinnyCursor weight;
-  for (; weight.parity == 0 && !weight.done(shape); weight.next(shape))
+  advance(weight, thread);
+  SkinnyCursor rows = weight;
+  for (; weight.parity == 0 && !weight.done(shape); advance(weight, threads))
     copy_packed<kUnits>(w, shape, ring, weight);
   let_next_start();
   wait_for_previous();
-  SkinnyCursor rows;
-  for (; rows.parity == 0 && !rows.done(shape); rows.next(shape))
+  for (; rows.parity == 0 && !rows.done(shape); advance(rows, threads))
     copy_packed_rows(x, shape, ring, rows);
-  for (; !weight.done(shape); weight.next(shape)) {
+  for (; !weight.done(shape); advance(weight, threads)) {
     wait_barrier(ring.empty + weight.stage, weight.parity ^ 1);
     copy_packed<kUnits>(w, shape, ring, weight);
     copy_packed_rows(x, shape, ring, weight);
@@ -183,7 +203,7 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
 }
 
 /// Four warps' part. Two steps are under way, two wait in registers, and two are being unpacked.
-template <WeightFormat::Numbers packing, int kRows, int kUnits, int kDepth>
+template <WeightFormat::Numbers packing, class Unpacker, int kRows, int kUnits, int kDepth>
 __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
                                const PackedShape& shape, const StageRing& ring, int warp) {
   const bool leader = threadIdx.x % kWarp == 0;
@@ -197,7 +217,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
   for (int i = 0; i < 32; ++i)  // 0, where no row of w is: in a register each, not made anew
     if (kUnits == 1) a[i / 8][i / 4 % 2][i % 4] = static_cast<uint32_t>((shape.rows + i) >> 31);
   PackedNumbers<packing, kUnits> numbers;
-  Unpack<packing> unpack[kUnits];
+  Unpacker unpack[kUnits];
   const auto unpack_next = [&]<int quarter>() {
     unpack_quarter<quarter>(a[quarter], numbers, unpack, unit_bytes, shape.groups);
   };
@@ -258,40 +278,6 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     if (leader) arrive(ring.empty + last);
     at.next(shape.stages);
     store_packed<kRows, kUnits>(y, shape, sum, item, warp);
-  }
-}
-
-/// `w`: boxes of a block's records in a stage; `x`: of `block_rows` rows by the slices of a stage;
-/// `row_scales`: of whole rows, if that is what they are for.
-template <WeightFormat::Numbers packing, int kRows, int kUnits, int kDepth>
-__global__ void __launch_bounds__(kMostPackedGroups* kGroupThreads + kWarp, 1)
-    gemm_packed_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap w,
-                       const __grid_constant__ CUtensorMap x, const uint32_t* row_scales,
-                       const PackedShape shape) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  auto* const full = reinterpret_cast<uint64_t*>(shared);
-  uint64_t* const empty = full + kMostStages;
-  unsigned char* const data = shared + kSkinnyBarrierBytes;
-  // A stage: rows of x, then the weights.
-  const StageRing ring{data + (1024 - shared_address(data) % 1024) % 1024, shape.stage_bytes, full,
-                       empty};
-  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0),
-            consumers = static_cast<int>(blockDim.x) / kWarp - 1;
-  if (threadIdx.x == 0) {
-    prefetch_map(&w);
-    prefetch_map(&x);
-    for (int i = 0; i < shape.stages; ++i) {
-      init_barrier(&full[i], 1);
-      init_barrier(&empty[i], consumers);
-    }
-    fence_new_barriers();
-  }
-  __syncthreads();
-  if (warp == consumers) {
-    if (threadIdx.x % kWarp == 0) produce_packed<kUnits>(w, x, shape, ring);
-  } else {
-    wait_for_previous();
-    consume_packed<packing, kRows, kUnits, kDepth>(y, row_scales, shape, ring, warp);
   }
 }
 

@@ -1,8 +1,8 @@
-// Chooses and launches a kernel of gemm_packed.cuh.
+// Launches the kernel of gemm_packed.cuh.
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
-#include "ops/cuda/quantised/gemm_packed.cuh"
+#include "ops/cuda/quantised/gemm_packed_turns.cuh"
 
 namespace nanovllm {
 namespace {
@@ -22,66 +22,88 @@ void with_rows(int64_t m, F&& f) {
   f.template operator()<kMostPackedTile>();
 }
 
-/// f<numbers, depth>() of chunks in a stage: about 1 KB of each eight rows of w, if there is room.
+/// f<numbers, coarse>().
 template <class F>
-void with_numbers(WeightFormat::Numbers numbers, bool two, F&& f) {
-  if (numbers == WeightFormat::int4 && two) return f.template operator()<WeightFormat::int4, 2>();
-  if (numbers == WeightFormat::int4) return f.template operator()<WeightFormat::int4, 1>();
-  if (numbers == WeightFormat::int8) return f.template operator()<WeightFormat::int8, 1>();
-  f.template operator()<WeightFormat::e4m3, 1>();
+void with_numbers(WeightFormat::Numbers numbers, bool coarse, F&& f) {
+  if (numbers == WeightFormat::int4 && coarse)
+    return f.template operator()<WeightFormat::int4, true>();
+  if (numbers == WeightFormat::int4) return f.template operator()<WeightFormat::int4, false>();
+  if (numbers == WeightFormat::int8) return f.template operator()<WeightFormat::int8, false>();
+  f.template operator()<WeightFormat::e4m3, false>();
+}
+
+/// All but y's stride.
+PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const PackedPlan& plan,
+                     int num_sms) {
+  const bool gated = outputs < w.n();
+  const PackedLayout layout(w.format, w.n(), w.k());
+  PackedShape shape{};
+  shape.rows = static_cast<int>(rows);
+  shape.columns = static_cast<int>(outputs);
+  shape.block_rows = static_cast<int>(ceil_div(rows, plan.row_blocks * 8) * 8);
+  shape.row_blocks = plan.row_blocks;
+  shape.warps = plan.warps;
+  shape.units = static_cast<int>(outputs / kPackedRows);
+  shape.up = gated ? shape.units : 0;
+  shape.items = plan.row_blocks * static_cast<int>(ceil_div(
+                                      shape.units, gated ? plan.warps : plan.warps * plan.units));
+  shape.record_bytes = layout.record_bytes;
+  shape.groups = layout.groups;
+  // About 1 KB of each eight rows of w, if there is room.
+  const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
+                   shape.block_rows <= kMostDeepRows;
+  shape.depth = two ? 2 : 1;
+  shape.steps = layout.columns / shape.depth;
+  shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
+  const int64_t bytes = shape.x_bytes + plan.warps * plan.units * shape.depth * layout.record_bytes;
+  shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
+  const int64_t tiles = ceil_div(shape.items, num_sms), all = tiles * shape.steps,
+                ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
+  shape.in_turns = takes_turns(w.format, w.k(), plan.groups(), rows, tiles);
+  // With fewer stages than groups one might wait for a stage's next phase but one, and take the
+  // phase before for it.
+  shape.stages = static_cast<int>(std::clamp<int64_t>(
+      std::min(ring / shape.stage_bytes, all), shape.in_turns ? kMostPackedGroups : 2,
+      shape.in_turns ? kMostTurnStages : kMostStages));
+  return shape;
 }
 
 }  // namespace
 
 void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
                               const PackedPlan& plan) {
-  const int64_t m = x.shape[0], outputs = y.shape[1];
   const PackedLayout layout(w.format, w.n(), w.k());
   const int num_sms = divides_sms() ? other_sms_ : num_sms_;
-  const auto block_rows = static_cast<int>(ceil_div(m, plan.row_blocks * 8) * 8);
-  const bool two = layout.columns % 2 == 0 && block_rows <= kMostDeepRows;
-  with_numbers(w.format.numbers, two, [&]<WeightFormat::Numbers numbers, int depth>() {
-    PackedShape shape{};
-    shape.rows = static_cast<int>(m);
-    shape.columns = static_cast<int>(outputs);
-    shape.stride = y.stride[0];
-    shape.block_rows = block_rows;
-    shape.row_blocks = plan.row_blocks;
-    shape.warps = plan.warps;
-    shape.units = static_cast<int>(outputs / kPackedRows);
-    shape.up = gated ? shape.units : 0;
-    shape.items = plan.row_blocks * static_cast<int>(ceil_div(
-                                        shape.units, gated ? plan.warps : plan.warps * plan.units));
-    shape.record_bytes = layout.record_bytes;
-    shape.groups = layout.groups;
-    shape.depth = depth;
-    shape.steps = layout.columns / depth;
-    shape.x_bytes = depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
-    const int64_t bytes = shape.x_bytes + plan.warps * plan.units * depth * layout.record_bytes;
-    shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
-    const int64_t all = ceil_div(shape.items, num_sms) * shape.steps,
-                  ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
-    shape.stages = static_cast<int>(
-        std::clamp<int64_t>(std::min(ring / shape.stage_bytes, all), 2, kMostStages));
-    const CUtensorMap records =
-        map_records(encode_map_, w, layout, gated ? 2 : 1,
-                    gated ? plan.warps : plan.warps * plan.units, depth * layout.record_bytes);
-    const CUtensorMap rows_of_x = gemm_map(
-        encode_map_, x, {.parts = 1, .rows = shape.block_rows, .slices = depth * kPackedSlices});
-    const auto* row_scales = reinterpret_cast<const uint32_t*>(w.data.data + layout.row_scales());
-    with_rows(block_rows, [&]<int rows>() {
-      const auto go = [&](auto kernel) {
-        launch_early(kernel, grid_size(num_sms), plan.groups() * kGroupThreads + kWarp,
+  PackedShape shape = shape_of(w, x.shape[0], y.shape[1], plan, num_sms);
+  shape.stride = y.stride[0];
+  const CUtensorMap records =
+      map_records(encode_map_, w, layout, gated ? 2 : 1,
+                  gated ? plan.warps : plan.warps * plan.units, shape.depth * layout.record_bytes);
+  const CUtensorMap rows_of_x =
+      gemm_map(encode_map_, x,
+               {.parts = 1, .rows = shape.block_rows, .slices = shape.depth * kPackedSlices});
+  const auto* row_scales = reinterpret_cast<const uint32_t*>(w.data.data + layout.row_scales());
+  const bool is_coarse = w.format.numbers == WeightFormat::int4 && !has_any(fine_, w);
+  with_numbers(w.format.numbers, is_coarse, [&]<WeightFormat::Numbers numbers, bool coarse>() {
+    with_rows(shape.block_rows, [&]<int rows>() {
+      const auto go = [&]<int units, int depth, bool in_turns>() {
+        launch_early(gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>,
+                     grid_size(num_sms),
+                     ((in_turns ? kMostPackedGroups : plan.groups()) + 1) * kGroupThreads,
                      static_cast<size_t>(packed_shared_bytes(rows, shape.block_rows,
-                                                             shape.stage_bytes, shape.stages)),
+                                                             shape.stage_bytes, shape.stages) +
+                                         (in_turns ? handed_bytes(rows, units) : 0)),
                      device_ptr<bf16>(y), records, rows_of_x, row_scales, shape);
       };
-      if constexpr (depth == 1 || rows <= kMostDeepRows) {
-        if (plan.units == 1)
-          go(gemm_packed_kernel<numbers, rows, 1, depth>);
-        else
-          go(gemm_packed_kernel<numbers, rows, 2, depth>);
-      }
+      const auto with_units = [&]<int depth, bool in_turns>() {
+        if (plan.units == 1) return go.template operator()<1, depth, in_turns>();
+        go.template operator()<2, depth, in_turns>();
+      };
+      if constexpr (numbers == WeightFormat::int4 && rows <= kMostTurnRows)
+        if (shape.in_turns) return with_units.template operator()<kTurnChunks, true>();
+      if constexpr (numbers == WeightFormat::int4 && rows <= kMostDeepRows)
+        if (shape.depth == 2) return with_units.template operator()<2, false>();
+      with_units.template operator()<1, false>();
     });
   });
 }

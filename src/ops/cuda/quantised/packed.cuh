@@ -2,6 +2,8 @@
 // (docs/contract.md), by what is cheapest.
 #pragma once
 
+#include <type_traits>
+
 #include <cuda_fp16.h>
 
 #include "ops/cuda/ptx/mma.cuh"
@@ -109,6 +111,36 @@ struct Unpack<WeightFormat::e4m3> {
 #endif
 };
 
+/// Four bits without zero points. A pair's bits in place are numbers q + 8 of
+/// bf16, times 2^-133 or 2^-129, subnormal ones included; a fused step rounds scale * (q + 8) - 8 *
+/// scale once, for scales that have 8 significant bits and are below 2^-5.
+struct CoarseUnpack {
+  uint32_t first, second, offset;  // scale * 2^133, scale * 2^129, -8 * scale
+  CoarseUnpack() = default;
+  /// `word`: of scale.
+  __device__ explicit CoarseUnpack(uint32_t word) {
+    const uint32_t scale = __byte_perm(word, 0, 0x3232);
+    first = scale + (133u << 7) * 0x10001u;
+    second = scale + (129u << 7) * 0x10001u;
+    offset = scale + (0x8000u + (3u << 7)) * 0x10001u;
+  }
+  __device__ static uint32_t pair(uint32_t word, uint32_t mask, uint32_t scale, uint32_t offset) {
+    return of_pair(__hfma2(as_pair(word & mask), as_pair(scale), as_pair(offset)));
+  }
+  /// A lane's part of two steps, in four pairs.
+  __device__ void operator()(uint32_t (&to)[4], uint32_t word, uint32_t) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i, word >>= 8) {
+      to[2 * i] = pair(word, 0x000f000fu, first, offset);
+      to[2 * i + 1] = pair(word, 0x00f000f0u, second, offset);
+    }
+  }
+};
+
+/// `coarse`: of a CoarseUnpack.
+template <WeightFormat::Numbers packing, bool coarse>
+using UnpackOf = std::conditional_t<coarse, CoarseUnpack, Unpack<packing>>;
+
 /// The same of any scale and zero point. Of experts whose scales differ in kind some have words
 /// with zero points in them.
 template <WeightFormat::Numbers packing>
@@ -172,17 +204,17 @@ struct PackedNumbers {
 };
 
 /// Two steps of a chunk, steps 2 quarter and 2 quarter + 1, as A.
-template <int quarter, WeightFormat::Numbers packing, int kUnits>
+template <int quarter, WeightFormat::Numbers packing, int kUnits, class Unpacker>
 __device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
                                                const PackedNumbers<packing, kUnits>& numbers,
-                                               Unpack<packing> (&unpack)[kUnits], int unit_bytes,
+                                               Unpacker (&unpack)[kUnits], int unit_bytes,
                                                int groups) {
   constexpr int kWords = WeightFormat(packing).bits() / 4;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    if constexpr (quarter == 0) unpack[u] = Unpack<packing>(numbers.scales[u]);
+    if constexpr (quarter == 0) unpack[u] = Unpacker(numbers.scales[u]);
     if (quarter > 0 && groups * quarter % 4 == 0 && groups > 1)
-      unpack[u] = Unpack<packing>(numbers.scale(unit_bytes, u, groups * quarter / 4));
+      unpack[u] = Unpacker(numbers.scale(unit_bytes, u, groups * quarter / 4));
     uint32_t pairs[4];
     unpack[u](pairs, numbers.template word<quarter * kWords>(u),
               numbers.template word<quarter * kWords + kWords - 1>(u));
