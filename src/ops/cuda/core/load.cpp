@@ -188,7 +188,7 @@ void CudaBackend::load_fp8(const Weight& dst, const QuantizedRows& rows) {
   input_scales_[dst.data.data] = rows.input_scale;
 }
 
-/// Whether an int4 weight unpacks in few steps (decoder::CoarseUnpack): all zero points are 0, and
+/// Whether an int4 weight unpacks in few steps (CoarseUnpack): all zero points are 0, and
 /// scales are from 2^-100 to below 2^-5, with at most 8 significant bits.
 static bool has_coarse_scales(const QuantizedRows& rows) {
   const auto is_coarse = [](float scale) {
