@@ -22,11 +22,39 @@ constexpr int kRecordBytes =
     packed_record_bytes({WeightFormat::int4, kPackedColumns}, 2 * int64_t{kPackedColumns});
 constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of a record
 
+/// Of any scale that Unpack<int4> takes. Here a pair's numbers become (q - zero) / 64 first.
+struct FineUnpack {
+  uint32_t high, low, zero;  // 64 times the scale's upper bits, the others; -zero / 64
+  FineUnpack() = default;
+  __device__ explicit FineUnpack(uint32_t word) {
+    constexpr float k64 = 64.0f;
+    const float upper = __uint_as_float(word & 0xffff0000u),
+                lower = __uint_as_float(word & 0xffffff00u) - upper;
+    const auto both = [](float x) { return __byte_perm(__float_as_uint(x), 0, 0x3232); };
+    high = both(upper * k64);
+    low = both(lower * k64);
+    zero = of_pair(__hfma2(as_pair(__byte_perm(word, 0x43, 0x4040)), as_pair(0xbc80bc80u),
+                           as_pair(0x40004000u)));
+  }
+  __device__ uint32_t pair(uint32_t word, uint32_t mask, uint32_t unit) const {
+    const __nv_bfloat162 q = __hfma2(as_pair(word & mask), as_pair(unit), as_pair(zero));
+    return of_pair(__hfma2(as_pair(high), q, __hmul2(as_pair(low), q)));
+  }
+  /// A lane's part of two steps, in four pairs.
+  __device__ void operator()(uint32_t (&to)[4], uint32_t word, uint32_t) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i, word >>= 8) {
+      to[2 * i] = pair(word, 0x000f000fu, 0x7f007f00u);
+      to[2 * i + 1] = pair(word, 0x00f000f0u, 0x7d007d00u);
+    }
+  }
+};
+
 /// `coarse`: of a CoarseUnpack. `kExperts`: of a mixture, whose router has plain weights.
 template <int kHeadDim, bool coarse, bool kExperts>
 struct Int4Worker : Worker<kHeadDim> {
   static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
-  using UnpackNumbers = UnpackOf<WeightFormat::int4, coarse>;
+  using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, FineUnpack>;
 };
 
 // -- Copies --
@@ -55,65 +83,61 @@ __device__ __forceinline__ bool is_narrow(const MatrixCut& cut, bool gated) {
   return !gated && cut.groups <= kMultiplying && !cut.bias;
 }
 
-/// The records of a tile, half a chunk at a time, of a warp's rows. A lane. `kUnits`: eights of
-/// rows, of gate and of up, or neighbours.
+/// The records of a tile, a chunk at a time, of a warp's rows. A lane. `kUnits`: eights of rows, of
+/// gate and of up, or neighbours. Straight code, since the compiler waits for products before each
+/// branch.
 template <int kUnits>
 struct RecordReader {
   Ring ring;
-  const MatrixCut& cut;
   int unit_bytes, to_scale;  // from a lane's first unit to its next; from its numbers to the scale
-  uint32_t of_lane, from;    // in the first stage; this chunk's
-  int left = 0, chunks;      // of the stage, of the tile
-  uint2 words[2][kUnits];    // of both halves of a chunk
+  uint32_t of_lane, from;    // in the first stage; the next chunk's
+  int of_stage, left;        // chunks of a stage; of this one, not asked for
+  int chunks;                // of the tile, not asked for
+  uint4 words[kUnits];
   uint32_t scales[kUnits];
 
   /// `first`: bytes of a stage before the warp's first unit; `next`: from that to its second.
-  __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& matrix, int first,
+  __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& cut, int first,
                                           int next, int lane)
       : ring(of_tile),
-        cut(matrix),
         unit_bytes(next),
         to_scale(packed_number_bytes(WeightFormat::int4) + lane / 4 * 4 - lane * 16),
         of_lane(shared_address(ring.data) + first + lane * 16),
-        chunks(matrix.atoms * kAtomDepth / kPackedColumns) {}
-  /// To the first chunk of the next stage.
-  __device__ __forceinline__ void take_stage() {
-    const RingCursor place = ring.place();
-    ring.wait_full(place);
-    from = of_lane + place.stage * kStageBytes;
-    left = chunks_of_stage(cut);
+        of_stage(chunks_of_stage(cut)),
+        chunks(cut.atoms * kAtomDepth / kPackedColumns) {
+    from = of_lane + ring.next.stage * kStageBytes;
+    left = min(of_stage, chunks);
   }
-  /// Asks for half of a chunk; with the first one, for the scales.
-  template <int half>
+  /// Asks for the next chunk; behind the last one, for whatever lies there.
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(words[half][u].x), "=r"(words[half][u].y)
-                   : "r"(from + u * unit_bytes + half * 8)
+      const uint32_t at = from + u * unit_bytes;
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[u].x), "=r"(words[u].y), "=r"(words[u].z), "=r"(words[u].w)
+                   : "r"(at)
                    : "memory");
-      if (half == 0)
-        asm volatile("ld.shared.u32 %0, [%1];"
-                     : "=r"(scales[u])
-                     : "r"(from + u * unit_bytes + to_scale)
-                     : "memory");
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[u]) : "r"(at + to_scale) : "memory");
     }
   }
-  /// To the next chunk; behind the last one, to whatever lies there.
-  __device__ __forceinline__ void advance() {
-    from += kRecordBytes;
+  /// To the chunk behind; whether it is there, if there is one. The end of a stage is in `ended`.
+  __device__ __forceinline__ bool advance(bool& ended, int& stage) {
     --chunks;
-    if (__builtin_expect(--left > 0 && chunks > 0, 1)) return;
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) ring.release(ring.place(), kWarps / kMultiplying);
-    ring.advance();
-    if (chunks > 0) take_stage();
+    ended = --left == 0;
+    stage = ring.next.stage;
+    RingCursor later = ring.next;
+    later.next(ring.stages);
+    ring.next.stage = ended ? later.stage : stage;
+    ring.next.parity = ended ? later.parity : ring.next.parity;
+    from = ended ? of_lane + later.stage * kStageBytes : from + kRecordBytes;
+    left = ended ? min(of_stage, chunks) : left;
+    return has_ended(&ring.full[ring.next.stage], ring.next.parity) || chunks <= 0;
   }
 };
 
 /// multiply() of records by `rows` rows of the operand, from `first` on as RecordReader has it.
-/// Instructions of these warps bind, one each in a quarter of the SM: mma.sync lets them stand
-/// between its steps, where wgmma wants fences.
+/// mma.sync, where wgmma wants fences, lets instructions stand between a chain's steps: while two
+/// steps are multiplied the next two are unpacked.
 template <int kUnits, class Worker>
 __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
                                                  const MatrixCut& cut, int first, int next,
@@ -121,49 +145,64 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   RecordReader<kUnits> reader(ring, cut, first, next, lane);
   using UnpackNumbers = typename Worker::UnpackNumbers;
   UnpackNumbers unpacks[kUnits];
-  const auto take_scales = [&] {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) unpacks[u] = UnpackNumbers(reader.scales[u]);
-  };
-  uint32_t x[2][4];  // of two steps of tensor cores each
+  uint4 words[kUnits];
+  uint32_t a[2][2][4] = {}, x[2][4];  // of two steps of tensor cores each
+  const uint32_t step = 4 * 16 * rows;
   uint32_t from = shared_address(w.operand) + cut.operand_at + (lane / 8 * rows + lane % 8) * 16;
   const auto load_x = [&](uint32_t(&to)[4]) {
     load_matrices(to, from);
-    from += 4 * 16 * rows;
+    from += step;
   };
-  const auto multiply_quarter = [&]<int quarter>(const uint32_t(&of_x)[4]) {
-    uint32_t a[2][4] = {};
+  const auto unpack = [&]<int quarter>() {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const uint2 half = reader.words[quarter / 2][u];
-      const uint32_t word = quarter % 2 == 0 ? half.x : half.y;
+      if (quarter == 0) unpacks[u] = UnpackNumbers(reader.scales[u]), words[u] = reader.words[u];
+      const uint32_t word = word_of(words[u], quarter);
       uint32_t pairs[4];
       unpacks[u](pairs, word, word);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) a[i][u] = pairs[2 * i], a[i][u + 2] = pairs[2 * i + 1];
+      for (int i = 0; i < 2; ++i) {
+        a[quarter % 2][i][u] = pairs[2 * i];
+        a[quarter % 2][i][u + 2] = pairs[2 * i + 1];
+      }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mma_m16n8k16(c[0], a[i], of_x[2 * i], of_x[2 * i + 1]);
   };
-  reader.take_stage();
-  reader.template load<0>();
+  const auto multiply = [&](int turn) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma_m16n8k16(c[0], a[turn][i], x[turn][2 * i], x[turn][2 * i + 1]);
+  };
+  bool ended = false;
+  int stage = 0;
+  const auto release = [&] {
+    if (ended && lane == 0) ring.release({stage, 0}, kWarps / kMultiplying);
+  };
+  ring.wait_full(ring.place());
+  reader.load();
+  bool ready = reader.advance(ended, stage);
+  unpack.template operator()<0>();
   if (waits) w.take_operand();
   load_x(x[0]);
+  __syncwarp();
+  release();
 #pragma unroll 1
   do {
-    take_scales();
+    if (__builtin_expect(!ready, 0)) reader.ring.wait_full(reader.ring.next);
     load_x(x[1]);
-    reader.template load<1>();
-    multiply_quarter.template operator()<0>(x[0]);
+    reader.load();
+    unpack.template operator()<1>();
+    multiply(0);
     load_x(x[0]);
-    multiply_quarter.template operator()<1>(x[1]);
+    unpack.template operator()<2>();
+    multiply(1);
+    ready = reader.advance(ended, stage);
     load_x(x[1]);
-    reader.advance();
-    reader.template load<0>();
-    multiply_quarter.template operator()<2>(x[0]);
+    unpack.template operator()<3>();
+    multiply(0);
+    release();
     load_x(x[0]);
-    multiply_quarter.template operator()<3>(x[1]);
-  } while (reader.chunks > 0);
+    unpack.template operator()<0>();
+    multiply(1);
+  } while (reader.chunks >= 0);
 }
 
 template <class Worker>

@@ -8,7 +8,7 @@ namespace nanovllm::decoder {
 /// share of memory.
 /// A tile is no part of two: its columns divide `whole`, if that is not 0.
 static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks, int64_t whole = 0) {
-  constexpr int64_t kUnpacking = 340, kNarrow = 285, kBytes = 14, kAround = 1500;
+  constexpr int64_t kUnpacking = 305, kNarrow = 275, kBytes = 14, kAround = 1500;
   const int64_t units = columns / kPackedRows, chunks = k / kPackedColumns;
   int64_t best = 1, least = INT64_MAX;
   for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
