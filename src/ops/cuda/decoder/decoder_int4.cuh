@@ -3,8 +3,8 @@
 // registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh. Scales of
 // few bits without zero points (of no CudaBackend::fine_) unpack in fewer instructions than others.
 //
-// Each of these four warps has a quarter of the SM to itself, and its instructions bind: it takes
-// 340 cycles for 128 columns of 16 rows, 285 for 8, where memory takes up to 311.
+// 128 columns take some 300 cycles, of 8 rows as of 16, where memory takes up to 311; eight steps
+// of the chain and its instructions' own delays add up to 210 and 235.
 #pragma once
 
 #include <algorithm>
@@ -83,16 +83,27 @@ __device__ __forceinline__ bool is_narrow(const MatrixCut& cut, bool gated) {
   return !gated && cut.groups <= kMultiplying && !cut.bias;
 }
 
+/// has_ended(), where it `matters`.
+__device__ __forceinline__ bool has_come(uint64_t* barrier, uint32_t parity, bool matters) {
+  uint32_t come;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 q, %3, 0;\nsetp.eq.u32 p, %3, 0;\n"
+      "@q mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(come)
+      : "r"(shared_address(barrier)), "r"(parity), "r"(uint32_t{matters})
+      : "memory");
+  return come != 0;
+}
+
 /// The records of a tile, a chunk at a time, of a warp's rows. A lane. `kUnits`: eights of rows, of
-/// gate and of up, or neighbours. Straight code, since the compiler waits for products before each
-/// branch.
+/// gate and of up, or neighbours. It has no branches, before which the compiler would wait for
+/// products.
 template <int kUnits>
 struct RecordReader {
   Ring ring;
-  int unit_bytes, to_scale;  // from a lane's first unit to its next; from its numbers to the scale
-  uint32_t of_lane, from;    // in the first stage; the next chunk's
-  int of_stage, left;        // chunks of a stage; of this one, not asked for
-  int chunks;                // of the tile, not asked for
+  uint32_t from;                               // the next chunk's start
+  uint32_t of_lane[kUnits], of_scale[kUnits];  // from there to a lane's numbers, its scale
+  int of_stage, left, chunks;  // of a stage; of this one and of the tile, not asked for
   uint4 words[kUnits];
   uint32_t scales[kUnits];
 
@@ -100,27 +111,36 @@ struct RecordReader {
   __device__ __forceinline__ RecordReader(const Ring& of_tile, const MatrixCut& cut, int first,
                                           int next, int lane)
       : ring(of_tile),
-        unit_bytes(next),
-        to_scale(packed_number_bytes(WeightFormat::int4) + lane / 4 * 4 - lane * 16),
-        of_lane(shared_address(ring.data) + first + lane * 16),
         of_stage(chunks_of_stage(cut)),
         chunks(cut.atoms * kAtomDepth / kPackedColumns) {
-    from = of_lane + ring.next.stage * kStageBytes;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      of_lane[u] = first + u * next + lane * 16;
+      of_scale[u] = first + u * next + packed_number_bytes(WeightFormat::int4) + lane / 4 * 4;
+      find_now(of_lane[u]);
+      find_now(of_scale[u]);
+    }
+    from = start_of(ring.next.stage);
     left = min(of_stage, chunks);
+  }
+  __device__ __forceinline__ uint32_t start_of(int stage) const {
+    return shared_address(ring.data) + stage * kStageBytes;
   }
   /// Asks for the next chunk; behind the last one, for whatever lies there.
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const uint32_t at = from + u * unit_bytes;
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(words[u].x), "=r"(words[u].y), "=r"(words[u].z), "=r"(words[u].w)
-                   : "r"(at)
+                   : "r"(from + of_lane[u])
                    : "memory");
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[u]) : "r"(at + to_scale) : "memory");
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(scales[u])
+                   : "r"(from + of_scale[u])
+                   : "memory");
     }
   }
-  /// To the chunk behind; whether it is there, if there is one. The end of a stage is in `ended`.
+  /// To the chunk behind; whether it is there, if there is one. `ended`: the stage `stage` is read.
   __device__ __forceinline__ bool advance(bool& ended, int& stage) {
     --chunks;
     ended = --left == 0;
@@ -129,16 +149,17 @@ struct RecordReader {
     later.next(ring.stages);
     ring.next.stage = ended ? later.stage : stage;
     ring.next.parity = ended ? later.parity : ring.next.parity;
-    from = ended ? of_lane + later.stage * kStageBytes : from + kRecordBytes;
+    from = ended ? start_of(later.stage) : from + kRecordBytes;
     left = ended ? min(of_stage, chunks) : left;
-    return has_ended(&ring.full[ring.next.stage], ring.next.parity) || chunks <= 0;
+    return has_come(&ring.full[ring.next.stage], ring.next.parity, ended && chunks > 0);
   }
 };
 
 /// multiply() of records by `rows` rows of the operand, from `first` on as RecordReader has it.
 /// mma.sync, where wgmma wants fences, lets instructions stand between a chain's steps: while two
-/// steps are multiplied the next two are unpacked.
-template <int kUnits, class Worker>
+/// steps are multiplied the next two are unpacked. Of `one_row`, places of the operand are known to
+/// the compiler: an address that moves on waits for the load before.
+template <int kUnits, bool one_row, class Worker>
 __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
                                                  const MatrixCut& cut, int first, int next,
                                                  int rows, int lane, bool waits, Sums& c) {
@@ -147,11 +168,10 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   UnpackNumbers unpacks[kUnits];
   uint4 words[kUnits];
   uint32_t a[2][2][4] = {}, x[2][4];  // of two steps of tensor cores each
-  const uint32_t step = 4 * 16 * rows;
+  const uint32_t step = 4 * 16 * (one_row ? 1 : rows);
   uint32_t from = shared_address(w.operand) + cut.operand_at + (lane / 8 * rows + lane % 8) * 16;
-  const auto load_x = [&](uint32_t(&to)[4]) {
-    load_matrices(to, from);
-    from += step;
+  const auto load_x = [&](uint32_t(&to)[4], int quarter) {
+    load_matrices(to, from + quarter * step);
   };
   const auto unpack = [&]<int quarter>() {
 #pragma unroll
@@ -173,6 +193,7 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   };
   bool ended = false;
   int stage = 0;
+  // Products between a stage's last numbers and this have brought the lanes together.
   const auto release = [&] {
     if (ended && lane == 0) ring.release({stage, 0}, kWarps / kMultiplying);
   };
@@ -181,25 +202,27 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   bool ready = reader.advance(ended, stage);
   unpack.template operator()<0>();
   if (waits) w.take_operand();
-  load_x(x[0]);
+  load_x(x[0], 0);
   __syncwarp();
   release();
 #pragma unroll 1
   do {
     if (__builtin_expect(!ready, 0)) reader.ring.wait_full(reader.ring.next);
-    load_x(x[1]);
+    load_x(x[1], 1);
     reader.load();
     unpack.template operator()<1>();
     multiply(0);
-    load_x(x[0]);
+    load_x(x[0], 2);
     unpack.template operator()<2>();
     multiply(1);
     ready = reader.advance(ended, stage);
-    load_x(x[1]);
+    load_x(x[1], 3);
     unpack.template operator()<3>();
     multiply(0);
     release();
-    load_x(x[0]);
+    from += 4 * step;
+    find_now(from);
+    load_x(x[0], 0);
     unpack.template operator()<0>();
     multiply(1);
   } while (reader.chunks >= 0);
@@ -214,8 +237,14 @@ __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
   const auto go = [&]<int kUnits>() {
     const int first = min(gated ? warp : warp * kUnits, (gated ? half : cut.groups) - 1),
               next = gated ? first + half : min(first + 1, cut.groups - 1);
-    multiply_records<kUnits>(w, ring, cut, first * of_unit, (next - first) * of_unit, w.rows(),
-                             lane, waits, c);
+    const auto multiply = [&]<bool one_row>() {
+      multiply_records<kUnits, one_row>(w, ring, cut, first * of_unit, (next - first) * of_unit,
+                                        w.rows(), lane, waits, c);
+    };
+    if (w.rows() == 1)
+      multiply.template operator()<true>();
+    else
+      multiply.template operator()<false>();
   };
   if (is_narrow(cut, gated))
     go.template operator()<1>();
@@ -229,8 +258,8 @@ __device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Rin
                                                       const MatrixCut& cut, int first, int warp,
                                                       int lane, float (*sums)[64]) {
   Sums c = {};
-  multiply_records<2>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
-                      kMostChosen, lane, false, c);
+  multiply_records<2, false>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
+                             kMostChosen, lane, false, c);
   const int expert = first + warp;
   if (lane % 4 != expert / 2) return;
 #pragma unroll
