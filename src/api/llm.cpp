@@ -32,9 +32,9 @@ struct LLM::State {
     // Encoding a text takes many times its memory.
     const int64_t most = loaded.info.max_model_len, least = loaded.tokenizer->min_tokens(text);
     check(least < (is_cut ? kMaxTruncatedContexts * most : most), ErrorKind::invalid_argument,
-          "the prompt has {} bytes, {} tokens or more: with max_model_len {} at most {} leave room "
-          "for an answer",
-          text.size(), least, most, most - 1);
+          "the prompt is too long: {} bytes, {} tokens or more. This model's maximum context "
+          "length is {} tokens",
+          text.size(), least, most);
     return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens,
                                     prompt.literal);
   }

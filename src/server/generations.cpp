@@ -95,7 +95,7 @@ void Generations::read(std::shared_ptr<Job> job) {
     job->request.body_ticket.reset();
     GenerationRequest request = job->endpoint->read(body, defaults_);
     auto prompts = tokenize_prompts(request, defaults_, llm_.llm());
-    start(std::move(job), std::move(request), std::move(prompts));
+    start(std::move(job), std::move(request), std::move(prompts), body);
   } catch (...) {
     refuse(std::move(job), refusal(std::current_exception(), body, job->endpoint->error_style));
   }
@@ -113,7 +113,7 @@ void Generations::refuse(std::shared_ptr<Job>&& job, HttpResponse response) {
 // The generation is known to the I/O thread before the engine hears of it, so that no output
 // comes too early. From then on errors reach it by its first request's id.
 void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
-                        std::vector<std::vector<int32_t>>&& prompts) {
+                        std::vector<std::vector<int32_t>>&& prompts, const Json& body) {
   std::vector<int64_t> ids;
   for (size_t p = 0; p < prompts.size(); ++p) ids.push_back(llm_.new_request_id());
   SamplingParams params = request.params;
@@ -136,9 +136,9 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
     const auto* full = dynamic_cast<const QueueFull*>(&error);
     const std::optional limit = full ? std::optional(full->limit()) : std::nullopt;
     http_.post([this, id = ids.front(), status = status_of(error.kind()), limit,
-                message = std::string(error.what())] {
+                message = std::string(error.what()), param = field_at_fault(body, error.what())] {
       if (limit) metrics_.add_rejection(*limit);
-      end(id, status, message);
+      end(id, status, message, param);
     });
   }
 }
@@ -168,12 +168,13 @@ void Generations::deliver(std::vector<RequestOutput>& outputs) {
 }
 
 /// Ends a generation from our side: the client has gone, or the engine did not take it.
-void Generations::end(int64_t id, int status, const std::string& message) {
+void Generations::end(int64_t id, int status, const std::string& message,
+                      const std::string& param) {
   const auto found = places_.find(id);
   if (found == places_.end()) return;
   const std::shared_ptr<Generation> generation = found->second.generation;
   for (const int64_t engine_id : generation->engine_ids) llm_.abort_request(engine_id);
-  generation->fail(status, message);
+  generation->fail(status, message, param);
   forget(*generation);
 }
 

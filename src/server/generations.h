@@ -59,10 +59,10 @@ class Generations {
   void read(std::shared_ptr<Job> job);
   void refuse(std::shared_ptr<Job>&& job, HttpResponse response);
   void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
-             std::vector<std::vector<int32_t>>&& prompts);
+             std::vector<std::vector<int32_t>>&& prompts, const Json& body);
   void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
               const SamplingParams& params);
-  void end(int64_t id, int status, const std::string& message);
+  void end(int64_t id, int status, const std::string& message, const std::string& param = {});
   void forget(const Generation& generation);
   void note_ignored(const std::vector<std::string>& fields);
   void log(const Job& job, int status, const GenerationSummary& summary);

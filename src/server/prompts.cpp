@@ -139,9 +139,11 @@ std::vector<std::vector<int32_t>> tokenize_prompts(GenerationRequest& request,
   const auto add = [&](const Prompt& prompt) {
     const auto& tokens = prompts.emplace_back(llm.tokenize(prompt, request.params));
     const int64_t length = std::ssize(tokens), most = defaults.max_model_len;
-    check(!request.max_tokens || length + *request.max_tokens <= most, kBad,
-          "max_tokens is {}: with the prompt's {} tokens that is more than the context of {}",
-          request.max_tokens.value_or(0), length, most);
+    check(
+        !request.max_tokens || length + *request.max_tokens <= most, kBad,
+        "max_tokens is {}, and the prompt has {} tokens. This model's maximum context length is {} "
+        "tokens",
+        request.max_tokens.value_or(0), length, most);
     llm.check_request(tokens, request.params);
   };
   if (request.is_chat) {

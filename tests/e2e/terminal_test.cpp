@@ -61,8 +61,8 @@ TEST(Terminal, APasteOfSeveralLinesIsOneMessageOfAnyLength) {
   terminal.type("/clear\r");
   terminal.wait_for("> ");
   terminal.type("\x1b[200~" + words + "END\x1b[201~\r");
-  const std::string error = terminal.wait_for("max_model_len 2048");
-  EXPECT_NE(error.find("the prompt has 30"), std::string::npos) << without_escapes(error);
+  const std::string error = terminal.wait_for("length is 2048");
+  EXPECT_NE(error.find("too long: 30"), std::string::npos) << without_escapes(error);
   terminal.wait_for("> ");
   terminal.type("/bye\r");
   EXPECT_EQ(terminal.exit_code(), 0);

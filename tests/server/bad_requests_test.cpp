@@ -22,12 +22,6 @@ std::string chat_of(const std::string& content) {
 Row completion(const std::string& prompt, const std::string& more = "") {
   return {R"({"prompt":)" + prompt + more + "}", 400, "/v1/completions"};
 }
-std::string repeated(const std::string& text, size_t times) {
-  std::string out;
-  out.reserve(text.size() * times);
-  for (size_t i = 0; i < times; ++i) out += text;
-  return out;
-}
 
 class BadRequests : public testing::Test {
  protected:

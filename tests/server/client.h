@@ -157,6 +157,13 @@ class Client {
   std::string buffer_;
 };
 
+inline std::string repeated(const std::string& text, size_t times) {
+  std::string out;
+  out.reserve(text.size() * times);
+  for (size_t i = 0; i < times; ++i) out += text;
+  return out;
+}
+
 /// models/demo, served by a thread of this process.
 class ServerOnThread {
  public:

@@ -196,6 +196,9 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
       {R"({"priority": 1})", 400, "priority"},
       {R"({"truncate_prompt_tokens": 0})", 400, "truncate_prompt_tokens"},
       {R"({"truncate_prompt_tokens": -2})", 400, "truncate_prompt_tokens"},
+      {R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}})",
+       400, "response_format"},
+      {R"({"structured_outputs": {"regex": "("}})", 400, "structured_outputs"},
       {R"({"chat_template": "x"})", 400, "chat_template"},
       {R"({"chat_template_kwargs": {"messages": []}})", 400, "chat_template_kwargs"}};
   for (const Refusal& refusal : refusals) {
@@ -219,6 +222,30 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
   const Answer answer = server.post("/v1/chat/completions", body);
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_NE(answer.body.find("82"), std::string::npos);
+}
+
+// Agents and gateways shorten a conversation where they find this phrase of OpenAI's and vLLM's.
+TEST(Serve, AContextThatIsTooShortIsSaidAsClientsKnowIt) {
+  ServerOnThread server;
+  const std::string phrase = "This model's maximum context length is 2048 tokens",
+                    words = repeated("a ", 2100);
+  const auto expect = [&](const std::string& path, const Json& body, const std::string& param) {
+    const Answer answer = server.post(path, body);
+    EXPECT_EQ(answer.status, 400) << path;
+    const Json error = answer.json()["error"];
+    EXPECT_NE(error["message"].get<std::string>().find(phrase), std::string::npos) << answer.body;
+    if (!param.empty()) {
+      EXPECT_EQ(error["param"], param) << answer.body;
+    }
+  };
+  expect("/v1/completions", {{"prompt", words}}, "prompt");
+  expect("/v1/completions", {{"prompt", repeated(words, 1000)}}, "prompt");
+  expect("/v1/completions", {{"prompt", "a"}, {"max_tokens", 2048}}, "max_tokens");
+  expect("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", words}}}}},
+         "messages");
+  expect("/v1/responses", {{"input", words}}, "input");
+  expect("/v1/messages",
+         {{"messages", {{{"role", "user"}, {"content", words}}}}, {"max_tokens", 1}}, "");
 }
 
 TEST(Serve, AFieldThatIsIgnoredIsNotedOnceByItsName) {

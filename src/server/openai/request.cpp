@@ -312,7 +312,19 @@ std::string field_at_fault(const Json& body, std::string_view message) {
     ++end;
   const std::string name(message.substr(0, end));
   if (name == "messages" || name == "prompt" || name == "model") return name;
-  return body.is_object() && body.contains(name) ? name : std::string();
+  if (!body.is_object()) return {};
+  const auto first_of = [&](std::initializer_list<const char*> fields) -> std::string {
+    for (const char* field : fields)
+      if (body.contains(field)) return field;
+    return {};
+  };
+  // The engine and the grammars know what is wrong by names of their own.
+  constexpr std::array<std::string_view, 5> kStructures{"json", "regex", "choice", "grammar",
+                                                        "structural_tag"};
+  if (body.contains(name)) return name;
+  if (message.starts_with("the prompt ")) return first_of({"prompt", "messages", "input"});
+  if (!contains(kStructures, name)) return {};
+  return first_of({"structured_outputs", "response_format", "text", "output_config", "tools"});
 }
 
 }  // namespace nanovllm::server

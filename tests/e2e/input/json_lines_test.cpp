@@ -200,7 +200,7 @@ TEST(Generate, APromptBeyondAnyContextIsNeitherEncodedNorKept) {
   ASSERT_EQ(lines.size(), 11u);
   for (size_t i = 0; i < 10; ++i) {
     EXPECT_EQ(lines[i]["prompt_token_ids"], Json::array());
-    EXPECT_NE(lines[i]["error"].get<std::string>().find("the prompt has 4194304 bytes, "),
+    EXPECT_NE(lines[i]["error"].get<std::string>().find("the prompt is too long: 4194304 bytes, "),
               std::string::npos)
         << lines[i];
   }
@@ -209,7 +209,7 @@ TEST(Generate, APromptBeyondAnyContextIsNeitherEncodedNorKept) {
   std::string words;
   for (int i = 0; i < 3000; ++i) words += " x";
   const auto line = json_lines(nanovllm_program(generate({"--json", "--prompt", words})).output);
-  EXPECT_NE(line.at(0)["error"].get<std::string>().find("the prompt has 3000 tokens"),
+  EXPECT_NE(line.at(0)["error"].get<std::string>().find("the prompt is too long: 3000 tokens"),
             std::string::npos)
       << line;
   EXPECT_EQ(line.at(0)["prompt_token_ids"], Json::array());
