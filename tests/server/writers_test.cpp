@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "server/endpoints.h"
+#include "server/openai/logprobs.h"
 
 namespace nanovllm::server {
 namespace {
@@ -55,6 +56,20 @@ Written write(const std::string& path) {
       .tool_calls = {{.id = "call_1", .name = "weather", .arguments = "{\"city\": \"Rome\"}"}}};
   written.whole = Json::parse(endpoint.make_writer(context)->whole({output}, {message}));
   return written;
+}
+
+// "Useful in instances where characters are represented by multiple tokens and their byte
+// representations must be combined" (OpenAI's reference of chat completions, logprobs.content).
+TEST(Writers, TokensHaveTheBytesThatMakeTheText) {
+  const Tokenizer tokenizer(NANOVLLM_SOURCE_DIR "/models/demo");
+  const std::string text = "23 \u65e5\U0001f600";
+  std::vector<PositionLogprobs> positions;
+  for (const int32_t id : tokenizer.encode(text)) positions.push_back({{.token_id = id}});
+  const Json json = LogprobsJson{&tokenizer}.chat(positions);
+  std::string joined;
+  for (const Json& token : json["content"])
+    for (const int byte : token["bytes"]) joined += static_cast<char>(byte);
+  EXPECT_EQ(joined, text);
 }
 
 TEST(Writers, AMessageThatThinksAndCallsATool) {

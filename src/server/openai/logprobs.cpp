@@ -22,14 +22,17 @@ std::string LogprobsJson::token_text(int32_t id) const {
   return tokenizer->decode(std::span(&id, 1), false);
 }
 
+// Bytes, not the text: a token may be part of a character, and its text no more than U+FFFD.
 Json LogprobsJson::chat(const std::vector<PositionLogprobs>& positions) const {
   const auto entry = [this](const TokenLogprob& candidate) {
-    const std::string text = token_text(candidate.token_id);
-    return Json{{"token", text},
-                {"logprob", number(candidate.logprob)},
-                {"bytes", std::vector<int>(
-                              reinterpret_cast<const unsigned char*>(text.data()),
-                              reinterpret_cast<const unsigned char*>(text.data()) + text.size())}};
+    Json json = {{"token", token_text(candidate.token_id)},
+                 {"logprob", number(candidate.logprob)},
+                 {"bytes", nullptr}};
+    if (!tokenizer) return json;
+    json["bytes"] = Json::array();
+    for (const char c : tokenizer->token_bytes(candidate.token_id))
+      json["bytes"].push_back(static_cast<unsigned char>(c));
+    return json;
   };
   Json content = Json::array();
   for (const PositionLogprobs& position : positions) {
@@ -42,17 +45,19 @@ Json LogprobsJson::chat(const std::vector<PositionLogprobs>& positions) const {
   return {{"content", std::move(content)}};
 }
 
-// A prompt's first token has no log probability.
+// Offsets count characters, as clients' strings do; a token that goes on with a character lies
+// where that one begins. A prompt's first token has no log probability.
 Json LogprobsJson::completion(const std::vector<int32_t>& ids,
                               const std::vector<PositionLogprobs>& positions,
                               size_t& offset) const {
   Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
        offsets = Json::array();
   for (size_t i = 0; i < ids.size() && i < positions.size(); ++i) {
-    const std::string text = token_text(ids[i]);
-    tokens.push_back(text);
-    offsets.push_back(offset);
-    offset += text.size();
+    const std::string bytes = tokenizer ? tokenizer->token_bytes(ids[i]) : std::string();
+    const auto goes_on = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
+    tokens.push_back(token_text(ids[i]));
+    offsets.push_back(offset - (offset > 0 && !bytes.empty() && goes_on(bytes.front())));
+    offset += bytes.size() - static_cast<size_t>(std::ranges::count_if(bytes, goes_on));
     if (positions[i].empty()) {
       logprobs.push_back(nullptr);
       top.push_back(nullptr);
