@@ -200,6 +200,7 @@ Json chat_of(const JsonObject& o) {
 GenerationRequest read_message_prompt(const Json& body, const RequestDefaults& defaults) {
   GenerationRequest request = read_chat(chat_of(JsonObject(body, "request body", kBad)), defaults);
   check(request.params.n == 1, kBad, "n is {}: a message has one answer", request.params.n);
+  check(!request.params.prompt_logprobs, kBad, "prompt_logprobs: a message has no place for them");
   return request;
 }
 

@@ -29,9 +29,9 @@ class CompletionsWriter final : public AnswerWriter {
       : context_(context),
         request_(context.request),
         logprobs_{context.tokenizer, request_.tokens_as_ids},
-        has_role_(context.prompts.size() * static_cast<size_t>(request_.params.n)),
-        has_calls_(has_role_.size()),
-        text_offsets_(has_role_.size()) {
+        has_begun_(context.prompts.size() * static_cast<size_t>(request_.params.n)),
+        has_calls_(has_begun_.size()),
+        text_offsets_(has_begun_.size()) {
     head_ = "{\"id\":";
     append_json(head_, context.summary.id);
     head_ += fmt::format(",\"object\":\"{}\",\"created\":{},\"model\":",
@@ -66,6 +66,7 @@ class CompletionsWriter final : public AnswerWriter {
   const char* reasoning_name() const {
     return context_.options.reasoning_content ? "reasoning_content" : "reasoning";
   }
+  void add_prompt(Json& json, size_t p, const RequestOutput& output) const;
   Json message_json(const ChatMessage& message) const;
   Json choice_json(size_t p, const RequestOutput& output, const CompletionOutput& answer,
                    const ChatMessage& message) const;
@@ -74,7 +75,7 @@ class CompletionsWriter final : public AnswerWriter {
   const GenerationRequest& request_;
   const LogprobsJson logprobs_;
   std::string head_;                  // what all chunks of a stream begin with
-  std::vector<bool> has_role_;        // choices whose first chunk has been sent
+  std::vector<bool> has_begun_;       // choices whose first chunk has been sent
   std::vector<bool> has_calls_;       // choices that call tools
   std::vector<size_t> text_offsets_;  // of completions' logprobs, by choice
 };
@@ -90,17 +91,23 @@ std::string CompletionsWriter::chunk(size_t choice, const std::string& body,
                                  choice, body, logprobs);
   json += finish_reason ? fmt::format("\"{}\"", finish_reason) : "null";
   if (finish_reason) json += ",\"stop_reason\":" + dump_json(stop_reason(stop, request_.params));
-  json += "}]";
+  // As in vLLM's streams, the first chunk has the prompt's tokens: beside a chat's choice, within a
+  // completion's.
+  std::string prompt_ids;
+  if (request_.return_token_ids && !has_begun_[choice])
+    prompt_ids = ",\"prompt_token_ids\":" +
+                 dump_json(context_.prompts[choice / static_cast<size_t>(request_.params.n)]);
+  has_begun_[choice] = true;
+  json += request_.is_chat ? "}]" + prompt_ids : prompt_ids + "}]";
   if (request_.continuous_usage) json += ",\"usage\":" + usage();
   return json + "}";
 }
 
 void CompletionsWriter::write(std::string& out, size_t choice, const ChatDelta& delta,
                               const CompletionOutput& answer) {
-  if (request_.is_chat && !has_role_[choice])
+  if (request_.is_chat && !has_begun_[choice])
     add_event(out, chunk(choice, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}", "null",
                          nullptr, ""));
-  has_role_[choice] = true;
   const bool has_logprobs = request_.params.logprobs && !answer.logprobs.empty();
   if (!delta.reasoning.empty() || !delta.content.empty() || has_logprobs ||
       request_.return_token_ids) {
@@ -172,13 +179,15 @@ std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
   for (size_t p = 0; p < outputs.size(); ++p)
     for (const CompletionOutput& answer : outputs[p].outputs)
       choices.push_back(choice_json(p, outputs[p], answer, messages[choices.size()]));
-  return dump_json({{"id", context_.summary.id},
-                    {"object", request_.is_chat ? "chat.completion" : "text_completion"},
-                    {"created", context_.created},
-                    {"model", request_.model},
-                    {"system_fingerprint", context_.options.fingerprint},
-                    {"choices", std::move(choices)},
-                    {"usage", Json::parse(usage())}});
+  Json json = {{"id", context_.summary.id},
+               {"object", request_.is_chat ? "chat.completion" : "text_completion"},
+               {"created", context_.created},
+               {"model", request_.model},
+               {"system_fingerprint", context_.options.fingerprint},
+               {"choices", std::move(choices)},
+               {"usage", Json::parse(usage())}};
+  if (request_.is_chat) add_prompt(json, 0, outputs.front());
+  return dump_json(json);
 }
 
 Json CompletionsWriter::message_json(const ChatMessage& message) const {
@@ -192,6 +201,14 @@ Json CompletionsWriter::message_json(const ChatMessage& message) const {
          {"type", "function"},
          {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   return json;
+}
+
+/// What was asked about the prompt: vLLM has it beside the choices of a chat, and in each choice of
+/// a completion.
+void CompletionsWriter::add_prompt(Json& json, size_t p, const RequestOutput& output) const {
+  if (request_.params.prompt_logprobs)
+    json["prompt_logprobs"] = logprobs_.prompt(output.prompt_logprobs);
+  if (request_.return_token_ids) json["prompt_token_ids"] = context_.prompts[p];
 }
 
 Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
@@ -228,10 +245,8 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
   }
   choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
-  if (request_.return_token_ids) {
-    choice["token_ids"] = answer.token_ids;
-    choice["prompt_token_ids"] = context_.prompts[p];
-  }
+  if (request_.return_token_ids) choice["token_ids"] = answer.token_ids;
+  if (!request_.is_chat) add_prompt(choice, p, output);
   return choice;
 }
 

@@ -75,4 +75,17 @@ Json LogprobsJson::completion(const std::vector<int32_t>& ids,
           {"top_logprobs", std::move(top)}};
 }
 
+Json LogprobsJson::prompt(const std::vector<PositionLogprobs>& positions) const {
+  Json list = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    Json& candidates = list.emplace_back();
+    for (const TokenLogprob& candidate : position)
+      candidates[std::to_string(candidate.token_id)] = {
+          {"logprob", number(candidate.logprob)},
+          {"rank", candidate.rank},
+          {"decoded_token", token_text(candidate.token_id)}};
+  }
+  return list;
+}
+
 }  // namespace nanovllm::server

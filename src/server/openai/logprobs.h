@@ -17,9 +17,12 @@ struct LogprobsJson {
 
   /// {"content": [{"token", "logprob", "bytes", "top_logprobs"}]}
   Json chat(const std::vector<PositionLogprobs>& positions) const;
-  /// {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; `offset` is moved on.
+  /// {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; `offset`, in characters, is
+  /// moved on.
   Json completion(const std::vector<int32_t>& ids, const std::vector<PositionLogprobs>& positions,
                   size_t& offset) const;
+  /// vLLM's prompt_logprobs: null, then for each token {"5": {"logprob", "rank", "decoded_token"}}.
+  Json prompt(const std::vector<PositionLogprobs>& positions) const;
 
  private:
   std::string token_text(int32_t id) const;

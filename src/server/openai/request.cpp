@@ -111,6 +111,8 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
         "temperature is {}: it must be from 0 to 2", r.params.temperature);
   r.max_tokens = o.optional_integer("max_tokens", 1, kMax);
   read_stream(o, defaults, r);
+  check(!r.stream || !r.params.prompt_logprobs, kBad,
+        "prompt_logprobs is not supported with stream: leave one of them out");
   r.return_token_ids = o.optional_bool("return_token_ids").value_or(false);
   r.tokens_as_ids = o.optional_bool("return_tokens_as_token_ids").value_or(false);
   r.params.output_kind = r.stream ? OutputKind::delta : OutputKind::final_only;

@@ -195,6 +195,7 @@ GenerationRequest read_response(const Json& body, const RequestDefaults& default
       chat["reasoning_effort"] = *effort;
   GenerationRequest request = read_chat(chat, defaults);
   check(request.params.n == 1, kBad, "n is {}: a response has one answer", request.params.n);
+  check(!request.params.prompt_logprobs, kBad, "prompt_logprobs: a response has no place for them");
   request.echo_json = echo_of(body, request);
   return request;
 }
