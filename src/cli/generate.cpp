@@ -349,6 +349,9 @@ int generate(GenerateOptions& options) {
   check(options.template_kwargs == "{}" || options.chat, ErrorKind::invalid_argument,
         "--chat-template-kwargs needs --chat: a line of --input has its own chat_template_kwargs");
   take_prompt(options);
+  check(!options.chat || !options.prompts.empty(), ErrorKind::invalid_argument,
+        "--chat is for prompts of the command line: a line of --input gives messages in place of "
+        "prompt");
   // Files first: a wrong name should not cost the time to load a model.
   std::unique_ptr<LineReader> input;
   if (!options.input.empty()) input = std::make_unique<LineReader>("--input", options.input);

@@ -125,6 +125,7 @@ TEST(BadOption, IsOneLineThatNamesItAndExitCodeTwo) {
       {{"generate", m, "--input", "/no/such/file.jsonl"},
        {"--input /no/such/file.jsonl: cannot be read: No such file"}},
       {{"generate", m, "--input", "/"}, {"--input /", "directory"}},
+      {{"generate", m, "--chat", "--input", "/dev/null"}, {"--chat is for prompts", "messages"}},
       {{"tokenize", m, "--ids", "1,x"}, {"--ids must be an integer"}},
   };
   for (const Case& c : cases) {
