@@ -22,12 +22,24 @@ else:
         body = "".join(f"    self.{name} = {name}\n" for name in fields)
         scope: dict[str, Any] = {"_fields": fields}
         exec(f"def __init__(self, {arguments}):\n{body}    self.__post_init__()", scope)
+        scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
         cls._fields = fields
+        cls.__dataclass_fields__ = _Fields()
         cls.__init__ = scope["__init__"]
         cls.__eq__ = lambda self, other: type(self) is type(other) and vars(self) == vars(other)
         cls.__hash__ = None
         cls.__repr__ = _repr
         return cls
+
+    class _Fields:
+        """What dataclasses.replace(), asdict() and fields() go by, made when they ask."""
+
+        def __get__(self, given: Any, cls: Any) -> dict[str, Any]:
+            from dataclasses import field, make_dataclass
+
+            fields = [(name, cls.__annotations__[name], field(default=value)) for name, value in cls._fields.items()]
+            cls.__dataclass_fields__ = make_dataclass(cls.__name__, fields).__dataclass_fields__
+            return cls.__dataclass_fields__
 
     def _repr(self: Any) -> str:
         shown = (f"{name}={value!r}" for name, value in _given(self).items())

@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 
 import pytest
@@ -75,6 +76,21 @@ def test_the_repr_can_be_pasted():
     names = {"SamplingParams": SamplingParams, "RequestOutputKind": RequestOutputKind}
     assert eval(repr(params), names) == params
     assert repr(SamplingParams(n=2)) == "SamplingParams(n=2)"
+
+
+def test_params_are_a_dataclass_to_the_library_as_well():
+    params = SamplingParams(n=2, structured_outputs=StructuredOutputsParams(regex="a+"))
+    assert dataclasses.is_dataclass(SamplingParams) and dataclasses.is_dataclass(params)
+    assert dataclasses.replace(params, temperature=0.5, n=1) == SamplingParams(
+        temperature=0.5, structured_outputs=params.structured_outputs
+    )
+    with pytest.raises(ValueError, match="top_p"):
+        dataclasses.replace(params, top_p=2)
+    everything = dataclasses.asdict(params)
+    assert everything["structured_outputs"]["regex"] == "a+" and everything["n"] == 2
+    assert [f.name for f in dataclasses.fields(params)] == list(vars(params))
+    with pytest.raises(TypeError, match=r"SamplingParams.__init__\(\) got an unexpected"):
+        SamplingParams(best_of=1)
 
 
 def test_params_survive_pickling():
