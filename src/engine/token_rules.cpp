@@ -58,7 +58,7 @@ Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word) {
 
 bool is_below_min_tokens(const ScheduledSequence& s) {
   return s.samples && !s.sequence->matcher &&
-         s.sequence->num_generated() + s.sequence->num_in_flight < s.sequence->params.min_tokens;
+         s.sequence->num_generated() + s.sequence->num_in_flight <= s.sequence->params.min_tokens;
 }
 
 void keep_allowed_tokens(Sequence& s, std::span<uint32_t> mask) {

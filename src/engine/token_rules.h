@@ -21,7 +21,7 @@ void copy_token_rules(Sequence& sequence, const Sequence& from);
 /// if the token that only the device knows so far is the last but one.
 enum class Begun { no, yes, unknown };
 Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word);
-/// Whether it may not sample its stop tokens yet. Where there is a grammar, its masks see to that.
+/// Whether a stop token may not be its next (in flight, too): min_tokens come first. No grammar's.
 bool is_below_min_tokens(const ScheduledSequence& s);
 
 /// Calls put(token id, bias, the token that must come before or -1) for each bias of the logits

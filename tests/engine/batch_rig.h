@@ -51,6 +51,7 @@ class BatchBuilderTest : public testing::Test {
     auto s = std::make_unique<Sequence>();
     s->request_id = static_cast<int64_t>(sequences_.size());
     s->num_prompt_tokens = prompt;
+    s->num_in_flight = 1;  // the token that this step samples, as the scheduler counts it
     for (int i = 0; i < length; ++i) s->token_ids.push_back(pick(0, 999));
     for (int i = 0; i < length; i += limits.block_size) s->block_table.push_back(pick(0, 5000));
     s->seed = random_() | uint64_t{1} << 63;

@@ -205,6 +205,15 @@ TEST(Llm, EosEndsAnAnswerUnlessItIsIgnoredOrTooEarly) {
   EXPECT_GE(std::ssize(outputs[1].outputs[0].token_ids), late.min_tokens);
   EXPECT_NE(outputs[1].outputs[0].token_ids[answer.outputs[0].token_ids.size() - 1], eos)
       << "sampled before min_tokens";
+  // EOS counts among min_tokens neither in vLLM's MinTokensLogitsProcessor nor in Hugging Face's
+  // MinNewTokensLengthLogitsProcessor: the answer's own length is one too many.
+  const std::vector<int32_t>& whole = answer.outputs[0].token_ids;
+  SamplingParams enough = greedy(60), one_more = greedy(60);
+  enough.min_tokens = std::ssize(whole) - 1;
+  one_more.min_tokens = std::ssize(whole);
+  const auto at_the_edge = llm.generate({prompt, prompt}, std::vector{enough, one_more});
+  EXPECT_EQ(at_the_edge[0].outputs[0].token_ids, whole);
+  EXPECT_NE(at_the_edge[1].outputs[0].token_ids[whole.size() - 1], eos);
   EXPECT_EQ(outputs[2].outputs[0].token_ids.size(), 1u);
   EXPECT_EQ(outputs[2].outputs[0].stop_reason, std::to_string(answer.outputs[0].token_ids[0]));
   EXPECT_EQ(outputs[2].outputs[0].text, "") << "a stop token's text is no part of the answer";
