@@ -324,7 +324,7 @@ void LLMEngine::add_text(Answer& answer) {
   const int32_t token = sequence.token_ids.back();
   const bool stopped = sequence.finish_reason == FinishReason::stop;
   if (stopped && !sequence.params.include_stop_str_in_output) return;
-  const bool may_stop = sequence.num_generated() >= sequence.params.min_tokens;
+  const bool may_stop = sequence.num_generated() > sequence.params.min_tokens;
   answer.stop_string = answer.text->add(token, may_stop);
   if (answer.stop_string) scheduler_.finish(sequence, FinishReason::stop, *answer.stop_string);
 }

@@ -37,11 +37,12 @@ TEST_F(LLMEngineTextTest, AStopStringInTheLastTokenIsTheReasonThatCounts) {
   EXPECT_EQ(out.stop_reason, "ab");
 }
 
-TEST_F(LLMEngineTextTest, AStopStringCountsFromTheTokenThatMakesMinTokens) {
+// As in vLLM, whose detokenizer looks for stop strings once more tokens than min_tokens are there.
+TEST_F(LLMEngineTextTest, AStopStringCountsFromTheTokenBehindMinTokens) {
   SamplingParams p = stop_at("b", 6);
-  p.min_tokens = 2;
+  p.min_tokens = 1;
   EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b'}));
-  p.min_tokens = 3;
+  p.min_tokens = 2;
   EXPECT_EQ(answer({'b', 'b', 'x', 'b'}, p).token_ids, (std::vector<int32_t>{'b', 'b', 'x', 'b'}));
 }
 
