@@ -32,8 +32,8 @@ struct LLM::State {
     // Encoding a text takes many times its memory.
     const int64_t most = loaded.info.max_model_len, least = loaded.tokenizer->min_tokens(text);
     check(least < (is_cut ? kMaxTruncatedContexts * most : most), ErrorKind::invalid_argument,
-          "the prompt is too long: {} bytes, {} tokens or more. This model's maximum context "
-          "length is {} tokens",
+          "the prompt is too long: {0} bytes, {1} tokens or more. This model's maximum context "
+          "length is {2} tokens (max_model_len {2})",
           text.size(), least, most);
     return loaded.tokenizer->encode(text, prompt.add_special_tokens, prompt.parse_special_tokens,
                                     prompt.literal);

@@ -146,9 +146,9 @@ std::optional<std::string> LLMEngine::refusal(const std::vector<int32_t>& prompt
   if (auto problem = problem_with(prompt, vocab_size_)) return problem;
   if (length >= max_model_len_)
     return fmt::format(
-        "the prompt is too long: {} tokens. This model's maximum context length is {} tokens, "
-        "answers included",
-        length, max_model_len_);
+        "the prompt is too long: {0} tokens. This model's maximum context length is {1} tokens "
+        "(max_model_len {1}): at most {2} leave room for an answer",
+        length, max_model_len_, max_model_len_ - 1);
   if (!params.stop.empty() && !tokenizer_) return "stop strings need a tokenizer";
   if (!params.bad_words.empty() && !tokenizer_) return "bad_words need a tokenizer";
   if (params.priority != 0 && !has_priorities_)
