@@ -41,6 +41,7 @@ void Generation::take(size_t p, RequestOutput& output) {
     summary_.cached_tokens += output.metrics.num_cached_tokens;
     if (output.failure != RequestFailure::none)
       return fail(output.failure == RequestFailure::deadline ? 503 : 500, output.error);
+    if (!output.error.empty()) return fail(400, output.error);  // its structure cannot go on
   }
   if (request_.stream) return stream(p, output);
   whole_[p] = std::move(output);

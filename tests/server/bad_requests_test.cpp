@@ -92,6 +92,14 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
   expect_all(rows);
 }
 
+// Each is right, and together they leave no token to choose.
+TEST_F(BadRequests, RulesThatExcludeEachOther) {
+  const std::string rules = R"("structured_outputs":{"choice":["a"]},"allowed_token_ids":[5])";
+  expect_all({{chat_with(rules)},
+              {chat_with(rules + R"(,"stream":true)")},
+              {chat_with(rules + R"(,"n":2)")}});
+}
+
 TEST_F(BadRequests, PromptsThatNoContextHolds) {
   std::vector<Row> rows;
   for (const char* prompt :
