@@ -22,7 +22,8 @@ class HermesReader final : public CallReader {
     if (end_ == kEnd) return Step::last;
     return kEnd.starts_with(end_) ? Step::more : Step::refused;
   }
-  bool finish(CallSink&) override { return state_ == after && end_.empty(); }
+  // An end mark that max_tokens has cut is no text.
+  bool finish(CallSink&) override { return state_ == after && kEnd.starts_with(end_); }
 
  private:
   enum { before, call, after } state_ = before;

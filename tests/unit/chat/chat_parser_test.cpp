@@ -37,6 +37,14 @@ TEST(HermesCalls, AnEndMarkMayBeMissingAndACallWithoutArgumentsHasNone) {
             "f{} | so");
 }
 
+// As max_tokens does.
+TEST(HermesCalls, AnEndMarkMayBeCut) {
+  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n",
+                    mark = "</tool_call>";
+  for (size_t n = 0; n <= mark.size(); ++n)
+    EXPECT_EQ(shown("hermes", call + mark.substr(0, n)), "f{\"a\": 1} |") << n;
+}
+
 TEST(HermesCalls, WhatDoesNotParseIsText) {
   for (const char* text :
        {"<tool_call>", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": ", "<tool_call> f(1)",
