@@ -1,7 +1,11 @@
 // HTTP as bytes: what a client may send, and what happens when it sends something else.
+#include <fstream>
+
 #include <gtest/gtest.h>
+#include <sys/un.h>
 
 #include "server/client.h"
+#include "unit/temp_directory.h"
 
 namespace nanovllm {
 namespace {
@@ -210,6 +214,25 @@ TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {
                                            "Content-Type: application/json\r\n"));
   ASSERT_TRUE(eventually([&] { return !server.requests().empty(); }));
   EXPECT_TRUE(server.requests().back().starts_with("499")) << server.requests().back();
+}
+
+TEST(HttpLocal, ASocketTakesThePlaceOfALeftOneAndOfNoFile) {
+  const TempDirectory directory;
+  const std::string path = directory.path() / "socket";
+  const auto listen = [&path] {
+    return std::make_unique<server::HttpServer>(server::HttpOptions{.uds = path}, nullptr);
+  };
+  std::ofstream(path) << "notes";
+  EXPECT_THROW(listen(), Error);
+  EXPECT_EQ(std::filesystem::file_size(path), 5u);
+  std::filesystem::remove(path);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int left = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(::bind(left, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ::close(left);
+  listen();
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <charconv>
+#include <filesystem>
 #include <thread>
 
 #include <boost/asio/local/stream_protocol.hpp>
@@ -171,7 +172,8 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
     Local::socket probe(io_);
     error_code error;
     probe.connect(Local::endpoint(path), error);
-    if (error == asio::error::connection_refused) ::unlink(path.c_str());
+    if (error == asio::error::connection_refused && std::filesystem::is_socket(path))
+      ::unlink(path.c_str());
     local_->bind(Local::endpoint(path));
     local_->listen(4096);
   }
