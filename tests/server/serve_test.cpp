@@ -41,20 +41,6 @@ TEST(Serve, SaysThatItIsReadyAndWhatItServes) {
   EXPECT_EQ(server.get("/v1/models/other").status, 404);
 }
 
-// Clients of OpenAI's write the slash of a name as %2F. They delete models by this path, too.
-TEST(Serve, AModelIsFoundByItsNameAsClientsSpellIt) {
-  server::ServerOptions options;
-  options.served_model_names = {"org/demo 1"};
-  ServerOnThread server(options);
-  for (const char* spelled : {"org/demo%201", "org%2Fdemo%201", "org%2fd%65mo%201"})
-    EXPECT_EQ(server.get(std::string("/v1/models/") + spelled).status, 200) << spelled;
-  for (const char* other : {"org", "org%2", "org%2Fdemo", "org%2Gdemo%201", "org%252Fdemo%201"})
-    EXPECT_EQ(server.get(std::string("/v1/models/") + other).status, 404) << other;
-  Client client(server.port());
-  client.send("DELETE /v1/models/org%2Fdemo%201 HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  EXPECT_EQ(client.read_answer().status, 405);
-}
-
 TEST(Serve, AChatHasTheBytesOfGenerate) {
   ServerOnThread server;
   Json body = chat_body();
@@ -142,65 +128,6 @@ TEST(Serve, CompletionsTakeTextsAndIdsAndEchoThem) {
   EXPECT_EQ(server.post("/detokenize", Json{{"tokens", ids}}).json()["prompt"], "23 + 58 =");
 }
 
-// The text's characters as UTF-8 spells them: the demo's tokens of these are single bytes.
-TEST(Serve, OffsetsOfTokensCountCharacters) {
-  ServerOnThread server;
-  const Json body = {{"prompt", "\u00e9\U0001f600 \u65e5b"},
-                     {"temperature", 0},
-                     {"max_tokens", 1},
-                     {"echo", true},
-                     {"logprobs", 0}};
-  const Json logprobs = server.post("/v1/completions", body).json()["choices"][0]["logprobs"];
-  EXPECT_EQ(logprobs["text_offset"], Json({0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 5}));
-  EXPECT_EQ(logprobs["tokens"][10], "b");
-}
-
-// As vLLM's protocol has them: beside the choices of a chat, in each choice of a completion.
-TEST(Serve, WhatIsAskedAboutThePromptIsAnswered) {
-  ServerOnThread server;
-  const Json ids = server.post("/tokenize", chat_body()).json()["tokens"];
-  Json body = chat_body();
-  body.update({{"prompt_logprobs", 2}, {"return_token_ids", true}, {"max_tokens", 2}});
-  const Json chat = server.post("/v1/chat/completions", body).json();
-  EXPECT_EQ(chat["prompt_token_ids"], ids);
-  EXPECT_EQ(chat["choices"][0]["token_ids"].size(), 2u);
-  EXPECT_FALSE(chat["choices"][0].contains("prompt_token_ids"));
-  const Json completion =
-      server
-          .post("/v1/completions",
-                Json{{"prompt", {ids, ids}}, {"prompt_logprobs", 2}, {"return_token_ids", true}})
-          .json();
-  EXPECT_EQ(completion["choices"][1]["prompt_token_ids"], ids);
-  for (const Json& list : {chat["prompt_logprobs"], completion["choices"][1]["prompt_logprobs"]}) {
-    ASSERT_EQ(list.size(), ids.size());
-    EXPECT_TRUE(list[0].is_null());
-    for (size_t i = 1; i < list.size(); ++i) {
-      const Json& given = list[i].at(std::to_string(ids[i].get<int>()));
-      EXPECT_LE(given["logprob"].get<double>(), 0);
-      EXPECT_EQ(list[i].size(), given["rank"].get<int>() <= 2 ? 2u : 3u);
-      EXPECT_EQ(given["decoded_token"],
-                server.post("/detokenize", Json{{"tokens", {ids[i]}}}).json()["prompt"]);
-    }
-  }
-  body["stream"] = true;
-  const Answer refused = server.post("/v1/chat/completions", body);
-  EXPECT_EQ(refused.status, 400);
-  EXPECT_EQ(refused.json()["error"]["param"], "prompt_logprobs");
-  EXPECT_EQ(server.post("/v1/responses", Json{{"input", "x"}, {"prompt_logprobs", 1}}).status, 400);
-  body.erase("prompt_logprobs");
-  const auto events = server.post("/v1/chat/completions", body).events();
-  EXPECT_EQ(events.at(0)["prompt_token_ids"], ids);
-  EXPECT_FALSE(events.at(1).contains("prompt_token_ids"));
-  const auto texts = server
-                         .post("/v1/completions", Json{{"prompt", ids},
-                                                       {"stream", true},
-                                                       {"max_tokens", 2},
-                                                       {"return_token_ids", true}})
-                         .events();
-  EXPECT_EQ(texts.at(0)["choices"][0]["prompt_token_ids"], ids);
-  EXPECT_FALSE(texts.at(1)["choices"][0].contains("prompt_token_ids"));
-}
-
 struct Refusal {
   std::string change;  // merged into a chat's body
   int status;
@@ -281,30 +208,6 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
   const Answer answer = server.post("/v1/chat/completions", body);
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_NE(answer.body.find("82"), std::string::npos);
-}
-
-// Agents and gateways shorten a conversation where they find this phrase of OpenAI's and vLLM's.
-TEST(Serve, AContextThatIsTooShortIsSaidAsClientsKnowIt) {
-  ServerOnThread server;
-  const std::string phrase = "This model's maximum context length is 2048 tokens",
-                    words = repeated("a ", 2100);
-  const auto expect = [&](const std::string& path, const Json& body, const std::string& param) {
-    const Answer answer = server.post(path, body);
-    EXPECT_EQ(answer.status, 400) << path;
-    const Json error = answer.json()["error"];
-    EXPECT_NE(error["message"].get<std::string>().find(phrase), std::string::npos) << answer.body;
-    if (!param.empty()) {
-      EXPECT_EQ(error["param"], param) << answer.body;
-    }
-  };
-  expect("/v1/completions", {{"prompt", words}}, "prompt");
-  expect("/v1/completions", {{"prompt", repeated(words, 1000)}}, "prompt");
-  expect("/v1/completions", {{"prompt", "a"}, {"max_tokens", 2048}}, "max_tokens");
-  expect("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", words}}}}},
-         "messages");
-  expect("/v1/responses", {{"input", words}}, "input");
-  expect("/v1/messages",
-         {{"messages", {{{"role", "user"}, {"content", words}}}}, {"max_tokens", 1}}, "");
 }
 
 TEST(Serve, AFieldThatIsIgnoredIsNotedOnceByItsName) {

@@ -259,7 +259,7 @@ void Scheduler::process(Plan& plan, std::span<const int32_t> sampled) {
 }
 
 void Scheduler::append(Sequence& s, int32_t token) {
-  if (token < 0 && s.matcher_error.empty()) {  // what it left in the cache may be as broken as its logits
+  if (token < 0 && s.matcher_error.empty()) {  // its cache may be as broken as its logits
     for (const int32_t block : s.block_table) blocks_.forget(block);
     blocks_.forget_orphans();
     s.failure = RequestFailure::not_finite;
