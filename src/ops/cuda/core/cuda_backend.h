@@ -384,7 +384,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   EncodeMap encode_map_ = nullptr;  // of the driver; for code that has TMA: from sm_90 on
   Buffer exchange_, scan_scratch_;
   std::set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
-  std::set<const std::byte*> fine_;    // int4 weights that decoder::CoarseUnpack does not unpack
+  std::set<const std::byte*> fine_;    // int4 weights that CoarseUnpack does not unpack
   mutable size_t most_unpacked_ = 0;   // bytes as bf16, of the quantised weights asked about
   size_t room_to_unpack_ = 0;          // that a micro-batch has
   size_t room_for_quantised_ = 0;      // likewise
