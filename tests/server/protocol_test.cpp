@@ -33,6 +33,35 @@ TEST(Protocol, OffsetsOfTokensCountCharacters) {
   EXPECT_EQ(logprobs["tokens"][10], "b");
 }
 
+// As vLLM answers scoring harnesses: the prompt with its log probabilities, and nothing behind it.
+TEST(Protocol, AnEchoWithoutTokensIsThePromptAlone) {
+  ServerOnThread server;
+  Json body = {{"prompt", {"23 + 58 =", "Once"}},
+               {"temperature", 0},
+               {"max_tokens", 0},
+               {"echo", true},
+               {"logprobs", 1},
+               {"return_token_ids", true}};
+  const Json alone = server.post("/v1/completions", body).json()["choices"];
+  body["max_tokens"] = 1;
+  const Json more = server.post("/v1/completions", body).json()["choices"];
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(alone[i]["text"], body["prompt"][i]);
+    EXPECT_EQ(alone[i]["finish_reason"], "length");
+    EXPECT_EQ(alone[i]["token_ids"], Json::array());
+    for (const char* list : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+      Json expected = more[i]["logprobs"][list];
+      expected.erase(expected.size() - 1);
+      EXPECT_EQ(alone[i]["logprobs"][list], expected) << list;
+    }
+  }
+  body["max_tokens"] = 0;
+  body.erase("echo");
+  EXPECT_EQ(server.post("/v1/completions", body).status, 400);
+  body.update({{"echo", true}, {"max_tokens", false}});
+  EXPECT_EQ(server.post("/v1/completions", body).status, 400);
+}
+
 // As vLLM's protocol has them: beside the choices of a chat, in each choice of a completion.
 TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
   ServerOnThread server;

@@ -220,7 +220,7 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
     choice["logprobs"] = nullptr;
     if (request_.params.logprobs) choice["logprobs"] = logprobs_.chat(answer.logprobs);
   } else {
-    std::string text = answer.text;
+    std::string text = request_.prompt_alone ? std::string() : answer.text;
     if (request_.echo) {
       const auto* given = std::get_if<std::string>(&request_.prompts[p].value);
       if (given)
@@ -238,14 +238,19 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
         ids = context_.prompts[p];
         positions = output.prompt_logprobs;
       }
-      ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
-      positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
+      if (!request_.prompt_alone) {
+        ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
+        positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
+      }
       choice["logprobs"] = logprobs_.completion(ids, positions, offset);
     }
   }
-  choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
+  choice["finish_reason"] = request_.prompt_alone
+                                ? to_string(FinishReason::length)
+                                : reason(answer.finish_reason, !message.tool_calls.empty());
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
-  if (request_.return_token_ids) choice["token_ids"] = answer.token_ids;
+  if (request_.return_token_ids)
+    choice["token_ids"] = request_.prompt_alone ? Json::array() : Json(answer.token_ids);
   if (!request_.is_chat) add_prompt(choice, p, output);
   return choice;
 }

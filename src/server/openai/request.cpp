@@ -94,6 +94,10 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
   read_model(o, defaults, r);
   refuse_what_is_not_there(o);
   r.params = defaults.params;
+  // No tokens behind an echo are, as in vLLM, one that the answer leaves out.
+  const Json* most = o.find("max_tokens");
+  r.prompt_alone = has_field(own, "echo") && o.optional_bool("echo").value_or(false) && most &&
+                   most->is_number_integer() && *most == 0;
   // The two endpoints have their own logprobs.
   Json sampling = Json::object();
   const std::vector<std::string> names = sampling_params_names();
@@ -102,14 +106,14 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
     const bool is_read = has_field(own, key) || has_field(kCommonFields, key);
     if (key == "logprobs" || key == "detokenize") continue;
     if (is_sampling || (is_missing_sampling_param(key) && !is_read))
-      sampling[key] = value;
+      sampling[key] = key == "max_tokens" && r.prompt_alone ? Json(1) : value;
     else if (!is_read && std::ranges::find(kRefused, key, &Refused::name) == std::end(kRefused))
       r.ignored.push_back(key);
   }
   read_sampling_params(o.another(sampling), r.params);
   check(!o.find("temperature") || r.params.temperature <= 2, kBad,
         "temperature is {}: it must be from 0 to 2", r.params.temperature);
-  r.max_tokens = o.optional_integer("max_tokens", 1, kMax);
+  r.max_tokens = r.prompt_alone ? 1 : o.optional_integer("max_tokens", 1, kMax);
   read_stream(o, defaults, r);
   check(!r.stream || !r.params.prompt_logprobs, kBad,
         "prompt_logprobs is not supported with stream: leave one of them out");

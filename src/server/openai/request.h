@@ -36,8 +36,9 @@ struct GenerationRequest {
   std::optional<int64_t> max_tokens;  ///< where the client named one
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false, return_token_ids = false;
-  ChatFormat format;         ///< of a chat: how its answers are read
-  ChatParserOptions parser;  ///< likewise; known in full once the prompt is
+  bool prompt_alone = false;  ///< an echo and no tokens
+  ChatFormat format;          ///< of a chat: how its answers are read
+  ChatParserOptions parser;   ///< likewise; known in full once the prompt is
   ToolChoice tool_choice;
   bool parallel_tool_calls = true;
   bool include_reasoning = true;
