@@ -86,6 +86,7 @@ RequestOutput run_alone(Engine& llm, const Prompt& prompt, const SamplingParams&
         llm.generate(std::vector<Prompt>{prompt}, std::vector<SamplingParams>{own}).front();
     llm.reset_prefix_cache();
     output.outputs.at(0).index = i;
+    if (output.failure == RequestFailure::refused) return output;  // as one, whatever n is
     if (i == 0)
       whole = std::move(output);
     else
