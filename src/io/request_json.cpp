@@ -149,8 +149,10 @@ Json structured_outputs_json(const StructuredOutputs& asked) {
   return json;
 }
 
-void check_neutral(const JsonObject& object, const Neutral& neutral) {
+// The best n of n answers are all of them: clients of the legacy API write best_of so.
+void check_neutral(const JsonObject& object, const Neutral& neutral, int n) {
   const Json* value = object.find(neutral.name);
+  if (value && neutral.name == "best_of" && *value == n) return;
   if (value && *value != Json::parse(neutral.value))
     object.refuse(neutral.name, fmt::format("{} (not supported otherwise)", neutral.value), *value);
 }
@@ -250,7 +252,7 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   }
   read_logit_bias(o, p);
   read_structure(o, p.structured_outputs);
-  for (const Neutral& neutral : kNeutral) check_neutral(o, neutral);
+  for (const Neutral& neutral : kNeutral) check_neutral(o, neutral, p.n);
 }
 
 Json sampling_params_json(const SamplingParams& p) {

@@ -85,9 +85,11 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
         "\"stop_token_ids\":[1099511627776],\"min_tokens\":1", "\"logit_bias\":{\"-1\":1}",
         "\"logit_bias\":{\"5\":1e999}", "\"stop\":5", "\"stop\":[5]", "\"priority\":1e30"})
     rows.push_back({chat_with(member)});
+  rows.push_back({chat_with("\"n\":2,\"best_of\":3")});
   for (const char* member :
-       {"\"temperature\":-0", "\"temperature\":1e-12", "\"temperature\":1E-400", "\"top_k\":0",
-        "\"top_k\":-1", "\"top_k\":100000", "\"seed\":-1", "\"seed\":9223372036854775807"})
+       {"\"n\":2,\"best_of\":2", "\"best_of\":1", "\"temperature\":-0", "\"temperature\":1e-12",
+        "\"temperature\":1E-400", "\"top_k\":0", "\"top_k\":-1", "\"top_k\":100000", "\"seed\":-1",
+        "\"seed\":9223372036854775807"})
     rows.push_back({chat_with(member), 200});
   expect_all(rows);
 }
