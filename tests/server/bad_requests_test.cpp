@@ -1,5 +1,8 @@
 // Bodies that no client should send: each costs one answer that names what is wrong, and the next
 // request has its answer as before.
+#include <chrono>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "server/client.h"
@@ -92,6 +95,16 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
         "\"seed\":9223372036854775807"})
     rows.push_back({chat_with(member), 200});
   expect_all(rows);
+}
+
+// A body thread reads many names in a time that grows as the body does, not as its square.
+TEST_F(BadRequests, ManyNamesAreReadInTimeThatGrowsWithThem) {
+  std::string names;
+  for (int i = 0; i < 300000; ++i) names += fmt::format("\"{}\":1,", i);
+  names.back() = '}';
+  const auto begin = std::chrono::steady_clock::now();
+  expect_all({{chat_with("\"logit_bias\":{" + names)}});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
 // Each is right, and together they leave no token to choose.
