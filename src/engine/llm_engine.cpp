@@ -202,8 +202,7 @@ void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_
   sequence.num_prompt_tokens = std::ssize(prompt);
   sequence.token_ids = prompt;
   sequence.seed = static_cast<uint64_t>(seed);
-  // Where a grammar's text ends, nothing but EOS can follow.
-  if (!params.ignore_eos || matcher) sequence.stop_token_ids = eos_;
+  sequence.stop_token_ids = eos_;
   sequence.matcher = std::move(matcher);
   for (const int64_t id : params.stop_token_ids)
     if (!contains(sequence.stop_token_ids, static_cast<int32_t>(id)))

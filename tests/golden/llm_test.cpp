@@ -211,7 +211,13 @@ TEST(Llm, EosEndsAnAnswerUnlessItIsIgnoredOrTooEarly) {
   SamplingParams enough = greedy(60), one_more = greedy(60);
   enough.min_tokens = std::ssize(whole) - 1;
   one_more.min_tokens = std::ssize(whole);
-  const auto at_the_edge = llm.generate({prompt, prompt}, std::vector{enough, one_more});
+  // vLLM's _all_stop_token_ids, which that masks, has EOS with ignore_eos, too.
+  SamplingParams ignored_late = one_more;
+  ignored_late.ignore_eos = true;
+  const auto at_the_edge =
+      llm.generate({prompt, prompt, prompt}, std::vector{enough, one_more, ignored_late});
+  EXPECT_NE(at_the_edge[2].outputs[0].token_ids[whole.size() - 1], eos);
+  EXPECT_EQ(at_the_edge[2].outputs[0].token_ids.size(), 60u) << "it is ignored ever after";
   EXPECT_EQ(at_the_edge[0].outputs[0].token_ids, whole);
   EXPECT_NE(at_the_edge[1].outputs[0].token_ids[whole.size() - 1], eos);
   EXPECT_EQ(outputs[2].outputs[0].token_ids.size(), 1u);

@@ -269,10 +269,11 @@ void Scheduler::append(Sequence& s, int32_t token) {
   s.token_ids.push_back(token);
   ++totals_.generated_tokens;
   publish_full_blocks(s);
-  // A grammar's masks have a stop token only where the text ends.
-  const bool may_stop = s.matcher || s.num_generated() >= s.params.min_tokens;
-  if (may_stop && std::ranges::count(s.stop_token_ids, token) > 0) {
-    const bool named = std::ranges::count(s.params.stop_token_ids, token) > 0;
+  // A grammar's masks have a stop token only where the text ends: nothing else can follow.
+  const bool may_stop = s.matcher || s.num_generated() >= s.params.min_tokens,
+             named = std::ranges::count(s.params.stop_token_ids, token) > 0,
+             stops = named || s.matcher || !s.params.ignore_eos;
+  if (may_stop && stops && std::ranges::count(s.stop_token_ids, token) > 0) {
     end(s, FinishReason::stop, named ? std::to_string(token) : std::string());
   } else if (s.num_generated() >= s.max_tokens) {
     end(s, FinishReason::length, {});

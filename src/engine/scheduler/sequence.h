@@ -30,7 +30,7 @@ struct Sequence {
   int index = 0;               // of the request's answers
   SamplingParams params;
   uint64_t seed = 0;  // params.seed, or drawn by the engine
-  // EOS (unless ignore_eos) and params.stop_token_ids: any of them ends the sequence.
+  // EOS and params.stop_token_ids: any of them ends the sequence, but for EOS with ignore_eos.
   std::vector<int32_t> stop_token_ids;
   // params.logit_bias, and -inf for bad words of one token.
   std::vector<TokenBias> biases;
