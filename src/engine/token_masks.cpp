@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -20,29 +19,18 @@ constexpr size_t kMasksWorthSharing = 8;  // each takes 5 to 50 us, waking a thr
 /// The mask of the next token of a sequence with a grammar. Its stop tokens, where they may not be
 /// sampled yet or shall be ignored, are left where the grammar has nothing else.
 void fill_token_mask(Sequence& s, std::span<uint32_t> mask) {
+  const bool too_early = s.num_generated() < s.params.min_tokens;
   try {
     s.matcher->fill_mask(mask);
     check(std::ranges::any_of(mask, std::identity()), "it allows no token");
+    for (const int32_t id : s.stop_token_ids)
+      if (too_early || (s.params.ignore_eos && !std::ranges::count(s.params.stop_token_ids, id)))
+        mask[static_cast<size_t>(id) / 32] &= ~(1u << id % 32);
+    if (std::ranges::none_of(mask, std::identity())) s.matcher->fill_mask(mask);
   } catch (const std::exception& error) {
     s.matcher_error = fmt::format("the grammar cannot go on: {}", error.what());
     std::ranges::fill(mask, ~0u);
-    return;
   }
-  const bool too_early = s.num_generated() < s.params.min_tokens;
-  if (!too_early && !s.params.ignore_eos) return;
-  const auto is_unwanted = [&](int32_t id) {
-    return too_early || std::ranges::count(s.params.stop_token_ids, id) == 0;
-  };
-  const auto word_of = [mask](int32_t id) -> uint32_t& {
-    return mask[static_cast<size_t>(id) / 32];
-  };
-  int others = 0;
-  for (const uint32_t word : mask) others += std::popcount(word);
-  for (const int32_t id : s.stop_token_ids)
-    if (is_unwanted(id)) others -= static_cast<int>(word_of(id) >> id % 32 & 1);
-  if (others == 0) return;
-  for (const int32_t id : s.stop_token_ids)
-    if (is_unwanted(id)) word_of(id) &= ~(1u << id % 32);
 }
 
 }  // namespace
@@ -118,7 +106,7 @@ void TokenMasks::fill(const Plan& plan, const StepInput& input, std::byte* masks
         fill_token_mask(*s.sequence, mask);
       else
         std::ranges::fill(mask, ~0u);
-      if (counts) keep_allowed_tokens(*s.sequence, mask);
+      if (counts) keep_allowed_tokens(s, mask);
     }
   };
   const int cores = static_cast<int>(std::thread::hardware_concurrency());

@@ -34,7 +34,7 @@ void set_token_rules(Sequence& s, const Tokenizer* tokenizer, int64_t vocab_size
   if (params.bad_words.empty()) return;
   for (auto& word : tokens_of(*tokenizer, params.bad_words))
     if (word.size() == 1)
-      s.biases.push_back({word[0], -std::numeric_limits<float>::infinity()});
+      s.biases.push_back({word[0], kMasked});
     else
       s.bad_words.push_back(std::move(word));
 }
@@ -61,11 +61,15 @@ bool is_below_min_tokens(const ScheduledSequence& s) {
          s.sequence->num_generated() + s.sequence->num_in_flight <= s.sequence->params.min_tokens;
 }
 
-void keep_allowed_tokens(Sequence& s, std::span<uint32_t> mask) {
-  if (s.allowed_tokens.empty()) return;
-  std::ranges::transform(mask, s.allowed_tokens, mask.begin(), std::bit_and());
-  if (s.matcher && s.matcher_error.empty() && std::ranges::none_of(mask, std::identity()))
-    s.matcher_error = "none of allowed_token_ids fits the grammar here";
+void keep_allowed_tokens(const ScheduledSequence& scheduled, std::span<uint32_t> mask) {
+  Sequence& s = *scheduled.sequence;
+  if (!s.allowed_tokens.empty())
+    std::ranges::transform(mask, s.allowed_tokens, mask.begin(), std::bit_and());
+  for_each_bias(scheduled, [mask](int32_t id, float bias, int32_t before) {
+    if (bias == kMasked && before < 0) mask[static_cast<size_t>(id) / 32] &= ~(1u << id % 32);
+  });
+  if (s.matcher_error.empty() && std::ranges::none_of(mask, std::identity()))
+    s.matcher_error = "the request's rules leave no token that may be sampled here";
 }
 
 }  // namespace nanovllm

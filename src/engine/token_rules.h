@@ -24,11 +24,12 @@ Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word);
 /// Whether a stop token may not be its next (in flight, too): min_tokens come first. No grammar's.
 bool is_below_min_tokens(const ScheduledSequence& s);
 
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
 /// Calls put(token id, bias, the token that must come before or -1) for each bias of the logits
 /// that `s` samples from.
 template <class Put>
 void for_each_bias(const ScheduledSequence& s, Put&& put) {
-  constexpr float kMasked = -std::numeric_limits<float>::infinity();
   if (!s.samples) return;
   for (const TokenBias& bias : s.sequence->biases) put(bias.token_id, bias.bias, -1);
   for (const auto& word : s.sequence->bad_words)
@@ -38,7 +39,8 @@ void for_each_bias(const ScheduledSequence& s, Put&& put) {
   for (const int32_t id : s.sequence->stop_token_ids) put(id, kMasked, -1);
 }
 
-/// Takes the tokens from the mask that the request does not allow, whatever its grammar says.
-void keep_allowed_tokens(Sequence& sequence, std::span<uint32_t> mask);
+/// Takes the tokens from the mask that the request does not allow, whatever its grammar says. A
+/// sequence that has none left fails, as one whose grammar cannot go on does.
+void keep_allowed_tokens(const ScheduledSequence& scheduled, std::span<uint32_t> mask);
 
 }  // namespace nanovllm

@@ -112,7 +112,11 @@ TEST_F(BadRequests, RulesThatExcludeEachOther) {
   const std::string rules = R"("structured_outputs":{"choice":["a"]},"allowed_token_ids":[5])";
   expect_all({{chat_with(rules)},
               {chat_with(rules + R"(,"stream":true)")},
-              {chat_with(rules + R"(,"n":2)")}});
+              {chat_with(rules + R"(,"n":2)")},
+              {chat_with(R"("allowed_token_ids":[1535],"min_tokens":1)")},  // EOS
+              {chat_with(R"("allowed_token_ids":[1535],"stop_token_ids":[1535],"min_tokens":1)")},
+              {chat_with(R"("allowed_token_ids":[23],"bad_words":["8"])")},
+              {chat_with(R"("structured_outputs":{"choice":["8"]},"bad_words":["8"])")}});
 }
 
 TEST_F(BadRequests, PromptsThatNoContextHolds) {

@@ -282,7 +282,7 @@ void Scheduler::append(Sequence& s, int32_t token) {
 
 // A matcher is a module's: its faults cost its own sequence alone.
 bool Scheduler::advance_matcher(Sequence& s, int32_t token) {
-  if (!s.matcher) return true;
+  if (!s.matcher) return s.matcher_error.empty();
   try {
     if (s.matcher_error.empty() && !s.matcher->accept(token))
       s.matcher_error = fmt::format("the grammar does not allow token {} here", token);
