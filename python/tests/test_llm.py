@@ -52,6 +52,31 @@ def test_a_chat_template_may_be_given(llm):
         llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
 
 
+def test_a_conversation_may_be_in_openais_form(llm):
+    """As vLLM's chat(), whose parse_chat_messages makes no content an empty text and arguments an object."""
+    calls_of = "{% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}{% endif %}"
+    template = "{% for m in messages %}{{ m.content + '|' }}" + calls_of + "{% endfor %}"
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+
+    def prompt_of(**assistant):
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", **assistant}]
+        output = llm.chat(messages, greedy, use_tqdm=False, chat_template=template)[0]
+        return llm.tokenizer.decode(output.prompt_token_ids)
+
+    def calls(arguments):
+        return [{"function": {"name": "f", "arguments": arguments}}]
+
+    expected = prompt_of(content="", tool_calls=calls({"a": 1}))
+    assert expected == 'Hi||[{"function": {"name": "f", "arguments": {"a": 1}}}]'
+    assert prompt_of(content=None, tool_calls=calls('{"a": 1}')) == expected
+    assert prompt_of(tool_calls=calls({"a": 1})) == expected
+    assert prompt_of(content="", tool_calls=calls("")) == expected.replace('{"a": 1}', "{}")
+    assert prompt_of(content="x", tool_calls=[]) == prompt_of(content="x", tool_calls=None) == "Hi|x|"
+    for bad in (calls("no JSON"), [{}], [5]):
+        with pytest.raises(ValueError):
+            prompt_of(content=None, tool_calls=bad)
+
+
 def test_the_bytes_are_those_of_the_program(llm, program):
     sampling = [
         {"temperature": 0.8, "seed": 5, "max_tokens": 40},
