@@ -4,6 +4,7 @@
 #include <set>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/weight_loader_rig.h"
 #include "io/quantised/quantization.h"
@@ -51,6 +52,21 @@ TEST_F(QuantisedLoaderTest, LeavesTensorsThatChangeNothing) {
   EXPECT_EQ(refusal(), "");
   add(module_ + ".weight_zero_point", "I8", std::string(128, '\1'), {128, 1});
   EXPECT_NE(refusal().find(".weight_zero_point has no place"), std::string::npos) << refusal();
+}
+
+// Official FP8 checkpoints need not list the head: neither vLLM nor transformers quantises it.
+TEST_F(QuantisedLoaderTest, TakesAPlainHeadWhereNumbersHaveTheNameOfPlainOnes) {
+  read("quantised-fp8-blocks");
+  Json fp8 = {
+      {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}}};
+  std::vector<std::string> warnings;
+  config_.quantization = std::make_shared<const QuantizationConfig>(
+      *JsonObject(fp8, "", ErrorKind::model).optional_object("quantization_config"), warnings);
+  ASSERT_NE(config_.quantization->find("lm_head"), nullptr);
+  EXPECT_EQ(refusal(), "");
+  const std::string up = "model.layers.0.mlp.up_proj";
+  add(up + ".weight", "BF16", std::string(256 * 128 * 2, '\0'), {256, 128});
+  EXPECT_NE(refusal().find(up + ".weight_scale_inv has no place"), std::string::npos) << refusal();
 }
 
 // Lists of plain modules leave out routers; names of packed tensors cannot be mistaken.

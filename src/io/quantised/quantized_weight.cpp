@@ -46,7 +46,8 @@ std::optional<WeightFormat> QuantScheme::kept_format(int64_t begin, int64_t end)
 
 bool QuantizedWeight::is_in(const Checkpoint& checkpoint, const std::string& module,
                             const QuantScheme& scheme) {
-  return checkpoint.find(module + number_name(scheme)) != nullptr;
+  const StoredTensor* numbers = checkpoint.find(module + number_name(scheme));
+  return numbers && (scheme.while_loading || !numbers->loadable_dtype());
 }
 
 QuantizedWeight::QuantizedWeight(const Checkpoint& checkpoint, const std::string& module,
