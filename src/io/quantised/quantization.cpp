@@ -67,7 +67,7 @@ struct QuantizationConfig::Rules {
   std::unordered_set<std::string> names;
   std::vector<Code> expressions;
   bool all_linear = false;  // a target "Linear"
-  bool and_below = false;   // a name also stands for the modules under it, and for an end of theirs
+  bool parts_too = false;   // a name also stands for the modules that have it among their parts
 
   void add(const JsonObject& in, const char* key, const std::string& text) {
     if (!text.starts_with("re:")) {
@@ -86,12 +86,18 @@ struct QuantizationConfig::Rules {
     expressions.push_back(std::move(code));
   }
 
+  /// Whether a name is some of the module's parts, one behind the other.
+  bool has_part(const std::string& module) const {
+    const std::string parts = module + ".";
+    for (size_t begin = 0; begin < parts.size(); begin = parts.find('.', begin) + 1)
+      for (size_t end = parts.find('.', begin); end != parts.npos; end = parts.find('.', end + 1))
+        if (names.contains(parts.substr(begin, end - begin))) return true;
+    return false;
+  }
+
   bool matches(const std::string& module) const {
     if (names.contains(module)) return true;
-    for (size_t dot = module.find('.'); and_below && dot != module.npos;
-         dot = module.find('.', dot + 1))
-      if (names.contains(module.substr(0, dot)) || names.contains(module.substr(dot + 1)))
-        return true;
+    if (parts_too && has_part(module)) return true;
     return std::any_of(expressions.begin(), expressions.end(), [&](const Code& code) {
       const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
           pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
@@ -307,7 +313,7 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
   auto targets = std::make_shared<Rules>();
   const Json* lists = config.find("modules_in_block_to_quantize");
   targets->all_linear = !lists;
-  targets->and_below = true;
+  targets->parts_too = true;
   for (const Json& list : lists ? *lists : Json::array())
     for (const Json& name : list.is_array() ? list : Json::array({list}))
       if (name.is_string())
@@ -320,7 +326,8 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
 void QuantizationConfig::read_awq(const JsonObject& config) {
   QuantScheme scheme{.storage = QuantStorage::awq, .symmetric = false, .scale_name = "scales"};
   scheme.bits = bits_of(config, config.find("bits") ? "bits" : "w_bit", {4});
-  scheme.group_size = group_size_of(config);
+  scheme.group_size =
+      group_size_of(config);
   if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
   one_of(config, "version", "gemm", {"gemm", "GEMM"});
   if (!config.optional_bool("zero_point").value_or(true))
@@ -356,14 +363,14 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
   groups_.push_back({std::move(scheme), std::move(all)});
 }
 
-/// Lists of names: of modules, of ends of them, and of modules above.
+/// Lists of names: of modules, and of parts of them ("self_attn", "layers.0.").
 void QuantizationConfig::leave_plain(const JsonObject& config) {
   auto ignored = std::make_shared<Rules>();
-  ignored->and_below = true;
+  ignored->parts_too = true;
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
     for (const std::string& name :
          config.optional_strings(key).value_or(std::vector<std::string>{}))
-      ignored->names.insert(name);
+      ignored->names.insert(name.ends_with('.') ? name.substr(0, name.size() - 1) : name);
   ignored_ = std::move(ignored);
 }
 

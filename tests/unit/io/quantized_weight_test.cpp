@@ -325,7 +325,7 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
   const auto is_plain = [](const QuantizationConfig& c, const char* name) {
     return c.find(name) == nullptr;
   };
-  // transformers' and vLLM's lists: whole names, ends of names and modules above.
+  // transformers' and vLLM's lists: whole names, and parts of names.
   const auto fp8 = parse(R"({"quant_method": "fp8", "modules_to_not_convert":
       ["lm_head", "gate", "model.layers.1.mlp", "model.layers.2.self_attn.o_proj"]})");
   EXPECT_TRUE(is_plain(fp8, "lm_head"));
@@ -341,6 +341,11 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
       "group_size": 128, "modules_to_not_convert": ["mlp.down_proj"]})");
   EXPECT_TRUE(is_plain(awq, "model.layers.1.mlp.down_proj"));
   EXPECT_FALSE(is_plain(awq, "model.layers.1.mlp.up_proj"));
+  const auto parts = parse(R"({"quant_method": "awq", "w_bit": 4, "group_size": 64,
+      "modules_to_not_convert": ["self_attn", "layers.0."]})");
+  EXPECT_TRUE(is_plain(parts, "model.layers.1.self_attn.q_proj"));
+  EXPECT_TRUE(is_plain(parts, "model.layers.0.mlp.up_proj"));
+  EXPECT_FALSE(is_plain(parts, "model.layers.10.mlp.up_proj"));
   const auto some = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
       "modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.up_proj"]]})");
   EXPECT_FALSE(is_plain(some, "model.layers.7.self_attn.q_proj"));
