@@ -40,10 +40,10 @@ std::string one_of(const JsonObject& in, const char* key, std::string_view absen
   return value;
 }
 
-int64_t group_size_of(const JsonObject& in) {
-  const int64_t size = in.integer("group_size", -1, int64_t{1} << 20);
+int64_t group_size_of(const JsonObject& in, const char* key = "group_size") {
+  const int64_t size = in.integer(key, -1, int64_t{1} << 20);
   if (size != -1 && size != 32 && size != 64 && size != 128)
-    refuse(in, "{} {} is not supported: use 32, 64, 128 or -1", in.path("group_size"), size);
+    refuse(in, "{} {} is not supported: use 32, 64, 128 or -1", in.path(key), size);
   return size;
 }
 
@@ -327,7 +327,7 @@ void QuantizationConfig::read_awq(const JsonObject& config) {
   QuantScheme scheme{.storage = QuantStorage::awq, .symmetric = false, .scale_name = "scales"};
   scheme.bits = bits_of(config, config.find("bits") ? "bits" : "w_bit", {4});
   scheme.group_size =
-      group_size_of(config);
+      group_size_of(config, config.find("q_group_size") ? "q_group_size" : "group_size");
   if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
   one_of(config, "version", "gemm", {"gemm", "GEMM"});
   if (!config.optional_bool("zero_point").value_or(true))

@@ -341,11 +341,12 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
       "group_size": 128, "modules_to_not_convert": ["mlp.down_proj"]})");
   EXPECT_TRUE(is_plain(awq, "model.layers.1.mlp.down_proj"));
   EXPECT_FALSE(is_plain(awq, "model.layers.1.mlp.up_proj"));
-  const auto parts = parse(R"({"quant_method": "awq", "w_bit": 4, "group_size": 64,
+  const auto parts = parse(R"({"quant_method": "awq", "w_bit": 4, "q_group_size": 64,
       "modules_to_not_convert": ["self_attn", "layers.0."]})");
   EXPECT_TRUE(is_plain(parts, "model.layers.1.self_attn.q_proj"));
   EXPECT_TRUE(is_plain(parts, "model.layers.0.mlp.up_proj"));
   EXPECT_FALSE(is_plain(parts, "model.layers.10.mlp.up_proj"));
+  EXPECT_EQ(parts.find("model.layers.1.mlp.up_proj")->group_size, 64);
   const auto some = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
       "modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.up_proj"]]})");
   EXPECT_FALSE(is_plain(some, "model.layers.7.self_attn.q_proj"));
