@@ -74,9 +74,11 @@ Buffer load_kv_scales(Backend& device, const Checkpoint& checkpoint,
   const int64_t heads = layers[0].k.shape[1];
   std::vector<float> scales;
   for (size_t i = 0; i < layers.size(); ++i)
-    for (const char* name : {"k_scale", "v_scale"}) {
+    for (const char* which : {"k", "v"}) {
+      const std::string attention = fmt::format("model.layers.{}.self_attn.{}", i, which),
+                        early = attention + "_proj.output_scale";  // of early versions
       const auto all =
-          read_scales(checkpoint, fmt::format("model.layers.{}.self_attn.{}", i, name), num_heads);
+          read_scales(checkpoint, checkpoint.find(early) ? early : attention + "_scale", num_heads);
       scales.insert(scales.end(), all.begin() + first, all.begin() + first + heads);
     }
   Buffer buffer = device.allocate(scales.size() * sizeof(float));

@@ -136,7 +136,8 @@ class WeightLoader::CheckpointSources {
   /// symmetric numbers.
   bool may_be_left(const std::string& name) const {
     if (!quantization_) return false;
-    for (const char* end : {".k_scale", ".v_scale"})
+    for (const char* end :
+         {".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"})
       if (name.ends_with(end)) return true;
     const StoredTensor& tensor = *checkpoint_.find(name);
     const bool is_bias = quantization_->method() == "gptq" && name.ends_with(".bias"),

@@ -113,12 +113,13 @@ TEST(KvScales, AreReadForEachLayerAndRefusedByName) {
     return std::string(reinterpret_cast<const char*>(&value), sizeof value);
   };
   const std::string layer = "model.layers.0.self_attn.";
+  std::string k_name = "k_scale", v_name = "v_scale";
   // Two heads' scales of keys: those from `first` on of as many as `heads`.
   const auto read = [&](const std::string& dtype, const std::vector<int64_t>& shape,
                         const std::string& k_scale, int64_t heads = 2, int64_t first = 0) {
     std::vector<StoredBytes> tensors(2);
-    tensors[0] = {layer + "k_scale", dtype, k_scale, shape};
-    tensors[1] = {layer + "v_scale", "BF16", std::string("\x80\x3f", 2), {}};
+    tensors[0] = {layer + k_name, dtype, k_scale, shape};
+    tensors[1] = {layer + v_name, "BF16", std::string("\x80\x3f", 2), {}};
     if (dtype.empty()) tensors.erase(tensors.begin());
     write_tensors(directory.path() / "model.safetensors", tensors);
     const Checkpoint checkpoint(directory.path().string());
@@ -133,6 +134,9 @@ TEST(KvScales, AreReadForEachLayerAndRefusedByName) {
     return std::vector<float>(k, k + 2);
   };
   using Shape = std::vector<int64_t>;
+  k_name = "k_proj.output_scale", v_name = "v_proj.output_scale";  // vLLM's get_cache_scale
+  EXPECT_EQ(read("F32", {1}, number(0.5f)), std::vector<float>(2, 0.5f));
+  k_name = "k_scale", v_name = "v_scale";
   EXPECT_EQ(read("F32", {1}, number(0.25f)), std::vector<float>(2, 0.25f));
   EXPECT_EQ(read("F32", {4, 1, 1}, number(1) + number(2) + number(3) + number(4), 4, 2),
             (std::vector<float>{3, 4}));

@@ -42,7 +42,8 @@ class QuantisedLoaderTest : public WeightLoaderTest {
 TEST_F(QuantisedLoaderTest, LeavesTensorsThatChangeNothing) {
   read("quantised-gptq-64-zeros");
   add(module_ + ".bias", "F16", std::string(256, '\0'), {128});
-  add("model.layers.0.self_attn.k_scale", "F32", std::string(4, '\1'), {1});
+  for (const char* scale : {"k_scale", "kv_scale", "v_proj.output_scale"})
+    add(std::string("model.layers.0.self_attn.") + scale, "F32", std::string(4, '\1'), {1});
   EXPECT_EQ(refusal(), "");
   add(module_ + ".bias", "F16", std::string(254, '\0') + "\1\1", {128});
   EXPECT_NE(refusal().find(module_ + ".bias has no place"), std::string::npos) << refusal();
