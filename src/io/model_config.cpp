@@ -310,8 +310,11 @@ ModelConfig load_model_config(const std::string& directory, const FindConfigDefa
   std::error_code error;
   const bool has_config = std::filesystem::exists(path, error);
   check(!error, ErrorKind::model, "{}: cannot be read: {}", path.string(), error.message());
-  check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory",
-        directory);
+  check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory{}",
+        directory,
+        std::filesystem::exists(path.parent_path() / "snapshots", error)
+            ? "; give one of those in its snapshots, or the model's name"
+            : "");
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
   return parse_model_config(read_json_file(path, limits), defaults, path.string());
 }

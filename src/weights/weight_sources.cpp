@@ -119,16 +119,30 @@ class WeightLoader::CheckpointSources {
     wanted.insert(part.name);
     const StoredTensor* found = checkpoint_.find(part.name);
     check(found != nullptr, ErrorKind::model,
-          "{}: the checkpoint lacks tensor {}, which config.json's architecture needs",
-          checkpoint_.directory(), part.name);
+          "{}: the checkpoint lacks tensor {}, which config.json's architecture needs{}",
+          checkpoint_.directory(), part.name, hint(part.name));
     check(found->shape == part.shape, ErrorKind::model,
           "{}: tensor {} has shape [{}], config.json asks for [{}]", checkpoint_.file_of(part.name),
           part.name, fmt::join(found->shape, ", "), fmt::join(part.shape, ", "));
     check(found->loadable_dtype().has_value(), ErrorKind::model,
           "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded{}",
           checkpoint_.file_of(part.name), part.name, found->dtype,
-          quantization_ ? " where quantization_config names no other" : "");
+          quantization_ ? " where quantization_config names no other"
+                        : ": config.json has no quantization_config");
     return 0;
+  }
+
+  /// Why a file that others take may lack the tensor.
+  const char* hint(const std::string& name) const {
+    const std::string module = module_of(name);
+    if (!quantization_ &&
+        (checkpoint_.find(module + ".qweight") || checkpoint_.find(module + ".weight_packed")))
+      return "; it is quantised, and config.json has no quantization_config: add it (of GPTQ, what "
+             "quantize_config.json says, and \"quant_method\": \"gptq\")";
+    if (name.starts_with("model.") && checkpoint_.find(name.substr(6)))
+      return "; names without \"model.\" are those of a model that makes embeddings, which is no "
+             "model for text";
+    return "";
   }
 
   /// Tensors beside a quantised model's that change none of its numbers: scales of an FP8 KV

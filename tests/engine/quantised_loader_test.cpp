@@ -212,15 +212,27 @@ TEST_F(QuantisedLoaderTest, WeightsStayQuantisedWhereTheBackendKeepsThem) {
   }
 }
 
+// Qwen3-Embedding has the architecture of a model for text, and names without "model.".
+TEST_F(QuantisedLoaderTest, SaysThatAModelWithoutPrefixMakesEmbeddings) {
+  read("quantised-fp8-blocks");
+  for (StoredBytes& tensor : tensors_)
+    if (tensor.name.starts_with("model.")) tensor.name.erase(0, 6);
+  EXPECT_NE(refusal().find("those of a model that makes embeddings"), std::string::npos);
+}
+
 TEST_F(QuantisedLoaderTest, RefusesAFileThatIsQuantisedOtherwiseThanConfigSays) {
   read("quantised-fp8-blocks");
   config_.quantization.reset();
-  EXPECT_NE(refusal().find("only F32, F16 and BF16 weights can be loaded"), std::string::npos)
+  EXPECT_NE(refusal().find("only F32, F16 and BF16 weights can be loaded: config.json has no "
+                           "quantization_config"),
+            std::string::npos)
       << refusal();
   read("quantised-packed-128");
   config_.quantization.reset();
-  EXPECT_NE(refusal().find("q_proj.weight, which config.json's architecture needs"),
-            std::string::npos)
+  EXPECT_NE(
+      refusal().find("q_proj.weight, which config.json's architecture needs; it is quantised, "
+                     "and config.json has no quantization_config: add it"),
+      std::string::npos)
       << refusal();
 }
 

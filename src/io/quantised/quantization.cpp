@@ -223,6 +223,11 @@ KvCacheScheme kv_cache_scheme_of(const JsonObject& scheme, std::vector<std::stri
 
 QuantizationConfig::QuantizationConfig(const JsonObject& config,
                                        std::vector<std::string>& warnings) {
+  if (!config.find("quant_method"))
+    refuse(config,
+           "{} is missing, as in MLX's files: use a checkpoint of compressed-tensors, gptq, awq or "
+           "fp8",
+           config.path("quant_method"));
   method_ = one_of(config, "quant_method", "", {"compressed-tensors", "gptq", "awq", "fp8"});
   ignored_ = std::make_shared<Rules>();
   if (method_ == "compressed-tensors")

@@ -36,8 +36,13 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
   }
   if (error) fail(ErrorKind::model, "{}: cannot be read: {}", directory, error.message());
   if (!others.empty())
-    fail(ErrorKind::model, "{}: has {} but neither {} nor {}: the download is incomplete",
-         directory, quote(*others.begin()), kSingleFile, kIndexFile);
+    fail(ErrorKind::model, "{}: has {} but neither {} nor {}: {}", directory,
+         quote(*others.begin()), kSingleFile, kIndexFile,
+         others.contains("adapter_model.safetensors")
+             ? "an adapter (LoRA) is merged into its model first"
+         : others.size() == 1
+             ? "the download is incomplete, or that file needs the name of the first"
+             : "the download is incomplete");
   if (!pickles.empty())
     fail(ErrorKind::model, "{}: only {}: pickle weights are not loaded; convert to safetensors",
          directory, quote(*pickles.begin()));

@@ -98,6 +98,11 @@ TEST_F(CheckpointIn, SaysWhyADirectoryHasNoWeights) {
   write("pytorch_model.bin", "x");
   expect_refused(
       "only \"pytorch_model.bin\": pickle weights are not loaded; convert to safetensors");
+  write("adapter_model.safetensors", shard({"a"}));
+  expect_refused("an adapter (LoRA) is merged into its model first");
+  fs::rename(directory_ / "adapter_model.safetensors", directory_ / "gptq_model-4bit.safetensors");
+  expect_refused("or that file needs the name of the first");
+  fs::remove(directory_ / "gptq_model-4bit.safetensors");
   write(kFirst, shard({"a"}));
   expect_refused("has \"model-00001-of-00002.safetensors\" but neither model.safetensors nor");
   fs::remove_all(directory_);
