@@ -155,7 +155,9 @@ class QwenCoderReader final : public CallReader {
     }
     if (text_.empty()) return Step::refused;
     const auto tool = std::ranges::find(tools_, text_, &Tool::name);
-    schema_ = tool == tools_.end() ? Json() : Json::parse(tool->parameters, nullptr, false);
+    schema_ = tool == tools_.end() || tool->parameters.empty()
+                  ? Json()
+                  : parse_json(tool->parameters, "tools", ErrorKind::invalid_argument);
     sink.begin_call(std::exchange(text_, {}));
     state_ = between;
     return Step::more;

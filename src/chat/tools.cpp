@@ -92,13 +92,13 @@ Json tools_for_template(const std::vector<Tool>& tools) {
   Json list = Json::array();
   for (const Tool& tool : tools) {
     if (!tool.definition.empty()) {
-      list.push_back(Json::parse(tool.definition));
+      list.push_back(parse_json(tool.definition, "tools", kBad));
       continue;
     }
     Json function = {{"name", tool.name}, {"description", tool.description}};
     function["parameters"] = tool.parameters.empty()
                                  ? Json{{"type", "object"}, {"properties", Json::object()}}
-                                 : Json::parse(tool.parameters);
+                                 : parse_json(tool.parameters, "tools", kBad);
     list.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
   return list;

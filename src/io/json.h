@@ -12,7 +12,7 @@
 namespace nanovllm {
 
 /// Keeps the order of keys: the order matters to chat templates and to error messages.
-/// Looking up a key is linear in the number of keys: walk a large object (a vocabulary) instead.
+/// Looking up a key, or adding one as Json::parse does, is linear: walk a large object instead.
 using Json = nlohmann::ordered_json;
 
 struct JsonLimits {

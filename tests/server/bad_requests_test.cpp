@@ -103,7 +103,13 @@ TEST_F(BadRequests, ManyNamesAreReadInTimeThatGrowsWithThem) {
   for (int i = 0; i < 300000; ++i) names += fmt::format("\"{}\":1,", i);
   names.back() = '}';
   const auto begin = std::chrono::steady_clock::now();
-  expect_all({{chat_with("\"logit_bias\":{" + names)}});
+  const std::string tool = R"("tools":[{"type":"function","name":"f","function":{"name":"f",)";
+  const std::string response = R"({"input":"x","max_output_tokens":1,"tools":[)";
+  expect_all(
+      {{chat_with("\"logit_bias\":{" + names)},
+       {chat_with("\"chat_template_kwargs\":{" + names)},
+       {chat_with(tool + names + "}]"), 200},
+       {response + R"({"type":"function","name":"f",)" + names + "]}", 200, "/v1/responses"}});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096, kMaxTemplateBytes = size_t{1} << 20;
+constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096, kMaxTemplateBytes = size_t{1} << 20,
+                 kMaxTemplateVariables = 256;
 
 // Fields that clients send and that change nothing here: accounting, storage, caching hints.
 constexpr std::array<std::string_view, 14> kHarmless{"user",
@@ -218,7 +219,12 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
   conversation.chat = read_chat_template(o, defaults);
   conversation.messages = read_messages(o);
   Json options = Json::parse(defaults.chat_template_kwargs);
-  if (const auto kwargs = o.optional_object("chat_template_kwargs")) options.update(kwargs->json());
+  if (const auto kwargs = o.optional_object("chat_template_kwargs")) {
+    check(kwargs->json().size() <= kMaxTemplateVariables, kBad,
+          "chat_template_kwargs has {} entries: at most {} are allowed", kwargs->json().size(),
+          kMaxTemplateVariables);
+    options.update(kwargs->json());
+  }
   for (const char* name : {"messages", "tokenize", "chat_template"})
     check(!options.contains(name), kBad, "chat_template_kwargs may not have {}", name);
   if (const Json* tools = o.find("tools")) conversation.tools = read_tools(*tools);

@@ -188,7 +188,7 @@ class ResponseWriter final : public AnswerWriter {
                  {"incomplete_details", incomplete_},
                  {"model", context_.request.model},
                  {"output", output_}};
-    json.update(Json::parse(context_.request.echo_json));
+    json.update(parse_json(context_.request.echo_json, "the request", ErrorKind::invalid_argument));
     json["usage"] = nullptr;
     if (status == "in_progress") return json;
     const GenerationSummary& s = context_.summary;
