@@ -138,8 +138,11 @@ void Metrics::add_rejection(QueueFull::Limit limit) {
 std::string Metrics::page(const std::string& model, const EngineStats& s, const EngineInfo& info,
                           double step_age) const {
   std::string out;
-  std::string name = model;
-  std::erase_if(name, [](char c) { return c == '"' || c == '\\' || c == '\n'; });
+  std::string name;  // as Prometheus' text format escapes a label's value
+  for (const char c : model) {
+    if (c == '"' || c == '\\' || c == '\n') name += '\\';
+    name += c == '\n' ? 'n' : c;
+  }
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", name);
   const auto value = [&](std::string_view metric, std::string_view type, std::string_view help,
                          double v, const std::string& more = "") {

@@ -20,6 +20,16 @@ TEST(Protocol, AModelIsFoundByItsNameAsClientsSpellIt) {
   EXPECT_EQ(client.read_answer().status, 405);
 }
 
+// Prometheus' text format: a quote, a backslash and an end of line have a backslash before them.
+TEST(Protocol, MetricsHaveTheModelsNameEscaped) {
+  server::ServerOptions options;
+  options.served_model_names = {"de\"m\\o\n"};
+  ServerOnThread server(options);
+  EXPECT_NE(server.get("/metrics")
+                .body.find(R"(vllm:num_requests_running{model_name="de\"m\\o\n",engine="0"} 0)"),
+            std::string::npos);
+}
+
 // The text's characters as UTF-8 spells them: the demo's tokens of these are single bytes.
 TEST(Protocol, OffsetsOfTokensCountCharacters) {
   ServerOnThread server;
