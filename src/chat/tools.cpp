@@ -104,9 +104,12 @@ Json tools_for_template(const std::vector<Tool>& tools) {
   return list;
 }
 
-void parse_call_arguments(Json& messages) {
+void complete_answers(Json& messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
+    if (message.is_object() && message.value("role", Json()) == "assistant" &&
+        (!message.contains("content") || message["content"].is_null()))
+      message["content"] = "";  // as vLLM does: templates look into it
     if (!message.is_object() || !message.contains("tool_calls")) continue;
     Json& calls = message["tool_calls"];
     if (calls.is_null() || calls.empty()) {  // templates ask whether there is the key

@@ -30,8 +30,9 @@ ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools);
 /// The list as chat templates expect it.
 Json tools_for_template(const std::vector<Tool>& tools);
 
-/// The argument strings of all "tool_calls" as the objects that templates expect. Throws
-/// Error(invalid_argument) that names the message.
-void parse_call_arguments(Json& messages);
+/// Answers in OpenAI's form as templates expect them: the argument strings of "tool_calls" as
+/// objects, and a content where there is none. Throws Error(invalid_argument) that names the
+/// message.
+void complete_answers(Json& messages);
 
 }  // namespace nanovllm

@@ -46,6 +46,23 @@ TEST(Chat, EveryAnswerKnowsTheConversation) {
   EXPECT_EQ(result.errors, "");
 }
 
+// As in vLLM's parse_chat_messages and the server: no content is an empty text, and arguments that
+// are JSON text are objects.
+TEST(Chat, ALineMayHaveAConversationAsOpenAisClientsHoldIt) {
+  const auto prompt_of = [](const std::string& answer) {
+    ProcessOptions options;
+    options.input = R"({"messages":[{"role":"user","content":"x"},{"role":"assistant",)" + answer +
+                    R"(}],"sampling_params":{"max_tokens":1}})" + "\n";
+    const auto result = nanovllm_program({"generate", demo_model(), "-q", "--input", "-"}, options);
+    return result.lines().at(0).at("prompt_token_ids");
+  };
+  const std::string call = R"("tool_calls":[{"function":{"name":"f","arguments":)";
+  const Json expected = prompt_of(R"("content":"",)" + call + R"({"a":1}}}])");
+  ASSERT_GT(expected.size(), 0u);
+  EXPECT_EQ(prompt_of(R"("content":null,)" + call + R"("{\"a\":1}"}}])"), expected);
+  EXPECT_EQ(prompt_of(call + R"({"a":1}}}])"), expected);
+}
+
 TEST(Chat, CommandsForgetRepeatAndEnd) {
   const std::string hello = answer_to(Json::array({message("user", "Hello!")}));
   const auto result = chat("Hello!\n/again\n/clear\nHello!\n/exit\nnever read\n");

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "chat/tools.h"
 #include "cli/suggest.h"
 #include "core/check.h"
 #include "io/json_object.h"
@@ -51,6 +52,7 @@ void read_prompt(const JsonObject& o, Request& request) {
     if (!messages->is_array() || messages->empty())
       o.refuse("messages", "a list of at least one message", *messages);
     Messages conversation{*messages};
+    complete_answers(conversation.messages);
     if (const auto kwargs = o.optional_object("chat_template_kwargs"))
       conversation.chat_template_kwargs = kwargs->json();
     request.prompt = std::move(conversation);

@@ -122,7 +122,7 @@ Json assistant_message(const ChatMessage& answer) {
          {"type", "function"},
          {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   Json list = Json::array({message});
-  parse_call_arguments(list);
+  complete_answers(list);
   return list[0];
 }
 

@@ -185,10 +185,8 @@ Json read_messages(const JsonObject& o) {
     if (role == "developer") role = "system";  // OpenAI's newer name for it
     check(message.contains("content") || role == "assistant", kBad, "messages[{}] has no content",
           i);
-    if (role == "assistant" && (!message.contains("content") || message["content"].is_null()))
-      message["content"] = "";  // as vLLM does: templates look into it
   }
-  parse_call_arguments(list);
+  complete_answers(list);
   return list;
 }
 
