@@ -39,6 +39,12 @@ def f():
 """
 
 # The server's part in a conversation whose answer is the test's: in pieces, as a stream brings it.
+WIDE = """
+| one | two | three | four | five | six | seven | eight |
+|---|---|---|---|---|---|---|---|
+| monday | tuesday | wednesday | thursday | friday | saturday | sunday | holiday |
+"""
+
 ANSWER = """
 const bytes = new TextEncoder(), pieces = arguments[0].match(/[^]{1,9}/g), fetched = window.fetch;
 window.fetch = async (path, options) => {
@@ -329,13 +335,15 @@ class Page(unittest.TestCase):
     def test_everyone_can_use_it(self):
         for dark, width in ((False, 1400), (True, 1400), (False, 390), (True, 390)):
             with self.subTest(dark=dark, width=width), browser(self.server.url, width, 844, dark) as driver:
-                driver.execute_script(ANSWER, HOSTILE)
+                driver.execute_script(ANSWER, HOSTILE + WIDE)
                 self.ask(driver, "Show everything")
                 self.wait(driver, lambda: self.texts(driver, ".hljs-keyword"))
                 driver.save_screenshot(str(SHOTS / f"chat-{width}{'-dark' if dark else ''}.png"))
                 self.assertEqual(driver.execute_script(ACCESSIBILITY), [])
                 fits = "return document.documentElement.scrollWidth <= innerWidth"
                 self.assertTrue(driver.execute_script(fits))
+                whole = "return [...document.querySelectorAll('.text td')].every((cell) => cell.clientHeight < 50)"
+                self.assertTrue(driver.execute_script(whole))  # a table scrolls: no word of it is broken
                 if width < 600:
                     self.find(driver, "#menu").click()
                 driver.execute_script("arguments[0].open = true", self.find(driver, "#settings"))
