@@ -25,6 +25,8 @@ TEST(Scrape, ReadsPrometheusText) {
   EXPECT_EQ(scrape.value("no_number"), std::nullopt);
   EXPECT_EQ(scrape.value("nan"), std::nullopt);
   EXPECT_EQ(scrape.label("model_name"), "demo");
+  EXPECT_EQ(Scrape("a{model_name=\"an \\\"8B\\\" of \\\\x\",x=\"1\"} 3\n").label("model_name"),
+            "an \"8B\" of \\x");
   EXPECT_EQ(scrape.buckets("h"), (Buckets{{0.1, 2}, {INFINITY, 5}}));
 }
 

@@ -15,14 +15,19 @@ std::optional<double> number(std::string_view text) {
   return value;
 }
 
-/// The text in quotes behind `name=`, escapes as they are.
-std::optional<std::string_view> label_of(std::string_view labels, std::string_view name) {
+/// The text in quotes behind `name=`.
+std::optional<std::string> label_of(std::string_view labels, std::string_view name) {
   for (size_t at = labels.find(name); at != labels.npos; at = labels.find(name, at + 1)) {
     const bool is_whole = at == 0 || labels[at - 1] == ',' || labels[at - 1] == '{';
     const std::string_view rest = labels.substr(at + name.size());
     if (!is_whole || !rest.starts_with("=\"")) continue;
-    const size_t end = rest.find('"', 2);
-    if (end != rest.npos) return rest.substr(2, end - 2);
+    std::string text;
+    for (size_t i = 2; i < rest.size() && rest[i] != '"'; ++i) {
+      const bool is_escaped = rest[i] == '\\' && i + 1 < rest.size();
+      if (is_escaped) ++i;
+      text += is_escaped && rest[i] == 'n' ? '\n' : rest[i];
+    }
+    return text;
   }
   return std::nullopt;
 }
@@ -70,7 +75,7 @@ Buckets Scrape::buckets(const std::string& name) const {
 
 std::string Scrape::label(std::string_view name) const {
   for (const auto& [metric, sample] : samples_)
-    if (const auto value = label_of(sample.first, name)) return std::string(*value);
+    if (const auto value = label_of(sample.first, name)) return *value;
   return {};
 }
 
