@@ -1,4 +1,4 @@
-// What clients of OpenAI's and vLLM's servers look for in names, errors and answers.
+// Names, errors and answers in the forms that clients of OpenAI's and vLLM's servers look for.
 #include <gtest/gtest.h>
 
 #include "server/client.h"

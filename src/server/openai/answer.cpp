@@ -177,8 +177,11 @@ std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
                                      const std::vector<ChatMessage>& messages) {
   Json choices = Json::array();
   for (size_t p = 0; p < outputs.size(); ++p)
-    for (const CompletionOutput& answer : outputs[p].outputs)
-      choices.push_back(choice_json(p, outputs[p], answer, messages[choices.size()]));
+    for (const CompletionOutput& answer : outputs[p].outputs) {
+      const CompletionOutput nothing{.index = answer.index, .finish_reason = FinishReason::length};
+      choices.push_back(choice_json(p, outputs[p], request_.prompt_alone ? nothing : answer,
+                                    messages[choices.size()]));
+    }
   Json json = {{"id", context_.summary.id},
                {"object", request_.is_chat ? "chat.completion" : "text_completion"},
                {"created", context_.created},
@@ -203,8 +206,8 @@ Json CompletionsWriter::message_json(const ChatMessage& message) const {
   return json;
 }
 
-/// What was asked about the prompt: vLLM has it beside the choices of a chat, and in each choice of
-/// a completion.
+/// The prompt's own answers, where they were asked for: vLLM has them beside the choices of a chat,
+/// and in each choice of a completion.
 void CompletionsWriter::add_prompt(Json& json, size_t p, const RequestOutput& output) const {
   if (request_.params.prompt_logprobs)
     json["prompt_logprobs"] = logprobs_.prompt(output.prompt_logprobs);
@@ -220,7 +223,7 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
     choice["logprobs"] = nullptr;
     if (request_.params.logprobs) choice["logprobs"] = logprobs_.chat(answer.logprobs);
   } else {
-    std::string text = request_.prompt_alone ? std::string() : answer.text;
+    std::string text = answer.text;
     if (request_.echo) {
       const auto* given = std::get_if<std::string>(&request_.prompts[p].value);
       if (given)
@@ -238,19 +241,14 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
         ids = context_.prompts[p];
         positions = output.prompt_logprobs;
       }
-      if (!request_.prompt_alone) {
-        ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
-        positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
-      }
+      ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
+      positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
       choice["logprobs"] = logprobs_.completion(ids, positions, offset);
     }
   }
-  choice["finish_reason"] = request_.prompt_alone
-                                ? to_string(FinishReason::length)
-                                : reason(answer.finish_reason, !message.tool_calls.empty());
+  choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
-  if (request_.return_token_ids)
-    choice["token_ids"] = request_.prompt_alone ? Json::array() : Json(answer.token_ids);
+  if (request_.return_token_ids) choice["token_ids"] = answer.token_ids;
   if (!request_.is_chat) add_prompt(choice, p, output);
   return choice;
 }
