@@ -155,9 +155,7 @@ class QwenCoderReader final : public CallReader {
     }
     if (text_.empty()) return Step::refused;
     const auto tool = std::ranges::find(tools_, text_, &Tool::name);
-    schema_ = tool == tools_.end() || tool->parameters.empty()
-                  ? Json()
-                  : parse_json(tool->parameters, "tools", ErrorKind::invalid_argument);
+    schema_ = tool == tools_.end() ? Json() : parameters_of(*tool, Json());
     sink.begin_call(std::exchange(text_, {}));
     state_ = between;
     return Step::more;

@@ -112,9 +112,7 @@ Json parameters(const Json& schema, const Tool& tool, bool has_lines) {
 
 /// One tool's call.
 Json call_tag(const CallSyntax& syntax, const Tool& tool) {
-  const Json schema = tool.parameters.empty()
-                          ? Json{{"type", "object"}}
-                          : parse_json(tool.parameters, "tools", ErrorKind::invalid_argument);
+  const Json schema = parameters_of(tool, Json{{"type", "object"}});
   Json content;
   switch (syntax.arguments) {
     case CallSyntax::json:

@@ -88,6 +88,10 @@ ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools) 
   return result;
 }
 
+Json parameters_of(const Tool& tool, Json absent) {
+  return tool.parameters.empty() ? std::move(absent) : parse_json(tool.parameters, "tools", kBad);
+}
+
 Json tools_for_template(const std::vector<Tool>& tools) {
   Json list = Json::array();
   for (const Tool& tool : tools) {
@@ -96,9 +100,8 @@ Json tools_for_template(const std::vector<Tool>& tools) {
       continue;
     }
     Json function = {{"name", tool.name}, {"description", tool.description}};
-    function["parameters"] = tool.parameters.empty()
-                                 ? Json{{"type", "object"}, {"properties", Json::object()}}
-                                 : parse_json(tool.parameters, "tools", kBad);
+    function["parameters"] =
+        parameters_of(tool, {{"type", "object"}, {"properties", Json::object()}});
     list.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
   return list;

@@ -27,6 +27,9 @@ std::vector<Tool> read_tools(const Json& tools);
 /// OpenAI's "none", "auto", "required" or {"type": "function", "function": {"name"}} (Responses:
 /// {"type": "function", "name"}). Throws Error(invalid_argument) that begins with "tool_choice".
 ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools);
+/// A tool's schema, or `absent` where it has none.
+Json parameters_of(const Tool& tool, Json absent);
+
 /// The list as chat templates expect it.
 Json tools_for_template(const std::vector<Tool>& tools);
 
