@@ -118,9 +118,10 @@ class WeightLoader::CheckpointSources {
     }
     wanted.insert(part.name);
     const StoredTensor* found = checkpoint_.find(part.name);
-    check(found != nullptr, ErrorKind::model,
-          "{}: the checkpoint lacks tensor {}, which config.json's architecture needs{}",
-          checkpoint_.directory(), part.name, hint(part.name));
+    if (!found)
+      fail(ErrorKind::model,
+           "{}: the checkpoint lacks tensor {}, which config.json's architecture needs{}",
+           checkpoint_.directory(), part.name, hint(part.name));
     check(found->shape == part.shape, ErrorKind::model,
           "{}: tensor {} has shape [{}], config.json asks for [{}]", checkpoint_.file_of(part.name),
           part.name, fmt::join(found->shape, ", "), fmt::join(part.shape, ", "));

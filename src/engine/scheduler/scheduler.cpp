@@ -270,10 +270,10 @@ void Scheduler::append(Sequence& s, int32_t token) {
   ++totals_.generated_tokens;
   publish_full_blocks(s);
   // A grammar's masks have a stop token only where the text ends: nothing else can follow.
-  const bool may_stop = s.matcher || s.num_generated() >= s.params.min_tokens,
-             named = std::ranges::count(s.params.stop_token_ids, token) > 0,
-             stops = named || s.matcher || !s.params.ignore_eos;
-  if (may_stop && stops && std::ranges::count(s.stop_token_ids, token) > 0) {
+  const bool is_stop = (s.matcher || s.num_generated() >= s.params.min_tokens) &&
+                       std::ranges::count(s.stop_token_ids, token) > 0,
+             named = is_stop && std::ranges::count(s.params.stop_token_ids, token) > 0;
+  if (named || (is_stop && (s.matcher || !s.params.ignore_eos))) {
     end(s, FinishReason::stop, named ? std::to_string(token) : std::string());
   } else if (s.num_generated() >= s.max_tokens) {
     end(s, FinishReason::length, {});
