@@ -31,7 +31,7 @@ class TokensPrompt(TypedDict):
 
 
 def for_template(conversation: Any) -> Any:
-    """What chat() gives to templates, as vLLM and the server do: an assistant's missing content is an
+    """A conversation as chat() gives it to templates, like vLLM and the server: an assistant's missing content is an
     empty text, and arguments of calls that are JSON text, as OpenAI has them, are objects."""
     import json
 

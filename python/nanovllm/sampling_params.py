@@ -32,7 +32,7 @@ else:
         return cls
 
     class _Fields:
-        """What dataclasses.replace(), asdict() and fields() go by, made when they ask."""
+        """The fields that dataclasses.replace(), asdict() and fields() go by, made when they ask."""
 
         def __get__(self, given: Any, cls: Any) -> dict[str, Any]:
             from dataclasses import field, make_dataclass

@@ -74,7 +74,7 @@ struct ExpertAxis {
   bool fits() const { return stride % 16 == 0 && size <= INT32_MAX; }
 };
 
-/// What is known of a mixture without its experts' weights.
+/// The facts of a mixture beside its experts' weights.
 inline void describe_mixture(Mixture& m, const DecoderStack& stack) {
   const DecoderWeights& w = stack.layers.front();
   m.experts = static_cast<int>(w.router.n());

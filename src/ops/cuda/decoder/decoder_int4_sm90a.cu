@@ -4,16 +4,15 @@
 
 namespace nanovllm::decoder {
 
-/// cut_matrix() of records. Cycles of 128 columns of k: of products, or of the block's share of
-/// memory.
-/// A tile is no part of two: its columns divide `whole`, if that is not 0.
+/// cut_matrix() of records. A tile is no part of two: its columns divide `whole`, if that is not 0.
+/// Cycles of 128 columns of k: of products, or of the block's share of memory.
 static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks, int64_t whole = 0) {
-  constexpr int64_t kProducts = 300, kBytes = 14, kAround = 1900;
+  constexpr int64_t kOfProducts = 300, kBytes = 14, kAround = 1900;
   const int64_t units = columns / kPackedRows, chunks = k / kPackedColumns;
   int64_t best = 1, least = INT64_MAX;
   for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
     if (whole % (size * kPackedRows) != 0) continue;
-    const int64_t of_chunk = std::max(kProducts, size * halves * kRecordBytes / kBytes),
+    const int64_t of_chunk = std::max(kOfProducts, size * halves * kRecordBytes / kBytes),
                   cost = ceil_div(ceil_div(units, size), blocks) * (chunks * of_chunk + kAround);
     if (cost < least) least = cost, best = size;
   }
