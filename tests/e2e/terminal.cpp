@@ -14,7 +14,7 @@
 
 namespace nanovllm {
 
-Terminal::Terminal(const std::vector<std::string>& arguments, int columns) {
+Terminal::Terminal(const std::vector<std::string>& arguments, int columns, const char* term) {
   std::vector<std::string> all = {NANOVLLM_BINARY_DIR "/bin/nanovllm"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
@@ -26,7 +26,7 @@ Terminal::Terminal(const std::vector<std::string>& arguments, int columns) {
   child_ = ::forkpty(&master_, nullptr, nullptr, &size);
   if (child_ < 0) throw std::runtime_error("forkpty");
   if (child_ > 0) return;
-  ::setenv("TERM", "xterm", 1);
+  ::setenv("TERM", term, 1);
   ::setenv("NANOVLLM_DEVICE", "cpu", 1);
   ::setenv("NANOVLLM_THREADS", "1", 1);
   ::execv(pointers[0], pointers.data());

@@ -9,8 +9,10 @@ namespace nanovllm {
 
 class Terminal {
  public:
-  /// Starts the built nanovllm, on one CPU thread, in a pseudo-terminal of so many columns.
-  explicit Terminal(const std::vector<std::string>& arguments, int columns = 80);
+  /// Starts the built nanovllm, on one CPU thread, in a pseudo-terminal of so many columns and
+  /// the kind `term`.
+  explicit Terminal(const std::vector<std::string>& arguments, int columns = 80,
+                    const char* term = "xterm");
   ~Terminal();
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;

@@ -190,5 +190,17 @@ TEST(Terminal, TheProgressLineFitsTheTerminal) {
   EXPECT_EQ(terminal.exit_code(), 1);
 }
 
+TEST(Terminal, ADumbTerminalGetsNoEscapeSequences) {
+  Terminal terminal(chat(), 80, "dumb");
+  terminal.wait_for("> ");
+  terminal.type("What is 3 + 4?\n");
+  std::string output = terminal.wait_for(answer_to("What is 3 + 4?"));
+  output += terminal.wait_for("> ");
+  terminal.type(kCtrlD);
+  output += terminal.rest();
+  EXPECT_EQ(output.find('\x1b'), output.npos);
+  EXPECT_EQ(terminal.exit_code(), 0);
+}
+
 }  // namespace
 }  // namespace nanovllm

@@ -25,6 +25,11 @@ constexpr const char* kClearLine = "\r\x1b[J";
 constexpr std::wstring_view kPasteEnd = L"\x1b[201~";
 constexpr int kHistoryLines = 1000;
 
+/// Says a sequence to a terminal that knows some.
+void escape(const char* sequence) {
+  if (takes_escapes(STDERR_FILENO)) say(sequence);
+}
+
 void on_change(int) {}  // a wait for keys ends, and the terminal is looked at again
 
 /// Handlers of signals that change the terminal, while the editor lives.
@@ -84,7 +89,7 @@ int LineEditor::State::next_key(EditLine* editor, wchar_t* key) {
     if (::poll(polls, 2, -1) < 0) {
       if (errno != EINTR || state.interrupt.requested()) return -1;
       // The window has another size, or the program was stopped and goes on.
-      say(kClearLine);
+      escape(kClearLine);
       el_set(editor, EL_PREP_TERM, 0);
       el_set(editor, EL_PREP_TERM, 1);
       el_resize(editor);
@@ -161,12 +166,12 @@ LineEditor::Result LineEditor::read(const char* prompt, std::string& text) {
   State& s = *state_;
   s.prompt = prompt;
   text.clear();
-  say(kBracketedPasteOn);
+  escape(kBracketedPasteOn);
   int length = 0;
   // Raw before the prompt is seen: what is typed at once would be the terminal's own to read.
   el_set(s.editor, EL_PREP_TERM, 1);
   const char* line = el_gets(s.editor, &length);
-  say(kBracketedPasteOff);
+  escape(kBracketedPasteOff);
   if (line) {
     text.assign(line, static_cast<size_t>(length));
     if (text.ends_with('\n')) text.pop_back();

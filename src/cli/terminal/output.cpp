@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -17,6 +18,11 @@ namespace nanovllm::cli {
 void say(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
+}
+
+bool takes_escapes(int descriptor) {
+  const char* kind = std::getenv("TERM");
+  return ::isatty(descriptor) != 0 && !(kind && std::string_view(kind) == "dumb");
 }
 
 Output::Output() : name_("standard output"), descriptor_(STDOUT_FILENO), owned_(false) {}

@@ -17,6 +17,9 @@ class OutputError : public std::runtime_error {
 /// full) is no error: results are worth more than what is said about them.
 void say(std::string_view text);
 
+/// Whether a file is a terminal that obeys escape sequences: of those that do not, TERM is "dumb".
+bool takes_escapes(int descriptor);
+
 class Output {
  public:
   /// Standard output.

@@ -27,7 +27,7 @@ size_t terminal_columns() {
 
 }  // namespace
 
-Progress::Progress(bool quiet) : active_(!quiet && ::isatty(STDERR_FILENO) != 0) {}
+Progress::Progress(bool quiet) : active_(!quiet && takes_escapes(STDERR_FILENO)) {}
 
 Progress::~Progress() {
   clear();

@@ -32,7 +32,9 @@ struct TopOptions {
 class Top {
  public:
   explicit Top(const TopOptions& options)
-      : options_(options), url_(options.url), is_terminal_(::isatty(STDOUT_FILENO) != 0) {
+      : options_(options),
+        url_(options.url),
+        redraws_(!options.once && takes_escapes(STDOUT_FILENO)) {
     if (!options.api_key.empty())
       get_.headers.emplace_back("Authorization", "Bearer " + options.api_key);
     get_.is_cancelled = [this] { return interrupt_.requested(); };
@@ -40,7 +42,7 @@ class Top {
 
   int run() {
     look();  // a server that is not there is told before the screen changes
-    if (is_terminal_ && !options_.once) output_.write("\x1b[?1049h\x1b[?25l");
+    if (redraws_) output_.write("\x1b[?1049h\x1b[?25l");
     try {
       watch();
     } catch (...) {
@@ -63,7 +65,7 @@ class Top {
   }
 
   void leave() {
-    if (is_terminal_ && !options_.once) output_.write("\x1b[?25h\x1b[?1049l");
+    if (redraws_) output_.write("\x1b[?25h\x1b[?1049l");
     output_.flush();
   }
 
@@ -115,20 +117,19 @@ class Top {
       fail(ErrorKind::unavailable, "{}/engine/live does not answer as this program's server does",
            options_.url);
     }
-    const bool redraws = is_terminal_ && !options_.once;
-    if (redraws) output_.write("\x1b[H");
+    if (redraws_) output_.write("\x1b[H");
     for (size_t i = 0; i < lines.size(); ++i) {
       output_.write(lines[i]);
-      if (redraws) output_.write("\x1b[K");
-      if (!redraws || i + 1 < lines.size()) output_.write(redraws ? "\r\n" : "\n");
+      if (redraws_) output_.write("\x1b[K");
+      if (!redraws_ || i + 1 < lines.size()) output_.write(redraws_ ? "\r\n" : "\n");
     }
-    if (redraws) output_.write("\x1b[J");
+    if (redraws_) output_.write("\x1b[J");
     output_.flush();
   }
 
   const TopOptions& options_;
   const server::Url url_;
-  const bool is_terminal_;
+  const bool redraws_;
   Interrupt interrupt_;
   Output output_;
   server::GetOptions get_;
