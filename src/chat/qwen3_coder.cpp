@@ -2,13 +2,13 @@
 // </tool_call>, each on a line of its own; Seed-OSS the same with <seed:tool_call> and values
 // without lines. Values are bare: the tool's schema says which are strings.
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "chat/json_scanner.h"
 #include "chat/python_literal.h"
+#include "chat/schema_types.h"
 
 namespace nanovllm {
 namespace {
@@ -16,52 +16,6 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr auto kValueEnd = "</parameter>"sv;
-
-/// The schema that a local reference leads to, or `schema` itself.
-const Json& resolved(const Json& schema, const Json& root) {
-  const Json* found = &schema;
-  for (int i = 0; i < 8 && found->is_object() && found->contains("$ref"); ++i) {
-    const Json& reference = (*found)["$ref"];
-    if (!reference.is_string()) break;
-    const std::string path = reference.get<std::string>();
-    const size_t slash = path.rfind('/');
-    if (path != "#/$defs/" + path.substr(slash + 1) &&
-        path != "#/definitions/" + path.substr(slash + 1))
-      break;
-    const auto group = root.find(path.substr(2, slash - 2));
-    if (group == root.end() || !group->is_object() || !group->contains(path.substr(slash + 1)))
-      break;
-    found = &(*group)[path.substr(slash + 1)];
-  }
-  return *found;
-}
-
-/// The types that a schema names; empty: any. `steps` bounds the work.
-std::set<std::string> types_of(const Json& schema, const Json& root, int& steps) {
-  std::set<std::string> types;
-  const Json& s = resolved(schema, root);
-  if (!s.is_object() || --steps < 0) return types;
-  if (s.contains("type")) {
-    const Json& type = s["type"];
-    if (type.is_string()) types.insert(type.get<std::string>());
-    if (type.is_array())
-      for (const Json& one : type)
-        if (one.is_string()) types.insert(one.get<std::string>());
-    return types;
-  }
-  for (const char* list : {"anyOf", "oneOf"}) {
-    if (!s.contains(list) || !s[list].is_array()) continue;
-    for (const Json& one : s[list]) {
-      const auto more = types_of(one, root, steps);
-      if (more.empty()) return {};
-      types.insert(more.begin(), more.end());
-    }
-  }
-  const bool strings = s.contains("enum") && s["enum"].is_array() &&
-                       std::ranges::all_of(s["enum"], [](const Json& v) { return v.is_string(); });
-  if (strings || (s.contains("const") && s["const"].is_string())) types.insert("string");
-  return types;
-}
 
 bool is_type(const Json& value, const std::set<std::string>& types) {
   const auto has = [&](const char* type) { return types.empty() || types.contains(type); };
@@ -171,9 +125,8 @@ class QwenCoderReader final : public CallReader {
     types_ = {"string"};  // of a parameter that the schema does not know
     if (schema_.is_object() && schema_.contains("properties")) {
       const Json& properties = schema_["properties"];
-      int steps = 200;
       if (properties.is_object() && properties.contains(key_))
-        types_ = types_of(properties[key_], schema_, steps);
+        types_ = types_of_schema(properties[key_], schema_);
     }
     is_string_ = types_.size() == 1 && types_.contains("string");
     has_begun_ = false;

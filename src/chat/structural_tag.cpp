@@ -1,9 +1,11 @@
 #include "chat/structural_tag.h"
 
 #include <algorithm>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
+#include "chat/schema_types.h"
 #include "core/check.h"
 #include "io/json.h"
 
@@ -33,19 +35,22 @@ struct Argument {
   bool is_required = false;
 };
 
+/// References lead to the whole schema's definitions.
+Json with_definitions(Json schema, const Json& root) {
+  for (const char* group : {"$defs", "definitions"})
+    if (schema.is_object() && root.contains(group)) schema[group] = root[group];
+  return schema;
+}
+
 std::vector<Argument> arguments_of(const Json& schema) {
   std::vector<Argument> arguments;
   const auto properties = schema.find("properties");
   if (properties == schema.end() || !properties->is_object()) return arguments;
   const auto required = schema.find("required");
   for (const auto& [name, property] : properties->items()) {
-    Argument argument{name, property};
+    Argument argument{name, with_definitions(property, schema)};
     argument.is_required = required != schema.end() && required->is_array() &&
                            std::ranges::find(*required, Json(name)) != required->end();
-    // References lead to the whole schema's definitions.
-    for (const char* group : {"$defs", "definitions"})
-      if (argument.schema.is_object() && schema.contains(group))
-        argument.schema[group] = schema[group];
     arguments.push_back(std::move(argument));
   }
   return arguments;
@@ -78,25 +83,42 @@ Json keywords(const Json& schema) {
   return optional({{"type", "or"}, {"elements", std::move(ways)}});
 }
 
-/// A bare value: a string as it is, anything else as JSON.
-Json bare_value(const Argument& argument, const Tool& tool) {
-  const Json& schema = argument.schema;
-  if (!schema.is_object() || schema.value("type", Json()) != "string") {
-    return json_schema(schema);
-  }
-  if (schema.contains("enum") && schema["enum"].is_array() && !schema["enum"].empty()) {
-    Json values = Json::array();
-    for (const Json& value : schema["enum"])
-      if (value.is_string()) values.push_back(const_string(value.get<std::string>()));
+/// One way of writing a bare value: a string as it is, anything else as JSON. The reader takes
+/// quotes for a part of a string.
+Json bare_way(const Json& way, const Argument& argument, const Tool& tool) {
+  const Json& schema = resolved_schema(way, argument.schema);
+  const std::set<std::string> types = types_of_schema(schema, argument.schema);
+  if (!types.empty() && !types.contains("string"))
+    return json_schema(with_definitions(schema, argument.schema));
+  if (!schema.is_object()) return {{"type", "any_text"}};
+  Json values = schema.value("enum", Json::array());
+  if (schema.contains("const")) values = Json::array({schema["const"]});
+  if (values.is_array() && !values.empty()) {
+    for (Json& value : values)
+      value = const_string(value.is_string() ? value.get<std::string>() : dump_json(value));
     return {{"type", "or"}, {"elements", std::move(values)}};
   }
   for (const auto& [keyword, value] : schema.items())
-    for (const std::string_view free : {"pattern", "format", "minLength", "maxLength", "const"})
+    for (const std::string_view free :
+         {"pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "$ref"})
       check(!tool.strict || keyword != free, kBad,
             "tools: {} is strict, and the {} of its argument {} cannot be enforced in the way that "
             "this model writes calls",
             tool.name, keyword, quote(argument.name));
   return {{"type", "any_text"}};
+}
+
+Json bare_value(const Argument& argument, const Tool& tool) {
+  const Json& schema = resolved_schema(argument.schema, argument.schema);
+  for (const char* list : {"anyOf", "oneOf"}) {
+    if (!schema.is_object() || !schema.contains(list) || !schema[list].is_array()) continue;
+    Json ways = Json::array();
+    for (const Json& one : schema[list]) ways.push_back(bare_way(one, argument, tool));
+    for (Json& way : ways)
+      if (way["type"] == "any_text") return way;
+    return {{"type", "or"}, {"elements", std::move(ways)}};
+  }
+  return bare_way(schema, argument, tool);
 }
 
 Json parameters(const Json& schema, const Tool& tool, bool has_lines) {

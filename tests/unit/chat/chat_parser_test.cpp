@@ -93,6 +93,7 @@ TEST(QwenCoderCalls, ValuesHaveTheTypesOfTheSchema) {
       "$defs": {"color": {"enum": ["red", "1"]}},
       "properties": {"s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": ["number", "null"]},
                      "b": {"type": "boolean"}, "o": {"type": "object"}, "any": {}, "c": {"$ref": "#/$defs/color"},
+                     "all": {"allOf": [{"$ref": "#/$defs/color"}], "description": "one"},
                      "u": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}})"}};
   const auto call = [&](const std::string& key, const std::string& value) {
     return shown("qwen3_coder",
@@ -110,6 +111,7 @@ TEST(QwenCoderCalls, ValuesHaveTheTypesOfTheSchema) {
   EXPECT_EQ(call("o", "{\"a\": [1, null]}"), "f{\"o\": {\"a\": [1, null]}} |");
   EXPECT_EQ(call("any", "[1, 'x']"), "f{\"any\": [1, \"x\"]} |");
   EXPECT_EQ(call("c", "1"), "f{\"c\": \"1\"} |");
+  EXPECT_EQ(call("all", "1"), "f{\"all\": \"1\"} |");
   EXPECT_EQ(call("u", "7"), "f{\"u\": 7} |");
   EXPECT_EQ(call("u", "x"), "f{\"u\": \"x\"} |");
   EXPECT_EQ(call("unknown", "7"), "f{\"unknown\": \"7\"} |");

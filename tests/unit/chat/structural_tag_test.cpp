@@ -66,6 +66,42 @@ TEST(StructuralTag, OfRequiredCallsLeavesNothingElse) {
   EXPECT_EQ(coder["content"]["elements"][1]["content"]["end"], "\n</parameter>\n");
 }
 
+// Its reader takes quotes around one for a part of it, as Qwen's own does.
+TEST(StructuralTag, AStringOfQwenCoderIsBareHoweverItsSchemaNamesIt) {
+  const auto content_of = [](const std::string& property, bool strict = false) {
+    const std::vector<Tool> tools = {
+        {.name = "f",
+         .parameters = R"({"$defs": {"color": {"enum": ["red", "blue"], "type": "string"}},
+                           "properties": {"a": )" +
+                       property + "}}",
+         .strict = strict}};
+    return Json::parse(structural_tag(
+        format_named("qwen3_coder"),
+        {.tools = tools,
+         .choice = {ToolChoice::required,
+                    ""}}))["format"]["tags"][0]["content"]["elements"][0]["content"]["content"];
+  };
+  const Json text = {{"type", "any_text"}};
+  const std::string colors = R"({"type": "const_string", "value": "red"},
+                                {"type": "const_string", "value": "blue"})";
+  const Json color = Json::parse(R"({"type": "or", "elements": [)" + colors + "]}");
+  for (const bool strict : {false, true}) {
+    for (const char* any : {R"({"anyOf": [{"type": "string"}, {"type": "null"}]})",
+                            R"({"type": ["string", "null"]})", "{}", "true"})
+      EXPECT_EQ(content_of(any, strict), text) << any;
+    for (const char* one : {R"({"$ref": "#/$defs/color"})", R"({"enum": ["red", "blue"]})",
+                            R"({"allOf": [{"$ref": "#/$defs/color"}], "description": "one"})"})
+      EXPECT_EQ(content_of(one, strict), color) << one;
+  }
+  EXPECT_EQ(content_of(R"({"const": "red"})", true)["elements"][0]["value"], "red");
+  EXPECT_EQ(content_of(R"({"enum": ["red", null]})")["elements"][1]["value"], "null");
+  const Json maybe =
+      content_of(R"({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]})", true);
+  EXPECT_EQ(maybe["elements"][0], color);
+  EXPECT_EQ(maybe["elements"][1]["json_schema"]["type"], "null");
+  EXPECT_EQ(content_of(R"({"type": "integer"})")["type"], "json_schema");
+}
+
 TEST(StructuralTag, ReasoningMayComeFirst) {
   const std::vector<Tool> tools = {{.name = "f"}};
   const ChatFormat format = choose_chat_format("", "hermes", "qwen3");
