@@ -50,7 +50,8 @@ class PythonicReader final : public CallReader {
     }
     return Step::refused;
   }
-  bool finish(CallSink&) override { return state_ == end_mark && text_.empty(); }
+  // An end mark that max_tokens has cut is no text.
+  bool finish(CallSink&) override { return state_ == end_mark; }
 
  private:
   /// White space may stand between the parts, not within a name.

@@ -78,7 +78,8 @@ class QwenCoderReader final : public CallReader {
         return Step::refused;
     }
   }
-  bool finish(CallSink&) override { return state_ == after && text_.empty(); }
+  // An end mark that max_tokens has cut is no text.
+  bool finish(CallSink&) override { return state_ == after; }
 
  private:
   enum State { before, name, between, key, value, after, done };

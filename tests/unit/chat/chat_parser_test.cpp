@@ -122,6 +122,10 @@ TEST(QwenCoderCalls, TheOuterMarkMayBeMissing) {
   EXPECT_EQ(shown("qwen3_coder", "<function=f></function>\nDone."), "f{} |\nDone.");
 }
 
+TEST(QwenCoderCalls, ACutEndMarkIsNoText) {
+  EXPECT_EQ(shown("qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</to"), "f{} |");
+}
+
 TEST(QwenCoderCalls, WhatDoesNotParseIsText) {
   ChatParserOptions options{.tools = tools_named({"f"}), .whole_calls = true};
   for (const std::string text :
@@ -185,6 +189,7 @@ TEST(PythonicCalls, ArePythonsListsOfCalls) {
             "f{\"a\": 1, \"b\": \"it's\", \"c\": [true, null, {\"k\": -2.5e3}]} g{} |");
   EXPECT_EQ(shown("pythonic", "Hm. <|python_start|>[f(a=\"),]\", b={})]<|python_end|>"),
             "f{\"a\": \"),]\", \"b\": {}} |Hm.");
+  EXPECT_EQ(shown("pythonic", "<|python_start|>[f()]<|pyth"), "f{} |");
   EXPECT_EQ(shown("pythonic", "[f(a=\"\\u00e9\\n\\x41\\ud83c\\udf26\")]"),
             "f{\"a\": \"é\\nA🌦\"} |");
 }
