@@ -85,14 +85,13 @@ void ToolCallParser::add_arguments(std::string_view json) {
 
 void ToolCallParser::end_call() {
   in_call_ = false;
-  if (std::exchange(is_left_out_, false)) return raw_.clear();
-  if (!options_.whole_calls) return;
+  raw_.clear();
+  if (std::exchange(is_left_out_, false) || !options_.whole_calls) return;
   std::string arguments = std::move(call_.arguments);
   const size_t index = call_.index;
   call_.arguments.clear();
   delta_->tool_calls.push_back(std::exchange(call_, {}));
   delta_->tool_calls.push_back({.index = index, .arguments = std::move(arguments)});
-  raw_.clear();
 }
 
 /// Pieces of one call that came with one piece of text are one.

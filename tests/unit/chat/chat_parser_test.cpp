@@ -149,6 +149,24 @@ TEST(LlamaCalls, StandAtTheBeginningOrBehindThePythonTag) {
             "f{} |Sure.");
 }
 
+// Complete calls and calls that come in pieces leave the same text.
+TEST(Calls, TextBehindACallHasNoneOfIt) {
+  const std::string calls[][2] = {
+      {"llama3_json", "{\"name\": \"f\", \"parameters\": {}}"},
+      {"hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {}}"},
+      {"mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}"},
+      {"pythonic", "<|python_start|>[f(a=1)"},
+      {"qwen3_coder", "<tool_call><function=f></function>"},
+  };
+  for (const auto& [parser, call] : calls)
+    for (const bool whole : {false, true}) {
+      const ChatParserOptions options{.tools = tools_named({"f"}), .whole_calls = whole};
+      const ChatMessage message = parse(format_named(parser), options, {call + "; so"});
+      EXPECT_EQ(message.content, "; so") << parser << whole;
+      EXPECT_EQ(message.tool_calls.size(), 1u) << parser << whole;
+    }
+}
+
 TEST(LlamaCalls, AnAnswerInJsonStaysAnAnswer) {
   for (const std::string text :
        {"{\"a\": 1}", "{\"name\": \"Bob\", \"parameters\": {}}",
