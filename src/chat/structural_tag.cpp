@@ -132,9 +132,10 @@ Json parameters(const Json& schema, const Tool& tool, bool has_lines) {
   return elements.empty() ? const_string("") : sequence(std::move(elements));
 }
 
-/// One tool's call.
+/// One tool's call. A tool without parameters takes none, as OpenAI's.
 Json call_tag(const CallSyntax& syntax, const Tool& tool) {
-  const Json schema = parameters_of(tool, Json{{"type", "object"}});
+  Json schema = parameters_of(tool, Json::object());
+  if (schema.empty()) schema = {{"type", "object"}, {"additionalProperties", false}};
   Json content;
   switch (syntax.arguments) {
     case CallSyntax::json:

@@ -26,7 +26,7 @@ TEST(StructuralTag, OfAutomaticCallsFollowsTheMark) {
        "content": {"type": "json_schema", "json_schema": )" +
                         std::string(kSchema) + R"(}, "end": "}\n</tool_call>"},
       {"type": "tag", "begin": "<tool_call>\n{\"name\": \"g\", \"arguments\": ",
-       "content": {"type": "json_schema", "json_schema": {"type": "object"}}, "end": "}\n</tool_call>"}],
+       "content": {"type": "json_schema", "json_schema": {"type": "object", "additionalProperties": false}}, "end": "}\n</tool_call>"}],
     "at_least_one": false, "stop_after_first": false}})"));
   const Json llama = tag_of("llama3_json", ToolChoice::automatic)["format"];
   EXPECT_EQ(llama["triggers"],
@@ -64,6 +64,17 @@ TEST(StructuralTag, OfRequiredCallsLeavesNothingElse) {
   EXPECT_EQ(coder["content"]["elements"][0]["begin"], "<parameter=city>\n");
   EXPECT_EQ(coder["content"]["elements"][0]["content"]["type"], "any_text");
   EXPECT_EQ(coder["content"]["elements"][1]["content"]["end"], "\n</parameter>\n");
+}
+
+// As OpenAI's reference has it: omitting parameters defines an empty list of them; vLLM reads {}
+// so.
+TEST(StructuralTag, AToolWithoutParametersTakesNone) {
+  for (const char* parameters : {"", "{}"}) {
+    const std::vector<Tool> tools = {{.name = "f", .parameters = parameters}};
+    const Json tag = Json::parse(structural_tag(format_named("hermes"), {.tools = tools}));
+    EXPECT_EQ(tag["format"]["tags"][0]["content"]["json_schema"],
+              Json::parse(R"({"type": "object", "additionalProperties": false})"));
+  }
 }
 
 // Its reader takes quotes around one for a part of it, as Qwen's own does.
