@@ -50,6 +50,8 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
            "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
        400},
       {"POST /tokenize HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n-2\r\n", 400},
+      {"POST /tokenize HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+       501},
       {"POST /tokenize HTTP/1.1\r\n" + host + "Content-Length: 100001\r\n\r\n", 413},
       {"POST /tokenize HTTP/1.1\r\n" + host +
            "Expect: 100-continue\r\nContent-Length: 100001\r\n\r\n",
@@ -70,6 +72,17 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
   for (int i = 0; i < 70; ++i) many += "X-" + std::to_string(i) + ": a\r\n";
   EXPECT_EQ(ask(many + "\r\n").status, 431);
   EXPECT_EQ(server_.get("/health").status, 200);
+}
+
+// RFC 9112, 6.3: the length of such a body is unknown, and its bytes are no next request.
+TEST_F(Http, ABodyWhoseLengthIsUnknownEndsTheConnection) {
+  for (const std::string coding : {"gzip", "xchunked", "chunked, identity"}) {
+    Client client(server_.port());
+    client.send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: " + coding +
+                "\r\n\r\nGET /version HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_EQ(client.read_answer().status, 400) << coding;
+    EXPECT_TRUE(client.ends()) << coding;
+  }
 }
 
 // RFC 9110: media types, hosts and their like have no case.

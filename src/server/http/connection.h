@@ -261,6 +261,10 @@ class Connection final : public ConnectionBase,
     if (head.count(http::field::content_length) > 0 &&
         head.count(http::field::transfer_encoding) > 0)
       return refuse(400, "Content-Length and Transfer-Encoding exclude each other"), false;
+    // Where chunked is not the last coding, nothing tells the body from a next request.
+    if (head.count(http::field::transfer_encoding) > 0 &&
+        !boost::beast::iequals(head[http::field::transfer_encoding], "chunked"))
+      return refuse(parser_->chunked() ? 501 : 400, "Transfer-Encoding may be chunked only"), false;
     if (const auto expect = head[http::field::expect]; !expect.empty()) {
       if (!boost::beast::iequals(expect, "100-continue"))
         return refuse(417, "only 100-continue may be expected"), false;
