@@ -225,6 +225,10 @@ class Server {
         log_.request(request_line(
             {.status = status, .method = method.substr(0, 8), .path = handler}, options_.json_log));
       HttpResponse response = error_response(status, message, {}, error_style(request.path));
+      if (status == 405)
+        response.headers.emplace_back(
+            "Allow",
+            found != routes_.end() && found->second.method == "POST" ? "POST" : "GET, HEAD");
       access_.add_cors(request, response.headers);
       exchange->respond(std::move(response));
     };

@@ -74,6 +74,18 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
   EXPECT_EQ(server_.get("/health").status, 200);
 }
 
+// RFC 9110, 15.5.6.
+TEST_F(Http, ARefusedMethodIsToldTheAllowedOnes) {
+  const auto allowed = [&](const std::string& line) {
+    const Answer answer = ask(line + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_EQ(answer.status, 405) << line;
+    return answer.headers.contains("allow") ? answer.headers.at("allow") : "";
+  };
+  EXPECT_EQ(allowed("GET /tokenize"), "POST");
+  EXPECT_EQ(allowed("DELETE /v1/models"), "GET, HEAD");
+  EXPECT_EQ(allowed("DELETE /v1/models/m"), "GET, HEAD");
+}
+
 // RFC 9112, 6.3: the length of such a body is unknown, and its bytes are no next request.
 TEST_F(Http, ABodyWhoseLengthIsUnknownEndsTheConnection) {
   for (const std::string coding : {"gzip", "xchunked", "chunked, identity"}) {
