@@ -139,6 +139,13 @@ TEST_F(Http, ABodyMayComeInChunksOrAfterAContinueOrByteByByte) {
   EXPECT_TRUE(client.received().starts_with("HTTP/1.1 100 "));
   client.send(body);
   EXPECT_EQ(client.read_answer().json(), expected);
+  Client old(server_.port());  // HTTP/1.0 has no interim answers
+  old.send(
+      "POST /tokenize HTTP/1.0\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+      "Content-Length: 19\r\n\r\n");
+  old.send(body);
+  ASSERT_TRUE(old.receive());
+  EXPECT_TRUE(old.received().starts_with("HTTP/1.1 200 ")) << old.received();
   Client slow(server_.port());
   for (const char c : head + "Content-Length: 19\r\n\r\n" + body) slow.send({&c, 1});
   EXPECT_EQ(slow.read_answer().json(), expected);

@@ -268,7 +268,7 @@ class Connection final : public ConnectionBase,
     if (const auto expect = head[http::field::expect]; !expect.empty()) {
       if (!boost::beast::iequals(expect, "100-continue"))
         return refuse(417, "only 100-continue may be expected"), false;
-      if (!parser_->is_done()) send("HTTP/1.1 100 Continue\r\n\r\n");
+      if (!parser_->is_done() && head.version() == 11) send("HTTP/1.1 100 Continue\r\n\r\n");
     }
     return true;
   }
