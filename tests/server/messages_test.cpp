@@ -119,6 +119,20 @@ TEST_F(OtherApis, SystemAndBlocksBecomeTheChatsMessages) {
   EXPECT_EQ(server_.post("/v1/messages", body).status, 400);  // max_tokens is missing
 }
 
+// "If the final message uses the assistant role, the response content will continue immediately
+// from the content in that message" (Anthropic's reference of messages).
+TEST_F(OtherApis, AMessageGoesOnWithTheAssistantsLastText) {
+  Json body = message_body();
+  body["messages"].push_back({{"role", "assistant"}, {"content", "37 + 45 ="}});
+  const Answer answer = server_.post("/v1/messages", body);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.json()["content"][0]["text"], " 82.");
+  body["messages"].back()["content"] = Json::parse(R"([{"type": "text", "text": "37 + 45 ="}])");
+  EXPECT_EQ(server_.post("/v1/messages", body).json()["content"][0]["text"], " 82.");
+  body["messages"] = Json::parse(R"([{"role": "system", "content": ""}])");
+  EXPECT_EQ(server_.post("/v1/messages", body).status, 400);
+}
+
 TEST_F(OtherApis, AHashOfEachRequestInTheSystemPromptDoesNotChangeThePrompt) {
   Json plain = message_body(), first = plain;
   plain["system"] = "You are Claude Code.";

@@ -178,6 +178,14 @@ void read_output_config(const JsonObject& o, Json& chat) {
       {"json_schema", {{"name", "answer"}, {"schema", *format->find("schema")}, {"strict", true}}}};
 }
 
+/// Whether a text of the assistant's stands last: the answer goes on with it.
+bool ends_in_answer(const Json& messages) {
+  if (messages.empty() || messages.back()["role"] != "assistant") return false;
+  const Json& content = messages.back()["content"];
+  return !messages.back().contains("tool_calls") && content.is_string() &&
+         content.get_ref<const std::string&>().find_first_not_of(" \t\n\r") != std::string::npos;
+}
+
 /// The body as that of a chat; every field that the two have in common, and vLLM's, is left as it
 /// is.
 Json chat_of(const JsonObject& o) {
@@ -187,6 +195,7 @@ Json chat_of(const JsonObject& o) {
         "tool_runner(..., thread=False))");
   Json chat = without_fields(o.json(), kMessageFields);
   chat["messages"] = read_messages(o);
+  if (ends_in_answer(chat["messages"])) chat.emplace("continue_final_message", true);
   if (const auto stop = o.optional_strings("stop_sequences")) chat["stop"] = *stop;
   if (Json tools = read_tools(o); !tools.empty()) chat["tools"] = std::move(tools);
   if (const auto choice = o.optional_object("tool_choice")) read_tool_choice(*choice, chat);
