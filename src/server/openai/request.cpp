@@ -183,8 +183,12 @@ Json read_messages(const JsonObject& o) {
           "or tool",
           i, quote(role.substr(0, 64)));
     if (role == "developer") role = "system";  // OpenAI's newer name for it
-    check(message.contains("content") || role == "assistant", kBad, "messages[{}] has no content",
-          i);
+    const auto content = message.find("content");
+    const bool is_absent = content == message.end() || content->is_null();
+    if (is_absent && role == "assistant") continue;
+    check(content != message.end(), kBad, "messages[{}] has no content", i);
+    check(content->is_string() || content->is_array(), kBad,
+          "messages[{}].content must be a text or a list of parts, got {}", i, describe(*content));
   }
   complete_answers(list);
   return list;
