@@ -124,6 +124,17 @@ TEST_F(Http, ConnectionsAreKeptAndPipelinedRequestsAreAnsweredInOrder) {
   EXPECT_TRUE(client.ends());
 }
 
+// RFC 9112, 2.2.
+TEST_F(Http, EmptyLinesBeforeARequestAreIgnored) {
+  const std::string request = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  Client client(server_.port());
+  client.send("\r\n" + request + "\r\n\r\n" + request);
+  EXPECT_EQ(client.read_answer().status, 200);
+  EXPECT_EQ(client.read_answer().status, 200);
+  for (const char c : "\r\n" + request) client.send({&c, 1});
+  EXPECT_EQ(client.read_answer().status, 200);
+}
+
 TEST_F(Http, ABodyMayComeInChunksOrAfterAContinueOrByteByByte) {
   const std::string body = R"({"prompt": "2 + 3"})";
   const std::string head =

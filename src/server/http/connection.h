@@ -215,8 +215,16 @@ class Connection final : public ConnectionBase,
                               });
   }
 
+  static bool is_end_of_line(asio::const_buffer bytes) {
+    const char c = *static_cast<const char*>(bytes.data());
+    return c == '\r' || c == '\n';
+  }
+
   void parse() {
     const auto keep = this->shared_from_this();
+    // Some clients send an empty line behind a body.
+    while (parsed_ == 0 && buffer_.size() > 0 && is_end_of_line(buffer_.cdata()))
+      buffer_.consume(1);
     while (!parser_->is_done()) {
       error_code error;
       const size_t used = parser_->put(buffer_.data(), error);
