@@ -118,6 +118,13 @@ TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
   EXPECT_FALSE(texts.at(1)["choices"][0].contains("prompt_token_ids"));
 }
 
+TEST(Protocol, ATokenThatTheModelDoesNotHaveIsThePromptsFault) {
+  ServerOnThread server;
+  const Answer answer = server.post("/v1/completions", Json{{"prompt", {1, 99999999}}});
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(answer.json()["error"]["param"], "prompt") << answer.body;
+}
+
 // Agents and gateways shorten a conversation where they find this phrase of OpenAI's and vLLM's.
 TEST(Protocol, AContextThatIsTooShortIsSaidAsClientsKnowIt) {
   ServerOnThread server;

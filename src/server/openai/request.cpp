@@ -336,7 +336,8 @@ std::string field_at_fault(const Json& body, std::string_view message) {
   constexpr std::array<std::string_view, 5> kStructures{"json", "regex", "choice", "grammar",
                                                         "structural_tag"};
   if (body.contains(name)) return name;
-  if (message.starts_with("the prompt ")) return first_of({"prompt", "messages", "input"});
+  if (message.starts_with("the prompt ") || name == "prompt_token_ids")
+    return first_of({"prompt", "messages", "input"});
   if (!contains(kStructures, name)) return {};
   return first_of({"structured_outputs", "response_format", "text", "output_config", "tools"});
 }
