@@ -181,10 +181,12 @@ Json triggered(const CallSyntax& syntax, std::span<const Tool> tools, Json calls
           {"stop_after_first", !parallel}};
 }
 
-/// A block of reasoning, marks included, or nothing.
+/// A block of reasoning, marks and, perhaps, the empty line behind it included, or nothing.
 Json reasoning_block(const ReasoningFormat& reasoning) {
-  return optional(tag(std::string(reasoning.begin.front()), {{"type", "any_text"}},
-                      std::string(reasoning.end.front())));
+  return optional(
+      sequence(Json::array({tag(std::string(reasoning.begin.front()), {{"type", "any_text"}},
+                                std::string(reasoning.end.front())),
+                            optional(const_string("\n\n"))})));
 }
 
 Json format_of(const StructuredOutputs& asked) {
@@ -202,8 +204,7 @@ Json format_of(const StructuredOutputs& asked) {
 
 std::string structure_after_reasoning(const StructuredOutputs& asked,
                                       const ReasoningFormat& reasoning) {
-  const Json format = sequence(
-      Json::array({reasoning_block(reasoning), optional(const_string("\n\n")), format_of(asked)}));
+  const Json format = sequence(Json::array({reasoning_block(reasoning), format_of(asked)}));
   return Json{{"type", "structural_tag"}, {"format", format}}.dump();
 }
 
@@ -228,8 +229,7 @@ std::string structural_tag(const ChatFormat& format, const CallConstraint& const
   Json elements = Json::array();
   if (constraint.may_reason && format.reasoning)
     elements.push_back(reasoning_block(*format.reasoning));
-  if ((constraint.may_reason || constraint.after_reasoning) && !is_free)
-    elements.push_back(optional(const_string("\n\n")));
+  if (constraint.after_reasoning && !is_free) elements.push_back(optional(const_string("\n\n")));
   if (!elements.empty()) {
     elements.push_back(std::move(answer));
     answer = sequence(std::move(elements));

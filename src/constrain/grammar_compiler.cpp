@@ -53,8 +53,8 @@ int num_set(const StructuredOutputs& asked) {
 }
 
 /// The key of a structure, as it was given: a second request is not read again.
-std::string key_of(const StructuredOutputs& asked) {
-  std::string key = asked.reasoning_end.empty() ? "0" : "1";
+std::string key_of(const StructuredOutputs& asked, bool after_reasoning) {
+  std::string key = after_reasoning ? "1" : "0";
   if (asked.json_object) key += '{';
   for (const std::string* text : {&asked.json, &asked.regex, &asked.grammar, &asked.structural_tag})
     key += fmt::format("{} {}", text->size(), *text);
@@ -96,31 +96,39 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(const StructuredOutputs&
   if (asked.empty()) return nullptr;
   check(tokenizer_ != nullptr, ErrorKind::invalid_argument,
         "structured_outputs needs the tokenizer: drop skip_tokenizer_init");
-  if (num_set(asked) == 0) return after_reasoning(nullptr, asked);
-  const bool has_reasoning = !asked.reasoning_end.empty();
-  const std::string key = key_of(asked);
-  auto grammar = cached(key);
-  if (!grammar) {
-    GrammarSource source = grammar_source(asked);
-    source.after_reasoning = has_reasoning;
-    const CompiledGrammar compiled = module().compile(source);
-    keep(key, compiled);
-    grammar = compiled.grammar;
-  }
-  return has_reasoning ? after_reasoning(std::move(grammar), asked) : grammar;
+  const bool has_structure = num_set(asked) > 0;
+  if (asked.reasoning_end.empty()) return structure(asked, false);
+  // An answer that opens no reasoning has no line feeds before its structure.
+  const bool may_be_at_once = has_structure && !asked.reasoning_begin.empty();
+  return after_reasoning(has_structure ? structure(asked, true) : nullptr,
+                         may_be_at_once ? structure(asked, false) : nullptr, asked);
+}
+
+std::shared_ptr<const Grammar> GrammarCompiler::structure(const StructuredOutputs& asked,
+                                                          bool after_reasoning) {
+  const std::string key = key_of(asked, after_reasoning);
+  if (auto grammar = cached(key)) return grammar;
+  GrammarSource source = grammar_source(asked);
+  source.after_reasoning = after_reasoning;
+  const CompiledGrammar compiled = module().compile(source);
+  keep(key, compiled);
+  return compiled.grammar;
 }
 
 std::shared_ptr<const Grammar> GrammarCompiler::after_reasoning(
-    std::shared_ptr<const Grammar> grammar, const StructuredOutputs& asked) const {
+    std::shared_ptr<const Grammar> grammar, std::shared_ptr<const Grammar> at_once,
+    const StructuredOutputs& asked) const {
   const std::vector<int32_t> begin = tokenizer_->encode(asked.reasoning_begin, false),
                              end = tokenizer_->encode(asked.reasoning_end, false);
   check(!end.empty(), ErrorKind::invalid_argument, "structured_outputs: reasoning_end is empty");
   return std::make_shared<ReasoningGrammar>(
-      std::move(grammar), Reasoning{.begin = begin,
-                                    .end = end,
-                                    .token_budget = asked.thinking_token_budget,
-                                    .eos = eos_,
-                                    .vocab_size = std::min(tokenizer_->vocab_size(), vocab_size_)});
+      std::move(grammar),
+      Reasoning{.begin = begin,
+                .end = end,
+                .token_budget = asked.thinking_token_budget,
+                .eos = eos_,
+                .vocab_size = std::min(tokenizer_->vocab_size(), vocab_size_)},
+      std::move(at_once));
 }
 
 GrammarModule& GrammarCompiler::module() {

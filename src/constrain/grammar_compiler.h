@@ -43,7 +43,10 @@ class GrammarCompiler {
   GrammarModule& module();
   std::shared_ptr<const Grammar> cached(const std::string& key);
   void keep(const std::string& key, const CompiledGrammar& compiled);
+  /// `asked` without its reasoning, from the cache if it is there.
+  std::shared_ptr<const Grammar> structure(const StructuredOutputs& asked, bool after_reasoning);
   std::shared_ptr<const Grammar> after_reasoning(std::shared_ptr<const Grammar> grammar,
+                                                 std::shared_ptr<const Grammar> at_once,
                                                  const StructuredOutputs& asked) const;
 
   const std::shared_ptr<const Tokenizer> tokenizer_;

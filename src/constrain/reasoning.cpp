@@ -11,11 +11,11 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 class ReasoningMatcher final : public TokenMatcher {
  public:
-  // The Grammar, which `grammar` (it may be null) and `reasoning` are parts of, outlives its
+  // The Grammar, which the grammars (they may be null) and `reasoning` are parts of, outlives its
   // matchers.
-  ReasoningMatcher(const Grammar* grammar, const Reasoning& reasoning)
+  ReasoningMatcher(const Grammar* grammar, const Grammar* at_once, const Reasoning& reasoning)
       : grammar_(grammar), reasoning_(reasoning), is_opening_(!reasoning.begin.empty()) {
-    begin_answer();
+    begin_answer(is_opening_ ? at_once : grammar);
   }
 
   void fill_mask(std::span<uint32_t> mask) override {
@@ -52,8 +52,8 @@ class ReasoningMatcher final : public TokenMatcher {
     for (const int32_t id : reasoning_.eos) set(mask, id, !grammar_);
   }
 
-  void begin_answer() {
-    if (grammar_) answer_ = grammar_->new_matcher();
+  void begin_answer(const Grammar* grammar) {
+    if (grammar) answer_ = grammar->new_matcher();
   }
 
   // While the tokens may still be those of `begin`, they may be those of an answer without
@@ -64,7 +64,7 @@ class ReasoningMatcher final : public TokenMatcher {
       if (!may_be_answer) answer_.reset();
       if (++opened_ < reasoning_.begin.size()) return true;
       is_opening_ = false;
-      begin_answer();
+      begin_answer(grammar_);
       return true;
     }
     is_opening_ = false;
@@ -103,7 +103,7 @@ class ReasoningMatcher final : public TokenMatcher {
 }  // namespace
 
 std::unique_ptr<TokenMatcher> ReasoningGrammar::new_matcher() const {
-  return std::make_unique<ReasoningMatcher>(grammar_.get(), reasoning_);
+  return std::make_unique<ReasoningMatcher>(grammar_.get(), at_once_.get(), reasoning_);
 }
 
 }  // namespace nanovllm

@@ -21,14 +21,18 @@ struct Reasoning {
 
 /// Leaves everything free until the tokens of `end` were generated, but for the end of the text
 /// where a grammar comes after them. `grammar` may be null: then everything is free there too.
+/// `at_once` is that of an answer without reasoning; null: `grammar`.
 class ReasoningGrammar final : public Grammar {
  public:
-  ReasoningGrammar(std::shared_ptr<const Grammar> grammar, Reasoning reasoning)
-      : grammar_(std::move(grammar)), reasoning_(std::move(reasoning)) {}
+  ReasoningGrammar(std::shared_ptr<const Grammar> grammar, Reasoning reasoning,
+                   std::shared_ptr<const Grammar> at_once = nullptr)
+      : grammar_(std::move(grammar)),
+        at_once_(at_once ? std::move(at_once) : grammar_),
+        reasoning_(std::move(reasoning)) {}
   std::unique_ptr<TokenMatcher> new_matcher() const override;
 
  private:
-  std::shared_ptr<const Grammar> grammar_;
+  std::shared_ptr<const Grammar> grammar_, at_once_;
   const Reasoning reasoning_;
 };
 

@@ -336,6 +336,19 @@ TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
   EXPECT_EQ(message["tool_calls"].size(), 1u) << message;
 }
 
+// models/demo would begin with the empty line that may follow a block of reasoning.
+TEST_F(Forced, AnAnswerThatDoesNotReasonIsItsStructureAlone) {
+  start("qwen3");
+  Json request = chat_body("What is 23 + 58?");
+  request["structured_outputs"] = {{"choice", {"{\"sum\": 81}"}}};
+  for (const int budget : {-1, 0, 5}) {
+    if (budget >= 0) request["thinking_token_budget"] = budget;
+    const Answer answer = server_->post("/v1/chat/completions", request);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(answer.json()["choices"][0]["message"]["content"], "{\"sum\": 81}") << budget;
+  }
+}
+
 TEST_F(Forced, WhatIsWrongWithAStructureIsSaidAsOfTheClientsWhereReasoningComesFirst) {
   start("qwen3");
   Json request = body();

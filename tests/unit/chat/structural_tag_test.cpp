@@ -118,7 +118,9 @@ TEST(StructuralTag, ReasoningMayComeFirst) {
   const ChatFormat format = choose_chat_format("", "hermes", "qwen3");
   const Json free =
       Json::parse(structural_tag(format, {.tools = tools, .may_reason = true}))["format"];
-  EXPECT_EQ(free["elements"][0]["content"]["begin"], "<think>");
+  const Json block = free["elements"][0]["content"]["elements"];
+  EXPECT_EQ(block[0]["begin"], "<think>");
+  EXPECT_EQ(block[1]["content"]["value"], "\n\n");  // behind it alone
   EXPECT_EQ(free["elements"][1]["type"], "triggered_tags");
   const Json after = Json::parse(structural_tag(
       format,
