@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "core/seconds.h"
 #include "server/prompts.h"
 #include "server/request_log.h"
@@ -95,6 +96,12 @@ void Generations::read(std::shared_ptr<Job> job) {
     job->request.body_ticket.reset();
     GenerationRequest request = job->endpoint->read(body, defaults_);
     auto prompts = tokenize_prompts(request, defaults_, llm_.llm());
+    const int64_t answers = std::ssize(prompts) * request.params.n,
+                  most = options_.queue.max_num_queued_reqs;
+    check(most == 0 || answers <= most, ErrorKind::invalid_argument,
+          "{} asks for {} answers, and this server's queue never holds more than {} "
+          "(--max-num-queued-reqs): ask for them in parts",
+          prompts.size() > 1 ? "prompt" : "n", answers, most);
     start(std::move(job), std::move(request), std::move(prompts), body);
   } catch (...) {
     refuse(std::move(job), refusal(std::current_exception(), body, job->endpoint->error_style));

@@ -372,6 +372,22 @@ TEST(Serve, AFullQueueIsSaidWithATimeToRetry) {
   }
 }
 
+// A 503 would have clients try again, and never be served.
+TEST(Serve, MoreAnswersThanTheQueueEverHoldsAreA400) {
+  server::ServerOptions options;
+  options.queue.max_num_queued_reqs = 4;
+  ServerOnThread server(options);
+  const auto param_of = [&](const Json& body) {
+    const Answer answer = server.post("/v1/completions", body);
+    EXPECT_EQ(answer.status, 400) << answer.body;
+    return answer.json()["error"]["param"];
+  };
+  EXPECT_EQ(param_of({{"prompt", {"a", "b", "c", "d", "e"}}}), "prompt");
+  EXPECT_EQ(param_of({{"prompt", {"a", "b"}}, {"n", 3}}), "prompt");
+  EXPECT_EQ(param_of({{"prompt", "a"}, {"n", 5}}), "n");
+  EXPECT_EQ(server.post("/v1/completions", Json{{"prompt", {"a", "b"}}, {"n", 2}}).status, 200);
+}
+
 TEST(Serve, StoppingLetsAnAnswerEndAndRefusesNewOnes) {
   auto server = std::make_unique<ServerOnThread>();
   Json body = chat_body("Tell me a story.");
