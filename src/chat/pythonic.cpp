@@ -11,9 +11,10 @@ namespace {
 
 constexpr std::string_view kEnd = "<|python_end|>";
 
+/// Letters of any language, too, as in Python.
 bool is_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-         c == '-' || c == '.';
+         c == '-' || c == '.' || static_cast<unsigned char>(c) >= 0x80;
 }
 
 class PythonicReader final : public CallReader {

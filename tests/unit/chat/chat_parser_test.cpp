@@ -208,6 +208,7 @@ TEST(PythonicCalls, ArePythonsListsOfCalls) {
   EXPECT_EQ(shown("pythonic", "Hm. <|python_start|>[f(a=\"),]\", b={})]<|python_end|>"),
             "f{\"a\": \"),]\", \"b\": {}} |Hm.");
   EXPECT_EQ(shown("pythonic", "<|python_start|>[f()]<|pyth"), "f{} |");
+  EXPECT_EQ(shown("pythonic", "[f(größe=1, 名='x')]"), "f{\"größe\": 1, \"名\": \"x\"} |");
   EXPECT_EQ(shown("pythonic", "[f(a=\"\\u00e9\\n\\x41\\ud83c\\udf26\")]"),
             "f{\"a\": \"é\\nA🌦\"} |");
 }
