@@ -51,24 +51,6 @@ __device__ inline float most_of(const Packed& x) {
   for (const uint32_t pair : x.pair) most = nanovllm::most_of(most, most_of(pair));
   return most;
 }
-/// Quotients by one scale, correctly rounded as far as a number of E4M3 can tell: a product with
-/// the rounded reciprocal, and one correction by its remainder, which is exact. A quotient far
-/// beyond 448, as it may be where a scale is fixed, stays as it is.
-struct Divisor {
-  float up, scale, reciprocal;
-  __device__ explicit Divisor(float s) {
-    up = s < 0x1p-60f ? 0x1p64f : 1.0f;
-    scale = s * up;
-    reciprocal = __fdiv_rn(1.0f, scale);
-  }
-  __device__ float divide(float x) const {
-    x *= up;
-    const float quotient = x * reciprocal;
-    return fabsf(quotient) < 1024.0f
-               ? __fmaf_rn(__fmaf_rn(-quotient, scale, x), reciprocal, quotient)
-               : quotient;
-  }
-};
 __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, const Divisor& by) {
   const auto quantised = [&](uint32_t pair) -> uint32_t {
     const float2 x = unpack(pair);

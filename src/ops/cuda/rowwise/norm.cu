@@ -157,8 +157,7 @@ bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, 
 
 bool CudaBackend::add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w,
                                float eps) {
-  const bool is_many = divides_sms() || x.shape[0] >= kManyRows;
-  if (!reader.format.quantises_rows() || is_many || x.numel() == 0) return false;
+  if (!reader.format.quantises_rows() || divides_sms() || x.numel() == 0) return false;
   QuantisedOperand operand = quantised_room(x.shape[0], reader);
   operand.x = y.data, operand.reader = reader.data.data;
   using enum WeightFormat::Numbers;
