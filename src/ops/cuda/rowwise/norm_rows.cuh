@@ -1,7 +1,7 @@
 // RMSNorm's kernels of rows that are whole vectors of bf16: a row belongs to a block, or, where
 // there are many rows and in micro-batches, to a warp: no barrier then, and more bytes under way.
-// Rows for a product that quantises them are quantised, by a block each however many there are:
-// quotients as well take more registers than a warp has for a row.
+// Rows for a product that quantises them are quantised, by a block each however many there are: a
+// lane with a sixteenth of a row takes too long over its quotients.
 #pragma once
 
 #include "ops/cuda/quantised/quantised_rows.cuh"
