@@ -176,6 +176,19 @@ TEST_F(Http, ABodyMayNotComeInTooManyChunks) {
   EXPECT_NE(refused.body.find("more than 65536 chunks"), std::string::npos) << refused.body;
 }
 
+// They count as no byte of the body, and none of the parser's limits is theirs.
+TEST_F(Http, HeadsOfChunksAndTrailersAreBounded) {
+  const std::string head =
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Transfer-Encoding: chunked\r\n\r\n";
+  for (const char* begin : {"5;", "0", "2\r\n{}\r\n0\r\nX: "})
+    EXPECT_EQ(ask(head + begin + std::string(200000, '0')).status, 431) << begin;
+  EXPECT_EQ(ask(head + "e;" + std::string(4000, 'x') +
+                "\r\n{\"prompt\":\"x\"}\r\n0\r\nX: " + std::string(4000, 'x') + "\r\n\r\n")
+                .status,
+            200);
+}
+
 TEST_F(Http, HeadIsGetWithoutABody) {
   Client client(server_.port());
   client.send(

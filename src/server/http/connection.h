@@ -231,9 +231,11 @@ class Connection final : public ConnectionBase,
       buffer_.consume(used);
       parsed_ += used;
       if (error == http::error::need_more) {
-        if (!parser_->is_header_done() && used == 0 &&
-            buffer_.size() > context_->options.max_header_bytes)
-          return refuse(431, "the request's head is too large");
+        // Of a body, the head of a chunk and the trailers are taken whole, too.
+        if (used == 0 && buffer_.size() > context_->options.max_header_bytes)
+          return refuse(431, parser_->is_header_done()
+                                 ? "a chunk's head or the trailers are too large"
+                                 : "the request's head is too large");
         break;
       }
       if (chunks_.count > kMaxChunks)
