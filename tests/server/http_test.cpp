@@ -225,6 +225,26 @@ TEST(HttpLimits, WhoSendsTooSlowlyIsCutOff) {
   EXPECT_TRUE(eventually([&] { return server.get("/health").status == 200; }));
 }
 
+TEST(HttpLimits, ARefusedBodyTakesNoOthersPlace) {
+  server::ServerOptions options = patient();
+  options.http.max_bodies_bytes = 1000;
+  ServerOnThread server(options);
+  const auto text_of = [](size_t size) {
+    return ServerOnThread::request_text("POST", "/tokenize",
+                                        "{\"prompt\":\"" + std::string(size - 13, 'a') + "\"}",
+                                        "Content-Type: application/json\r\n");
+  };
+  Client unfinished(server.port()), refused(server.port()), served(server.port());
+  unfinished.send(text_of(600).substr(0, text_of(600).size() - 1));
+  EXPECT_EQ(server.get("/health").status, 200);  // it has been read by now
+  refused.send(text_of(900));
+  EXPECT_EQ(refused.read_answer().status, 503);
+  served.send(text_of(300));
+  EXPECT_EQ(served.read_answer().status, 200);
+  unfinished.send("}");
+  EXPECT_EQ(unfinished.read_answer().status, 200);
+}
+
 TEST_F(Http, ManyIdleConnectionsHurtNobody) {
   std::vector<std::unique_ptr<Client>> idle;
   for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Client>(server_.port()));

@@ -328,6 +328,7 @@ class Connection final : public ConnectionBase,
   void refuse(int status, std::string_view message) {
     const HttpResponse response = error_response(status, message);
     parser_.reset();
+    ticket_.reset();
     finish(whole_head(response, true) + response.body, true);
   }
 
