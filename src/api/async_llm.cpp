@@ -199,17 +199,17 @@ class AsyncLLM::State {
     const int64_t engine_id = llm_.add_request(item.tokens, item.params, item.grammar);
     engine_ids_[item.id] = engine_id;
     ids_[engine_id] = item.id;
-    if (item.deadline != Clock::time_point()) deadlines_.emplace(item.deadline, item.id);
+    if (item.deadline != Clock::time_point()) deadlines_.emplace(item.deadline, engine_id);
   }
 
   void end_late_requests() {
     if (deadlines_.empty()) return;
     const auto now = Clock::now();
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-      const auto known = engine_ids_.find(deadlines_.begin()->second);
-      if (known != engine_ids_.end()) {
-        late_.insert(known->first);
-        llm_.abort_request(known->second);
+      const int64_t engine_id = deadlines_.begin()->second;
+      if (ids_.count(engine_id) > 0) {
+        late_.insert(engine_id);
+        llm_.abort_request(engine_id);
       }
       deadlines_.erase(deadlines_.begin());
     }
@@ -221,7 +221,7 @@ class AsyncLLM::State {
     if (known == ids_.end()) return;  // fail_all() has the caller's already
     output.request_id = known->second;
     if (!output.finished) return;
-    if (late_.erase(output.request_id) > 0 && output.error.empty()) {
+    if (late_.erase(known->first) > 0 && output.error.empty()) {
       output.error = "the request's deadline has passed";
       output.failure = RequestFailure::deadline;
     }
@@ -274,6 +274,7 @@ class AsyncLLM::State {
 
   // The engine thread's own.
   std::unordered_map<int64_t, int64_t> engine_ids_, ids_;  // the engine's by the caller's, and back
+  // The engine's ids: a caller may give its own again once its request has ended.
   std::multimap<Clock::time_point, int64_t> deadlines_;
   std::unordered_set<int64_t> late_;
 

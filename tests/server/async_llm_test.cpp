@@ -136,6 +136,23 @@ TEST(AsyncLLM, ADeadlineEndsItsRequestWithTheReason) {
   EXPECT_EQ(output.error, "the request's deadline has passed");
 }
 
+TEST(AsyncLLM, ADeadlineDoesNotEndALaterRequestOfTheSameId) {
+  Collector first, second;
+  Collector* collector = &first;
+  AsyncLLM llm(kDemo, demo_config(), {},
+               [&](std::span<RequestOutput> step) { collector->take(step); });
+  llm.add_request(7, "Once upon a time", {.max_tokens = 1}, {.timeout = 0.2});
+  ASSERT_TRUE(llm.wait_until_idle(kPatience));
+  ASSERT_EQ(first.finished().at(7).outputs[0].finish_reason, FinishReason::length);
+  collector = &second;
+  llm.add_request(7, "Once upon a time", kEndless);
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  EXPECT_EQ(llm.num_live(), 1);
+  llm.abort_request(7);
+  ASSERT_TRUE(llm.wait_until_idle(kPatience));
+  EXPECT_EQ(second.finished().at(7).failure, RequestFailure::none);
+}
+
 TEST(AsyncLLM, AnAbortHoldsBeforeItsRequestIsAdded) {
   Collector collector;
   AsyncLLM llm(kDemo, demo_config(), {},
