@@ -1,5 +1,6 @@
 #include "nanovllm/async_llm.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -88,7 +89,7 @@ class AsyncLLM::State {
   }
   bool wait_until_idle(double seconds) {
     std::unique_lock lock(mutex_);
-    return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
+    return idle_.wait_for(lock, std::chrono::duration<double>(std::min(seconds, kLongestTimeout)),
                           [this] { return live_.empty(); });
   }
   bool is_serving() const {
@@ -124,7 +125,7 @@ class AsyncLLM::State {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr double kLongestTimeout = 30 * 86400;
+  static constexpr double kLongestTimeout = 30 * 86400;  // seconds; a clock has no infinity
   static constexpr size_t kMaxGiven = 65536;
 
   struct Item {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -151,6 +152,15 @@ TEST(AsyncLLM, ADeadlineDoesNotEndALaterRequestOfTheSameId) {
   llm.abort_request(7);
   ASSERT_TRUE(llm.wait_until_idle(kPatience));
   EXPECT_EQ(second.finished().at(7).failure, RequestFailure::none);
+}
+
+TEST(AsyncLLM, WaitsUntilIdleForEver) {
+  Collector collector;
+  AsyncLLM llm(kDemo, demo_config(), {},
+               [&](std::span<RequestOutput> step) { collector.take(step); });
+  llm.add_request(1, "Once upon a time", {.max_tokens = 20, .ignore_eos = true});
+  EXPECT_TRUE(llm.wait_until_idle(std::numeric_limits<double>::infinity()));
+  EXPECT_EQ(collector.finished().size(), 1u);
 }
 
 TEST(AsyncLLM, AnAbortHoldsBeforeItsRequestIsAdded) {
