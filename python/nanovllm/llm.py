@@ -30,31 +30,6 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
 
 
-def for_template(conversation: Any) -> Any:
-    """A conversation as chat() gives it to templates, like vLLM and the server: an assistant's missing content is an
-    empty text, and arguments of calls that are JSON text, as OpenAI has them, are objects."""
-    import json
-
-    if not isinstance(conversation, (list, tuple)):
-        return conversation
-    messages = []
-    for message in conversation:
-        if isinstance(message, dict) and message.get("role") == "assistant":
-            content, calls = message.get("content"), message.get("tool_calls")
-            message = {**message, "content": "" if content is None else content, "tool_calls": []}
-            for call in calls or []:
-                if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-                    raise ValueError(f"a call of a message's tool_calls has no function: {call!r:.80}")
-                function = dict(call["function"])
-                if not isinstance(function.get("arguments"), dict):
-                    function["arguments"] = json.loads(function.get("arguments") or "{}")
-                message["tool_calls"].append({**call, "function": function})
-            if not calls:  # templates ask whether there is the key
-                del message["tool_calls"]
-        messages.append(message)
-    return messages
-
-
 Prompt = Union[str, Sequence[int], TextPrompt, TokensPrompt, _core.Prompt]
 
 
@@ -135,7 +110,7 @@ class LLM:
             variables["chat_template"] = chat_template
         several = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], list)
         prompts = [
-            self._engine.chat_prompt(to_json(for_template(conversation)), to_json(variables))
+            self._engine.openai_prompt(to_json(conversation), to_json(variables))
             for conversation in (messages if several else [messages])
         ]
         return self.generate(prompts, sampling_params, use_tqdm)

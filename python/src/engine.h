@@ -7,8 +7,11 @@
 #include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nlohmann/json.hpp>
 
+#include "chat/tools.h"
 #include "convert.h"
+#include "io/json.h"
 #include "owner.h"
 
 namespace nanovllm::python {
@@ -68,6 +71,14 @@ void bind_common(nb::class_<Class>& c) {
     const Pinned pinned = self.pin();
     const nb::gil_scoped_release release;
     return pinned.llm.chat_prompt(messages, options);
+  });
+  // As the server takes messages: its answers in OpenAI's form become those of templates.
+  c.def("openai_prompt", [](Class& self, const std::string& messages, const std::string& options) {
+    const Pinned pinned = self.pin();
+    const nb::gil_scoped_release release;
+    Json list = parse_json(messages, "messages", ErrorKind::invalid_argument);
+    complete_answers(list);
+    return pinned.llm.chat_prompt(dump_json(list), options);
   });
   c.def("encode", [](Class& self, nb::str given, bool add_special_tokens) {
     const std::string text = to_text(given);

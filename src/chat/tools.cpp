@@ -108,6 +108,7 @@ Json tools_for_template(const std::vector<Tool>& tools) {
 }
 
 void complete_answers(Json& messages) {
+  if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
     if (message.is_object() && message.value("role", Json()) == "assistant" &&

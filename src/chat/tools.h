@@ -35,7 +35,7 @@ Json tools_for_template(const std::vector<Tool>& tools);
 
 /// Answers in OpenAI's form as templates expect them: the argument strings of "tool_calls" as
 /// objects, and a content where there is none. Throws Error(invalid_argument) that names the
-/// message.
+/// message. Leaves alone what is no list: the template's to refuse.
 void complete_answers(Json& messages);
 
 }  // namespace nanovllm
