@@ -83,9 +83,11 @@ void Metrics::add_output(const RequestOutput& output) {
   }
   if (!output.finished) return;
   whole_.add(m.total_time);
-  inference_.add(m.total_time - m.queue_time);
-  prefill_.add(m.time_to_first_token - m.queue_time);
-  decode_.add(m.total_time - m.time_to_first_token);
+  if (m.time_to_first_token > 0) {  // else it ended before, by an abort or a fault
+    inference_.add(m.total_time - m.queue_time);
+    prefill_.add(m.time_to_first_token - m.queue_time);
+    decode_.add(m.total_time - m.time_to_first_token);
+  }
   generation_tokens_.add(static_cast<double>(generated));
   if (generated > 1)
     per_token_.add((m.total_time - m.time_to_first_token) / static_cast<double>(generated - 1));

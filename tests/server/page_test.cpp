@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "server/client.h"
+#include "server/metrics.h"
 
 namespace nanovllm {
 namespace {
@@ -218,6 +219,23 @@ TEST(Metrics, EveryGapBetweenTwoTokensCounts) {
       sample(page, "vllm:iteration_tokens_total_sum"),
       sample(page, "vllm:prompt_tokens_total") + sample(page, "vllm:generation_tokens_total"));
   EXPECT_EQ(sample(page, "vllm:iteration_tokens_total_count"), 2 * whole);
+}
+
+// As in vLLM, whose IterationStats take a request's phases when it ends with a token.
+TEST(Metrics, ARequestWithoutATokenHasNoPhases) {
+  server::Metrics metrics;
+  RequestOutput aborted;  // while its prompt was computed
+  aborted.finished = true;
+  aborted.outputs.push_back({.finish_reason = FinishReason::abort});
+  aborted.metrics.queue_time = 2;
+  aborted.metrics.total_time = 5;
+  metrics.add_output(aborted);
+  const std::string page = metrics.page("demo", {}, {}, 0);
+  EXPECT_EQ(sample(page, "vllm:e2e_request_latency_seconds_sum"), 5);
+  for (const std::string phase : {"inference", "prefill", "decode"}) {
+    EXPECT_EQ(sample(page, "vllm:request_" + phase + "_time_seconds_sum"), 0) << phase;
+    EXPECT_EQ(sample(page, "vllm:request_" + phase + "_time_seconds_count"), 0) << phase;
+  }
 }
 
 TEST(Grafana, EveryMetricOfTheBoardIsThere) {
