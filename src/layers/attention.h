@@ -38,7 +38,7 @@ class Attention {
     step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, window_);
   }
 
-  /// Its part of a stack of layers: `layer` is the last so far.
+  /// Adds this attention to the last layer of `stack`.
   void add_to(DecoderStack& stack) const {
     stack.layers.back().window = window_;
     stack.heads = num_heads_;

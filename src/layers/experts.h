@@ -20,7 +20,7 @@ class Experts {
   Experts(WeightLoader& load, const std::string& prefix, int64_t hidden_size, const MoeConfig& moe);
   /// x [t, hidden] -> x, this rank's part of the sum
   void forward(const Step& step, Tensor x) const;
-  /// Its part of a stack of layers, whose last it is in.
+  /// Adds these experts to the last layer of `stack`.
   void add_to(DecoderStack& stack) const;
 
  private:

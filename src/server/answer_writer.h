@@ -54,7 +54,7 @@ class AnswerWriter {
   /// The stream ends with this error.
   virtual void fail(std::string& out, int status, std::string_view message,
                     std::string_view param) = 0;
-  /// So that proxies and clients see that a stream lives.
+  /// An event that says nothing, by which proxies and clients see that a stream lives.
   virtual std::string_view keep_alive() const { return ": keep-alive\n\n"; }
 
   /// The body of a whole answer, of the outputs of all prompts; `messages` are the choices'.

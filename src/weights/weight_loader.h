@@ -88,7 +88,7 @@ class WeightLoader {
   int64_t num_row_quantising() const { return num_row_quantising_; }  ///< of these, so are rows
   /// The most columns of a weight that quantises the rows that it meets; 0: none does.
   int64_t quantised_columns() const { return quantised_columns_; }
-  /// Likewise of stacks alone.
+  /// The most of a stack of experts that does; 0: none does.
   int64_t quantised_expert_columns() const { return quantised_expert_columns_; }
 
   /// Fills everything handed out, from a checkpoint. Throws Error(model).

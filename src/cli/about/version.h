@@ -6,7 +6,7 @@
 namespace nanovllm::cli {
 
 std::string version_line();  ///< "nanovllm 0.1.0 (0b93ddd)"
-/// That, what was compiled in, and what was found when it ran.
+/// The line, then what was compiled in and what is found on this machine.
 std::string version_text();
 
 }  // namespace nanovllm::cli
