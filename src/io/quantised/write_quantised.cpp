@@ -121,9 +121,9 @@ class QuantisedWriter {
     bool any = false;
     for (const std::string& name : checkpoint.names()) {
       const StoredTensor& tensor = *checkpoint.find(name);
-      const QuantScheme* scheme = name.ends_with(".weight") && tensor.shape.size() == 2
-                                      ? quantization.find(module_of(name))
-                                      : nullptr;
+      const bool is_matrix =
+          name.ends_with(".weight") && tensor.shape.size() == 2 && !tensor.data.empty();
+      const QuantScheme* scheme = is_matrix ? quantization.find(module_of(name)) : nullptr;
       any = any || scheme;
       add(scheme ? quantised(tensor, *scheme) : plain(tensor));
     }

@@ -311,6 +311,23 @@ TEST_F(WrittenQuantised, SaysThatActivationsOfEightBitsAreQuantisedByTokens) {
   }
 }
 
+TEST_F(WrittenQuantised, CopiesTensorsWithoutNumbers) {
+  const fs::path from = directory_.path() / "from";
+  fs::copy(demo_, from);
+  auto tensors = read_tensors(demo_ + "/model.safetensors");
+  tensors.push_back({"no_columns.weight", "BF16", "", {4, 0}});
+  tensors.push_back({"no_rows.weight", "BF16", "", {0, 64}});
+  write_tensors(from / "model.safetensors", tensors);
+  for (const char* format : {"int4", "int8"}) {
+    fs::remove_all(out_);
+    ASSERT_EQ(refusal(from, format), "accepted");
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const StoredBytes& t : read_tensors(out_ / "model.safetensors")) shapes[t.name] = t.shape;
+    EXPECT_EQ(shapes.at("no_columns.weight"), (std::vector<int64_t>{4, 0}));
+    EXPECT_EQ(shapes.at("no_rows.weight"), (std::vector<int64_t>{0, 64}));
+  }
+}
+
 TEST_F(WrittenQuantised, NothingStaysOfWhatWasStoppedOrRefused) {
   struct Stopped {};
   EXPECT_THROW(write_quantised(demo_, out_.string(), "fp8", defaults,
