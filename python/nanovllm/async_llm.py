@@ -127,7 +127,8 @@ class AsyncLLM:
                 if output.finished:
                     return
         finally:
-            self._names.pop(name, None)
+            if self._names.get(name) == number:  # a later request may have the name by now
+                del self._names[name]
             if port.close(number):
                 self._engine.abort_request(number)
 

@@ -107,6 +107,20 @@ def test_abort_by_name_ends_a_request_with_that_reason(engine):
     assert asyncio.run(main()).outputs[0].finish_reason == "abort"
 
 
+def test_a_name_given_again_is_the_later_requests(engine):
+    async def main():
+        first = engine.generate(PROMPT, LONG, "same")
+        second = engine.generate(PROMPT, LONG, "same")
+        await anext(first)
+        await anext(second)
+        await first.aclose()
+        await engine.abort("same")
+        return [output async for output in second][-1]
+
+    output = asyncio.run(asyncio.wait_for(main(), 60))
+    assert output.outputs[0].finish_reason == "abort"
+
+
 def test_a_bad_request_is_a_value_error(engine):
     with pytest.raises(ValueError, match="token"):
         asyncio.run(outputs_of(engine, [10**6], params()))
