@@ -17,7 +17,7 @@ class OutputError : public std::runtime_error {
 /// full) is no error: results are worth more than what is said about them.
 void say(std::string_view text);
 
-/// Whether a file is a terminal that obeys escape sequences: of those that do not, TERM is "dumb".
+/// Whether a file is a terminal that obeys escape sequences: one whose TERM is not "dumb".
 bool takes_escapes(int descriptor);
 
 class Output {

@@ -231,7 +231,7 @@ class Connection final : public ConnectionBase,
       buffer_.consume(used);
       parsed_ += used;
       if (error == http::error::need_more) {
-        // Of a body, the head of a chunk and the trailers are taken whole, too.
+        // The parser takes a chunk's head and the trailers whole, as it takes a request's head.
         if (used == 0 && buffer_.size() > context_->options.max_header_bytes)
           return refuse(431, parser_->is_header_done()
                                  ? "a chunk's head or the trailers are too large"

@@ -11,10 +11,18 @@ constexpr GemmGpu kHopper{
     .has_wgmma = true, .has_tma = true, .num_sms = 132, .shared_bytes = 227 * 1024};
 constexpr GemmGpu kAmpere{.num_sms = 108, .shared_bytes = 163 * 1024};
 
+ExpertProblem problem_of(int64_t tokens, WeightFormat weight = WeightFormat::bf16) {
+  return {.weight = weight,
+          .tokens = tokens,
+          .per_token = 8,
+          .experts = 128,
+          .hidden = 2048,
+          .inner = 768};
+}
+
 TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
   const auto kernel = [](int64_t tokens, const GemmGpu& gpu) {
-    return choose_experts(
-        {.tokens = tokens, .per_token = 8, .experts = 128, .hidden = 2048, .inner = 768}, gpu);
+    return choose_experts(problem_of(tokens), gpu);
   };
   EXPECT_EQ(kernel(2, kHopper).kernel, ExpertKernel::pairs);
   EXPECT_EQ(kernel(3, kHopper).kernel, ExpertKernel::blocks);
@@ -33,14 +41,10 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
                 .kernel,
             ExpertKernel::plain);
   const auto fp8 = [](int64_t tokens, bool is_even) {
-    return choose_experts({.weight = {WeightFormat::e4m3, 128, WeightFormat::Rows::group},
-                           .tokens = tokens,
-                           .per_token = 8,
-                           .experts = 128,
-                           .hidden = 2048,
-                           .inner = 768,
-                           .is_even = is_even},
-                          kHopper);
+    ExpertProblem problem =
+        problem_of(tokens, {WeightFormat::e4m3, 128, WeightFormat::Rows::group});
+    problem.is_even = is_even;
+    return choose_experts(problem, kHopper);
   };
   EXPECT_EQ(fp8(2, true).kernel, ExpertKernel::fp8);
   EXPECT_FALSE(fp8(2, true).is_sorted);
@@ -51,15 +55,10 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
 
 TEST(ExpertChoice, OfPackedWeightsAndManyTokensIsHoppersOwn) {
   const auto packed = [](int64_t tokens, bool is_even) {
-    return choose_experts({.weight = {WeightFormat::int4, 32},
-                           .tokens = tokens,
-                           .per_token = 8,
-                           .experts = 128,
-                           .hidden = 2048,
-                           .inner = 768,
-                           .is_even = is_even,
-                           .unpacks_simply = false},
-                          kHopper);
+    ExpertProblem problem = problem_of(tokens, {WeightFormat::int4, 32});
+    problem.is_even = is_even;
+    problem.unpacks_simply = false;
+    return choose_experts(problem, kHopper);
   };
   EXPECT_EQ(packed(384, true).kernel, ExpertKernel::packed);
   EXPECT_EQ(packed(385, true).kernel, ExpertKernel::packed_many);
@@ -73,14 +72,9 @@ TEST(ExpertChoice, OfPackedWeightsIsOneKernelOnOtherGpus) {
   const auto packed = [](int64_t tokens, size_t shared_bytes, bool unpacks_simply = true) {
     GemmGpu gpu = kAmpere;
     gpu.shared_bytes = shared_bytes;
-    return choose_experts({.weight = {WeightFormat::int4, 128},
-                           .tokens = tokens,
-                           .per_token = 8,
-                           .experts = 128,
-                           .hidden = 2048,
-                           .inner = 768,
-                           .unpacks_simply = unpacks_simply},
-                          gpu);
+    ExpertProblem problem = problem_of(tokens, {WeightFormat::int4, 128});
+    problem.unpacks_simply = unpacks_simply;
+    return choose_experts(problem, gpu);
   };
   constexpr size_t kA100 = 163 * 1024, kRtx4090 = 99 * 1024;
   for (const int64_t tokens : {1, 2, 3, 384, 385, 10'000})
