@@ -86,6 +86,18 @@ TEST_F(Http, ARefusedMethodIsToldTheAllowedOnes) {
   EXPECT_EQ(allowed("DELETE /v1/models/m"), "GET, HEAD");
 }
 
+// RFC 9112, 3.2.2: a server accepts a proxy's form, and takes the host from it.
+TEST_F(Http, ATargetMayNameItsHost) {
+  const auto ask_for = [&](const std::string& target, const std::string& host) {
+    return ask("GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n");
+  };
+  EXPECT_EQ(ask_for("http://localhost:8000/v1/models", "localhost").status, 200);
+  EXPECT_EQ(ask_for("HTTPS://[::1]/version?a=http://b/c", "evil.example").status, 200);
+  EXPECT_EQ(ask_for("http://evil.example/version", "localhost").status, 403);
+  EXPECT_EQ(ask_for("/http://localhost/version", "localhost").status, 404);
+  EXPECT_EQ(ask_for("http://localhost?x", "localhost").headers, ask_for("/", "localhost").headers);
+}
+
 // RFC 9112, 6.3: the length of such a body is unknown, and its bytes are no next request.
 TEST_F(Http, ABodyWhoseLengthIsUnknownEndsTheConnection) {
   for (const std::string coding : {"gzip", "xchunked", "chunked, identity"}) {

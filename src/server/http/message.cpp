@@ -1,5 +1,6 @@
 #include "server/http/message.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <boost/beast/http/status.hpp>
@@ -12,7 +13,15 @@ HttpRequest request_of(http::request<http::string_body>&& message) {
   HttpRequest request;
   const auto text = [](auto view) { return std::string(view.data(), view.size()); };
   request.method = text(message.method_string());
-  const std::string target = text(message.target());
+  std::string target = text(message.target());
+  // A proxy names the host in the target: that one counts, and not the header's (RFC 9112, 3.2.2).
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!is_same_name(std::string_view(target).substr(0, scheme.size()), scheme)) continue;
+    const size_t end = std::min(target.find_first_of("/?", scheme.size()), target.size());
+    message.set(http::field::host, target.substr(scheme.size(), end - scheme.size()));
+    target.erase(0, end);
+    if (!target.starts_with('/')) target.insert(0, "/");
+  }
   const size_t query = target.find('?');
   request.path = target.substr(0, query);
   if (query != std::string::npos) request.query = target.substr(query + 1);
