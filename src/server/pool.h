@@ -13,7 +13,7 @@ namespace nanovllm::server {
 
 class Pool {
  public:
-  explicit Pool(int threads) {
+  explicit Pool(int threads) : Pool() {  // where the last cannot start, the first ones end
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
   }
   /// Finishes the jobs that it has.
@@ -35,6 +35,7 @@ class Pool {
   }
 
  private:
+  Pool() = default;
   void work() {
     while (true) {
       std::function<void()> job;
