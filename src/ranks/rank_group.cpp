@@ -123,9 +123,9 @@ RankGroup::RankGroup(int world_size, const OpenBackend& open, const ModelConfig&
     : limits_(limits),
       state_(std::make_shared<State>(world_size, limits.peer)),
       turn_([this] { drain(); }) {
-  for (const auto& rank : state_->ranks)
-    rank->thread = std::thread([state = state_, &rank = *rank] { run_rank(state, rank); });
   try {
+    for (const auto& rank : state_->ranks)
+      rank->thread = std::thread([state = state_, &rank = *rank] { run_rank(state, rank); });
     start(open, model, config);
   } catch (...) {
     stop();
@@ -181,6 +181,8 @@ void RankGroup::stop() {
   const auto turn = turn_.take_all();
   std::unique_lock lock(state_->mutex);
   state_->stopping = true;
+  for (const auto& rank : state_->ranks)  // the others do not wait for one that could not start
+    if (!rank->thread.joinable()) rank->has_left = rank->has_ended = true;
   state_->changed.notify_all();
   const bool ended =
       state_->changed.wait_for(lock, limits_.leave, [&] { return state_->all(&Rank::has_ended); });

@@ -13,6 +13,7 @@
 #include "engine/gate.h"
 #include "engine/llm_engine.h"
 #include "ops/null_backend.h"
+#include "unit/one_thread.h"
 
 namespace nanovllm {
 namespace {
@@ -203,6 +204,16 @@ TEST_F(RankGroupTest, OneRanksFaultStopsTheGroupAndIsNamed) {
     scene_->released.open();
     expect_all_gone();
   }
+}
+
+TEST_F(RankGroupTest, ARankThatCannotStartLeavesNoOther) {
+  {
+    const OneThread limit;
+    EXPECT_THROW(make(3), std::system_error);
+  }
+  for (int i = 0; i < 300 && threads_of_this_process() > threads_; ++i)
+    std::this_thread::sleep_for(10ms);
+  EXPECT_LE(threads_of_this_process(), threads_);
 }
 
 // A rank that hangs may go on at any time after its group is gone.
