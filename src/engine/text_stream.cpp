@@ -14,7 +14,7 @@ std::optional<std::string> TextStream::add(int32_t token_id, bool may_stop) {
   text_ += detokenizer_.add(token_id);
   if (may_stop)
     if (auto stop = find_stop(before)) return stop;
-  visible_ = std::max(visible_, text_.size() - held_back());
+  visible_ = text_.size() - held_back();
   return std::nullopt;
 }
 
@@ -37,13 +37,13 @@ std::optional<std::string> TextStream::find_stop(size_t before) {
   return *found;
 }
 
-// Length of the longest end of the text that is a proper beginning of a stop string.
+// Length of the longest end of the text that is a proper beginning of a stop string. None begins
+// before visible_: it would have been one already.
 size_t TextStream::held_back() const {
-  size_t longest = 0;
-  for (const std::string& stop : *stops_)
-    for (size_t n = std::min(stop.size() - 1, text_.size()); n > longest; --n)
-      if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) longest = n;
-  return longest;
+  for (size_t n = text_.size() - visible_; n > 0; --n)
+    for (const std::string& stop : *stops_)
+      if (n < stop.size() && text_.compare(text_.size() - n, n, stop, 0, n) == 0) return n;
+  return 0;
 }
 
 void TextStream::finish() {
