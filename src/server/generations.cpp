@@ -139,10 +139,11 @@ void Generations::start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
     for (size_t p = 0; p < ids.size(); ++p)
       llm_.add_request(ids[p], Prompt(std::move(tokens[p])), params,
                        {.timeout = options_.request_timeout});
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     const auto* full = dynamic_cast<const QueueFull*>(&error);
+    const auto* known = dynamic_cast<const Error*>(&error);
     const std::optional limit = full ? std::optional(full->limit()) : std::nullopt;
-    http_.post([this, id = ids.front(), status = status_of(error.kind()), limit,
+    http_.post([this, id = ids.front(), status = known ? status_of(known->kind()) : 500, limit,
                 message = std::string(error.what()), param = field_at_fault(body, error.what())] {
       if (limit) metrics_.add_rejection(*limit);
       end(id, status, message, param);
