@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include <fmt/format.h>
@@ -250,7 +251,13 @@ int bench_quality(const QualityOptions& options) {
         "{} is quantised already: give the model that it was made of", options.model);
   const std::vector<int32_t> ids = tokens_of(options);
   std::optional<Output> file;
-  if (!options.json.empty() && options.json != "-") file.emplace("--json", options.json);
+  if (!options.json.empty() && options.json != "-") {
+    std::error_code other;
+    check(!std::filesystem::equivalent(*options.text, options.json, other),
+          ErrorKind::invalid_argument, "--json is the file of --text: give another one");
+    refuse_model_file("--json", options.json, options.model);
+    file.emplace("--json", options.json);
+  }
 
   Progress progress(options.quiet);
   Scorer reference(options, "auto", "auto", progress);

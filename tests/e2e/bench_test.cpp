@@ -170,6 +170,21 @@ TEST(Bench, QualityTakesFormatsAndModelsThatAreNotQuantised) {
   EXPECT_NE(quantised.errors.find("is quantised already"), std::string::npos) << quantised.errors;
 }
 
+TEST(Bench, QualityWritesOverNothingThatItReads) {
+  const TempDirectory directory;
+  const std::string text = directory.path() / "text", model = directory.path() / "model";
+  write_file(text, "Once upon a time");
+  std::filesystem::copy(demo_model(), model);
+  for (const std::string& json : {text, model + "/tokenizer.json"}) {
+    const std::string before = file_text(json);
+    const auto result = nanovllm_program(
+        {"bench", "quality", model, "--text", text, "--json", json, "--device", "cpu"});
+    EXPECT_EQ(result.exit_code, 2) << json;
+    EXPECT_NE(result.errors.find("give another "), std::string::npos) << result.errors;
+    EXPECT_EQ(file_text(json), before) << json;
+  }
+}
+
 TEST(Bench, StartupMeasuresProcessesOfItsOwn) {
   const Json report =
       bench({"startup", demo_model(), "-r", "2", "--max-model-len", "64", "--max-num-seqs", "1"});
