@@ -80,6 +80,7 @@ std::vector<RequestOutput> LLM::generate(
       ids.push_back(add_request(prompts[i], params));
     }
     bool aborted = false;
+    std::exception_ptr thrown;  // by on_output; what it aborts ends first
     for (size_t unfinished = ids.size(); unfinished > 0;) {
       for (RequestOutput& output : state_->engine().step()) {
         // Ids count up, so a request's place is found by search.
@@ -88,15 +89,18 @@ std::vector<RequestOutput> LLM::generate(
           state_->set_aside.push_back(std::move(output));
           continue;
         }
-        if (on_output && !aborted && !on_output(output)) {
+        try {
+          aborted = aborted || (on_output && !on_output(output));
+        } catch (...) {
           aborted = true;
-          abort_all();
+          thrown = std::current_exception();
         }
-        if (!output.finished) continue;
-        --unfinished;
+        unfinished -= output.finished ? 1 : 0;
         outputs[static_cast<size_t>(at - ids.begin())] = std::move(output);
       }
+      if (aborted) abort_all();
     }
+    if (thrown) std::rethrow_exception(thrown);
   } catch (...) {
     abort_all();
     throw;

@@ -317,6 +317,24 @@ TEST(Llm, GenerateLeavesTheOutputsOfOtherRequestsToStep) {
   EXPECT_EQ(outputs[late].back().outputs[0].token_ids.size(), 40u);
 }
 
+TEST(Llm, AnExceptionOfOnOutputLeavesNothingOfItsCallAndAllOfOthers) {
+  LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
+  const int64_t refused = llm.add_request(std::vector<int32_t>{}, {});
+  size_t calls = 0;
+  const auto generate = [&] {
+    llm.generate({ids(5), ids(6)}, std::vector(2, greedy(10)), [&](const RequestOutput&) -> bool {
+      ++calls;
+      throw std::out_of_range("no");
+    });
+  };
+  EXPECT_THROW(generate(), std::out_of_range);
+  EXPECT_EQ(calls, 1u);
+  EXPECT_EQ(llm.stats().running, 0);
+  const auto outputs = drain(llm);
+  EXPECT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs.count(refused), 1u);
+}
+
 TEST(Llm, AnOutputThatGenerateSetAsideIsStillToBeFetched) {
   LLM llm(golden("qwen3-tied-gqa"), config_for(kCpu));
   const int64_t refused = llm.add_request(std::vector<int32_t>{}, {});
