@@ -304,6 +304,21 @@ TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {
   EXPECT_TRUE(server.requests().back().starts_with("499")) << server.requests().back();
 }
 
+// The last events of a response have all of its text and log probabilities, several times.
+TEST(HttpStream, AWriteLargerThanWhatMayWaitReachesAClientThatReads) {
+  ServerOnThread server;
+  const Json body = {{"input", "Tell me a story."},
+                     {"max_output_tokens", 100},
+                     {"ignore_eos", true},
+                     {"stream", true},
+                     {"top_logprobs", 20},
+                     {"include", {"message.output_text.logprobs"}}};
+  const Answer answer = server.post("/v1/responses", body);
+  ASSERT_TRUE(answer.body.ends_with("\n\n")) << answer.body.size();
+  EXPECT_EQ(answer.events().back()["type"], "response.incomplete");
+  EXPECT_GT(answer.events().back().dump().size(), server::HttpOptions().max_output_bytes / 2);
+}
+
 TEST(HttpLocal, ASocketTakesThePlaceOfALeftOneAndOfNoFile) {
   const TempDirectory directory;
   const std::string path = directory.path() / "socket";

@@ -106,6 +106,7 @@ class Connection final : public ConnectionBase,
     }
     void write(std::string_view bytes) override {
       if (!is_open() || bytes.empty()) return;
+      if (connection_->is_behind()) return connection_->close_later();
       if (!chunked_) return connection_->send(bytes);
       connection_->send(fmt::format("{:x}\r\n", bytes.size()));
       connection_->send(bytes);
@@ -337,8 +338,6 @@ class Connection final : public ConnectionBase,
   void send(std::string_view bytes) {
     if (is_closed_) return;
     pending_ += bytes;
-    if (streaming_ && pending_.size() + sending_.size() > context_->options.max_output_bytes)
-      return close_later();
     if (is_sending_ || flush_posted_) return;
     // One write for all that this round of the loop adds.
     flush_posted_ = true;
@@ -348,6 +347,11 @@ class Connection final : public ConnectionBase,
     });
   }
 
+  /// Whether too much waits for what is being sent. How large one write is, is not the client's
+  /// doing: the end of a long stream may have all of its text again.
+  bool is_behind() const {
+    return is_sending_ && pending_.size() > context_->options.max_output_bytes;
+  }
   // The writer still holds the exchange: it must not be ended before the writer is done.
   void close_later() {
     if (std::exchange(is_overflowing_, true)) return;

@@ -76,7 +76,7 @@ struct HttpOptions {
   size_t max_headers = 64;
   size_t max_body_bytes = size_t{32} << 20;
   size_t max_bodies_bytes = size_t{256} << 20;  ///< of all requests together
-  size_t max_output_bytes = size_t{256} << 10;  ///< waiting for one stream's client
+  size_t max_output_bytes = size_t{256} << 10;  ///< of a stream, waiting behind what is being sent
   double header_timeout = 10, body_timeout = 30, write_timeout = 30, idle_timeout = 75;
 };
 
