@@ -187,6 +187,7 @@ class Server {
 
   // The first signal ends the server once its answers are complete, the second at once.
   void on_signal() {
+    if (!llm_) log_.note("stopping when the model is loaded; again to end at once");
     if (is_draining_ || !llm_) return http_.stop();
     is_draining_ = true;
     is_ready_ = false;

@@ -307,16 +307,24 @@ TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {
 // The last events of a response have all of its text and log probabilities, several times.
 TEST(HttpStream, AWriteLargerThanWhatMayWaitReachesAClientThatReads) {
   ServerOnThread server;
-  const Json body = {{"input", "Tell me a story."},
-                     {"max_output_tokens", 100},
-                     {"ignore_eos", true},
-                     {"stream", true},
-                     {"top_logprobs", 20},
-                     {"include", {"message.output_text.logprobs"}}};
+  const Json body = {{"input", "Tell me a story."}, {"max_output_tokens", 100},
+                     {"ignore_eos", true},          {"stream", true},
+                     {"top_logprobs", 20},          {"include", {"message.output_text.logprobs"}}};
   const Answer answer = server.post("/v1/responses", body);
   ASSERT_TRUE(answer.body.ends_with("\n\n")) << answer.body.size();
   EXPECT_EQ(answer.events().back()["type"], "response.incomplete");
   EXPECT_GT(answer.events().back().dump().size(), server::HttpOptions().max_output_bytes / 2);
+}
+
+// A model that is being loaded may take minutes yet.
+TEST(HttpSignals, OneThatComesAfterTheStopEndsTheProcess) {
+  server::HttpServer server({.port = 0}, nullptr);
+  server.on_signal([&](int) { server.stop(); });
+  ::raise(SIGTERM);
+  server.run();
+  struct sigaction now {};
+  ::sigaction(SIGTERM, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
 }
 
 TEST(HttpLocal, ASocketTakesThePlaceOfALeftOneAndOfNoFile) {

@@ -95,7 +95,7 @@ class HttpServer {
   void post(std::function<void()> task);
   /// Runs `task` on that thread every `period`, until it returns false.
   void every(std::chrono::milliseconds period, std::function<bool()> task);
-  /// Runs `task` on that thread for each SIGINT and SIGTERM.
+  /// Runs `task` on that thread for each SIGINT and SIGTERM until stop().
   void on_signal(std::function<void(int)> task);
 
   /// No new connections from now on; on that thread.

@@ -124,6 +124,8 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   }
   void stop() {
     stop_accepting();
+    error_code ignored;
+    if (signals_) signals_->clear(ignored);  // nobody hears of the next: it ends the process
     for_each_connection([](ConnectionBase& connection) { connection.close(); });
     io_.stop();
   }
