@@ -344,6 +344,11 @@ TEST(HttpLocal, ASocketTakesThePlaceOfALeftOneAndOfNoFile) {
   ::close(left);
   listen();
   EXPECT_FALSE(std::filesystem::exists(path));
+  auto ending = listen();
+  ending->stop_accepting();
+  const auto next = listen();
+  ending.reset();  // its requests are answered: the socket is the next one's by now
+  EXPECT_TRUE(std::filesystem::exists(path));
 }
 
 }  // namespace

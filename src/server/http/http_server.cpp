@@ -86,9 +86,7 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
            error.code().message());
     }
   }
-  ~State() {
-    if (local_) ::unlink(context_->options.uds.c_str());
-  }
+  ~State() { stop_accepting(); }
 
   void run() {
     if (tcp_) accept(*tcp_);
@@ -120,7 +118,9 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   void stop_accepting() {
     error_code ignored;
     if (tcp_) tcp_->close(ignored);
-    if (local_) local_->close(ignored);
+    if (!local_ || !local_->is_open()) return;
+    ::unlink(context_->options.uds.c_str());  // first: who finds it closed takes the path over
+    local_->close(ignored);
   }
   void stop() {
     stop_accepting();
