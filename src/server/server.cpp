@@ -220,8 +220,11 @@ class Server {
     const auto found = routes_.find(request.path);
     const std::string handler = found == routes_.end() ? "other" : found->first;
     const std::string method = request.method == "HEAD" ? "GET" : request.method;
+    // Names that clients make up would each be a series of their own.
+    static const std::set<std::string> known_methods = {"DELETE", "GET",  "OPTIONS",
+                                                        "PATCH",  "POST", "PUT"};
     const auto refuse = [&](int status, const std::string& message) {
-      metrics_.add_http(handler, method.size() < 8 ? method : "other", status, 0);
+      metrics_.add_http(handler, known_methods.count(method) > 0 ? method : "other", status, 0);
       if (std::ranges::find(options_.unlogged_paths, request.path) == options_.unlogged_paths.end())
         log_.request(request_line(
             {.status = status, .method = method.substr(0, 8), .path = handler}, options_.json_log));

@@ -86,6 +86,17 @@ TEST_F(Http, ARefusedMethodIsToldTheAllowedOnes) {
   EXPECT_EQ(allowed("DELETE /v1/models/m"), "GET, HEAD");
 }
 
+TEST_F(Http, AMethodThatAClientMadeUpIsNoSeriesOfTheMetrics) {
+  for (const char* method : {"BREW", "DELETE"})
+    EXPECT_EQ(ask(std::string(method) + " /health HTTP/1.1\r\nHost: localhost\r\n\r\n").status,
+              405);
+  const std::string metrics = server_.get("/metrics").body;
+  EXPECT_EQ(metrics.find("BREW"), metrics.npos);
+  for (const char* method : {"other", "DELETE"})
+    EXPECT_NE(metrics.find(std::string("method=\"") + method + "\",status=\"4xx\"} 1\n"),
+              metrics.npos);
+}
+
 // RFC 9112, 3.2.2: a server accepts a proxy's form, and takes the host from it.
 TEST_F(Http, ATargetMayNameItsHost) {
   const auto ask_for = [&](const std::string& target, const std::string& host) {
