@@ -184,6 +184,7 @@ HttpResponse json_response(const Json& json) { return {.body = dump_json(json)};
 
 HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
   const JsonObject o(body, "request body", kBad);
+  (void)read_model(o, defaults);
   std::vector<int32_t> tokens;
   if (o.find("messages")) {
     tokens = llm.tokenize(read_conversation(o, defaults).take_prompt());
@@ -204,8 +205,9 @@ HttpResponse tokenize(const Json& body, const RequestDefaults& defaults, const L
   return json_response(json);
 }
 
-HttpResponse detokenize(const Json& body, const RequestDefaults& /*defaults*/, const LLM& llm) {
+HttpResponse detokenize(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
   const JsonObject o(body, "request body", kBad);
+  (void)read_model(o, defaults);
   check(llm.tokenizer() != nullptr, kBad, "this server has no tokenizer");
   const auto ids = o.optional_integers("tokens", 0, llm.info().vocab_size - 1);
   check(ids.has_value(), kBad, "tokens is missing: a list of token ids");

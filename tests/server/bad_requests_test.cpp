@@ -154,6 +154,8 @@ TEST_F(BadRequests, WhatAnswersWouldNeedAnotherServerFor) {
   rows.push_back(
       {R"({"messages":[{"role":"user","content":"x"}],"model":")" + repeated("m", 1000000) + "\"}",
        404});
+  rows.push_back({R"({"prompt":"x","model":"m"})", 404, "/tokenize"});
+  rows.push_back({R"({"tokens":[5],"model":"m"})", 404, "/detokenize"});
   rows.push_back({chat_with(R"("cache_salt":")" + repeated("s", 100000) + "\"")});
   rows.push_back({chat_with(R"("stop":[)" + repeated("\"x\",", 100000) + "\"x\"]")});
   rows.push_back({R"({"input":"x","previous_response_id":"r"})", 400, "/v1/responses"});

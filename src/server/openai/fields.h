@@ -100,7 +100,8 @@ inline constexpr Field kMessageFields[] = {
     {"thinking", schemas::kObject},
     {"output_config", schemas::kObject}};
 
-inline constexpr Field kTokenizeFields[] = {{"prompt", schemas::kText},
+inline constexpr Field kTokenizeFields[] = {{"model", schemas::kText},
+                                            {"prompt", schemas::kText},
                                             {"messages", schemas::kMessages},
                                             {"add_special_tokens", schemas::kBool},
                                             {"return_token_strs", schemas::kBool},
@@ -110,6 +111,7 @@ inline constexpr Field kTokenizeFields[] = {{"prompt", schemas::kText},
                                             {"continue_final_message", schemas::kBool}};
 
 inline constexpr Field kDetokenizeFields[] = {
+    {"model", schemas::kText},
     {"tokens", R"({"type": "array", "items": {"type": "integer", "minimum": 0}})"}};
 
 }  // namespace nanovllm::server

@@ -70,14 +70,6 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-void read_model(const JsonObject& o, const RequestDefaults& defaults, GenerationRequest& r) {
-  r.model = o.optional_string("model").value_or(defaults.model_names.front());
-  if (r.model.empty()) r.model = defaults.model_names.front();
-  if (std::ranges::find(defaults.model_names, r.model) == defaults.model_names.end())
-    throw UnknownModel(fmt::format("The model {} does not exist; this server has {}",
-                                   quote(r.model.substr(0, 64)), defaults.model_names.front()));
-}
-
 void read_stream(const JsonObject& o, const RequestDefaults& defaults, GenerationRequest& r) {
   r.stream = o.optional_bool("stream").value_or(false);
   const auto options = o.optional_object("stream_options");
@@ -92,7 +84,7 @@ void read_stream(const JsonObject& o, const RequestDefaults& defaults, Generatio
 GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaults,
                               std::span<const Field> own) {
   GenerationRequest r;
-  read_model(o, defaults, r);
+  r.model = read_model(o, defaults);
   refuse_what_is_not_there(o);
   r.params = defaults.params;
   // No tokens behind an echo are, as in vLLM, one that the answer leaves out.
@@ -215,6 +207,15 @@ std::shared_ptr<const ChatPrompts> read_chat_template(const JsonObject& o,
 }
 
 }  // namespace
+
+std::string read_model(const JsonObject& o, const RequestDefaults& defaults) {
+  std::string model = o.optional_string("model").value_or("");
+  if (model.empty()) model = defaults.model_names.front();
+  if (std::ranges::find(defaults.model_names, model) == defaults.model_names.end())
+    throw UnknownModel(fmt::format("The model {} does not exist; this server has {}",
+                                   quote(model.substr(0, 64)), defaults.model_names.front()));
+  return model;
+}
 
 Conversation read_conversation(const JsonObject& o, const RequestDefaults& defaults) {
   Conversation conversation;

@@ -60,6 +60,14 @@ struct RequestDefaults {
   bool enforce_auto_tool_arguments = true;  ///< a call that has begun is forced to be valid
 };
 
+/// 404 rather than 400.
+struct UnknownModel : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The model that the body names, or ours. Throws UnknownModel.
+std::string read_model(const JsonObject& o, const RequestDefaults& defaults);
+
 /// Throws Error(invalid_argument) with a message that begins with the field at fault, and
 /// UnknownModel.
 GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults);
@@ -76,11 +84,6 @@ Json without_fields(const Json& body, std::span<const Field> fields);
 /// A text that `object`, which lies at `place` of a body, must have. Throws
 /// Error(invalid_argument).
 std::string text_field(const Json& object, const char* name, const std::string& place);
-
-/// 404 rather than 400.
-struct UnknownModel : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 /// The field of `body` that an error's message begins with; empty where it names none.
 std::string field_at_fault(const Json& body, std::string_view message);
