@@ -118,6 +118,18 @@ TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
   EXPECT_FALSE(texts.at(1)["choices"][0].contains("prompt_token_ids"));
 }
 
+// vLLM's should_include_usage(): one without the other asks for nothing.
+TEST(Protocol, UsageOfEachChunkIsPartOfIncludeUsage) {
+  ServerOnThread server;
+  for (const bool include : {false, true}) {
+    Json body = chat_body();
+    body["stream"] = true;
+    body["stream_options"] = {{"continuous_usage_stats", true}, {"include_usage", include}};
+    for (const Json& event : server.post("/v1/chat/completions", body).events())
+      EXPECT_EQ(event.contains("usage"), include);
+  }
+}
+
 TEST(Protocol, ATokenThatTheModelDoesNotHaveIsThePromptsFault) {
   ServerOnThread server;
   const Answer answer = server.post("/v1/completions", Json{{"prompt", {1, 99999999}}});

@@ -77,7 +77,8 @@ void read_stream(const JsonObject& o, const RequestDefaults& defaults, Generatio
   r.include_usage = r.stream && defaults.force_include_usage;
   if (!options) return;
   r.include_usage |= options->optional_bool("include_usage").value_or(false);
-  r.continuous_usage = options->optional_bool("continuous_usage_stats").value_or(false);
+  r.continuous_usage =
+      options->optional_bool("continuous_usage_stats").value_or(false) && r.include_usage;
 }
 
 /// The fields that both endpoints have; `own` are the fields that the endpoint reads itself.
