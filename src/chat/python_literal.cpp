@@ -8,11 +8,20 @@
 namespace nanovllm {
 namespace {
 
-bool is_number(std::string_view text) {
+/// JSON's spelling of a number that may have a plus, or a point without digits on one side; empty
+/// if it is none.
+std::string number(std::string_view word) {
+  std::string text(word.substr(word.starts_with('+') ? 1 : 0));
+  const size_t point = text.find('.');
+  const auto is_digit_at = [&](size_t i) {
+    return i < text.size() && text[i] >= '0' && text[i] <= '9';
+  };
+  if (point != text.npos && is_digit_at(point - 1) != is_digit_at(point + 1))
+    text.insert(is_digit_at(point + 1) ? point : point + 1, 1, '0');
   JsonScanner scanner;
   for (const char c : text)
-    if (is_space(c) || scanner.take(c) != CallReader::Step::more) return false;
-  return scanner.take(' ') == CallReader::Step::past;
+    if (is_space(c) || scanner.take(c) != CallReader::Step::more) return {};
+  return scanner.take(' ') == CallReader::Step::past ? text : std::string();
 }
 
 /// Recursive descent over one text. Every method returns false where the text is no literal.
@@ -40,12 +49,17 @@ class Reader {
     const char c = peek();
     if (c == '\'' || c == '"') return string();
     if (c == '[' || c == '{') return depth < kMaxDepth && container(depth, c == '[' ? ']' : '}');
+    if (c == '(') return depth < kMaxDepth && container(depth, ')');
     return word();
   }
 
+  /// A tuple is a list; one value in parentheses, without a comma, is itself.
   bool container(int depth, char close) {
-    json_ += text_[at_++];
-    for (bool is_first = true;; is_first = false) {
+    const size_t begin = json_.size();
+    bool has_comma = false, is_first = true;
+    ++at_;
+    json_ += close == '}' ? '{' : '[';
+    for (;; is_first = false) {
       skip_space();
       if (peek() == close) break;  // behind a last comma too, as in Python
       if (!is_first) json_ += ", ";
@@ -58,31 +72,31 @@ class Reader {
       }
       if (!value(depth + 1)) return false;
       skip_space();
-      if (peek() == ',')
+      if (peek() == ',') {
         ++at_;
-      else if (peek() != close)
+        has_comma = true;
+      } else if (peek() != close) {
         return false;
+      }
     }
     ++at_;
-    json_ += close;
+    if (close == ')' && !has_comma && !is_first)
+      json_.erase(begin, 1);
+    else
+      json_ += close == '}' ? '}' : ']';
     return true;
   }
 
   bool word() {
-    const size_t end = std::min(text_.find_first_of(",]}: \n\r\t", at_), text_.size());
+    const size_t end = std::min(text_.find_first_of(",]}): \n\r\t", at_), text_.size());
     const std::string_view word = text_.substr(at_, end - at_);
     at_ = end;
-    if (word == "True" || word == "true")
-      json_ += "true";
-    else if (word == "False" || word == "false")
-      json_ += "false";
-    else if (word == "None" || word == "null")
-      json_ += "null";
-    else if (is_number(word))
-      json_ += word;
-    else
-      return false;
-    return true;
+    const std::string json = word == "True" || word == "true"     ? "true"
+                             : word == "False" || word == "false" ? "false"
+                             : word == "None" || word == "null"   ? "null"
+                                                                  : number(word);
+    json_ += json;
+    return !json.empty();
   }
 
   bool string() {

@@ -7,8 +7,8 @@
 
 namespace nanovllm {
 
-/// The JSON of a string, number, True, False, None, list or dictionary with string keys, as Python
-/// or JSON spells it; none if `text` is no such value, or is nested over 64 levels.
+/// The JSON of a string, number, True, False, None, list, tuple or dictionary with string keys, as
+/// Python or JSON spells it; none if `text` is no such value, or is nested over 64 levels.
 std::optional<std::string> python_literal_as_json(std::string_view text);
 
 }  // namespace nanovllm

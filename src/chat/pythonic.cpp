@@ -57,35 +57,37 @@ class PythonicReader final : public CallReader {
  private:
   /// White space may stand between the parts, not within a name.
   Step space() {
-    const bool in_name =
-        state_ == first_name || state_ == name || state_ == first_key || state_ == key;
-    if (in_name && !text_.empty()) return Step::refused;
+    name_ended_ = !text_.empty();
     return Step::more;
   }
 
+  Step add_to_name(char c) {
+    text_ += c;
+    return name_ended_ || text_.size() > 512 ? Step::refused : Step::more;
+  }
+
+  std::string take_text() {
+    name_ended_ = false;
+    return std::exchange(text_, {});
+  }
+
   Step take_name(char c) {
-    if (is_name(c)) {
-      text_ += c;
-      return text_.size() > 512 ? Step::refused : Step::more;
-    }
+    if (is_name(c)) return add_to_name(c);
     if (c != '(' || !has_tool(tools_, text_)) return Step::refused;
-    call_ = std::exchange(text_, {});
+    call_ = take_text();
     state_ = first_key;
     return Step::more;
   }
 
   Step take_key(char c, CallSink& sink) {
-    if (is_name(c)) {
-      text_ += c;
-      return text_.size() > 512 ? Step::refused : Step::more;
-    }
+    if (is_name(c)) return add_to_name(c);
     if (c == ')' && text_.empty()) {
       if (state_ == first_key) begin(sink);
       return end_call(sink);
     }
     if (c != '=' || text_.empty()) return Step::refused;
     has_first_ = state_ == key;
-    key_ = std::exchange(text_, {});
+    key_ = take_text();
     quote_ = '\0';
     depth_ = 0;
     is_escaped_ = false;
@@ -136,8 +138,9 @@ class PythonicReader final : public CallReader {
   std::span<const Tool> tools_;
   enum { before, first_name, name, first_key, key, value, after_call, end_mark } state_ = before;
   std::string text_, call_, key_;
-  bool has_first_ = false;  // the call has an argument
-  char quote_ = '\0';       // of the string within a value
+  bool name_ended_ = false;  // with white space
+  bool has_first_ = false;   // the call has an argument
+  char quote_ = '\0';        // of the string within a value
   int depth_ = 0;
   bool is_escaped_ = false;
 };

@@ -64,5 +64,23 @@ TEST(PythonicCalls, ThatPythonWritesParseBackHoweverTheyAreCut) {
   }
 }
 
+// As Python's own parser reads them, which is vLLM's: json.dumps() of ast.literal_eval().
+TEST(PythonicCalls, TakePythonsOtherSpellings) {
+  const auto arguments = [](const std::string& call) {
+    const ChatMessage message = parse_everywhere(
+        format_named("pythonic"), {.tools = tools_named({"f"}), .id_seed = 1}, "[" + call + "]");
+    return message.tool_calls.empty() ? "" : message.tool_calls.front().arguments;
+  };
+  EXPECT_EQ(arguments("f( a = 1 , b\n=\n'x' )"), R"({"a": 1, "b": "x"})");
+  EXPECT_EQ(arguments("f (a=1,)"), R"({"a": 1})");
+  EXPECT_EQ(arguments("f(a=.5, b=-.5, c=[5.], d=+2, e=+.5)"),
+            R"({"a": 0.5, "b": -0.5, "c": [5.0], "d": 2, "e": 0.5})");
+  EXPECT_EQ(arguments("f(a=(1, 'x'), b=(), c=((1,), [2]), d=({'k': (3)}))"),
+            R"({"a": [1, "x"], "b": [], "c": [[1], [2]], "d": {"k": 3}})");
+  for (const char* bad : {"f(a b=1)", "f g(a=1)", "f(a= )", "f(a=.)", "f(a=1 2)", "f(a=(1 2))",
+                          "f(a=(,))", "f(a=++)", "f(a=(1, 2])"})
+    EXPECT_EQ(arguments(bad), "") << bad;
+}
+
 }  // namespace
 }  // namespace nanovllm
