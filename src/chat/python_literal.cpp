@@ -134,6 +134,13 @@ class Reader {
       return true;
     }
     if (c == '\n') return true;
+    if (c >= '0' && c <= '7') {  // up to three octal digits
+      uint32_t code = 0;
+      for (size_t end = --at_ + 3; at_ < end && peek() >= '0' && peek() <= '7'; ++at_)
+        code = code * 8 + static_cast<uint32_t>(peek() - '0');
+      append_utf8(text, code);
+      return true;
+    }
     if (c == 'x' || c == 'u' || c == 'U') {
       auto code = hexadecimal(c == 'x' ? 2 : c == 'u' ? 4 : 8);
       if (code && *code >= 0xD800 && *code < 0xDC00 && text_.substr(at_).starts_with("\\u")) {

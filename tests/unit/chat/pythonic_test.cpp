@@ -77,6 +77,7 @@ TEST(PythonicCalls, TakePythonsOtherSpellings) {
             R"({"a": 0.5, "b": -0.5, "c": [5.0], "d": 2, "e": 0.5})");
   EXPECT_EQ(arguments("f(a=(1, 'x'), b=(), c=((1,), [2]), d=({'k': (3)}))"),
             R"({"a": [1, "x"], "b": [], "c": [[1], [2]], "d": {"k": 3}})");
+  EXPECT_EQ(arguments(R"(f(a='\0\033[1m\1012\779\400'))"), R"({"a": "\u0000\u001b[1mA2?9Ā"})");
   for (const char* bad : {"f(a b=1)", "f g(a=1)", "f(a= )", "f(a=.)", "f(a=1 2)", "f(a=(1 2))",
                           "f(a=(,))", "f(a=++)", "f(a=(1, 2])"})
     EXPECT_EQ(arguments(bad), "") << bad;
