@@ -1,5 +1,6 @@
-// Llama 3.1 and 3.2: the answer is {"name": "f", "parameters": {...}}, several with "; " between
-// them, perhaps behind <|python_tag|>. An object that calls none of the tools is an answer in JSON.
+// Llama 3.1 and 3.2: the answer is {"name": "f", "parameters": {...}}, several with "; ", a comma
+// or white space between them, perhaps behind <|python_tag|>. An object that calls none of the
+// tools is an answer in JSON.
 #include "chat/json_scanner.h"
 
 namespace nanovllm {
@@ -11,15 +12,15 @@ class LlamaReader final : public CallReader {
 
   Step take(char c, CallSink& sink) override {
     if (is_space(c) && state_ != call) return Step::more;
-    if (state_ == before) state_ = call;
-    if (state_ == call) {
-      const Step step = call_.take(c, sink);
-      if (step == Step::last) state_ = after;
-      return step == Step::last ? Step::more : step;
+    if (state_ == after && (c == ';' || c == ',')) {
+      state_ = before;
+      return Step::more;
     }
-    if (c != ';') return Step::refused;
-    call_ = JsonCall(tools_);
-    state_ = before;
+    if (state_ != call) call_ = JsonCall(tools_);
+    state_ = call;
+    const Step step = call_.take(c, sink);
+    if (step != Step::last) return step;
+    state_ = after;
     return Step::more;
   }
   bool finish(CallSink&) override { return state_ == after; }

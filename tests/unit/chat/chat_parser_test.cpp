@@ -145,6 +145,14 @@ TEST(LlamaCalls, StandAtTheBeginningOrBehindThePythonTag) {
                   " {\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}; "
                   "{\"name\": \"g\", \"parameters\": {}}"),
             "f{} g{} |");
+  for (const std::string between :
+       {"; ", " ; ", ";", "\n", "", ", ", ",\n"})  // vLLM takes any text
+    EXPECT_EQ(shown("llama3_json", "{\"name\": \"f\", \"parameters\": {}}" + between +
+                                       "{\"name\": \"g\", \"parameters\": {}}"),
+              "f{} g{} |")
+        << between;
+  EXPECT_EQ(shown("llama3_json", "{\"name\": \"f\", \"parameters\": {}}\n{\"a\": 1}"),
+            "f{} |\n{\"a\": 1}");
   EXPECT_EQ(shown("llama3_json", "Sure. <|python_tag|>{\"name\": \"f\", \"parameters\": {}}"),
             "f{} |Sure.");
 }
