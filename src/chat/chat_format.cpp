@@ -187,6 +187,18 @@ bool ChatFormat::opens_reasoning(std::string_view prompt) const {
   return reasoning && ends_with_one(prompt, reasoning->begin);
 }
 
+bool ChatFormat::ends_in_reasoning(std::string_view message) const {
+  const auto last = [&](std::span<const std::string_view> marks) {
+    size_t end = 0;
+    for (const std::string_view mark : marks)
+      if (const size_t at = message.rfind(mark); at != message.npos)
+        end = std::max(end, at + mark.size());
+    return end;
+  };
+  return reasoning &&
+         last(reasoning->begin) > std::max(last(reasoning->end), last(reasoning->content_begin));
+}
+
 bool ChatFormat::closes_reasoning(std::string_view prompt) const {
   return reasoning && ends_with_one(prompt, reasoning->end);
 }

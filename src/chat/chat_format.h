@@ -59,7 +59,9 @@ struct ChatFormat {
 
   /// Whether `prompt` leaves the answer inside of a reasoning block.
   bool opens_reasoning(std::string_view prompt) const;
-  /// Whether it has closed one: the answer has none then.
+  /// Whether `message`, which the answer goes on with, ends inside of one.
+  bool ends_in_reasoning(std::string_view message) const;
+  /// Whether `prompt` has closed one: the answer has none then.
   bool closes_reasoning(std::string_view prompt) const;
   /// Special tokens that the text must have for the parsers to see the marks:
   /// SamplingParams::visible_special_token_ids. `has_tools`: those of calls too.

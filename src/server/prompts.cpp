@@ -112,11 +112,19 @@ void constrain_reasoning(GenerationRequest& r, std::string_view prompt, const LL
   }
 }
 
+/// Whether the answer goes on with a message that ends in its reasoning. The marks are the same in
+/// JSON, which all forms of a content have.
+bool continues_reasoning(const GenerationRequest& r) {
+  const Conversation& c = r.conversation;
+  return c.template_options.value("continue_final_message", Json()) == true &&
+         r.format.ends_in_reasoning(dump_json(c.messages.back().value("content", Json())));
+}
+
 /// Sets what the answer of a chat with this prompt asks of the engine and of its parser.
 void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDefaults& defaults,
                     const LLM& llm) {
   const auto& text = std::get<std::string>(prompt.value);
-  r.parser.is_reasoning = r.format.opens_reasoning(text);
+  r.parser.is_reasoning |= r.format.opens_reasoning(text);
   if (r.params.skip_special_tokens && llm.tokenizer())
     r.params.visible_special_token_ids =
         r.format.visible_tokens(*llm.tokenizer(), !r.parser.tools.empty());
@@ -147,6 +155,7 @@ std::vector<std::vector<int32_t>> tokenize_prompts(GenerationRequest& request,
     llm.check_request(tokens, request.params);
   };
   if (request.is_chat) {
+    request.parser.is_reasoning = continues_reasoning(request);
     const Prompt prompt = request.conversation.take_prompt();
     prepare_answer(request, prompt, defaults, llm);
     add(prompt);

@@ -114,6 +114,27 @@ TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
   EXPECT_EQ(streamed["usage"], json["usage"]);
 }
 
+// As vLLM's parsers do, which look for the last mark of the prompt's last turn.
+TEST(Tools, AMessageThatEndsInItsReasoningIsContinuedThere) {
+  const ScriptedModel model("and so on.\n</think>\n\nLet me see.", kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  const auto message_after = [&](const Json& content) {
+    const Json messages = {{{"role", "user"}, {"content", "What is <think>?"}},
+                           {{"role", "assistant"}, {"content", content}}};
+    const Json body = {
+        {"messages", messages}, {"continue_final_message", true}, {"temperature", 0}};
+    return server.post("/v1/chat/completions", body).json()["choices"][0]["message"];
+  };
+  const Json parts = Json::array({{{"type", "text"}, {"text", "<think>\nHm"}}});
+  for (const Json& content : {Json("<think>\nHm"), parts, Json("<think>a</think>b<think>Hm")}) {
+    const Json message = message_after(content);
+    EXPECT_EQ(message["reasoning"], "and so on.") << content;
+    EXPECT_EQ(message["content"], "Let me see.") << content;
+  }
+  for (const char* content : {"Hm", "<think>a</think>Hm"})
+    EXPECT_FALSE(message_after(content).contains("reasoning")) << content;
+}
+
 TEST(Tools, ResponsesAndMessagesHaveThemAsItemsAndBlocks) {
   const ScriptedModel model(kAnswer, kQwenTemplate);
   ServerOnThread server(options_for(model));
