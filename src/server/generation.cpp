@@ -20,6 +20,7 @@ Generation::Generation(const GenerationEndpoint& endpoint, GenerationRequest req
       whole_(prompts_.size()),
       tokenizer_(tokenizer),
       choices_(prompts_.size() * static_cast<size_t>(request_.params.n)),
+      has_begun_(choices_.size()),
       unfinished_(prompts_.size()) {
   summary_.id = std::move(id);
   summary_.model = request_.model;
@@ -45,6 +46,7 @@ void Generation::take(size_t p, RequestOutput& output) {
   }
   if (request_.stream) return stream(p, output);
   whole_[p] = std::move(output);
+  for (CompletionOutput& answer : whole_[p].outputs) echo(p, answer);
   if (unfinished_ > 0) return;
   is_done_ = true;
   std::vector<ChatMessage> messages;
@@ -65,14 +67,31 @@ void Generation::stream(size_t p, RequestOutput& output) {
     exchange_->begin_stream(headers_);
     writer_->begin(events);
   }
-  for (const CompletionOutput& answer : output.outputs) {
-    const size_t choice =
-        p * static_cast<size_t>(request_.params.n) + static_cast<size_t>(answer.index);
+  if (!output.prompt_logprobs.empty()) whole_[p].prompt_logprobs = output.prompt_logprobs;
+  for (CompletionOutput& answer : output.outputs) {
+    echo(p, answer);
+    const size_t choice = choice_index(p, answer);
     writer_->write(events, choice, parsed(choice, answer), answer);
   }
   if (unfinished_ > 0) return exchange_->write(events);
   writer_->end(events);
   end_stream(events);
+}
+
+/// Puts the prompt before the beginning of an answer.
+void Generation::echo(size_t p, CompletionOutput& answer) {
+  if (request_.prompt_alone)
+    answer = {.index = answer.index, .finish_reason = FinishReason::length};
+  if (!request_.echo || has_begun_[choice_index(p, answer)]) return;
+  has_begun_[choice_index(p, answer)] = true;
+  const auto& ids = prompts_[p];
+  const auto& logprobs = whole_[p].prompt_logprobs;
+  if (const auto* given = std::get_if<std::string>(&request_.prompts[p].value))
+    answer.text.insert(0, *given);
+  else if (tokenizer_)
+    answer.text.insert(0, tokenizer_->decode(ids, false));
+  answer.token_ids.insert(answer.token_ids.begin(), ids.begin(), ids.end());
+  answer.logprobs.insert(answer.logprobs.begin(), logprobs.begin(), logprobs.end());
 }
 
 ChatChoice& Generation::choice_of(size_t choice) {

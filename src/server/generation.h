@@ -44,6 +44,10 @@ class Generation {
   std::vector<int64_t> engine_ids;  ///< of the prompts
 
  private:
+  size_t choice_index(size_t p, const CompletionOutput& answer) const {
+    return p * static_cast<size_t>(request_.params.n) + static_cast<size_t>(answer.index);
+  }
+  void echo(size_t p, CompletionOutput& answer);
   ChatChoice& choice_of(size_t choice);
   ChatDelta parsed(size_t choice, const CompletionOutput& answer);
   void stream(size_t p, RequestOutput& output);
@@ -56,9 +60,10 @@ class Generation {
   Headers headers_;
   GenerationSummary summary_;
   std::unique_ptr<AnswerWriter> writer_;
-  std::vector<RequestOutput> whole_;  // by prompt, where the answer is one
+  std::vector<RequestOutput> whole_;  // by prompt; in a stream their log probabilities alone
   const Tokenizer* tokenizer_;
   std::vector<std::optional<ChatChoice>> choices_;  // of a chat
+  std::vector<bool> has_begun_;                     // choices whose echo has been made
   size_t unfinished_;
   bool is_streaming_ = false, is_done_ = false;
 };

@@ -72,6 +72,42 @@ TEST(Protocol, AnEchoWithoutTokensIsThePromptAlone) {
   EXPECT_EQ(server.post("/v1/completions", body).status, 400);
 }
 
+// As OpenAI and vLLM do: the first chunk of each choice begins with its prompt.
+TEST(Protocol, AStreamEchoesAsTheWholeAnswerDoes) {
+  ServerOnThread server;
+  const Json ids = server.post("/tokenize", Json{{"prompt", "Once"}}).json()["tokens"];
+  for (const int most : {0, 6})
+    for (const Json& prompt : {Json({"23 + 58 =", "Once"}), Json({ids, ids})}) {
+      Json body = {{"prompt", prompt},
+                   {"temperature", 0.8},
+                   {"seed", 1},
+                   {"max_tokens", most},
+                   {"echo", true},
+                   {"logprobs", 1},
+                   {"n", 2},
+                   {"stream", false},
+                   {"return_token_ids", true}};
+      const Json whole = server.post("/v1/completions", body).json()["choices"];
+      body["stream"] = true;
+      const Json none = {{"text", ""}, {"token_ids", Json::array()}};
+      Json choices = Json::array({none, none, none, none});
+      for (const Json& event : server.post("/v1/completions", body).events()) {
+        const Json& news = event["choices"][0];
+        Json& choice = choices[news["index"].get<size_t>()];
+        choice["text"] = choice["text"].get<std::string>() + news["text"].get<std::string>();
+        for (const Json& id : news.value("token_ids", Json::array()))
+          choice["token_ids"].push_back(id);
+        if (!news["logprobs"].is_null())
+          for (const auto& [list, values] : news["logprobs"].items())
+            for (const Json& value : values) choice["logprobs"][list].push_back(value);
+        choice["finish_reason"] = news["finish_reason"];
+      }
+      for (size_t i = 0; i < 4; ++i)
+        for (const auto& [field, value] : choices[i].items())
+          EXPECT_EQ(value, whole[i][field]) << field << " " << i;
+    }
+}
+
 // As vLLM's protocol has them: beside the choices of a chat, in each choice of a completion.
 TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
   ServerOnThread server;

@@ -63,6 +63,7 @@ class CompletionsWriter final : public AnswerWriter {
                     const char* finish_reason, const std::string& stop_reason);
   static std::string call_delta(const ToolCallDelta& call);
   std::string usage() const;
+  Json own_ids(size_t choice, const CompletionOutput& answer) const;
   const char* reasoning_name() const {
     return context_.options.reasoning_content ? "reasoning_content" : "reasoning";
   }
@@ -122,7 +123,7 @@ void CompletionsWriter::write(std::string& out, size_t choice, const ChatDelta& 
       body += "\"content\":";
     if (delta.reasoning.empty() || !delta.content.empty()) append_json(body, delta.content);
     if (request_.is_chat) body += "}";
-    if (request_.return_token_ids) body += ",\"token_ids\":" + dump_json(Json(answer.token_ids));
+    if (request_.return_token_ids) body += ",\"token_ids\":" + dump_json(own_ids(choice, answer));
     std::string logprobs = "null";
     if (has_logprobs)
       logprobs =
@@ -171,17 +172,21 @@ std::string CompletionsWriter::usage() const {
   return json + "}";
 }
 
+/// Without those of an echo.
+Json CompletionsWriter::own_ids(size_t choice, const CompletionOutput& answer) const {
+  const auto& prompt = context_.prompts[choice / static_cast<size_t>(request_.params.n)];
+  const auto echoed = request_.echo && !has_begun_[choice] ? std::ssize(prompt) : 0;
+  return std::vector(answer.token_ids.begin() + echoed, answer.token_ids.end());
+}
+
 // -- Whole answers
 
 std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
                                      const std::vector<ChatMessage>& messages) {
   Json choices = Json::array();
   for (size_t p = 0; p < outputs.size(); ++p)
-    for (const CompletionOutput& answer : outputs[p].outputs) {
-      const CompletionOutput nothing{.index = answer.index, .finish_reason = FinishReason::length};
-      choices.push_back(choice_json(p, outputs[p], request_.prompt_alone ? nothing : answer,
-                                    messages[choices.size()]));
-    }
+    for (const CompletionOutput& answer : outputs[p].outputs)
+      choices.push_back(choice_json(p, outputs[p], answer, messages[choices.size()]));
   Json json = {{"id", context_.summary.id},
                {"object", request_.is_chat ? "chat.completion" : "text_completion"},
                {"created", context_.created},
@@ -223,32 +228,15 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
     choice["logprobs"] = nullptr;
     if (request_.params.logprobs) choice["logprobs"] = logprobs_.chat(answer.logprobs);
   } else {
-    std::string text = answer.text;
-    if (request_.echo) {
-      const auto* given = std::get_if<std::string>(&request_.prompts[p].value);
-      if (given)
-        text.insert(0, *given);
-      else if (context_.tokenizer)
-        text.insert(0, context_.tokenizer->decode(context_.prompts[p], false));
-    }
-    choice["text"] = std::move(text);
+    choice["text"] = answer.text;
     choice["logprobs"] = nullptr;
-    if (request_.params.logprobs) {
-      size_t offset = 0;
-      std::vector<int32_t> ids;
-      std::vector<PositionLogprobs> positions;
-      if (request_.echo) {
-        ids = context_.prompts[p];
-        positions = output.prompt_logprobs;
-      }
-      ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end());
-      positions.insert(positions.end(), answer.logprobs.begin(), answer.logprobs.end());
-      choice["logprobs"] = logprobs_.completion(ids, positions, offset);
-    }
+    size_t offset = 0;
+    if (request_.params.logprobs)
+      choice["logprobs"] = logprobs_.completion(answer.token_ids, answer.logprobs, offset);
   }
   choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
-  if (request_.return_token_ids) choice["token_ids"] = answer.token_ids;
+  if (request_.return_token_ids) choice["token_ids"] = own_ids(choice["index"], answer);
   if (!request_.is_chat) add_prompt(choice, p, output);
   return choice;
 }

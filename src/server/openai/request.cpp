@@ -300,7 +300,6 @@ GenerationRequest read_completion(const Json& body, const RequestDefaults& defau
     r.params.logprobs = static_cast<int>(*k);
     if (r.echo) r.params.prompt_logprobs = static_cast<int>(*k);
   }
-  check(!r.echo || !r.stream, kBad, "echo is not supported with stream: leave one of them out");
   return r;
 }
 
