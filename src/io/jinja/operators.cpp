@@ -32,6 +32,14 @@ Int floor_divide(Int a, Int b) {
   return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
 }
 
+// As Python does: a / b may have been rounded up to an integer.
+double floor_divide(double a, double b) {
+  const double rest = std::fmod(a, b);
+  double quotient = (a - rest) / b;
+  if (rest != 0 && (rest < 0) != (b < 0)) quotient -= 1;
+  return std::floor(quotient) + (quotient - std::floor(quotient) > 0.5 ? 1 : 0);
+}
+
 Int modulo(Int a, Int b) {
   if (b == 0) render_fail("integer division or modulo by zero");
   if (b == -1) return 0;
@@ -108,7 +116,7 @@ Value reals(BinaryOp op, double a, double b) {
       return Value::real(a / b);
     case BinaryOp::floor_divide:
       if (b == 0) render_fail("float floor division by zero");
-      return Value::real(std::floor(a / b));
+      return Value::real(floor_divide(a, b));
     case BinaryOp::modulo:
       return Value::real(modulo(a, b));
     case BinaryOp::power: {
