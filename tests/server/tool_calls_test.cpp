@@ -229,6 +229,11 @@ TEST(Tools, AConversationWithCallsReachesTheTemplate) {
                   .json()["prompt"]
                   .get<std::string>()
                   .ends_with("<think>\n\n</think>\n\n"));
+  body["reasoning_effort"] = "high";  // vLLM: a template's own variable goes before what it implies
+  EXPECT_EQ(server.post("/tokenize", body).json()["tokens"], closed);
+  body["reasoning_effort"] = "none";
+  body.erase("chat_template_kwargs");
+  EXPECT_EQ(server.post("/tokenize", body).json()["tokens"], closed);
   body["messages"][1]["tool_calls"][0]["function"]["arguments"] = "{oops";
   const Answer bad = server.post("/v1/chat/completions", body);
   EXPECT_EQ(bad.status, 400);

@@ -223,7 +223,8 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
   conversation.chat = read_chat_template(o, defaults);
   conversation.messages = read_messages(o);
   Json options = Json::parse(defaults.chat_template_kwargs);
-  if (const auto kwargs = o.optional_object("chat_template_kwargs")) {
+  const auto kwargs = o.optional_object("chat_template_kwargs");
+  if (kwargs) {
     check(kwargs->json().size() <= kMaxTemplateVariables, kBad,
           "chat_template_kwargs has {} entries: at most {} are allowed", kwargs->json().size(),
           kMaxTemplateVariables);
@@ -233,8 +234,10 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
     check(!options.contains(name), kBad, "chat_template_kwargs may not have {}", name);
   if (const Json* tools = o.find("tools")) conversation.tools = read_tools(*tools);
   if (!conversation.tools.empty()) options["tools"] = tools_for_template(conversation.tools);
-  if (const auto effort = o.optional_string("reasoning_effort"))
+  if (const auto effort = o.optional_string("reasoning_effort")) {
     options["reasoning_effort"] = *effort;
+    if (!kwargs || !kwargs->find("enable_thinking")) options["enable_thinking"] = *effort != "none";
+  }
   if (const auto add = o.optional_bool("add_generation_prompt"))
     options["add_generation_prompt"] = *add;
   if (const auto go_on = o.optional_bool("continue_final_message"))
