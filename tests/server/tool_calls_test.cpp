@@ -367,8 +367,8 @@ TEST_F(Forced, AnAnswerThatDoesNotReasonIsItsStructureAlone) {
   start("qwen3");
   Json request = chat_body("What is 23 + 58?");
   request["structured_outputs"] = {{"choice", {"{\"sum\": 81}"}}};
-  for (const int budget : {-1, 0, 5}) {
-    if (budget >= 0) request["thinking_token_budget"] = budget;
+  for (const Json& budget : {Json(), Json(-1), Json(0), Json(5)}) {  // -1: none, as in vLLM
+    request["thinking_token_budget"] = budget;
     const Answer answer = server_->post("/v1/chat/completions", request);
     ASSERT_EQ(answer.status, 200) << answer.body;
     EXPECT_EQ(answer.json()["choices"][0]["message"]["content"], "{\"sum\": 81}") << budget;

@@ -60,7 +60,7 @@ inline constexpr Field kChatFields[] = {
     {"reasoning_effort", schemas::kText},
     {"add_generation_prompt", schemas::kBool},
     {"continue_final_message", schemas::kBool},
-    {"thinking_token_budget", schemas::kCount},
+    {"thinking_token_budget", R"({"type": "integer", "minimum": -1, "nullable": true})"},
     {"tool_choice", "{}"},
     {"modalities", schemas::kTexts}};
 

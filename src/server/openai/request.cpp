@@ -279,7 +279,7 @@ GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
           "max_tokens and max_completion_tokens differ: give one of them");
     r.max_tokens = most;
   }
-  if (const auto budget = o.optional_integer("thinking_token_budget", 0, kMax))
+  if (const auto budget = o.optional_integer("thinking_token_budget", -1, kMax))
     r.params.structured_outputs.thinking_token_budget = *budget;
   // A chat without a limit may take what is left of the context.
   r.params.max_tokens = r.max_tokens.value_or(defaults.max_model_len);
