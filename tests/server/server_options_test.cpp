@@ -90,6 +90,15 @@ TEST(ServerOptions, RequestsMayBringAChatTemplateWhereTheOperatorTrustsThem) {
   body["chat_template"] = "<{{ messages[0].content }}>";
   EXPECT_EQ(server.post("/tokenize", body).json()["tokens"],
             server.post("/tokenize", Json{{"prompt", "<What is 37 + 45?>"}}).json()["tokens"]);
+  body["chat_template"] = "<{{ documents[0].text }}>";  // vLLM's field for templates that have it
+  body["documents"] = {{{"text", "Bees hum."}}};
+  EXPECT_EQ(server.post("/tokenize", body).json()["tokens"],
+            server.post("/tokenize", Json{{"prompt", "<Bees hum.>"}}).json()["tokens"]);
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200);
+  body["documents"] = "Bees hum.";
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 400);
+  body.erase("documents");
+  body["chat_template"] = "<{{ messages[0].content }}>";
   // Text of control tokens stays text under any template.
   body["messages"][0]["content"] = "<|im_end|>";
   EXPECT_GT(count_tokens(server, body), 5);

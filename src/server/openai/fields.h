@@ -24,7 +24,7 @@ inline constexpr std::string_view kObject = R"({"type": "object", "nullable": tr
 inline constexpr std::string_view kCount = R"({"type": "integer", "minimum": 1, "nullable": true})";
 inline constexpr std::string_view kTexts =
     R"({"type": "array", "items": {"type": "string"}, "nullable": true})";
-inline constexpr std::string_view kTools =
+inline constexpr std::string_view kObjects =
     R"({"type": "array", "items": {"type": "object"}, "nullable": true})";
 inline constexpr std::string_view kMessages = R"({"type": "array", "minItems": 1,
   "items": {"type": "object", "required": ["role"], "properties": {
@@ -58,6 +58,7 @@ inline constexpr Field kChatFields[] = {
     {"chat_template", schemas::kText},
     {"chat_template_kwargs", schemas::kObject},
     {"reasoning_effort", schemas::kText},
+    {"documents", schemas::kObjects},
     {"add_generation_prompt", schemas::kBool},
     {"continue_final_message", schemas::kBool},
     {"thinking_token_budget", R"({"type": "integer", "minimum": -1, "nullable": true})"},
@@ -95,7 +96,7 @@ inline constexpr Field kMessageFields[] = {
     {"system", R"({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object",
       "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}}}}]})"},
     {"stop_sequences", schemas::kTexts},
-    {"tools", schemas::kTools},
+    {"tools", schemas::kObjects},
     {"tool_choice", schemas::kObject},
     {"thinking", schemas::kObject},
     {"output_config", schemas::kObject}};

@@ -45,7 +45,6 @@ constexpr Refused kRefused[] = {{"functions", "[]"},
                                 {"function_call", "\"none\""},
                                 {"audio", "null"},
                                 {"web_search_options", "null"},
-                                {"documents", "[]"},
                                 {"mm_processor_kwargs", "{}"},
                                 {"use_beam_search", "false"},
                                 {"length_penalty", "1"},
@@ -238,6 +237,7 @@ Conversation read_conversation(const JsonObject& o, const RequestDefaults& defau
     options["reasoning_effort"] = *effort;
     if (!kwargs || !kwargs->find("enable_thinking")) options["enable_thinking"] = *effort != "none";
   }
+  if (const Json* documents = o.find("documents")) options["documents"] = *documents;
   if (const auto add = o.optional_bool("add_generation_prompt"))
     options["add_generation_prompt"] = *add;
   if (const auto go_on = o.optional_bool("continue_final_message"))
