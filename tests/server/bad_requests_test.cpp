@@ -151,6 +151,9 @@ TEST_F(BadRequests, WhatAnswersWouldNeedAnotherServerFor) {
   rows.push_back({chat_of(R"([{"type":"input_audio","input_audio":{"data":"","format":"wav"}}])")});
   rows.push_back({chat_of(R"([{"type":"file","file":{"file_id":"x"}}])")});
   rows.push_back({chat_of("null")});
+  rows.push_back({chat_with("\"echo\":true")});
+  rows.push_back({chat_with("\"truncation_side\":\"right\",\"truncate_prompt_tokens\":5")});
+  rows.push_back({chat_with("\"truncation_side\":\"left\",\"truncate_prompt_tokens\":5"), 200});
   rows.push_back(
       {R"({"messages":[{"role":"user","content":"x"}],"model":")" + repeated("m", 1000000) + "\"}",
        404});

@@ -50,14 +50,17 @@ constexpr Refused kRefused[] = {{"functions", "[]"},
                                 {"length_penalty", "1"},
                                 {"early_stopping", "false"},
                                 {"suffix", "\"\""},
+                                {"echo", "false"},  // of a chat's last message
+                                {"truncation_side", "\"left\""},
+                                {"watermarking", "false"},
                                 {"kv_transfer_params", "null"},
                                 {"vllm_xargs", "{}"},
                                 {"prompt_embeds", "null"},
                                 {"mcp_servers", "[]"}};
 
-void refuse_what_is_not_there(const JsonObject& o) {
+void refuse_what_is_not_there(const JsonObject& o, std::span<const Field> own) {
   for (const auto& [name, neutral] : kRefused) {
-    const Json* value = o.find(name);
+    const Json* value = has_field(own, name) ? nullptr : o.find(name);
     if (!value || *value == Json::parse(neutral)) continue;
     fail(kBad, "{} is not supported by this server: leave it out", name);
   }
@@ -85,7 +88,7 @@ GenerationRequest read_common(const JsonObject& o, const RequestDefaults& defaul
                               std::span<const Field> own) {
   GenerationRequest r;
   r.model = read_model(o, defaults);
-  refuse_what_is_not_there(o);
+  refuse_what_is_not_there(o, own);
   r.params = defaults.params;
   // No tokens behind an echo are, as in vLLM, one that the answer leaves out.
   const Json* most = o.find("max_tokens");
