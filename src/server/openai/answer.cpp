@@ -9,8 +9,9 @@
 namespace nanovllm::server {
 namespace {
 
-const char* reason(FinishReason r, bool has_calls) {
-  if (r == FinishReason::stop && has_calls) return "tool_calls";
+/// OpenAI's and vLLM's: a call that the client forced by its name is no news.
+const char* reason(FinishReason r, bool has_calls, const ToolChoice& choice) {
+  if (r == FinishReason::stop && has_calls && choice.kind != ToolChoice::named) return "tool_calls";
   return r == FinishReason::none ? nullptr : to_string(r);
 }
 
@@ -137,7 +138,8 @@ void CompletionsWriter::write(std::string& out, size_t choice, const ChatDelta& 
   has_calls_[choice] = has_calls_[choice] || !delta.tool_calls.empty();
   if (answer.finished())
     add_event(out, chunk(choice, request_.is_chat ? "\"delta\":{}" : "\"text\":\"\"", "null",
-                         reason(answer.finish_reason, has_calls_[choice]), answer.stop_reason));
+                         reason(answer.finish_reason, has_calls_[choice], request_.tool_choice),
+                         answer.stop_reason));
 }
 
 /// One event for each: clients take a list's first appearance as it is, and add up what follows.
@@ -234,7 +236,8 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
     if (request_.params.logprobs)
       choice["logprobs"] = logprobs_.completion(answer.token_ids, answer.logprobs, offset);
   }
-  choice["finish_reason"] = reason(answer.finish_reason, !message.tool_calls.empty());
+  choice["finish_reason"] =
+      reason(answer.finish_reason, !message.tool_calls.empty(), request_.tool_choice);
   choice["stop_reason"] = stop_reason(answer.stop_reason, request_.params);
   if (request_.return_token_ids) choice["token_ids"] = own_ids(choice["index"], answer);
   if (!request_.is_chat) add_prompt(choice, p, output);
