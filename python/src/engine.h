@@ -72,12 +72,12 @@ void bind_common(nb::class_<Class>& c) {
     const nb::gil_scoped_release release;
     return pinned.llm.chat_prompt(messages, options);
   });
-  // As the server takes messages: its answers in OpenAI's form become those of templates.
+  // As the server takes messages: those in OpenAI's form become those of templates.
   c.def("openai_prompt", [](Class& self, const std::string& messages, const std::string& options) {
     const Pinned pinned = self.pin();
     const nb::gil_scoped_release release;
     Json list = parse_json(messages, "messages", ErrorKind::invalid_argument);
-    complete_answers(list);
+    complete_messages(list);
     return pinned.llm.chat_prompt(dump_json(list), options);
   });
   c.def("encode", [](Class& self, nb::str given, bool add_special_tokens) {

@@ -52,6 +52,15 @@ def test_a_chat_template_may_be_given(llm):
         llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
 
 
+def test_a_developers_message_is_the_systems(llm):
+    """As in vLLM, where a template does not know OpenAI's newer name: it would leave the message out."""
+    prompts = [
+        llm.chat([{"role": role, "content": "Be brief."}], SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt
+        for role in ("developer", "system")
+    ]
+    assert prompts[0] == prompts[1]
+
+
 def test_a_conversation_may_be_in_openais_form(llm):
     """As vLLM's chat(), whose parse_chat_messages makes no content an empty text and arguments an object."""
     calls_of = "{% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}{% endif %}"

@@ -107,10 +107,12 @@ Json tools_for_template(const std::vector<Tool>& tools) {
   return list;
 }
 
-void complete_answers(Json& messages) {
+void complete_messages(Json& messages) {
   if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
+    if (message.is_object() && message.value("role", Json()) == "developer")
+      message["role"] = "system";  // OpenAI's newer name for it, which few templates know
     if (message.is_object() && message.value("role", Json()) == "assistant" &&
         (!message.contains("content") || message["content"].is_null()))
       message["content"] = "";  // as vLLM does: templates look into it

@@ -33,9 +33,10 @@ Json parameters_of(const Tool& tool, Json absent);
 /// The list as chat templates expect it.
 Json tools_for_template(const std::vector<Tool>& tools);
 
-/// Answers in OpenAI's form as templates expect them: the argument strings of "tool_calls" as
-/// objects, and a content where there is none. Throws Error(invalid_argument) that names the
-/// message. Leaves alone what is no list: the template's to refuse.
-void complete_answers(Json& messages);
+/// Messages in OpenAI's form as templates expect them: the argument strings of "tool_calls" as
+/// objects, an answer's content where there is none, the developer's as the system's. Throws
+/// Error(invalid_argument) that names the message. Leaves alone what is no list: the template's to
+/// refuse.
+void complete_messages(Json& messages);
 
 }  // namespace nanovllm

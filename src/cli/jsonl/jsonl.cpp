@@ -52,7 +52,7 @@ void read_prompt(const JsonObject& o, Request& request) {
     if (!messages->is_array() || messages->empty())
       o.refuse("messages", "a list of at least one message", *messages);
     Messages conversation{*messages};
-    complete_answers(conversation.messages);
+    complete_messages(conversation.messages);
     if (const auto kwargs = o.optional_object("chat_template_kwargs"))
       conversation.chat_template_kwargs = kwargs->json();
     request.prompt = std::move(conversation);

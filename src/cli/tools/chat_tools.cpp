@@ -122,7 +122,7 @@ Json assistant_message(const ChatMessage& answer) {
          {"type", "function"},
          {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   Json list = Json::array({message});
-  complete_answers(list);
+  complete_messages(list);
   return list[0];
 }
 

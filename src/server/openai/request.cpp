@@ -172,12 +172,11 @@ Json read_messages(const JsonObject& o) {
     Json& message = list[i];
     check(message.is_object() && message.contains("role") && message["role"].is_string(), kBad,
           "messages[{}] must be an object with a role", i);
-    auto& role = message["role"].get_ref<std::string&>();
+    const auto& role = message["role"].get_ref<const std::string&>();
     check(contains(kRoles, role), kBad,
           "messages[{}] has the role {}: use system, user, assistant "
           "or tool",
           i, quote(role.substr(0, 64)));
-    if (role == "developer") role = "system";  // OpenAI's newer name for it
     const auto content = message.find("content");
     const bool is_absent = content == message.end() || content->is_null();
     if (is_absent && role == "assistant") continue;
@@ -185,7 +184,7 @@ Json read_messages(const JsonObject& o) {
     check(content->is_string() || content->is_array(), kBad,
           "messages[{}].content must be a text or a list of parts, got {}", i, describe(*content));
   }
-  complete_answers(list);
+  complete_messages(list);
   return list;
 }
 
