@@ -1,11 +1,22 @@
 #include "chat/schema_types.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 namespace nanovllm {
 namespace {
+
+/// JSON Schema's name of a type that was written as Python and others call it.
+std::string standard_name(const std::string& type) {
+  constexpr std::pair<std::string_view, const char*> kNames[] = {
+      {"str", "string"},   {"int", "integer"}, {"float", "number"}, {"double", "number"},
+      {"bool", "boolean"}, {"dict", "object"}, {"list", "array"}};
+  for (const auto& [name, standard] : kNames)
+    if (type == name) return standard;
+  return type;
+}
 
 /// `steps` bounds the work.
 std::set<std::string> types_of(const Json& schema, const Json& root, int& steps) {
@@ -14,10 +25,10 @@ std::set<std::string> types_of(const Json& schema, const Json& root, int& steps)
   if (!s.is_object() || --steps < 0) return types;
   if (s.contains("type")) {
     const Json& type = s["type"];
-    if (type.is_string()) types.insert(type.get<std::string>());
+    if (type.is_string()) types.insert(standard_name(type.get<std::string>()));
     if (type.is_array())
       for (const Json& one : type)
-        if (one.is_string()) types.insert(one.get<std::string>());
+        if (one.is_string()) types.insert(standard_name(one.get<std::string>()));
     return types;
   }
   for (const char* list : {"anyOf", "oneOf"}) {

@@ -94,7 +94,8 @@ TEST(QwenCoderCalls, ValuesHaveTheTypesOfTheSchema) {
       "properties": {"s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": ["number", "null"]},
                      "b": {"type": "boolean"}, "o": {"type": "object"}, "any": {}, "c": {"$ref": "#/$defs/color"},
                      "all": {"allOf": [{"$ref": "#/$defs/color"}], "description": "one"},
-                     "u": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}})"}};
+                     "u": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                     "f": {"type": "float"}, "d": {"type": "dict"}, "str": {"type": "str"}}})"}};
   const auto call = [&](const std::string& key, const std::string& value) {
     return shown("qwen3_coder",
                  "<tool_call>\n<function=f>\n<parameter=" + key + ">\n" + value +
@@ -115,6 +116,10 @@ TEST(QwenCoderCalls, ValuesHaveTheTypesOfTheSchema) {
   EXPECT_EQ(call("u", "7"), "f{\"u\": 7} |");
   EXPECT_EQ(call("u", "x"), "f{\"u\": \"x\"} |");
   EXPECT_EQ(call("unknown", "7"), "f{\"unknown\": \"7\"} |");
+  // vLLM's coerce_to_schema_type() knows Python's names, too.
+  EXPECT_EQ(call("f", "3.14"), "f{\"f\": 3.14} |");
+  EXPECT_EQ(call("d", "{\"a\": 1}"), "f{\"d\": {\"a\": 1}} |");
+  EXPECT_EQ(call("str", "7"), "f{\"str\": \"7\"} |");
 }
 
 TEST(QwenCoderCalls, TheOuterMarkMayBeMissing) {
