@@ -93,6 +93,15 @@ class QuantisedRowsParity : public BackendTest {
     if (format.rows == Rows::tensor) rows.input_scale = 0.011f;
     return load(format, n, k, std::move(rows));
   }
+  /// k rows of k, a product with which shows the numbers of a row times their scale.
+  Kept unit_matrix(WeightFormat format, int64_t k, float input_scale = 0) {
+    QuantizedRows rows;
+    rows.numbers.assign(static_cast<size_t>(k * k), 0);
+    for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
+    rows.scales.assign(static_cast<size_t>(k), 1);
+    rows.input_scale = input_scale;
+    return load(format, k, k, std::move(rows));
+  }
   static double number(WeightFormat format, int8_t q) {
     return format.numbers == WeightFormat::e4m3 ? e4m3_value(static_cast<uint8_t>(q)) : q;
   }
@@ -271,17 +280,11 @@ TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
       expect_exact({WeightFormat::int4, group, Rows::token}, m, 50, 3 * group);
 }
 
-// A weight that is the unit matrix shows the numbers of a row.
 TEST_P(QuantisedRowsParity, NumbersAreTheNearestOfE4M3) {
   constexpr int64_t k = 128;
   const WeightFormat format(WeightFormat::e4m3, k, Rows::tensor);
   if (!ops().keeps(format, k, k)) GTEST_SKIP() << ops().name() << " quantises no rows to E4M3";
-  QuantizedRows rows;
-  rows.numbers.assign(k * k, 0);
-  for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
-  rows.scales.assign(k, 1);
-  rows.input_scale = 1;
-  const Kept w = load(format, k, k, std::move(rows));
+  const Kept w = unit_matrix(format, k, 1);
   // (x, its number), from OCP's table of E4M3: largest 448, least normal 2^-6, least 2^-9.
   const std::vector<std::pair<double, double>> known = {{0, 0},
                                                         {1, 1},
@@ -323,35 +326,48 @@ TEST_P(QuantisedRowsParity, NumbersAreTheNearestOfE4M3) {
   expect_equal(y.get(), want, "numbers");
 }
 
-// Quotients that are nearly halfway between two numbers, of every mantissa of a row's largest.
+// Quotients that are nearly halfway between two numbers: of every mantissa of a row's largest, and
+// by scales that are as near as f32 has them to what makes it the middle.
 TEST_P(QuantisedRowsParity, QuotientsNearTheMiddleOfTwoNumbersAreThoseOfDivision) {
-  constexpr int64_t k = 128, m = 128;
-  for (const auto rows_are : {Rows::token, Rows::group}) {
+  constexpr int64_t k = 128;
+  const auto compare = [&](Rows rows_are, const Values& x, float input_scale) {
     const WeightFormat format(WeightFormat::e4m3, k, rows_are);
-    if (!ops().keeps(format, k, k)) continue;
-    QuantizedRows rows;
-    rows.numbers.assign(k * k, 0);
-    for (int64_t i = 0; i < k; ++i) rows.numbers[static_cast<size_t>(i * k + i)] = 0x38;  // 1
-    rows.scales.assign(k, 1);
-    const Kept w = load(format, k, k, std::move(rows));
-    Values x, want;
+    if (!ops().keeps(format, k, k)) return;
+    const Kept w = unit_matrix(format, k, input_scale);
+    const int64_t m = static_cast<int64_t>(x.size()) / k;
+    Values want;
     for (int64_t i = 0; i < m; ++i) {
-      const double most = std::ldexp(128 + static_cast<double>(i), static_cast<int>(i % 40) - 20);
-      x.push_back(most);
-      for (int64_t c = 1; c < k; ++c) {
-        const double middle = std::ldexp(17 + 2 * static_cast<double>(c % 8),
-                                         static_cast<int>(c / 8 % 16) - 11);  // from 2^-7 to 992
-        x.push_back(round_to(DType::bf16, std::min(middle * most / 448, most) * (c % 2 ? 1 : -1)));
-      }
-    }
-    for (int64_t i = 0; i < m; ++i) {
-      const QuantisedRow row = quantised(format, x, i, k, 0);
+      const QuantisedRow row = quantised(format, x, i, k, input_scale);
       for (const double q : row.numbers) want.push_back(static_cast<float>(q) * row.scales[0]);
     }
     const Operand x_operand(ops(), DType::bf16, {m, k}, x), y(ops(), DType::f32, {m, k});
     ops().gemm(y, x_operand, w.view);
     ops().synchronize();
-    expect_equal(y.get(), want, "numbers times scales");
+    expect_equal(y.get(), want, fmt::format("numbers times scales, {}", input_scale));
+  };
+  // A middle for each column, from 2^-7 to 992.
+  const auto middle = [](int64_t c) {
+    return std::ldexp(17 + 2 * static_cast<double>(c % 8), static_cast<int>(c / 8 % 16) - 11);
+  };
+  Values x;
+  for (int64_t i = 0; i < 128; ++i) {
+    const double most = std::ldexp(128 + static_cast<double>(i), static_cast<int>(i % 40) - 20);
+    x.push_back(most);
+    for (int64_t c = 1; c < k; ++c)
+      x.push_back(round_to(DType::bf16, std::min(middle(c) * most / 448, most) * (c % 2 ? 1 : -1)));
+  }
+  for (const Rows rows_are : {Rows::token, Rows::group}) compare(rows_are, x, 0);
+  for (int64_t i = 0; i < 128; i += 5) {
+    const double number = std::ldexp(128 + static_cast<double>(i), static_cast<int>(i % 40) - 30);
+    const auto nearest = static_cast<float>(number / middle(i % 8 + 64));
+    for (const float scale :
+         {std::nextafter(nearest, 0.0f), nearest, std::nextafter(nearest, 1e30f)}) {
+      Values row;
+      for (int64_t c = 0; c < k; ++c)
+        row.push_back(c % 2 ? std::ldexp(number, static_cast<int>(c / 2 % 12) - 4)
+                            : round_to(DType::bf16, middle(c) * double{scale}));
+      compare(Rows::tensor, row, scale);
+    }
   }
 }
 

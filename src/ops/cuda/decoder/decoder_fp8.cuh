@@ -52,11 +52,8 @@ __device__ inline float most_of(const Packed& x) {
   return most;
 }
 __device__ inline uint32_t quantise_four(uint32_t first, uint32_t second, const Divisor& by) {
-  const auto quantised = [&](uint32_t pair) -> uint32_t {
-    const float2 x = unpack(pair);
-    return __nv_cvt_float2_to_fp8x2({by.divide(x.x), by.divide(x.y)}, __NV_SATFINITE, __NV_E4M3);
-  };
-  return quantised(first) | quantised(second) << 16;
+  const float2 a = unpack(first), b = unpack(second);
+  return quantise_two(a.x, a.y, by) | quantise_two(b.x, b.y, by) << 16;
 }
 template <class Worker>
 __device__ __forceinline__ uint32_t numbers_of(uint32_t first, uint32_t second, float scale) {

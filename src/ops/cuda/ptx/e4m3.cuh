@@ -59,13 +59,34 @@ __device__ inline uint32_t quantise_two(float first, float second, float scale) 
   return __nv_cvt_float2_to_fp8x2({__fdiv_rn(first, scale), __fdiv_rn(second, scale)},
                                   __NV_SATFINITE, __NV_E4M3);
 }
-__device__ inline uint2 quantise_eight(const Vec<__nv_bfloat16>& v, float scale) {
+
+/// Quotients of bf16 numbers by one scale, of at least kLeastMagnitude / 448 and less than 2^126: a
+/// product with the rounded reciprocal, and one correction by its remainder, which is exact. They
+/// are correctly rounded: those of all mantissas of a bf16 number and of a scale are. One far
+/// beyond 448, as it may be where a scale is fixed, stays as it is.
+struct Divisor {
+  float up, scale, reciprocal;
+  __device__ explicit Divisor(float s) {
+    up = s < 0x1p-60f ? 0x1p64f : 1.0f;
+    scale = s * up;
+    reciprocal = __fdiv_rn(1.0f, scale);
+  }
+  __device__ float divide(float x) const {
+    x *= up;
+    const float quotient = x * reciprocal;  // zero keeps its sign
+    return fabsf(quotient) < 1024.0f
+               ? __fmaf_rn(__fmaf_rn(quotient, scale, -x), -reciprocal, quotient)
+               : quotient;
+  }
+};
+__device__ inline uint32_t quantise_two(float first, float second, const Divisor& by) {
+  return __nv_cvt_float2_to_fp8x2({by.divide(first), by.divide(second)}, __NV_SATFINITE, __NV_E4M3);
+}
+__device__ inline uint2 quantise_eight(const Vec<__nv_bfloat16>& v, const Divisor& by) {
   uint32_t two[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    two[i] = __nv_cvt_float2_to_fp8x2(
-        {__fdiv_rn(to_float(v.v[2 * i]), scale), __fdiv_rn(to_float(v.v[2 * i + 1]), scale)},
-        __NV_SATFINITE, __NV_E4M3);
+    two[i] = quantise_two(to_float(v.v[2 * i]), to_float(v.v[2 * i + 1]), by);
   return {two[0] | two[1] << 16, two[2] | two[3] << 16};
 }
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kRowsTogether* kWarp)
 #pragma unroll
     for (__nv_bfloat16& x : v.v)
       if (isinf(to_float(x))) x = __float2bfloat16_rn(__int_as_float(0x7fffffff));
-    if (inside) rows.to.put(row, column, quantise_eight(v, rows.fixed));
+    if (inside) rows.to.put(row, column, v, rows.fixed);
     if (column == 0) rows.to.scales[row] = rows.fixed;
   } else {
     rows.to.put_of_group(row, column, v, inside);

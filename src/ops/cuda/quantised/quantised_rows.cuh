@@ -25,35 +25,6 @@ __device__ inline uint2 integers_of(const Vec<__nv_bfloat16>& v, float scale) {
   return {four[0], four[1]};
 }
 
-/// Quotients by one scale: a product with the rounded reciprocal, and one correction by its
-/// remainder, which is exact. Correctly rounded, as far as a number of E4M3 can tell, where the
-/// scale is row_scale() of a magnitude of bf16 that x does not exceed (of all pairs). A quotient
-/// far beyond 448, as it may be where a scale is fixed, stays as it is.
-struct Divisor {
-  float up, scale, reciprocal;
-  __device__ explicit Divisor(float s) {
-    up = s < 0x1p-60f ? 0x1p64f : 1.0f;
-    scale = s * up;
-    reciprocal = __fdiv_rn(1.0f, scale);
-  }
-  __device__ float divide(float x) const {
-    x *= up;
-    const float quotient = x * reciprocal;  // zero keeps its sign
-    return fabsf(quotient) < 1024.0f
-               ? __fmaf_rn(__fmaf_rn(quotient, scale, -x), -reciprocal, quotient)
-               : quotient;
-  }
-};
-__device__ inline uint2 quantise_eight(const Vec<__nv_bfloat16>& v, const Divisor& by) {
-  uint32_t two[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    two[i] = __nv_cvt_float2_to_fp8x2(
-        {by.divide(to_float(v.v[2 * i])), by.divide(to_float(v.v[2 * i + 1]))}, __NV_SATFINITE,
-        __NV_E4M3);
-  return {two[0] | two[1] << 16, two[2] | two[3] << 16};
-}
-
 /// Rows of E4M3 numbers or of integers.
 template <WeightFormat::Numbers kind = WeightFormat::e4m3>
 struct QuantisedRows {
@@ -65,12 +36,9 @@ struct QuantisedRows {
   static __device__ float scale_of(float most) {
     return is_int8 ? integer_scale(most) : row_scale(most);
   }
-  __device__ void put(int64_t row, int column, const uint2& eight) const {
-    numbers[(row * columns + column) / 8] = eight;
-  }
-  /// `scale`: of magnitudes that are v's or exceed them.
   __device__ void put(int64_t row, int column, const Vec<__nv_bfloat16>& v, float scale) const {
-    put(row, column, is_int8 ? integers_of(v, scale) : quantise_eight(v, Divisor(scale)));
+    numbers[(row * columns + column) / 8] =
+        is_int8 ? integers_of(v, scale) : quantise_eight(v, Divisor(scale));
   }
   /// The same with the scale of its group, whose other eights the lanes beside this one have.
   __device__ void put_of_group(int64_t row, int column, const Vec<__nv_bfloat16>& v,

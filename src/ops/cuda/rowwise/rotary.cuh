@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_row(C* cache, const PagesOf<C>& pages, int
     E4m3* to = cache + pages.offset(slot, head) + c;
     const bool is_finite = scale == scale;
     if constexpr (Vec<T>::size == 8) {
-      *reinterpret_cast<uint2*>(to) = is_finite ? quantise_eight(x, scale) : uint2{};
+      *reinterpret_cast<uint2*>(to) = is_finite ? quantise_eight(x, Divisor(scale)) : uint2{};
     } else {
       const uint32_t low = quantise_two(x.v[0], x.v[1], scale),
                      high = quantise_two(x.v[2], x.v[3], scale);
