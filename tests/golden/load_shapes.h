@@ -83,6 +83,7 @@ inline const Shape kGpuShapes[] = {
     Shape{"qwen3-0.6b", kQwen2, "fp8_cache_heads_of_64", 1, kTargets[3], "fp8"},
     Shape{"qwen3-8b", kTwoLayers, "fp8_cache_2_ranks", 2, kTargets[3], "fp8"},
     Shape{"qwen3-8b", kTwoLayersFp8, "fp8_blocks"},
+    Shape{"qwen3-32b-fp8", kOneLayer, "fp8_blocks_wide"},
     Shape{"qwen3-8b", kTwoLayers, "fp8_rows", 1, kTargets[3], "fp8", "fp8"},
     Shape{"qwen3-0.6b", kFourLayers, "int4", 1, kTargets[3], "auto", "int4"},
     Shape{"qwen3-8b", kTwoLayers, "int8", 1, kTargets[3], "auto", "int8"},

@@ -153,6 +153,7 @@ TEST_F(CudaManyRows, ANormThatAddsHalvesHasTheBitsOfSeparateOperations) {
                            {2560, 1024, 1024},
                            {4096, 1024, 7000},
                            {5120, 1024, 1024},
+                           {8192, 1024, 300},
                            {1536, 2048, 1024},
                            {1024, 1024, 40, DType::f32}}) {
     Rig rig(*gpu_);

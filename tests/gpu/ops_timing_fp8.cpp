@@ -1,5 +1,6 @@
 // The part of ops_timing that multiplies rows of 8-bit numbers by such weights, at the shapes of
-// Qwen3-8B: products alone, and a layer's in a row, whose norms know their readers or do not.
+// Qwen3-8B and -32B: products alone, and a layer's in a row, whose norms know their readers or do
+// not.
 #include <array>
 
 #include "gpu/timing.h"
@@ -11,8 +12,17 @@ struct Product {
   const char* name;
   int64_t n, k;
 };
-constexpr std::array<Product, 4> kProducts{
-    {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 24576, 4096}, {"down", 4096, 12288}}};
+struct Shape {
+  const char* name;
+  int64_t hidden, queries, inner;
+  int64_t qkv() const { return queries + 2 * 8 * 128; }
+  std::array<Product, 4> products() const {
+    return {{{"qkv", qkv(), hidden},
+             {"o", hidden, queries},
+             {"gate_up", 2 * inner, hidden},
+             {"down", hidden, inner}}};
+  }
+};
 
 /// E4M3 in blocks of 128 x 128, or integers with scales of rows.
 WeightFormat format_of(bool integers, int64_t k) {
@@ -40,18 +50,18 @@ std::vector<Weight> some_weights(Rig& rig, std::vector<Buffer>& memory, bool int
   return weights;
 }
 
-void time_rows(Backend& gpu, bool integers) {
+void time_rows(Backend& gpu, const Shape& shape, bool integers) {
   if (!gpu.keeps(format_of(integers, 4096), 4096, 4096)) return;
   Rig rig(gpu);
   std::vector<Buffer> memory;
   std::array<std::vector<Weight>, 4> w;
-  for (size_t i = 0; i < kProducts.size(); ++i)
-    w[i] = some_weights(rig, memory, integers, kProducts[i].n, kProducts[i].k);
-  constexpr int64_t kHidden = 4096, kInner = 12288;
+  const auto products = shape.products();
+  for (size_t i = 0; i < products.size(); ++i)
+    w[i] = some_weights(rig, memory, integers, products[i].n, products[i].k);
   std::printf(
-      "%s, Qwen3-8B: microseconds of products (rows quantised first), and of a layer's with its "
+      "%s, %s: microseconds of products (rows quantised first), and of a layer's with its "
       "norms, which do not know their readers, and do\n",
-      integers ? "int8" : "E4M3 in blocks");
+      integers ? "int8" : "E4M3 in blocks", shape.name);
   for (const int64_t m : {1, 16, 32, 64, 96, 128, 192, 256, 1024, 16384}) {
     const auto take = [&](int64_t columns) {  // the same 64 rows over and over
       const Tensor t = rig.empty(DType::bf16, {m, columns}),
@@ -62,9 +72,10 @@ void time_rows(Backend& gpu, bool integers) {
       }
       return t;
     };
-    const Tensor hidden = take(kHidden), stream = take(kHidden), qkv = take(6144),
-                 act = take(kInner), room = rig.empty(DType::bf16, {m, 2 * kInner}),
-                 norm = rig.upload(normal_values(kHidden, 4), DType::bf16, {kHidden});
+    const Tensor hidden = take(shape.hidden), stream = take(shape.hidden), qkv = take(shape.qkv()),
+                 queries = qkv.cols(0, shape.queries), act = take(shape.inner),
+                 room = rig.empty(DType::bf16, {m, 2 * shape.inner}),
+                 norm = rig.upload(normal_values(shape.hidden, 4), DType::bf16, {shape.hidden});
     std::printf("  m %5ld", static_cast<long>(m));
     const auto product = [&](size_t i, int at, Tensor y, Tensor from) {
       const Weight& weight = w[i][static_cast<size_t>(at) % w[i].size()];
@@ -73,9 +84,9 @@ void time_rows(Backend& gpu, bool integers) {
       else
         gpu.gemm(y, from, weight);
     };
-    const std::array<Tensor, 4> to{qkv, hidden, act, hidden}, from{stream, stream, stream, act};
+    const std::array<Tensor, 4> to{qkv, hidden, act, hidden}, from{stream, queries, stream, act};
     for (size_t i = 0; i < 4; ++i)
-      std::printf("  %s %.2f", kProducts[i].name, microseconds(gpu, m > 1024 ? 3 : 24, [&](int at) {
+      std::printf("  %s %.2f", products[i].name, microseconds(gpu, m > 1024 ? 3 : 24, [&](int at) {
                     product(i, at, to[i], from[i]);
                   }));
     for (const bool knows : {false, true})
@@ -86,7 +97,7 @@ void time_rows(Backend& gpu, bool integers) {
                     };
                     gpu.add_rms_norm(hidden, stream, hidden, norm, 1e-6f, reader(0));
                     product(0, at, qkv, hidden);
-                    product(1, at, hidden, qkv.cols(0, kHidden));
+                    product(1, at, hidden, queries);
                     gpu.add_rms_norm(hidden, stream, hidden, norm, 1e-6f, reader(2));
                     product(2, at, act, hidden);
                     product(3, at, hidden, act);
@@ -99,7 +110,9 @@ void time_rows(Backend& gpu, bool integers) {
 }  // namespace
 
 void time_fp8(Backend& gpu) {
-  for (const bool integers : {false, true}) time_rows(gpu, integers);
+  for (const Shape& shape :
+       {Shape{"Qwen3-8B", 4096, 4096, 12288}, {"Qwen3-32B", 5120, 8192, 25600}})
+    for (const bool integers : {false, true}) time_rows(gpu, shape, integers);
 }
 
 }  // namespace nanovllm

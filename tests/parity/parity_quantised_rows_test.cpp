@@ -460,9 +460,11 @@ TEST_P(QuantisedRowsParity, NormsForAReaderGiveTheBitsOfSeparateOperations) {
                              {40, 2560},
                              {300, 4096},
                              {9, 5120},
+                             {40, 8192},
                              {1030, 1024},
                              {1030, 4096},
-                             {1030, 5120}}) {
+                             {1030, 5120},
+                             {1030, 8192}}) {
     if (m * k > 2'000'000 && !is_gpu()) continue;
     Values x = random_values(DType::bf16, m * k, static_cast<uint32_t>(m));
     const Values stream(x.rbegin(), x.rend());

@@ -105,25 +105,22 @@ __global__ void add_rms_norm_kernel(RowsOf<T> y, RowsOf<T> residual, RowsOf<T> x
   normalise_row(y.row(blockIdx.x, 0), stream, held, w, weights, reciprocal, first, step, n, wide);
 }
 
-/// Runs `go` with the vectors that a lane has of a row of n elements; false where there is no
-/// kernel of so many.
-template <class F>
+constexpr int kMostOfWarp = 20, kMostOfBlock = 32;  // vectors of each lane
+
+/// Runs `go` with the vectors that a warp's lane has of a row of n elements, up to `most`; false
+/// where there is no kernel of so many.
+template <int most, class F>
 bool with_vectors(int64_t n, F&& go) {
-  constexpr int64_t kStep = kWarp * Vec<__nv_bfloat16>::size;
-  switch (n % kStep == 0 ? n / kStep : 0) {
-    case 4:
-      return go.template operator()<4>(), true;
-    case 8:
-      return go.template operator()<8>(), true;
-    case 10:
-      return go.template operator()<10>(), true;
-    case 16:
-      return go.template operator()<16>(), true;
-    case 20:
-      return go.template operator()<20>(), true;
-    default:
-      return false;
+  const auto run = [&]<int kVectors>() {
+    if constexpr (kVectors <= most)
+      if (n == kVectors * kWarp * Vec<__nv_bfloat16>::size)
+        return go.template operator()<kVectors>(), true;
+    return false;
+  };
+  return [&]<int... kVectors>(std::integer_sequence<int, kVectors...>) {
+    return (run.template operator()<kVectors>() || ...);
   }
+  (std::integer_sequence<int, 4, 8, 10, 16, 20, 32>());
 }
 
 /// From so many rows on, a warp for each keeps an H200 busy.
@@ -132,15 +129,11 @@ constexpr int64_t kManyRows = 1024;
 /// Null where rows need the general kernels.
 template <bool kAdd, class End, class Rows = PlainRows>
 auto one_row_kernel_for(const Tensor& x, bool wide) {
-  decltype(&one_row_kernel<kAdd, kMostVectors, End, Rows>) kernel = nullptr;
+  decltype(&one_row_kernel<kAdd, kMostOfBlock, End, Rows>) kernel = nullptr;
   if (wide && x.dtype == DType::bf16 && x.rank == 2)
-    with_vectors(x.shape[1], [&]<int kVectors>() {
-      if constexpr (kVectors <= kMostVectors) kernel = one_row_kernel<kAdd, kVectors, End, Rows>;
-    });
+    with_vectors<kMostOfBlock>(
+        x.shape[1], [&]<int kVectors>() { kernel = one_row_kernel<kAdd, kVectors, End, Rows>; });
   return kernel;
-}
-unsigned one_row_threads(const Tensor& x) {
-  return static_cast<unsigned>(x.shape[1] / Vec<__nv_bfloat16>::size);
 }
 
 }  // namespace
@@ -150,8 +143,8 @@ bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, 
                                      float eps) {
   const auto kernel = one_row_kernel_for<true, End>(x, wide_rows({residual, x, w}));
   if (kernel)
-    launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0, end, rows_of<bf16>(residual),
-                 PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
+    launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0, end,
+                 rows_of<bf16>(residual), PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
   return kernel != nullptr;
 }
 
@@ -181,7 +174,7 @@ bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, 
   const bool wide = wide_rows({y, x, w}) && (!kAdd || wide_rows({residual}));
   const int64_t fewest = divides_sms() ? 1 : kManyRows;
   if (x.dtype != DType::bf16 || x.rank != 2 || x.shape[0] < fewest || !wide) return false;
-  return with_vectors(x.shape[1], [&]<int kVectors>() {
+  return with_vectors<kMostOfWarp>(x.shape[1], [&]<int kVectors>() {
     const auto kernel = divides_sms() ? many_rows_kernel<kAdd, kVectors, true, PlainRows>
                                       : many_rows_kernel<kAdd, kVectors, false, PlainRows>;
     launch_early(kernel, grid_size(ceil_div(x.shape[0], kRowsPerBlock)), kRowsPerBlock * kWarp,
@@ -197,7 +190,7 @@ bool CudaBackend::add_norm_of_parts(Tensor y, Tensor residual, Tensor parts, Ten
   const SummedRows sums{{rows_of<bf16>(parts[0])}, {rows_of<bf16>(parts[1])}};
   const int64_t rows = y.shape[0];
   if (rows >= kManyRows)
-    return with_vectors(y.shape[1], [&]<int kVectors>() {
+    return with_vectors<kMostOfWarp>(y.shape[1], [&]<int kVectors>() {
       launch_early(many_rows_kernel<true, kVectors, false, SummedRows>,
                    grid_size(ceil_div(rows, kRowsPerBlock)), kRowsPerBlock * kWarp, 0,
                    rows_of<bf16>(y), rows_of<bf16>(residual), sums, device_ptr<bf16>(w),
@@ -205,7 +198,7 @@ bool CudaBackend::add_norm_of_parts(Tensor y, Tensor residual, Tensor parts, Ten
     });
   const auto kernel = one_row_kernel_for<true, StoredRows, SummedRows>(y, true);
   if (kernel)
-    launch_early(kernel, grid_size(rows), one_row_threads(y), 0, StoredRows{rows_of<bf16>(y)},
+    launch_early(kernel, grid_size(rows), row_threads(y.shape[1]), 0, StoredRows{rows_of<bf16>(y)},
                  rows_of<bf16>(residual), sums, device_ptr<bf16>(w), eps);
   return kernel != nullptr;
 }
@@ -219,7 +212,7 @@ void CudaBackend::rms_norm(Tensor y, Tensor x, Tensor w, float eps) {
   if (norm_many_rows<false>(y, {}, x, w, eps)) return;
   const bool wide = wide_rows({y, x, w});
   if (const auto kernel = one_row_kernel_for<false, StoredRows>(x, wide))
-    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
+    return launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0,
                         StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(x), PlainRows{rows_of<bf16>(x)},
                         device_ptr<bf16>(w), eps);
   const int64_t n = x.shape[last], heads = x.rank == 3 ? x.shape[1] : 1, rows = x.shape[0] * heads;
@@ -242,7 +235,7 @@ void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, fl
     return;
   const bool wide = wide_rows({y, residual, x, w});
   if (const auto kernel = one_row_kernel_for<true, StoredRows>(x, wide))
-    return launch_early(kernel, grid_size(x.shape[0]), one_row_threads(x), 0,
+    return launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0,
                         StoredRows{rows_of<bf16>(y)}, rows_of<bf16>(residual),
                         PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
   dispatch_float(x.dtype, [&]<class T>() {

@@ -31,31 +31,43 @@ __device__ void store_normalised(T* target, Vec<T> values, const Vec<T>& weights
   store_vec(target, values, count, wide);
 }
 
-constexpr int kMostVectors = 16;  // of a row, of which each has a warp, as in the general kernels
+constexpr int kMostWarps = 16;  // that share a row, as in the general kernels
+
+/// The largest magnitude of a row, of which a thread has the vectors v.
+template <int kHeld>
+__device__ float most_of_row(const Vec<__nv_bfloat16> (&v)[kHeld]) {
+  __shared__ float warps[kMostWarps];
+  const unsigned own = threadIdx.x / kWarp, count = blockDim.x / kWarp;
+  float most = most_of(v[0]);
+#pragma unroll
+  for (int i = 1; i < kHeld; ++i) most = most_of(most, most_of(v[i]));
+  most = most_of_lanes<kWarp>(most);
+  if (threadIdx.x % kWarp == 0) warps[own] = most;
+  __syncthreads();
+  for (unsigned i = 0; i < count; ++i) most = most_of(most, warps[i]);
+  return most;
+}
 
 /// Ends of a row: it is stored, or quantised with scales of groups, or with its own.
 struct StoredRows {
+  static constexpr bool kNeedsMost = false;
   RowsOf<__nv_bfloat16> y;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v, float) const {
     store_whole(y.row(row, 0) + column, v);
   }
 };
 struct RowsOfGroups {
+  static constexpr bool kNeedsMost = false;
   QuantisedRows<WeightFormat::e4m3> to;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v, float) const {
     to.put_of_group(row, column, v);
   }
 };
 template <WeightFormat::Numbers kind>
 struct RowsOfTokens {
+  static constexpr bool kNeedsMost = true;
   QuantisedRows<kind> to;
-  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v) const {
-    __shared__ float warps[kMostVectors];
-    const unsigned own = threadIdx.x / kWarp, count = blockDim.x / kWarp;
-    float most = most_of_lanes<kWarp>(most_of(v));
-    if (threadIdx.x % kWarp == 0) warps[own] = most;
-    __syncthreads();
-    for (unsigned i = 0; i < count; ++i) most = most_of(most, warps[i]);
+  __device__ void put(unsigned row, int column, const Vec<__nv_bfloat16>& v, float most) const {
     const float scale = to.scale_of(most);
     if (column == 0) to.scales[row] = scale;
     to.put(row, column, v, scale);
@@ -139,35 +151,56 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   }
 }
 
-/// The same, in order and with a block to a row: warp j has vector j of each lane's. That is what
-/// the general kernels do, but in half of their registers: blocks find room beside each other, and
-/// beside those of the products around them.
+constexpr int warps_of_row(int vectors) { return vectors < kMostWarps ? vectors : kMostWarps; }
+/// Rows that an SM may have at once, for which threads keep to few registers.
+constexpr int rows_together(int vectors) {
+  return vectors > 20 ? 2 : 3 * kMostWarps / warps_of_row(vectors);
+}
+
+/// The same, in order and with a block to a row: warp j has vectors j, j + kWarps, ... of each
+/// lane's. That is what the general kernels do, but in half of their registers: blocks find room
+/// beside each other, and beside those of the products around them.
 template <bool kAdd, int kVectors, class End, class Rows>
-__global__ void __launch_bounds__(kVectors* kWarp, 3 * kMostVectors / kVectors)
+__global__ void __launch_bounds__(warps_of_row(kVectors) * kWarp, rows_together(kVectors))
     one_row_kernel(const End end, RowsOf<__nv_bfloat16> stream, const Rows x,
                    const __nv_bfloat16* w, float eps) {
   using V = Vec<__nv_bfloat16>;
-  static_assert(kVectors <= kMostVectors);  // no two vectors share a sum
-  __shared__ float sums[kVectors];
+  constexpr int kWarps = warps_of_row(kVectors), kHeld = (kVectors + kWarps - 1) / kWarps,
+                kStep = kWarps * kWarp * V::size;
+  __shared__ float sums[kWarps];
   let_next_start();
   const unsigned first = threadIdx.x * V::size, warp = threadIdx.x / kWarp;
-  const V weights = load_vec(w + first, V::size, true);
+  const auto for_own = [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if ((i + 1) * kWarps <= kVectors || warp < kVectors - i * kWarps) f(i, first + i * kStep);
+  };
+  V weights[kHeld], held[kHeld] = {}, old[kHeld];
+  for_own([&](int i, unsigned c) { weights[i] = load_vec(w + c, V::size, true); });
   wait_for_previous();
-  V held = x.load(blockIdx.x, static_cast<int>(first));
-  if constexpr (kAdd) {
-    __nv_bfloat16* target = stream.row(blockIdx.x, 0) + first;
-    const V old = load_vec(target, V::size, true);
-    add_stream(held, old);
-    store_whole(target, held);
-  }
-  const float sum = warp_sum(add_squares(0.0f, held));
+  for_own([&](int i, unsigned c) {
+    held[i] = x.load(blockIdx.x, static_cast<int>(c));
+    if (kAdd) old[i] = load_vec(stream.row(blockIdx.x, 0) + c, V::size, true);
+  });
+  float sum = 0.0f;
+  for_own([&](int i, unsigned c) {
+    if (kAdd) {
+      add_stream(held[i], old[i]);
+      store_whole(stream.row(blockIdx.x, 0) + c, held[i]);
+    }
+    sum = add_squares(sum, held[i]);
+  });
+  sum = warp_sum(sum);
   if (threadIdx.x % kWarp == 0) sums[warp] = sum;
   __syncthreads();
   float total = sums[0];
 #pragma unroll
-  for (int j = 1; j < kVectors; ++j) total += sums[j];
-  normalise(held, reciprocal_rms(total, kVectors * kWarp * V::size, eps), weights);
-  end.put(blockIdx.x, static_cast<int>(first), held);
+  for (int j = 1; j < kWarps; ++j) total += sums[j];
+  const float reciprocal = reciprocal_rms(total, kVectors * kWarp * V::size, eps);
+  for_own([&](int i, unsigned) { normalise(held[i], reciprocal, weights[i]); });
+  float most = 0.0f;
+  if constexpr (End::kNeedsMost) most = most_of_row(held);
+  for_own([&](int i, unsigned c) { end.put(blockIdx.x, static_cast<int>(c), held[i], most); });
 }
 
 }  // namespace nanovllm
