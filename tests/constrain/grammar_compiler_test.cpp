@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <nlohmann/json.hpp>
+#include <sys/wait.h>
 
 #include "nanovllm/error.h"
 
@@ -210,6 +211,17 @@ TEST_F(Compiled, AHelperThatHasToWaitForAProcessorIsWaitedFor) {
     std::this_thread::sleep_for(std::chrono::duration<double>(kMaxCompileSeconds + 0.5));
     for (const pid_t helper : helpers) ::kill(helper, SIGCONT);
   });
+  EXPECT_TRUE(takes({.regex = "b"}, "b"));
+}
+
+// As where the system ran out of memory meanwhile.
+TEST_F(Compiled, AHelperThatEndedWhileItHadNothingToDoIsReplaced) {
+  ASSERT_NE(rig_.compile({.regex = "a"}), nullptr);
+  for (const pid_t helper : children()) {
+    ASSERT_EQ(::kill(helper, SIGKILL), 0);
+    siginfo_t ended{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(helper), &ended, WEXITED | WNOWAIT), 0);
+  }
   EXPECT_TRUE(takes({.regex = "b"}, "b"));
 }
 

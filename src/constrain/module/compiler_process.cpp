@@ -101,6 +101,14 @@ void CompilerProcess::end() {
   alive_ = false;
 }
 
+bool CompilerProcess::is_alive() {
+  if (alive_ && ::waitpid(pid_, nullptr, WNOHANG) != 0) {
+    pid_ = -1;  // another process may have the number by now
+    end();
+  }
+  return alive_;
+}
+
 int64_t CompilerProcess::processor_ns() const {
   clockid_t clock{};
   return ::clock_getcpuclockid(pid_, &clock) == 0 ? time_ns(clock) : 0;
@@ -204,7 +212,8 @@ std::string CompilerPool::compile(const GrammarSource& source) {
     idle_again_.notify_one();
   };
   try {
-    if (!process) process = std::make_unique<CompilerProcess>(program_, vocabulary_message_);
+    if (!process || !process->is_alive())
+      process = std::make_unique<CompilerProcess>(program_, vocabulary_message_);
     std::string result = process->compile(source);
     give_back();
     return result;

@@ -24,10 +24,10 @@ class CompilerProcess {
   CompilerProcess(const CompilerProcess&) = delete;
   CompilerProcess& operator=(const CompilerProcess&) = delete;
 
-  /// The compiled grammar, serialised. Throws Error(invalid_argument). `is_alive()` is false
-  /// afterwards where the process had to be ended, or ended itself.
+  /// The compiled grammar, serialised. Throws Error(invalid_argument).
   std::string compile(const GrammarSource& source);
-  bool is_alive() const { return alive_; }
+  /// False where the process had to be ended, or ended by itself.
+  bool is_alive();
 
  private:
   bool send(const std::string& message);
