@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -199,7 +200,7 @@ class AsyncLLM::State {
     }
     const int64_t engine_id = llm_.add_request(item.tokens, item.params, item.grammar);
     engine_ids_[item.id] = engine_id;
-    ids_[engine_id] = item.id;
+    ids_[engine_id] = {item.id, item.deadline};
     if (item.deadline != Clock::time_point()) deadlines_.emplace(item.deadline, engine_id);
   }
 
@@ -207,11 +208,7 @@ class AsyncLLM::State {
     if (deadlines_.empty()) return;
     const auto now = Clock::now();
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-      const int64_t engine_id = deadlines_.begin()->second;
-      if (ids_.count(engine_id) > 0) {
-        late_.insert(engine_id);
-        llm_.abort_request(engine_id);
-      }
+      llm_.abort_request(deadlines_.begin()->second);
       deadlines_.erase(deadlines_.begin());
     }
   }
@@ -220,13 +217,15 @@ class AsyncLLM::State {
   void rename(RequestOutput& output) {
     const auto known = ids_.find(output.request_id);
     if (known == ids_.end()) return;  // fail_all() has the caller's already
-    output.request_id = known->second;
+    const auto [id, deadline] = known->second;
+    output.request_id = id;
     if (!output.finished) return;
-    if (late_.erase(known->first) > 0 && output.error.empty()) {
+    const bool has_passed = deadlines_.erase({deadline, known->first}) == 0;
+    if (has_passed && deadline != Clock::time_point() && output.error.empty()) {
       output.error = "the request's deadline has passed";
       output.failure = RequestFailure::deadline;
     }
-    engine_ids_.erase(output.request_id);
+    engine_ids_.erase(id);
     ids_.erase(known);
   }
 
@@ -274,10 +273,10 @@ class AsyncLLM::State {
   const Sink sink_;
 
   // The engine thread's own.
-  std::unordered_map<int64_t, int64_t> engine_ids_, ids_;  // the engine's by the caller's, and back
-  // The engine's ids: a caller may give its own again once its request has ended.
-  std::multimap<Clock::time_point, int64_t> deadlines_;
-  std::unordered_set<int64_t> late_;
+  std::unordered_map<int64_t, int64_t> engine_ids_;  // the engine's by the caller's
+  std::unordered_map<int64_t, std::pair<int64_t, Clock::time_point>> ids_;  // and back
+  // With the engine's ids: a caller may give its own again once its request has ended.
+  std::set<std::pair<Clock::time_point, int64_t>> deadlines_;
 
   mutable std::mutex mutex_;
   // -- shared

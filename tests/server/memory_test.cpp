@@ -1,4 +1,5 @@
-// A request for which there is no memory costs its own answer alone.
+// A request for which there is no memory costs its own answer alone, and one that has ended keeps
+// none.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -12,17 +13,22 @@ namespace {
 // A size that the ids of a prompt take, and nothing else.
 constexpr int kIds = 301;
 std::atomic<int> until_failure = 0;  // of this size; 0: none fails
+std::atomic<int64_t> num_kept = 0;   // allocations
 
 }  // namespace
 
 [[gnu::noinline]] void* operator new(size_t size) {
   if (size == kIds * sizeof(int32_t) && until_failure > 0 && --until_failure == 0)
     throw std::bad_alloc();
+  ++num_kept;
   if (void* bytes = std::malloc(size)) return bytes;
   throw std::bad_alloc();
 }
-[[gnu::noinline]] void operator delete(void* bytes) noexcept { std::free(bytes); }
-[[gnu::noinline]] void operator delete(void* bytes, size_t) noexcept { std::free(bytes); }
+[[gnu::noinline]] void operator delete(void* bytes) noexcept {
+  if (bytes) --num_kept;
+  std::free(bytes);
+}
+[[gnu::noinline]] void operator delete(void* bytes, size_t) noexcept { operator delete(bytes); }
 
 namespace nanovllm {
 namespace {
@@ -36,6 +42,23 @@ TEST(Memory, APromptThatDoesNotFitIsA500WhereverThatShows) {
     EXPECT_EQ(server.post("/v1/completions", body).status, 500) << copy;
   }
   EXPECT_EQ(server.post("/v1/completions", body).status, 200);
+}
+
+TEST(Memory, ADeadlineIsForgottenWithItsRequest) {
+  EngineConfig config;
+  config.device = "cpu";
+  AsyncLLM llm(NANOVLLM_SOURCE_DIR "/models/demo", config, {}, [](std::span<RequestOutput>) {});
+  SamplingParams params;
+  params.max_tokens = 1;
+  const auto kept_after = [&](int requests) {
+    for (int i = 0; i < requests; ++i) {
+      llm.add_request(llm.new_request_id(), Prompt("Once"), params, {.timeout = 86400});
+      EXPECT_TRUE(llm.wait_until_idle(300));
+    }
+    return num_kept.load();
+  };
+  const int64_t before = kept_after(20);
+  EXPECT_LT(kept_after(400) - before, 200);
 }
 
 }  // namespace
