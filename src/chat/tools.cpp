@@ -107,6 +107,19 @@ Json tools_for_template(const std::vector<Tool>& tools) {
   return list;
 }
 
+namespace {
+
+/// OpenAI's other names for a part that is text, which templates do not know.
+void name_text_parts(Json& content) {
+  for (Json& part : content) {
+    const Json type = part.is_object() ? part.value("type", Json()) : Json();
+    if (type == "input_text" || type == "output_text") part["type"] = "text";
+    if (type == "refusal") part = {{"type", "text"}, {"text", part.value("refusal", Json())}};
+  }
+}
+
+}  // namespace
+
 void complete_messages(Json& messages) {
   if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -116,6 +129,8 @@ void complete_messages(Json& messages) {
     if (message.is_object() && message.value("role", Json()) == "assistant" &&
         (!message.contains("content") || message["content"].is_null()))
       message["content"] = "";  // as vLLM does: templates look into it
+    if (message.is_object() && message.contains("content") && message["content"].is_array())
+      name_text_parts(message["content"]);
     if (!message.is_object() || !message.contains("tool_calls")) continue;
     Json& calls = message["tool_calls"];
     if (calls.is_null() || calls.empty()) {  // templates ask whether there is the key

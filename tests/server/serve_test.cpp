@@ -243,6 +243,22 @@ TEST(Serve, TokenizeGivesTheTokensThatAChatWouldHave) {
   EXPECT_EQ(refused.json()["error"]["param"], "messages");
 }
 
+// OpenAI's SDK has refusals in an assistant's content; vLLM takes the parts of responses, too.
+TEST(Serve, PartsThatAreTextAreTakenWhateverTheirName) {
+  ServerOnThread server;
+  const auto tokens_with = [&](const Json& part) {
+    Json messages = chat_body()["messages"];
+    messages.push_back({{"role", "assistant"}, {"content", Json::array({part})}});
+    return server.post("/tokenize", Json{{"messages", messages}}).json()["tokens"];
+  };
+  const Json expected = tokens_with({{"type", "text"}, {"text", "No."}});
+  EXPECT_FALSE(expected.is_null());
+  EXPECT_EQ(tokens_with({{"type", "refusal"}, {"refusal", "No."}}), expected);
+  EXPECT_EQ(tokens_with({{"type", "input_text"}, {"text", "No."}}), expected);
+  EXPECT_EQ(tokens_with({{"type", "output_text"}, {"text", "No."}}), expected);
+  EXPECT_TRUE(tokens_with({{"type", "refusal"}}).is_null());
+}
+
 TEST(Serve, AFinalMessageIsContinued) {
   ServerOnThread server;
   Json body = chat_body();
