@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "server/client.h"
+#include "server/scripted_model.h"
 
 namespace nanovllm {
 namespace {
@@ -152,6 +153,19 @@ TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
                          .events();
   EXPECT_EQ(texts.at(0)["choices"][0]["prompt_token_ids"], ids);
   EXPECT_FALSE(texts.at(1)["choices"][0].contains("prompt_token_ids"));
+}
+
+// As in OpenAI's and vLLM's protocol, whatever generation_config.json recommends.
+TEST(Protocol, ACompletionWithoutALimitHas16Tokens) {
+  std::string text;
+  for (int i = 1000; i < 1040; ++i) text += std::to_string(i);  // a token each
+  const ScriptedModel model(text, "{{ messages[0].content }}");
+  std::ofstream(model.path() + "/generation_config.json") << R"({"max_new_tokens": 20})";
+  server::ServerOptions options;
+  options.model = model.path();
+  ServerOnThread server(options);
+  const Json answer = server.post("/v1/completions", Json{{"prompt", "x"}}).json();
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 16) << answer;
 }
 
 // vLLM's should_include_usage(): one without the other asks for nothing.

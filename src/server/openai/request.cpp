@@ -299,6 +299,8 @@ GenerationRequest read_completion(const Json& body, const RequestDefaults& defau
   read_prompts(o, r);
   if (const auto add = o.optional_bool("add_special_tokens"))
     for (Prompt& prompt : r.prompts) prompt.add_special_tokens = *add;
+  // Not generation_config.json's max_new_tokens: OpenAI's 16, as in vLLM.
+  r.params.max_tokens = r.max_tokens.value_or(SamplingParams().max_tokens);
   r.echo = o.optional_bool("echo").value_or(false);
   r.params.logprobs.reset();
   if (const auto k = o.optional_integer("logprobs", 0, 20)) {
