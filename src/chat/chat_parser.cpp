@@ -35,7 +35,8 @@ ChatDelta ChatMessage::delta() const {
 class ChatParser::State {
  public:
   State(const ChatFormat& format, ChatParserOptions options)
-      : options_(std::move(options)), splitter_(format.reasoning, options_.is_reasoning) {
+      : options_(std::move(options)),
+        splitter_(format.reasoning, options_.is_reasoning, options_.is_within) {
     if (format.tools && !options_.tools.empty()) calls_.emplace(*format.tools, options_);
   }
 

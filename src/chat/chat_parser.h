@@ -20,6 +20,7 @@ namespace nanovllm {
 /// How one answer is to be read.
 struct ChatParserOptions {
   bool is_reasoning = false;  ///< the prompt has opened the block: ChatFormat::opens_reasoning()
+  bool is_within = false;     ///< and has text in it, so that white space first is the answer's own
   std::vector<Tool> tools{};  ///< that may be called; none: calls stay text
   /// A call is given only once it is complete, as a whole answer needs it. Otherwise its arguments
   /// come as they are written, and those of a call that turns out not to parse stay incomplete.

@@ -6,9 +6,10 @@
 
 namespace nanovllm {
 
-ReasoningSplitter::ReasoningSplitter(const ReasoningFormat* format, bool is_inside)
+ReasoningSplitter::ReasoningSplitter(const ReasoningFormat* format, bool is_inside, bool is_within)
     : format_(format) {
   enter(!format ? plain : is_inside ? inside : before);
+  skips_space_ = !is_within;
 }
 
 // Each state looks for marks of its own.

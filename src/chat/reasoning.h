@@ -13,8 +13,8 @@ namespace nanovllm {
 /// the marks goes with them.
 class ReasoningSplitter {
  public:
-  /// `format` may be null: all is content.
-  ReasoningSplitter(const ReasoningFormat* format, bool is_inside);
+  /// `format` may be null: all is content. `is_within`: ChatParserOptions.
+  ReasoningSplitter(const ReasoningFormat* format, bool is_inside, bool is_within = false);
 
   void add(std::string_view text, std::string& reasoning, std::string& content);
   void finish(std::string& reasoning, std::string& content);

@@ -124,7 +124,9 @@ bool continues_reasoning(const GenerationRequest& r) {
 void prepare_answer(GenerationRequest& r, const Prompt& prompt, const RequestDefaults& defaults,
                     const LLM& llm) {
   const auto& text = std::get<std::string>(prompt.value);
-  r.parser.is_reasoning |= r.format.opens_reasoning(text);
+  const bool opens = r.format.opens_reasoning(text);
+  r.parser.is_within = r.parser.is_reasoning && !opens;
+  r.parser.is_reasoning |= opens;
   if (r.params.skip_special_tokens && llm.tokenizer())
     r.params.visible_special_token_ids =
         r.format.visible_tokens(*llm.tokenizer(), !r.parser.tools.empty());

@@ -116,7 +116,7 @@ TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
 
 // As vLLM's parsers do, which look for the last mark of the prompt's last turn.
 TEST(Tools, AMessageThatEndsInItsReasoningIsContinuedThere) {
-  const ScriptedModel model("and so on.\n</think>\n\nLet me see.", kQwenTemplate);
+  const ScriptedModel model(" and so on.\n</think>\n\nLet me see.", kQwenTemplate);
   ServerOnThread server(options_for(model));
   const auto message_after = [&](const Json& content) {
     const Json messages = {{{"role", "user"}, {"content", "What is <think>?"}},
@@ -128,9 +128,10 @@ TEST(Tools, AMessageThatEndsInItsReasoningIsContinuedThere) {
   const Json parts = Json::array({{{"type", "text"}, {"text", "<think>\nHm"}}});
   for (const Json& content : {Json("<think>\nHm"), parts, Json("<think>a</think>b<think>Hm")}) {
     const Json message = message_after(content);
-    EXPECT_EQ(message["reasoning"], "and so on.") << content;
+    EXPECT_EQ(message["reasoning"], " and so on.") << content;
     EXPECT_EQ(message["content"], "Let me see.") << content;
   }
+  EXPECT_EQ(message_after("<think>\n")["reasoning"], "and so on.");
   for (const char* content : {"Hm", "<think>a</think>Hm"})
     EXPECT_FALSE(message_after(content).contains("reasoning")) << content;
 }
