@@ -210,7 +210,8 @@ std::string structure_after_reasoning(const StructuredOutputs& asked,
 
 std::string structural_tag(const ChatFormat& format, const CallConstraint& constraint) {
   const CallSyntax& syntax = format.tools->syntax;
-  const bool is_free = constraint.choice.kind == ToolChoice::automatic;
+  const bool is_automatic = constraint.choice.kind == ToolChoice::automatic;
+  const bool is_free = is_automatic && !constraint.structure;
   if (is_free && syntax.trigger.empty() && !syntax.block_begin.empty()) {
     for (const Tool& tool : constraint.tools)
       check(!tool.strict, kBad,
@@ -226,6 +227,9 @@ std::string structural_tag(const ChatFormat& format, const CallConstraint& const
   const bool parallel = constraint.parallel && constraint.choice.kind != ToolChoice::named;
   Json answer = is_free ? triggered(syntax, constraint.tools, std::move(calls), parallel)
                         : forced(syntax, std::move(calls), parallel);
+  if (is_automatic && constraint.structure)
+    answer = {{"type", "or"},
+              {"elements", Json::array({format_of(*constraint.structure), std::move(answer)})}};
   Json elements = Json::array();
   if (constraint.may_reason && format.reasoning)
     elements.push_back(reasoning_block(*format.reasoning));

@@ -18,6 +18,8 @@ struct CallConstraint {
   bool parallel = true;  ///< more than one call
   bool may_reason = false;       ///< a block of reasoning, marks included, may come first
   bool after_reasoning = false;  ///< the answer begins behind a block
+  /// Where calls are automatic: of an answer that has none; any but a structural tag.
+  const StructuredOutputs* structure = nullptr;
 };
 
 /// A structural tag, as JSON; empty where nothing can be forced: `automatic` calls whose beginning

@@ -66,32 +66,40 @@ bool compiles(const StructuredOutputs& asked, const LLM& llm) {
 }
 
 /// The grammar that makes calls valid, where one is asked for. Calls that nothing has to force stay
-/// free where there can be no grammar.
+/// free where there can be no grammar. An answer with a structure of its own has that or calls;
+/// one that must be calls has no other.
 void constrain_calls(GenerationRequest& r, std::string_view prompt, const RequestDefaults& defaults,
                      const LLM& llm) {
   if (r.parser.tools.empty()) return;
   const bool is_strict = std::ranges::any_of(r.parser.tools, &Tool::strict);
-  const bool may_be_free = r.tool_choice.kind == ToolChoice::automatic && !is_strict;
+  const bool is_automatic = r.tool_choice.kind == ToolChoice::automatic;
+  const bool may_be_free = is_automatic && !is_strict;
   if (may_be_free && !defaults.enforce_auto_tool_arguments) return;
   StructuredOutputs& asked = r.params.structured_outputs;
-  const bool has_structure = asked.has_structure();  // which leaves no room for calls
+  const StructuredOutputs given = asked;
   const bool may_open = !r.parser.is_reasoning && !r.format.closes_reasoning(prompt);
   const bool has_budget = may_open && asked.thinking_token_budget >= 0;
   const std::string why_not = no_grammar(r, llm.tokenizer());
-  if (may_be_free && (has_structure || !why_not.empty())) return;
-  const char* field =
-      r.tool_choice.kind == ToolChoice::automatic ? "tools (strict)" : "tool_choice";
-  check(!has_structure, kBad,
-        "{} and a structure of the answer exclude each other: leave one of them out", field);
+  if (may_be_free && (!given.structural_tag.empty() || !why_not.empty())) return;
+  const char* field = is_automatic ? "tools (strict)" : "tool_choice";
+  check(given.structural_tag.empty(), kBad,
+        "{} and a structural tag of the answer exclude each other: leave one of them out", field);
   check(why_not.empty(), kBad, "{} asks for calls that a grammar forces, and {}: leave it out",
         field, why_not);
-  asked.structural_tag = structural_tag(
-      r.format, {.tools = r.parser.tools,
-                 .choice = r.tool_choice,
-                 .parallel = r.parallel_tool_calls,
-                 .may_reason = may_open && !has_budget,  // else constrain_reasoning() sees to it
-                 .after_reasoning = r.parser.is_reasoning || has_budget});
-  if (may_be_free && !compiles(asked, llm)) asked.structural_tag.clear();
+  asked = {.structural_tag = structural_tag(
+               r.format,
+               {.tools = r.parser.tools,
+                .choice = r.tool_choice,
+                .parallel = r.parallel_tool_calls,
+                .may_reason = may_open && !has_budget,  // else constrain_reasoning() sees to it
+                .after_reasoning = r.parser.is_reasoning || has_budget,
+                .structure = given.has_structure() ? &given : nullptr}),
+           .thinking_token_budget = given.thinking_token_budget};
+  if (compiles(asked, llm)) return;
+  if (may_be_free)
+    asked = given;
+  else if (given.has_structure())
+    (void)grammar_source(given);  // the client's structure may be what is wrong
 }
 
 /// The reasoning that may come before a structure, or has a budget. Where the prompt has not opened

@@ -1,5 +1,6 @@
 // Tools and reasoning through the server, on a model that says what the test wants.
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include <gtest/gtest.h>
@@ -407,9 +408,40 @@ TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {
         Json::parse(answer.json()["choices"][0]["message"]["content"].get<std::string>());
     EXPECT_TRUE(text["city"] == "Berlin" || text["city"] == "東京") << text;
   }
-  request["tools"] = body()["tools"];
+}
+
+// As OpenAI's models and vLLM's grammar for both: a structure is that of an answer without calls.
+TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
+  Json request = body();
+  request["response_format"] = {
+      {"type", "json_schema"},
+      {"json_schema", {{"name", "sum"}, {"schema", {{"enum", {"one", "two"}}}}}}};
+  std::map<bool, int> answers;
+  for (const bool strict : {false, true})
+    for (int seed = 0; seed < 12; ++seed) {
+      request["tools"][0]["function"]["strict"] = strict;
+      request["temperature"] = 2;
+      request["seed"] = seed;
+      const Answer answer = server_->post("/v1/chat/completions", request);
+      ASSERT_EQ(answer.status, 200) << answer.body;
+      const Json message = answer.json()["choices"][0]["message"];
+      const bool calls = message.contains("tool_calls");
+      ++answers[calls];
+      if (!calls) {
+        EXPECT_TRUE(message["content"] == "\"one\"" || message["content"] == "\"two\"") << message;
+      }
+    }
+  EXPECT_GT(answers[true], 0);
+  EXPECT_GT(answers[false], 0);
   request["tool_choice"] = "required";
-  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
+  const Json message =
+      server_->post("/v1/chat/completions", request).json()["choices"][0]["message"];
+  EXPECT_TRUE(message.contains("tool_calls")) << message;
+  request["tool_choice"] = "auto";
+  request["response_format"]["json_schema"]["schema"] = {{"not", Json::object()}};
+  const Answer answer = server_->post("/v1/chat/completions", request);
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_NE(answer.body.find("json: #/not is not supported"), std::string::npos) << answer.body;
 }
 
 }  // namespace
