@@ -85,8 +85,8 @@ class SamplingParams:
     """How a request is sampled: nano-vLLM's parameters first, with its defaults, then vLLM's.
 
     A value out of range raises ValueError here. `temperature=0` is greedy. `max_tokens=None` goes on
-    to the end of the context. A parameter of vLLM's that this engine lacks may be given with the
-    value that asks for nothing.
+    to the end of the context. `spaces_between_special_tokens` may be true only; a parameter of vLLM's
+    that is not here raises TypeError.
     """
 
     temperature: float = 1.0
