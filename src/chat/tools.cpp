@@ -1,6 +1,7 @@
 #include "chat/tools.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -118,14 +119,53 @@ void name_text_parts(Json& content) {
   }
 }
 
+/// A content's texts; none if it has anything else.
+std::optional<std::string> text_of(const Json& content) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) return std::nullopt;
+  std::string text;
+  for (const Json& part : content) {
+    if (!part.is_object() || !part.contains("text") || !part["text"].is_string())
+      return std::nullopt;
+    text += (text.empty() ? "" : "\n") + part["text"].get<std::string>();
+  }
+  return text;
+}
+
+/// The developer is OpenAI's newer name for the system, which few templates know. As in vLLM all of
+/// the system's words are one message then, the first: many templates take no other.
+void merge_developer(Json& messages) {
+  const auto is_from = [](const Json& m, const char* role) {
+    return m.is_object() && m.value("role", Json()) == role;
+  };
+  bool has_developer = false;
+  for (Json& message : messages)
+    if (is_from(message, "developer")) {
+      message["role"] = "system";
+      has_developer = true;
+    }
+  if (!has_developer) return;
+  std::string text;
+  Json others = Json::array();
+  for (const Json& message : messages) {
+    if (!is_from(message, "system")) {
+      others.push_back(message);
+      continue;
+    }
+    const auto more = text_of(message.value("content", Json()));
+    if (!more) return;  // the renderer says what is wrong with it
+    if (!more->empty()) text += (text.empty() ? "" : "\n\n") + *more;
+  }
+  others.insert(others.begin(), Json{{"role", "system"}, {"content", text}});
+  messages = std::move(others);
+}
+
 }  // namespace
 
 void complete_messages(Json& messages) {
   if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
-    if (message.is_object() && message.value("role", Json()) == "developer")
-      message["role"] = "system";  // OpenAI's newer name for it, which few templates know
     if (message.is_object() && message.value("role", Json()) == "assistant" &&
         (!message.contains("content") || message["content"].is_null()))
       message["content"] = "";  // as vLLM does: templates look into it
@@ -151,6 +191,7 @@ void complete_messages(Json& messages) {
       check(arguments.is_object(), kBad, "{}.function.arguments must be a JSON object", place);
     }
   }
+  merge_developer(messages);
 }
 
 bool has_tool(std::span<const Tool> tools, std::string_view name) {
