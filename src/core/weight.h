@@ -22,7 +22,7 @@ struct WeightFormat {
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
   /// k, or a multiple of 32 that divides k.
   int64_t group = 0;
-  /// Of a plain weight: the halves of k have a product each, rounded as y is, and y is the sum of
+  /// Of a weight that meets plain rows: the halves of k have a product each, rounded as y is, and y is the sum of
   /// both, made in f32: the bits of two ranks with a half each.
   bool in_halves = false;
 
@@ -61,7 +61,7 @@ constexpr float kLeastMagnitude = 0x1p-100f;
 constexpr WeightFormat plain_format(DType dtype) {
   return dtype == DType::f32 ? WeightFormat::f32 : WeightFormat::bf16;
 }
-/// Whether the shape of a plain row-parallel weight [n, k] that one rank has whole allows halves,
+/// Whether the shape of a row-parallel weight [n, k] that one rank has whole allows halves,
 /// of a model that multiplies in them (ModelConfig::is_in_halves(), docs/contract.md).
 constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 1024 && k % 1024 == 0; }
 /// The dtype of the numbers that a weight stands for.

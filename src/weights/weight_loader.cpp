@@ -69,11 +69,8 @@ Weight WeightLoader::linear(std::vector<WeightPart> parts, int64_t n, int64_t k)
 Weight WeightLoader::row_parallel(const std::string& prefix, int64_t n, int64_t k, bool may_halve) {
   const int64_t size = shard_.divide(k, prefix.c_str()), first = shard_.rank * size;
   std::vector<WeightPart> parts{{prefix + ".weight", {n, k}, 0, -1, first, first + size}};
-  WeightFormat format = format_of({&parts, 1}, n, size, false);
-  // Numbers of a quantised weight have the same products whether or not they stay quantised.
-  const bool is_quantised = quantization_ && quantization_->find(prefix);
-  format.in_halves =
-      may_halve && shard_.world_size == 1 && !is_quantised && multiplies_in_halves(n, k);
+  const bool in_halves = may_halve && shard_.world_size == 1 && multiplies_in_halves(n, k);
+  const WeightFormat format = format_of({&parts, 1}, n, size, false, in_halves);
   return matrix(format, std::move(parts), n, size);
 }
 

@@ -110,7 +110,7 @@ class WeightLoader {
   /// The first of these in which the backend keeps the parts of all matrices: as the checkpoint has
   /// them; that beside plain rows; plain.
   WeightFormat format_of(std::span<const std::vector<WeightPart>> matrices, int64_t n, int64_t k,
-                         bool stacked) const;
+                         bool stacked, bool in_halves = false) const;
   /// Where the next parameter of so many bytes goes; null in the counting pass.
   std::byte* place(size_t bytes);
   class CheckpointSources;

@@ -228,7 +228,9 @@ class WeightLoader::CheckpointSources {
 };
 
 WeightFormat WeightLoader::format_of(std::span<const std::vector<WeightPart>> matrices, int64_t n,
-                                     int64_t k, bool stacked) const {
+                                     int64_t k, bool stacked, bool in_halves) const {
+  WeightFormat plain = plain_format(dtype_);
+  plain.in_halves = in_halves;
   std::optional<WeightFormat> one;
   for (const std::vector<WeightPart>& parts : matrices)
     for (const WeightPart& part : parts) {
@@ -238,14 +240,16 @@ WeightFormat WeightLoader::format_of(std::span<const std::vector<WeightPart>> ma
       const auto format = scheme && scheme->is_kept
                               ? scheme->kept_format(part.col_begin, part.col_begin + k)
                               : std::nullopt;
-      if (!format || (one && *format != *one)) return plain_format(dtype_);
+      if (!format || (one && *format != *one)) return plain;
       one = format;
     }
-  if (!one) return plain_format(dtype_);
-  const WeightFormat beside_plain_rows(one->numbers, one->group);
+  if (!one) return plain;
+  WeightFormat beside_plain_rows(one->numbers, one->group);
+  beside_plain_rows.in_halves = in_halves;
+  if (!one->quantises_rows()) one = beside_plain_rows;
   return backend_.keeps(*one, n, k, stacked)                ? *one
          : backend_.keeps(beside_plain_rows, n, k, stacked) ? beside_plain_rows
-                                                            : plain_format(dtype_);
+                                                            : plain;
 }
 
 void WeightLoader::load(const Checkpoint& checkpoint, const LoadProgress& progress) {

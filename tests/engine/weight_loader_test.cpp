@@ -142,23 +142,30 @@ TEST_F(WeightLoaderTest, RanksThatDoNotFitAreRefusedWithTheNumbers) {
             "tensor_parallel_size 4 does not divide model.layers.0.mlp.gate_proj (18)");
 }
 
+/// It keeps all quantised weights as they are.
+struct KeepingBackend : NullBackend {
+  bool keeps(WeightFormat, int64_t, int64_t, bool) const override { return true; }
+};
+
 // docs/contract.md: large models alone, and nothing where two ranks would add a bias in between, or
-// that is quantised, even where the device does not keep it so.
+// whose rows of activations are quantised.
 TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
   NullBackend backend;
+  KeepingBackend keeping;
   const Json json = Json::parse(R"({"quantization_config": {"quant_method": "fp8",
       "modules_to_not_convert": ["plain.o_proj"]}})");
   std::vector<std::string> warnings;
   const QuantizationConfig fp8(
       *JsonObject(json, "config.json", ErrorKind::model).optional_object("quantization_config"),
       warnings);
-  for (const bool is_plain : {false, true}) {
-    WeightLoader load(backend, DType::bf16, {}, nullptr, &fp8);
-    const Weight weight =
-        load.row_parallel(is_plain ? "plain.o_proj" : "o_proj", 4096, 12288, true);
-    EXPECT_FALSE(weight.format.is_quantised());
-    EXPECT_EQ(weight.format.in_halves, is_plain);
-  }
+  for (const bool keeps : {false, true})
+    for (const bool is_plain : {false, true}) {
+      WeightLoader load(keeps ? keeping : backend, DType::bf16, {}, nullptr, &fp8);
+      const Weight weight =
+          load.row_parallel(is_plain ? "plain.o_proj" : "o_proj", 4096, 12288, true);
+      EXPECT_EQ(weight.format.quantises_rows(), keeps && !is_plain);
+      EXPECT_EQ(weight.format.in_halves, !keeps || is_plain);
+    }
   const auto in_halves = [&](int world, int64_t n, int64_t k, bool may_halve) {
     WeightLoader load(backend, DType::bf16, {world - 1, world});
     const Weight weight = load.row_parallel("o_proj", n, k, may_halve);

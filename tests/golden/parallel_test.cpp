@@ -162,12 +162,12 @@ TEST_P(Parallel, RunsAreBitwiseEqual) {
 INSTANTIATE_TEST_SUITE_P(All, Parallel, testing::ValuesIn(splits()), split_name);
 
 /// A dense model whose row-parallel weights are in halves on one rank, of random weights: a wide
-/// one, a narrow one.
-class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*>> {
+/// one, a narrow one; plain, and of packed weights.
+class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*, const char*>> {
  protected:
   void SetUp() override {
     Json config = read_json_file(std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/" +
-                                 std::get<const char*>(GetParam()) + "/config.json");
+                                 std::get<1>(GetParam()) + "/config.json");
     for (const auto& [name, value] :
          std::initializer_list<std::pair<const char*, int>>{{"num_hidden_layers", 2},
                                                             {"num_attention_heads", 8},
@@ -185,6 +185,7 @@ class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*
   std::vector<RequestOutput> answers(int ranks) {
     EngineConfig config = config_for(std::get<Target>(GetParam()));
     config.load_format = "dummy";
+    config.quantization = std::get<2>(GetParam());
     config.tensor_parallel_size = ranks;
     config.max_num_batched_tokens = 1100;  // products of many rows, too
     std::vector<Prompt> prompts;
@@ -223,10 +224,12 @@ TEST_P(HalvedModel, TwoRanksGiveTheBytesOfOne) {
 
 INSTANTIATE_TEST_SUITE_P(All, HalvedModel,
                          testing::Combine(testing::ValuesIn(kTargets),
-                                          testing::Values("qwen3-8b", "qwen3-0.6b")),
+                                          testing::Values("qwen3-8b", "qwen3-0.6b"),
+                                          testing::Values("auto", "int4")),
                          [](const auto& test) {
-                           return std::string(std::get<Target>(test.param).name) +
-                                  (std::get<const char*>(test.param)[6] == '8' ? "Wide" : "Narrow");
+                           const auto& [target, model, weights] = test.param;
+                           return std::string(target.name) + (model[6] == '8' ? "Wide" : "Narrow") +
+                                  (weights[0] == 'i' ? "Int4" : "");
                          });
 
 TEST(ParallelSizes, WhatCannotBeDividedIsRefusedWithTheNumbersAndTheSizesThatWork) {

@@ -31,6 +31,30 @@ GemmTask<T> panel_task(const Tensor& y, const Tensor& x, const Weight& w, int64_
           .scratch = scratch};
 }
 
+/// Of each half of a weight in halves, which has a layout of its own.
+WeightFormat format_of_half(WeightFormat format, int64_t k) {
+  format.in_halves = false;
+  format.group = std::min(format.group, k / 2);
+  return format;
+}
+
+/// Its numbers, scales and zero points.
+QuantizedRows half_of(const QuantizedRows& rows, WeightFormat format, int64_t n, int64_t k,
+                      int64_t half) {
+  const int64_t groups = format.groups(k), some = std::max<int64_t>(groups / 2, 1),
+                first_group = groups > 1 ? half * some : 0;
+  QuantizedRows out;
+  const auto copy = [n](auto& to, const auto& from, int64_t stride, int64_t begin, int64_t count) {
+    for (int64_t row = 0; !from.empty() && row < n; ++row)
+      to.insert(to.end(), from.begin() + row * stride + begin,
+                from.begin() + row * stride + begin + count);
+  };
+  copy(out.numbers, rows.numbers, k, half * (k / 2), k / 2);
+  copy(out.scales, rows.scales, groups, first_group, some);
+  copy(out.zeros, rows.zeros, groups, first_group, some);
+  return out;
+}
+
 /// Of scratch memory in front of panels, for rows of x: products of pairs read them as they are.
 int64_t rows_floats(const GemmTask<bf16>& task) {
   return task.segment > 0 ? 0 : gemm_scratch_floats(task.k);
@@ -51,14 +75,14 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
 // quantised rows have an order of their own.
 bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
   if (format.quantises_rows()) return k <= kMostQuantisedColumns;
-  return !uses_onednn(DType::bf16) || segment(k) > 0;
+  return !uses_onednn(DType::bf16) || segment(format.in_halves ? k / 2 : k) > 0;
 }
 
 size_t CpuBackend::weight_bytes(WeightFormat format, int64_t n, int64_t k) const {
+  if (format.in_halves) return 2 * weight_bytes(format_of_half(format, k), n, k / 2);
   if (format.is_quantised() && !format.quantises_rows() && uses_onednn(DType::bf16))
     most_paired_ = std::max(most_paired_, k);
   if (format.is_quantised()) return quantised_bytes(format, n, k);
-  if (format.in_halves) return 2 * layout(dtype_of(format), n, k / 2).bytes;
   return layout(dtype_of(format), n, k).bytes;
 }
 
@@ -114,7 +138,11 @@ void CpuBackend::load_quantised(Weight dst, const QuantizedRows& rows) {
             rows.zeros.size() == (dst.format.has_zeros() ? scales : 0) &&
             (rows.input_scale > 0) == (dst.format.rows == WeightFormat::Rows::tensor),
         "cannot load {} quantised numbers into {}", rows.numbers.size(), dst.data);
-  pack_quantised(dst.data.data, dst.format, n, k, rows, threads_);
+  if (!dst.format.in_halves) return pack_quantised(dst.data.data, dst.format, n, k, rows, threads_);
+  const WeightFormat format = format_of_half(dst.format, k);
+  for (int64_t half = 0; half < 2; ++half)
+    pack_quantised(dst.data.data + static_cast<size_t>(half) * weight_bytes(format, n, k / 2),
+                   format, n, k / 2, half_of(rows, dst.format, n, k, half), threads_);
 }
 
 void CpuBackend::gemm(Tensor y, Tensor x, Weight w) {
@@ -156,8 +184,9 @@ void CpuBackend::gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& 
   const Tensor second(halves_.get(), y.dtype, {most, n}, device()),
       columns(halves_.get() + static_cast<size_t>(most * n) * sizeof(float), x.dtype, {most, k},
               device());
+  const WeightFormat format = format_of_half(w.format, w.k());
   const size_t row_bytes = static_cast<size_t>(k) * size_of(x.dtype),
-               weight_half = layout(x.dtype, n, k).bytes;
+               weight_half = weight_bytes(format, n, k);
   for (int64_t first = 0; first < m; first += most) {
     const int64_t rows = std::min(most, m - first);
     const Tensor to = y.rows(first, first + rows), more = second.rows(0, rows);
@@ -168,8 +197,7 @@ void CpuBackend::gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& 
                     from.data + static_cast<size_t>(i * from.stride[0]) * size_of(x.dtype),
                     row_bytes);
       gemm(half == 0 ? to : more, columns.rows(0, rows),
-           weight_view(w.data.data + static_cast<size_t>(half) * weight_half, plain_format(x.dtype),
-                       n, k));
+           weight_view(w.data.data + static_cast<size_t>(half) * weight_half, format, n, k));
     }
     add(to, more);
   }

@@ -117,7 +117,9 @@ bool CudaBackend::gemm_blas_in_halves(Tensor y, Tensor x, Tensor w) {
 
 Weight CudaBackend::unpack(const Weight& w) {
   use_device();
-  const Weight plain = weight_view(micro_batch_->unpacked.get(), WeightFormat::bf16, w.n(), w.k());
+  WeightFormat format = WeightFormat::bf16;
+  format.in_halves = w.format.in_halves;
+  const Weight plain = weight_view(micro_batch_->unpacked.get(), format, w.n(), w.k());
   unpack_weight(plain.data, w, !uneven_.contains(w.data.data), stream());
   return plain;
 }

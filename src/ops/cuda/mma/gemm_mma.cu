@@ -38,6 +38,7 @@ void CudaBackend::gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, cons
   shape.groups = is_packed ? packed_groups(w.format, w.k()) : 0;
   shape.w_stride = is_packed ? 0 : w.data.stride[0] * int64_t{sizeof(bf16)};
   shape.chunks = static_cast<int>(w.k() / kPackedColumns);
+  shape.half = w.format.in_halves ? shape.chunks / 2 : 0;
   const MmaRings rings(plan.warps, plan.units, plan.eights, m, record, max_shared_bytes_);
   shape.panels = rings.panels;
   shape.panel_bytes = rings.panel_bytes;

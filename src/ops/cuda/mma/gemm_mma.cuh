@@ -25,6 +25,7 @@ struct Shape {
   int record_bytes, groups;    // of eight rows of w by 128 columns (PackedLayout)
   int64_t w_stride;            // of a plain weight's rows, in bytes
   int chunks;                  // of 128 columns, along k
+  int half;                    // of a packed weight in halves: those of one; else 0
   int stages;                  // of a warp's ring: one of kMmaStages
   int panels, panel_bytes;     // of the ring of x
   int rings;                   // where the warps' rings begin, in bytes
@@ -226,6 +227,8 @@ __device__ void multiply_tiles(__nv_bfloat16* y, const unsigned char* w, const u
       tile.begin_panel(place);
       for (const int end = min(chunk + kChunks, shape.chunks); chunk < end;
            ++chunk, place += kPackedColumns * 2) {
+        if constexpr (!Tile::kPlain)
+          if (chunk > 0 && chunk == shape.half) tile.end_first_half();
         tile.multiply(place, chunk + 1 < end, [&] {
           __syncwarp();
           supply.issue(ring + stage);
@@ -240,6 +243,8 @@ __device__ void multiply_tiles(__nv_bfloat16* y, const unsigned char* w, const u
       if (lane == 0) arrive(panels.empty + panel.stage);
       panel.next(shape.panels);
     }
+    if constexpr (!Tile::kPlain)
+      if (shape.half > 0) tile.add_halves();
     store_tile<kUnits, Tile::kTiles>(y, shape, tile.sum, item, warp);
     tile.clear();
   }

@@ -21,6 +21,7 @@ struct PackedTile {
                        kPitch = mma_panel_pitch(kTiles);
   static constexpr int kNumberBytes = packed_number_bytes(packing);  // of a record
   float sum[kSums][4];
+  FirstHalf<4> first[kSums];               // of a weight in halves
   PackedNumbers<packing, kUnits> numbers;  // of the next chunk, from begin() or multiply() on
   Unpack<packing> unpack[kUnits];
   uint32_t a[2][2][4];  // the quarter that is multiplied next, and the one after it
@@ -35,6 +36,15 @@ struct PackedTile {
   __device__ void clear() {
 #pragma unroll
     for (auto& c : sum) c[0] = c[1] = c[2] = c[3] = 0.0f;
+  }
+  /// Between the halves of k, and behind the second.
+  __device__ void end_first_half() {
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) first[j].take(sum[j]);
+  }
+  __device__ void add_halves() {
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) first[j].add_to(sum[j]);
   }
   template <int quarter>
   __device__ __forceinline__ void unpack_next() {

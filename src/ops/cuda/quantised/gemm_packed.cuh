@@ -28,6 +28,7 @@ struct PackedShape {
   int groups;                // PackedLayout::groups
   int depth;                 // chunks in a stage: 1 or 2
   int steps, stages;         // stages that cover k; of the ring
+  int halves;                // of k, that have sums of their own (WeightFormat::in_halves): 1 or 2
   int x_bytes, stage_bytes;  // of a stage
   bool in_turns;             // gemm_packed_turns.cuh
 };
@@ -124,6 +125,13 @@ __device__ int packed_row(const PackedShape& shape, int item, int warp, int i) {
          static_cast<int>(threadIdx.x) % kWarp / 4;
 }
 
+/// The part of k in a stage: in turns those of both halves alternate.
+template <class Ring>
+__device__ int packed_part(const PackedShape& shape, const SkinnyCursor& at) {
+  if (!Ring::kInTurns || shape.halves == 1) return at.step;
+  return at.step % 2 * (shape.steps / 2) + at.step / 2;
+}
+
 template <int kUnits, class Ring>
 __device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const Ring& ring,
                             const SkinnyCursor& at) {
@@ -131,15 +139,16 @@ __device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, cons
   const int row = shape.depth * shape.record_bytes, bytes = shape.warps * kUnits * row;
   if (Ring::kInTurns) arrive_expecting(ring.rows_full() + at.stage, shape.x_bytes);
   arrive_expecting(barrier, Ring::kInTurns ? bytes : shape.x_bytes + bytes);
-  copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier, at.step * row / kMapUnit,
-                packed_unit<kUnits>(shape, at.item), 0, 0);
+  copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier,
+                packed_part<Ring>(shape, at) * row / kMapUnit, packed_unit<kUnits>(shape, at.item),
+                0, 0);
 }
 
 template <class Ring>
 __device__ void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape, const Ring& ring,
                                  const SkinnyCursor& at) {
   copy_box(ring.at(at.stage), &x, ring.rows_full() + at.stage, 0, packed_first_row(shape, at.item),
-           0, at.step * shape.depth * kPackedSlices);
+           0, packed_part<Ring>(shape, at) * shape.depth * kPackedSlices);
 }
 
 /// A thread's part, one of up to kPackedCopiers: the copies of each so-manieth stage, as produce()
@@ -175,9 +184,10 @@ __device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
   for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
 }
 
+/// `adds`: the second half's sums to the first's.
 template <int kRows, int kUnits>
 __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
-                             const float (&sum)[kRows / 2], int item, int warp) {
+                             const float (&sum)[kRows / 2], int item, int warp, bool adds = false) {
   const int t = threadIdx.x % 4, first_row = packed_first_row(shape, item),
             rows = min(first_row + shape.block_rows, shape.rows);
 #pragma unroll
@@ -197,7 +207,7 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
         }
       }
       store_two(y + int64_t{unit} * kPackedRows, shape.stride, first, second,
-                first_row + 8 * j + 2 * t, rows, inside);
+                first_row + 8 * j + 2 * t, rows, inside, adds);
     }
   }
 }
@@ -239,45 +249,52 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     unpack_next.template operator()<0>();
     unpack_next.template operator()<1>();
     int last = -1;  // the stage before this one
-    for (int step = 0; step < shape.steps; ++step) {
-      uint32_t x = describe_rows(ring.at(at.stage));
-      const int stage = at.stage;
+    for (int half = 0, step = 0; half < shape.halves; ++half) {
+      if (half > 0) {
+        store_packed<kRows, kUnits>(y, shape, sum, item, warp);
 #pragma unroll
-      for (int chunk = 0; chunk < kDepth; ++chunk) {
-        const auto multiply = [&]<int quarter>() {
-          wgmma_fence();
-          packed_product<kRows>(sum, a[quarter][0], x + quarter % 2 * 4);
-          packed_product<kRows>(sum, a[quarter][1], x + quarter % 2 * 4 + 2);
-          wgmma_commit();
-          if (quarter % 2 == 1) x += x_slice;
-          wgmma_wait<2>();  // those that read the registers that are filled next
-          pin_registers(a[(quarter + 2) % 4]);
-        };
-        multiply.template operator()<0>();
-        unpack_next.template operator()<2>();
-        multiply.template operator()<1>();
-        if (chunk == 0 && leader && last >= 0) arrive(ring.empty + last);
-        unpack_next.template operator()<3>();
-        if (chunk + 1 < kDepth) {
-          load(chunk + 1);
-        } else if (step + 1 < shape.steps) {
-          at.next(shape.stages);
-          wait_barrier(ring.full + at.stage, at.parity);
-          load(0);
-        }
-        multiply.template operator()<2>();
-        unpack_next.template operator()<0>();
-        multiply.template operator()<3>();
-        unpack_next.template operator()<1>();
+        for (float& s : sum) s = 0.0f;
       }
-      last = stage;
-    }
-    wgmma_wait<0>();
+      for (const int end = shape.steps / shape.halves * (half + 1); step < end; ++step) {
+        uint32_t x = describe_rows(ring.at(at.stage));
+        const int stage = at.stage;
 #pragma unroll
-    for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
+        for (int chunk = 0; chunk < kDepth; ++chunk) {
+          const auto multiply = [&]<int quarter>() {
+            wgmma_fence();
+            packed_product<kRows>(sum, a[quarter][0], x + quarter % 2 * 4);
+            packed_product<kRows>(sum, a[quarter][1], x + quarter % 2 * 4 + 2);
+            wgmma_commit();
+            if (quarter % 2 == 1) x += x_slice;
+            wgmma_wait<2>();  // those that read the registers that are filled next
+            pin_registers(a[(quarter + 2) % 4]);
+          };
+          multiply.template operator()<0>();
+          unpack_next.template operator()<2>();
+          multiply.template operator()<1>();
+          if (chunk == 0 && leader && last >= 0) arrive(ring.empty + last);
+          unpack_next.template operator()<3>();
+          if (chunk + 1 < kDepth) {
+            load(chunk + 1);
+          } else if (step + 1 < shape.steps) {
+            at.next(shape.stages);
+            wait_barrier(ring.full + at.stage, at.parity);
+            load(0);
+          }
+          multiply.template operator()<2>();
+          unpack_next.template operator()<0>();
+          multiply.template operator()<3>();
+          unpack_next.template operator()<1>();
+        }
+        last = stage;
+      }
+      wgmma_wait<0>();
+#pragma unroll
+      for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
+    }
     if (leader) arrive(ring.empty + last);
     at.next(shape.stages);
-    store_packed<kRows, kUnits>(y, shape, sum, item, warp);
+    store_packed<kRows, kUnits>(y, shape, sum, item, warp, shape.halves > 1);
   }
 }
 

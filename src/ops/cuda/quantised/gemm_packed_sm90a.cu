@@ -54,6 +54,7 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
                    shape.block_rows <= kMostDeepRows;
   shape.depth = two ? 2 : 1;
   shape.steps = layout.columns / shape.depth;
+  shape.halves = w.format.in_halves ? 2 : 1;
   shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
   const int64_t bytes = shape.x_bytes + plan.warps * plan.units * shape.depth * layout.record_bytes;
   shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
@@ -87,13 +88,13 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
   with_numbers(w.format.numbers, is_coarse, [&]<WeightFormat::Numbers numbers, bool coarse>() {
     with_rows(shape.block_rows, [&]<int rows>() {
       const auto go = [&]<int units, int depth, bool in_turns>() {
-        launch_early(gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>,
-                     grid_size(num_sms),
-                     ((in_turns ? kMostPackedGroups : plan.groups()) + 1) * kGroupThreads,
-                     static_cast<size_t>(packed_shared_bytes(rows, shape.block_rows,
-                                                             shape.stage_bytes, shape.stages) +
-                                         (in_turns ? handed_bytes(rows, units) : 0)),
-                     device_ptr<bf16>(y), records, rows_of_x, row_scales, shape);
+        launch_early(
+            gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>, grid_size(num_sms),
+            ((in_turns ? kMostPackedGroups : plan.groups()) + 1) * kGroupThreads,
+            static_cast<size_t>(
+                packed_shared_bytes(rows, shape.block_rows, shape.stage_bytes, shape.stages) +
+                (in_turns ? handed_areas(shape.halves) * handed_bytes(rows, units) : 0)),
+            device_ptr<bf16>(y), records, rows_of_x, row_scales, shape);
       };
       const auto with_units = [&]<int depth, bool in_turns>() {
         if (plan.units == 1) return go.template operator()<1, depth, in_turns>();

@@ -4,7 +4,8 @@
 // Alone in their quarters of the SM four warps issue an instruction in three cycles, and each of
 // their products waits for what they unpack. So three groups of four have the same rows and take
 // stages of 256 columns in turn: one multiplies, in 16 steps of 19 cycles that nothing interrupts,
-// while the others unpack. It is one chain all the same: a group hands its sums on to the next.
+// while the others unpack. It is one chain all the same: a group hands its sums on to the next. Of
+// a weight in halves of k the turns of two chains alternate.
 #pragma once
 
 #include "ops/cuda/quantised/gemm_packed.cuh"
@@ -13,29 +14,49 @@ namespace nanovllm {
 
 /// A tile's sums that one group hands to the next.
 constexpr int handed_bytes(int rows, int units) { return rows / 8 * units * kGroupThreads * 8; }
+/// Places of such sums: of each chain, and of the first half's when it has ended.
+__host__ __device__ constexpr int handed_areas(int halves) { return 2 * halves - 1; }
+/// Named barriers. Where halves have chains of their own, a group may end its next turn before the
+/// one that it handed sums to begins: each of a group's turns has another name than the one before.
+constexpr int kTurnBarriers = 2 * kMostPackedGroups, kHalfBarrier = 1 + kTurnBarriers;
 
 /// A lane's sums of a tile, in shared memory on their way from one group to the next, two at a
 /// time. With a lone eight of rows a lane has but two for eight columns.
 template <int kRows, int kUnits>
 struct HandedSums {
   static constexpr int kPairs = kRows / 8 * kUnits, kPairBytes = kGroupThreads * 8;
-  uint32_t at;
+  uint32_t first;
   __device__ explicit HandedSums(const void* sums)
-      : at(shared_address(sums) + threadIdx.x % kGroupThreads * 8) {}
-  __device__ __forceinline__ void put(const float (&sum)[kRows / 2]) const {
+      : first(shared_address(sums) + threadIdx.x % kGroupThreads * 8) {}
+  __device__ uint32_t area(int i) const { return first + i * handed_bytes(kRows, kUnits); }
+  __device__ __forceinline__ void put(const float (&sum)[kRows / 2], int to) const {
+    const uint32_t at = area(to);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i)
       asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + i * kPairBytes),
                    "f"(sum[4 / kUnits * i]), "f"(sum[4 / kUnits * i + 1])
                    : "memory");
   }
-  __device__ __forceinline__ void get(float (&sum)[kRows / 2]) const {
+  __device__ __forceinline__ void get(float (&sum)[kRows / 2], int from) const {
+    const uint32_t at = area(from);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i)
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                    : "=f"(sum[4 / kUnits * i]), "=f"(sum[4 / kUnits * i + 1])
                    : "r"(at + i * kPairBytes)
                    : "memory");
+  }
+  /// The second half's sums become both halves'.
+  __device__ __forceinline__ void add_first_half(float (&sum)[kRows / 2]) const {
+    float ended[kRows / 2];
+#pragma unroll
+    for (float& s : ended) s = 0.0f;
+    get(ended, 2);
+#pragma unroll
+    for (int i = 0; i < kRows / 2; i += 2) {
+      const float2 both = add_halves(pack_bf16(ended[i], ended[i + 1]), sum[i], sum[i + 1]);
+      sum[i] = both.x, sum[i + 1] = both.y;
+    }
   }
 };
 
@@ -58,8 +79,8 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
   const auto never = static_cast<uint32_t>(shape.rows >> 31);  // 0
   PackedNumbers<packing, kUnits> numbers[kTurnChunks];
   RingCursor at = RingCursor{}.plus(group, shape.stages);
-  int item = static_cast<int>(blockIdx.x), step = group;
-  bool is_first = group == 0;  // of the block's turns
+  int item = static_cast<int>(blockIdx.x), step = group, turn = group;
+  const int chains = shape.halves;  // whose turns alternate
   const auto settle = [&] {
     while (step >= shape.steps) step -= shape.steps, item += static_cast<int>(gridDim.x);
   };
@@ -94,12 +115,13 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
 #pragma unroll
       for (int i = 0; i < 4 * kUnits; ++i) depends |= quarter[i % 2][i / 2 * (kUnits == 1 ? 2 : 1)];
     wait_barrier(ring.rows_full() + at.stage, at.parity);
-    if (!is_first) sync_some(1 + group + static_cast<int>(depends & never), 2 * kGroupThreads);
-    is_first = false;
+    if (turn >= chains)
+      sync_some(1 + turn % kTurnBarriers + static_cast<int>(depends & never), 2 * kGroupThreads);
     float sum[kRows / 2];
 #pragma unroll
     for (float& s : sum) s = 0.0f;
-    if (step > 0) handed.get(sum);
+    const int half = step % chains;
+    if (step >= chains) handed.get(sum, half);
     uint32_t x = describe_rows(ring.at(at.stage));
     wgmma_fence();
 #pragma unroll
@@ -111,13 +133,22 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
     for (auto& quarter : a) pin_registers(quarter);
 #pragma unroll
     for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
-    const bool ends = step + 1 == shape.steps;
-    if (!ends) handed.put(sum);
+    const bool ends = step + chains >= shape.steps, has_all = step + 1 == shape.steps;
+    if (!has_all) handed.put(sum, ends ? 2 : half);
     if (!ends || item + static_cast<int>(gridDim.x) < shape.items)
-      arrive_at_some(1 + (group + 1) % kGroups, 2 * kGroupThreads);
+      arrive_at_some(1 + (turn + chains) % kTurnBarriers, 2 * kGroupThreads);
     if (leader) arrive(ring.empty + at.stage);
-    if (ends) store_packed<kRows, kUnits>(y, shape, sum, item, warp);
+    if (ends && chains > 1) {
+      if (has_all) {
+        sync_some(kHalfBarrier, 2 * kGroupThreads);
+        handed.add_first_half(sum);
+      } else {
+        arrive_at_some(kHalfBarrier, 2 * kGroupThreads);
+      }
+    }
+    if (has_all) store_packed<kRows, kUnits>(y, shape, sum, item, warp);
     step += kGroups;
+    turn += kGroups;
     at = at.plus(kGroups, shape.stages);
   }
 }
@@ -135,7 +166,8 @@ __global__ void __launch_bounds__((kMostPackedGroups + 1) * kGroupThreads, 1)
   auto* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMostStages;
   unsigned char* const data =
-      shared + kSkinnyBarrierBytes + (in_turns ? handed_bytes(kRows, kUnits) : 0);
+      shared + kSkinnyBarrierBytes +
+      (in_turns ? handed_areas(shape.halves) * handed_bytes(kRows, kUnits) : 0);
   // A stage: rows of x, then the weights.
   const PackedRing<in_turns> ring{
       {data + (1024 - shared_address(data) % 1024) % 1024, shape.stage_bytes, full, empty}};

@@ -224,16 +224,18 @@ __device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
 }
 
 /// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g:
-/// each lane then stores two columns of one row.
+/// each lane then stores two columns of one row. `adds`: to the first half's sums, which it stored.
 __device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
-                                 int row, int rows, bool inside) {
+                                 int row, int rows, bool inside, bool adds = false) {
   const bool odd = threadIdx.x & 4;
   const float got = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
   row += odd;
   if (!inside || row >= rows) return;
   const int g = threadIdx.x % kWarp / 4;
-  *reinterpret_cast<uint32_t*>(y + row * stride + g / 2 * 2) =
-      pack_bf16(odd ? got : first, odd ? second : got);
+  auto* const to = reinterpret_cast<uint32_t*>(y + row * stride + g / 2 * 2);
+  float2 sums{odd ? got : first, odd ? second : got};
+  if (adds) sums = add_halves(*to, sums.x, sums.y);
+  *to = pack_bf16(sums.x, sums.y);
 }
 
 }  // namespace nanovllm
