@@ -227,9 +227,9 @@ INSTANTIATE_TEST_SUITE_P(All, HalvedModel,
                                           testing::Values("qwen3-8b", "qwen3-0.6b"),
                                           testing::Values("auto", "int4")),
                          [](const auto& test) {
-                           const auto& [target, model, weights] = test.param;
-                           return std::string(target.name) + (model[6] == '8' ? "Wide" : "Narrow") +
-                                  (weights[0] == 'i' ? "Int4" : "");
+                           return std::string(std::get<Target>(test.param).name) +
+                                  (std::get<1>(test.param)[6] == '8' ? "Wide" : "Narrow") +
+                                  (std::get<2>(test.param)[0] == 'i' ? "Int4" : "");
                          });
 
 TEST(ParallelSizes, WhatCannotBeDividedIsRefusedWithTheNumbersAndTheSizesThatWork) {
