@@ -94,6 +94,7 @@ TEST_P(QuantisedParity, InHalvesItHasTheBitsOfThePlainWeightInHalves) {
                                       {77, 1024, 1024},
                                       {264, 3072, 128},
                                       {264, 3072, 3072},
+                                      {24, 3072, 1024},
                                       {1024, 1024, 256}})
       for (const Scales& scales : {kUsual, kPlain}) {
         WeightFormat format(numbers, group);

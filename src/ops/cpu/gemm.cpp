@@ -75,6 +75,8 @@ const WeightLayout& CpuBackend::layout(DType dtype, int64_t n, int64_t k) const 
 // quantised rows have an order of their own.
 bool CpuBackend::keeps(WeightFormat format, int64_t, int64_t k, bool) const {
   if (format.quantises_rows()) return k <= kMostQuantisedColumns;
+  // Each half has its own scales.
+  if (format.in_halves && format.group < k && k / 2 % format.group != 0) return false;
   return !uses_onednn(DType::bf16) || segment(format.in_halves ? k / 2 : k) > 0;
 }
 
