@@ -236,8 +236,11 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     numbers.load(ring.at(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
                  shape.groups > 0);
   };
-  for (int item = static_cast<int>(blockIdx.x); item < shape.items;
-       item += static_cast<int>(gridDim.x)) {
+  // Halves of k follow each other as tiles do: were the sums set to zero within a loop over both,
+  // ptxas would let no wgmma begin before the one ahead has ended.
+  const int steps = shape.steps / shape.halves;
+  int half = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < shape.items;) {
     if (shape.groups == 0)
 #pragma unroll
       for (int u = 0; u < kUnits; ++u)
@@ -249,52 +252,46 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     unpack_next.template operator()<0>();
     unpack_next.template operator()<1>();
     int last = -1;  // the stage before this one
-    for (int half = 0, step = 0; half < shape.halves; ++half) {
-      if (half > 0) {
-        store_packed<kRows, kUnits>(y, shape, sum, item, warp);
+    for (int step = 0; step < steps; ++step) {
+      uint32_t x = describe_rows(ring.at(at.stage));
+      const int stage = at.stage;
 #pragma unroll
-        for (float& s : sum) s = 0.0f;
-      }
-      for (const int end = shape.steps / shape.halves * (half + 1); step < end; ++step) {
-        uint32_t x = describe_rows(ring.at(at.stage));
-        const int stage = at.stage;
-#pragma unroll
-        for (int chunk = 0; chunk < kDepth; ++chunk) {
-          const auto multiply = [&]<int quarter>() {
-            wgmma_fence();
-            packed_product<kRows>(sum, a[quarter][0], x + quarter % 2 * 4);
-            packed_product<kRows>(sum, a[quarter][1], x + quarter % 2 * 4 + 2);
-            wgmma_commit();
-            if (quarter % 2 == 1) x += x_slice;
-            wgmma_wait<2>();  // those that read the registers that are filled next
-            pin_registers(a[(quarter + 2) % 4]);
-          };
-          multiply.template operator()<0>();
-          unpack_next.template operator()<2>();
-          multiply.template operator()<1>();
-          if (chunk == 0 && leader && last >= 0) arrive(ring.empty + last);
-          unpack_next.template operator()<3>();
-          if (chunk + 1 < kDepth) {
-            load(chunk + 1);
-          } else if (step + 1 < shape.steps) {
-            at.next(shape.stages);
-            wait_barrier(ring.full + at.stage, at.parity);
-            load(0);
-          }
-          multiply.template operator()<2>();
-          unpack_next.template operator()<0>();
-          multiply.template operator()<3>();
-          unpack_next.template operator()<1>();
+      for (int chunk = 0; chunk < kDepth; ++chunk) {
+        const auto multiply = [&]<int quarter>() {
+          wgmma_fence();
+          packed_product<kRows>(sum, a[quarter][0], x + quarter % 2 * 4);
+          packed_product<kRows>(sum, a[quarter][1], x + quarter % 2 * 4 + 2);
+          wgmma_commit();
+          if (quarter % 2 == 1) x += x_slice;
+          wgmma_wait<2>();  // those that read the registers that are filled next
+          pin_registers(a[(quarter + 2) % 4]);
+        };
+        multiply.template operator()<0>();
+        unpack_next.template operator()<2>();
+        multiply.template operator()<1>();
+        if (chunk == 0 && leader && last >= 0) arrive(ring.empty + last);
+        unpack_next.template operator()<3>();
+        if (chunk + 1 < kDepth) {
+          load(chunk + 1);
+        } else if (step + 1 < steps) {
+          at.next(shape.stages);
+          wait_barrier(ring.full + at.stage, at.parity);
+          load(0);
         }
-        last = stage;
+        multiply.template operator()<2>();
+        unpack_next.template operator()<0>();
+        multiply.template operator()<3>();
+        unpack_next.template operator()<1>();
       }
-      wgmma_wait<0>();
-#pragma unroll
-      for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
+      last = stage;
     }
+    wgmma_wait<0>();
+#pragma unroll
+    for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
     if (leader) arrive(ring.empty + last);
     at.next(shape.stages);
-    store_packed<kRows, kUnits>(y, shape, sum, item, warp, shape.halves > 1);
+    store_packed<kRows, kUnits>(y, shape, sum, item, warp, half > 0);
+    if (++half == shape.halves) half = 0, item += static_cast<int>(gridDim.x);
   }
 }
 
