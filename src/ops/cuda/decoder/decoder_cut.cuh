@@ -72,8 +72,9 @@ inline int most_underway(const Arguments& a, int blocks) {
 /// Of the place of operands: the largest.
 inline int64_t operand_bytes(const Arguments& a) {
   int columns = 0;
-  for (const MatrixCut& cut : a.cuts) columns = std::max(columns, cut.atoms * kAtomDepth);
-  if (has_halves_beside(a)) columns *= 2;
+  for (const MatrixCut& cut : a.cuts)
+    columns =
+        std::max(columns, cut.atoms * kAtomDepth * (cut.beside || has_halves_beside(a) ? 2 : 1));
   // A mixture's down has a row for each chosen expert.
   if (a.mixture.per_token > 0)
     columns = std::max(columns, kMostChosen * a.cuts[kDown].atoms * kAtomDepth);

@@ -11,16 +11,16 @@ namespace nanovllm::decoder {
 /// Whether the tiles of a product have both halves of k at once.
 template <int kHeadDim>
 __device__ __forceinline__ bool is_in_halves(const Worker<kHeadDim>& w, int product) {
-  return w.beside && (product == kOut || product == kDown);
+  return w.beside ? product == kOut || product == kDown : w.has_pairs(w.a.cuts[product]);
 }
 /// The first of the two rows of which a lane has outputs; from it to the second.
 template <int kHeadDim>
-__device__ __forceinline__ int row_of(const Worker<kHeadDim>& w, int lane) {
-  return w.beside ? lane % 4 : lane % 4 * 2;
+__device__ __forceinline__ int row_of(const Worker<kHeadDim>& w, int product, int lane) {
+  return w.has_pairs(w.a.cuts[product]) ? lane % 4 : lane % 4 * 2;
 }
 template <int kHeadDim>
-__device__ __forceinline__ int row_apart(const Worker<kHeadDim>& w) {
-  return w.beside ? 4 : 1;
+__device__ __forceinline__ int row_apart(const Worker<kHeadDim>& w, int product) {
+  return w.has_pairs(w.a.cuts[product]) ? 4 : 1;
 }
 
 /// Where two outputs of a tile go to, those of one row and those of the next: found before they are
@@ -46,13 +46,14 @@ struct Outlet {
     // emit_gated(), emit_halves()
     const bool gated = narrow || product == kGateUp || is_in_halves(w, product);
     const int at = gated ? warp * 8 + even_column : warp * 16 + odd * 8 + even_column,
-              row = row_of(w, lane) + (gated && odd ? row_apart(w) : 0);
+              apart = row_apart(w, product),
+              row = row_of(w, product, lane) + (gated && odd ? apart : 0);
     column = tile * cut.columns_of_tile + at;
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
                ends = product == kDown && w.layer + 1 == a.layers,
                sums = !w.alone && a.world > 1 && (product == kOut || product == kDown);
-    is = present ? (row < w.rows() ? 1 : 0) | (row + row_apart(w) < w.rows() ? 2 : 0) : 0;
+    is = present ? (row < w.rows() ? 1 : 0) | (row + apart < w.rows() ? 2 : 0) : 0;
     if (!ends && !sums) is |= kPlain;
     biases = 0;
     if (const __nv_bfloat16* bias = w.of_layer(cut.bias); !w.alone && bias && product != kGateUp) {
@@ -94,12 +95,14 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
     }
     if (!(outlet.is >> e & 1)) continue;
     uint64_t* const words =
-        e == 0 ? outlet.words : outlet.words + row_apart(w) * w.a.cuts[product].columns / 2;
+        e == 0 ? outlet.words
+               : outlet.words + row_apart(w, product) * w.a.cuts[product].columns / 2;
     // A mixture's down has an end of its own.
     if ((w.alone && !w.lean) || outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
     else
-      send_elsewhere(w, product, row_of(w, lane) + e * row_apart(w), outlet, words, pair);
+      send_elsewhere(w, product, row_of(w, product, lane) + e * row_apart(w, product), outlet,
+                     words, pair);
   }
 }
 
@@ -138,7 +141,20 @@ __device__ __forceinline__ void emit_halves(const Worker<kHeadDim>& w, int produ
   if (outlet.is & Outlet::kPlain)
     w.send_all(outlet.words, pair);
   else
-    send_elsewhere(w, product, row_of(w, lane) + odd * row_apart(w), outlet, outlet.words, pair);
+    send_elsewhere(w, product, row_of(w, product, lane) + odd * row_apart(w, product), outlet,
+                   outlet.words, pair);
+}
+
+/// The same of the sums of both halves, of columns in turns: a lane has the first half of a row and
+/// the second.
+template <int kHeadDim, int kSums>
+__device__ __forceinline__ void add_halves(const Worker<kHeadDim>& w, int product, int lane,
+                                           const Outlet& outlet, const float (&sums)[kSums][4]) {
+  const auto sum = [&](int i) {
+    const uint32_t pair = pack_bf16(sums[i][0], sums[i][3]);
+    return low_of(pair) + high_of(pair);
+  };
+  emit_halves(w, product, lane, outlet, sum(0), kSums > 1 ? sum(kSums - 1) : 0.0f);
 }
 
 /// Of a BesideWorker.
@@ -146,14 +162,7 @@ template <int kHeadDim, int kSums>
 __device__ __forceinline__ void emit_beside(const Worker<kHeadDim>& w, int product, int tile,
                                             int warp, int lane, const Outlet& outlet,
                                             const float (&sums)[kSums][4]) {
-  constexpr int kLast = kSums - 1;
-  if (is_in_halves(w, product)) {
-    const auto sum = [&](int i) {
-      const uint32_t pair = pack_bf16(sums[i][0], sums[i][3]);
-      return low_of(pair) + high_of(pair);
-    };
-    return emit_halves(w, product, lane, outlet, sum(0), kSums > 1 ? sum(kLast) : 0.0f);
-  }
+  if (is_in_halves(w, product)) return add_halves(w, product, lane, outlet, sums);
   const auto go = [&](const Sums& c) {
     if (product == kGateUp)
       emit_gated(w, tile, warp, lane, outlet, c);
@@ -245,13 +254,16 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
     if constexpr (Worker::kIsBeside) {
       emit_beside(w, product, tile, warp, lane, outlet, sums);
+    } else if (Worker::kIsInt4 && is_in_halves(w, product)) {
+      add_halves(w, product, lane, outlet, sums);
     } else if (Worker::kIsInt4 && is_narrow(cut, product == kGateUp)) {
       emit_halves(w, product, lane, outlet, sums[0][0], sums[0][1]);
     } else {
+      const Sums& c = first_of(sums);
       if (product == kGateUp)
-        emit_gated(w, tile, warp, lane, outlet, sums);
+        emit_gated(w, tile, warp, lane, outlet, c);
       else
-        emit(w, product, lane, outlet, sums);
+        emit(w, product, lane, outlet, c);
     }
     if (w.lean) return;
   }

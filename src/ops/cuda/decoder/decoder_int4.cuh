@@ -54,6 +54,7 @@ struct FineUnpack {
 template <int kHeadDim, bool coarse, bool kExperts>
 struct Int4Worker : Worker<kHeadDim> {
   static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
+  static constexpr int kSums = kExperts ? 1 : 2;  // o and down of more than four rows have two
   using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, FineUnpack>;
 };
 
@@ -80,7 +81,7 @@ __device__ inline void bring_records(Ring& ring, const CUtensorMap* map, const M
 
 /// Whether each warp has one eight of rows of a tile, and not two.
 __device__ __forceinline__ bool is_narrow(const MatrixCut& cut, bool gated) {
-  return !gated && cut.groups <= kMultiplying && !cut.bias;
+  return !gated && !cut.beside && cut.groups <= kMultiplying && !cut.bias;
 }
 
 /// has_ended(), where it `matters`.
@@ -96,8 +97,8 @@ __device__ __forceinline__ bool has_come(uint64_t* barrier, uint32_t parity, boo
 }
 
 /// The records of a tile, a chunk at a time, of a warp's rows. A lane. `kUnits`: eights of rows, of
-/// gate and of up, or neighbours. It has no branches, before which the compiler would wait for
-/// products.
+/// gate and of up, of both halves of k, or neighbours. It has no branches, before which the
+/// compiler would wait for products.
 template <int kUnits>
 struct RecordReader {
   Ring ring;
@@ -155,23 +156,25 @@ struct RecordReader {
   }
 };
 
-/// multiply() of records by `rows` rows of the operand, from `first` on as RecordReader has it.
-/// mma.sync, where wgmma wants fences, lets instructions stand between a chain's steps: while two
-/// steps are multiplied the next two are unpacked. Of `one_row`, places of the operand are known to
-/// the compiler: an address that moves on waits for the load before.
-template <int kUnits, bool one_row, class Worker>
+/// multiply() of records by an operand of `places` columns, 8 for each of the sums, from `first` on
+/// as RecordReader has it. mma.sync, where wgmma wants fences, lets instructions stand between a
+/// chain's steps: while two steps are multiplied the next two are unpacked. Of kPlaces, if not 0,
+/// addresses in the operand are known to the compiler: one that moves on waits for the load before.
+template <int kUnits, int kPlaces, int kSums, class Worker>
 __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
                                                  const MatrixCut& cut, int first, int next,
-                                                 int rows, int lane, bool waits, Sums& c) {
+                                                 int places, int lane, bool waits,
+                                                 float (&c)[kSums][4]) {
   RecordReader<kUnits> reader(ring, cut, first, next, lane);
   using UnpackNumbers = typename Worker::UnpackNumbers;
   UnpackNumbers unpacks[kUnits];
   uint4 words[kUnits];
-  uint32_t a[2][2][4] = {}, x[2][4];  // of two steps of tensor cores each
-  const uint32_t step = 4 * 16 * (one_row ? 1 : rows);
-  uint32_t from = shared_address(w.operand) + cut.operand_at + (lane / 8 * rows + lane % 8) * 16;
-  const auto load_x = [&](uint32_t(&to)[4], int quarter) {
-    load_matrices(to, from + quarter * step);
+  uint32_t a[2][2][4] = {}, x[2][kSums][4];  // of two steps of tensor cores each
+  const uint32_t step = 4 * 16 * (kPlaces > 0 ? kPlaces : places);
+  uint32_t from = shared_address(w.operand) + cut.operand_at + (lane / 8 * places + lane % 8) * 16;
+  const auto load_x = [&](uint32_t(&to)[kSums][4], int quarter) {
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) load_matrices(to[s], from + quarter * step + s * 8 * 16);
   };
   const auto unpack = [&]<int quarter>() {
 #pragma unroll
@@ -189,7 +192,10 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   };
   const auto multiply = [&](int turn) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mma_m16n8k16(c[0], a[turn][i], x[turn][2 * i], x[turn][2 * i + 1]);
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int s = 0; s < kSums; ++s)
+        mma_m16n8k16(c[s], a[turn][i], x[turn][s][2 * i], x[turn][s][2 * i + 1]);
   };
   bool ended = false;
   int stage = 0;
@@ -228,28 +234,43 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   } while (reader.chunks >= 0);
 }
 
+/// The first of them.
+template <int kSums>
+__device__ __forceinline__ Sums& first_of(float (&sums)[kSums][4]) {
+  return reinterpret_cast<Sums&>(sums[0]);
+}
+
+/// Of a product in halves of k a warp's 16 rows of A are an eight's of the first half and the same
+/// of the second, B's columns the halves of x's rows in turns: of each row of x one column meets
+/// the first eight and the next the second, in one chain (add_halves()).
 template <class Worker>
 __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
                                               const MatrixCut& cut, bool gated, int warp, int lane,
-                                              bool waits, Sums& c) {
+                                              bool waits, float (&c)[Worker::kSums][4]) {
   // A warp without rows does another's work again.
-  const int of_unit = chunks_of_stage(cut) * kRecordBytes, half = cut.groups / 2;
-  const auto go = [&]<int kUnits>() {
-    const int first = min(gated ? warp : warp * kUnits, (gated ? half : cut.groups) - 1),
-              next = gated ? first + half : min(first + 1, cut.groups - 1);
-    const auto multiply = [&]<bool one_row>() {
-      multiply_records<kUnits, one_row>(w, ring, cut, first * of_unit, (next - first) * of_unit,
-                                        w.rows(), lane, waits, c);
-    };
-    if (w.rows() == 1)
-      multiply.template operator()<true>();
-    else
-      multiply.template operator()<false>();
+  const int of_unit = chunks_of_stage(cut) * kRecordBytes, half = cut.groups / 2,
+            places = w.places(cut);
+  const bool paired = gated || cut.beside;
+  const auto go = [&]<int kUnits, int kPlaces>(auto& sums) {
+    const int first = min(paired ? warp : warp * kUnits, (paired ? half : cut.groups) - 1),
+              next = paired ? first + half : min(first + 1, cut.groups - 1);
+    multiply_records<kUnits, kPlaces>(w, ring, cut, first * of_unit, (next - first) * of_unit,
+                                      places, lane, waits, sums);
   };
-  if (is_narrow(cut, gated))
-    go.template operator()<1>();
-  else
-    go.template operator()<2>();
+  if (is_narrow(cut, gated)) {
+    if (places == 1)
+      go.template operator()<1, 1>(first_of(c));
+    else
+      go.template operator()<1, 0>(first_of(c));
+  } else if (places == 1) {
+    go.template operator()<2, 1>(first_of(c));
+  } else if (places == 2) {
+    go.template operator()<2, 2>(first_of(c));
+  } else if (places <= 8) {
+    go.template operator()<2, 0>(first_of(c));
+  } else {
+    go.template operator()<2, 0>(c);
+  }
 }
 
 /// multiply_experts() of records, whose operand other warps have written.
@@ -258,8 +279,8 @@ __device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Rin
                                                       const MatrixCut& cut, int first, int warp,
                                                       int lane, float (*sums)[64]) {
   Sums c = {};
-  multiply_records<2, false>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
-                             kMostChosen, lane, false, c);
+  multiply_records<2, 0>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
+                         kMostChosen, lane, false, c);
   const int expert = first + warp;
   if (lane % 4 != expert / 2) return;
 #pragma unroll

@@ -4,6 +4,9 @@
 
 namespace nanovllm::decoder {
 
+/// Of eight rows of k columns.
+static int64_t packed_row_bytes(int64_t k) { return k / kPackedColumns * kRecordBytes; }
+
 /// cut_matrix() of records. A tile is no part of two: its columns divide `whole`, if that is not 0.
 /// Cycles of 128 columns of k: of products, or of the block's share of memory.
 static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks, int64_t whole = 0) {
@@ -81,20 +84,26 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
   };
   const DecoderWeights& w = stack.layers.front();
   if (a.world > 1 || !all_weights(stack, takes) || w.down.is_stack() != mixture ||
-      w.gate_up.is_stack() != mixture)
+      w.gate_up.is_stack() != mixture || (mixture && w.o.format.in_halves))
     return false;
-  // In boxes that are what a stage holds of a tile: first all of gate, then all of up.
+  // In boxes that are what a stage holds of a tile: first all of gate, or of the first half of k,
+  // then all of up, or of the second.
   const auto describe = [&](Product product, const Weight& w, const Tensor& bias) {
     MatrixCut& cut = a.cuts[product];
-    const int halves = product == kGateUp ? 2 : 1;
-    const int64_t chunks = w.k() / kPackedColumns, units = w.n() / kPackedRows / halves,
-                  row = chunks * kRecordBytes;
-    cut = cut_int4(w.n() / halves, w.k(), halves, blocks);
+    const bool gated = product == kGateUp, in_halves = w.format.in_halves;
+    const int64_t n = w.n() / (gated ? 2 : 1), k = w.k() / (in_halves ? 2 : 1),
+                  chunks = k / kPackedColumns, units = n / kPackedRows,
+                  row = packed_row_bytes(w.k()),
+                  next = in_halves ? packed_row_bytes(k) : row * units;
+    const int halves = gated || in_halves ? 2 : 1;
+    if (k % kPackedColumns != 0) return false;
+    cut = cut_int4(n, k, halves, blocks);
+    cut.beside = in_halves;
     if (bias.defined()) cut.bias = reinterpret_cast<const __nv_bfloat16*>(bias.data);
     return encode_map<5>(encoder, a.maps[product], w.data.data,
                          {kRecordBytes / kMapUnit, chunks, units, halves,
                           static_cast<int64_t>(stack.layers.size())},
-                         {kRecordBytes, row, row * units, std::max<int64_t>(layer_stride, 16)},
+                         {kRecordBytes, row, next, std::max<int64_t>(layer_stride, 16)},
                          {kRecordBytes / kMapUnit, chunks_of_stage(cut),
                           cut.columns_of_tile / kPackedRows, halves, 1},
                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_DATA_TYPE_INT64,

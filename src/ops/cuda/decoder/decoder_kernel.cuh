@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     worker.alone = kLean || kMixture;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
+    worker.int4 = kInt4;
     worker.many = kHalves == Halves::beside_many;
     run_layers<kMixture, C>(worker);
     if (blockIdx.x == 0)

@@ -69,7 +69,7 @@ struct MatrixCut {
   int operand_at;                // in shared memory, bytes behind the place of all operands
   int early_atoms;               // of down's operand: they are gathered while gate_up goes on
   int second_atoms;              // that have a chain of their own: of a weight in halves
-  bool beside;                   // it is in halves that are multiplied at once: BesideWorker
+  bool beside;                   // it is in halves that are multiplied at once
   int fine_atoms;                // so many first ones are waited for in small runs
   int calm_stages;               // of a block: those that come while the operand is exchanged
   int underway, underway_later;  // stages on their way at once: of calm_stages, of the others
@@ -140,7 +140,7 @@ using Kernel = void(Arguments);
 
 /// Whether it is for a BesideWorker: every operand has the rows of both halves.
 __host__ __device__ inline bool has_halves_beside(const Arguments& a) {
-  return a.cuts[kOut].beside;
+  return a.cuts[kOut].beside && !a.is_int4;
 }
 
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
@@ -289,7 +289,7 @@ struct Layout {
   __host__ __device__ static Layout of(const Arguments& a) {
     const int64_t operand = round_up(a.operand_bytes + 128),
                   of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
-                                        (has_halves_beside(a) ? 2 : 1) +
+                                        (a.cuts[kOut].beside ? 2 : 1) +
                                     bytes_of_scales(a, a.cuts[kOut].atoms)),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
@@ -327,6 +327,8 @@ struct Worker {
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
   bool beside = false;
+  /// Likewise, of packed int4 weights, of which o and down alone may have such operands.
+  bool int4 = false;
   /// Likewise, where such a step has more than four rows: most blocks have two units of attention,
   /// and a thread two rows of a norm.
   bool many = false;
@@ -334,8 +336,11 @@ struct Worker {
   static constexpr int kSums = 1;
 
   __device__ int rows() const { return alone ? 1 : a.rows; }
-  /// Of the operand: its columns, as wgmma has them, in turns of both halves of a row.
+  /// Whether a product's operand has both halves of a row, in turns.
+  __device__ bool has_pairs(const MatrixCut& cut) const { return beside || (int4 && cut.beside); }
+  /// Of the operand: its columns, as tensor cores have them.
   __device__ int places() const { return beside ? 2 * rows() : rows(); }
+  __device__ int places(const MatrixCut& cut) const { return has_pairs(cut) ? 2 * rows() : rows(); }
 
   /// To all blocks.
   __device__ void send_all(uint64_t* words, uint32_t data) const {
@@ -385,7 +390,7 @@ struct Worker {
   /// The same where the halves of a row are seen as rows.
   __device__ Packed& operand_of_half(const MatrixCut& cut, int row, int column) const {
     return *reinterpret_cast<Packed*>(operand + cut.operand_at +
-                                      (column / 8 * places() + row) * sizeof(Packed));
+                                      (column / 8 * places(cut) + row) * sizeof(Packed));
   }
   /// This layer's, of a vector of the first one's; null stays null.
   __device__ const __nv_bfloat16* of_layer(const __nv_bfloat16* vector) const {

@@ -156,7 +156,7 @@ __device__ __forceinline__ void gather_few(Worker<kHeadDim>& w, const MatrixCut&
     const int i = thread + j * kGathering, row = i / (2 * units), c = i % (2 * units) * 4;
     to[j] = reinterpret_cast<uint2*>(&w.operand_of_half(cut, row, first + c)) + c / 4 % 2;
     if (i >= 2 * total) break;
-    if (absent && w.shared.context[w.beside ? row / 2 : row] <= 0)
+    if (absent && w.shared.context[w.has_pairs(cut) ? row / 2 : row] <= 0)
       *to[j] = uint2{};
     else
       missing |= 1u << j;
@@ -212,10 +212,10 @@ template <int kHeadDim>
 __device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
                                             int columns, bool absent, int thread) {
   constexpr int kAtOnce = 6, kInARow = 32, kOfRow = kInARow / 4;
-  const int rows = w.places(), step = kThreads / kOfRow / rows, row = thread / kOfRow % rows,
+  const int rows = w.places(cut), step = kThreads / kOfRow / rows, row = thread / kOfRow % rows,
             column = thread % kOfRow * 4, blocks = columns / kInARow;
   const bool has_row = thread / kOfRow < step * rows;
-  const bool is_sent = !absent || w.shared.context[w.beside ? row / 2 : row] > 0;
+  const bool is_sent = !absent || w.shared.context[w.has_pairs(cut) ? row / 2 : row] > 0;
 #pragma unroll 1
   for (int block = has_row ? thread / kOfRow / rows : blocks; block < blocks;
        block += kAtOnce * step) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       if (block + j * step < blocks)
-        to[j * step * w.places() * kInARow / 4] =
+        to[j * step * rows * kInARow / 4] =
             uint2{static_cast<uint32_t>(pair[j].first), static_cast<uint32_t>(pair[j].second)};
   }
 }
@@ -244,7 +244,7 @@ __device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t 
   if (absent) await_chunks(w);
   const int first_column = cut.early_atoms * kAtomDepth;
   sent += first_column / 2;
-  const int columns = cut.atoms * kAtomDepth - first_column, total = w.places() * columns / 8,
+  const int columns = cut.atoms * kAtomDepth - first_column, total = w.places(cut) * columns / 8,
             thread = w.ready_thread();
   if constexpr (Worker::kIsFp8) {
     return gather_quantised(w, cut, sent, absent, thread);
