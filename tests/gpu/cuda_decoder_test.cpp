@@ -243,9 +243,23 @@ TEST_F(CudaInt4Decoder, Int4LayersInOtherTilesGiveTheBitsOfSeparateOperations) {
   for (const DecoderShape& shape : {wide, tall()}) compare_int4(*gpu_, shape);
 }
 
+// Of o and down a warp has both halves of k at once: of tiles of one eight of rows, of two, of four
+// in one round and in two; of chains that no stage ends with; with heads of 64.
+TEST_F(CudaInt4Decoder, Int4LayersInHalvesGiveTheBitsOfSeparateOperations) {
+  DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
+  DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
+  DecoderShape wide{"halves wide", 1, 5120, 32, 4, 128, 7168};
+  middle.qkv_bias = true;
+  for (DecoderShape shape : {qwen3_0_6b(), middle, narrow, wide}) {
+    shape.in_halves = shape.head_norms = true;
+    compare_int4(*gpu_, shape);
+  }
+}
+
 TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
   DecoderShape large = qwen3_8b();
   large.block_size = 64;
+  large.in_halves = true;
   compare_int4(*gpu_, large);
 }
 

@@ -78,7 +78,7 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
   const bool mixture = stack.layers.front().router.defined();
   const auto takes = [](const Weight& w, int64_t halves) {
     return w.data.packed > 0 && w.format.numbers == WeightFormat::int4 &&
-           !w.format.quantises_rows() && !w.format.in_halves && (w.is_stack() || w.data.contiguous()) &&
+           !w.format.quantises_rows() && (w.is_stack() || w.data.contiguous()) &&
            packed_record_bytes(w.format, w.k()) == kRecordBytes &&
            w.n() % (halves * kPackedRows) == 0;
   };
