@@ -244,7 +244,7 @@ TEST_F(CudaInt4Decoder, Int4LayersInOtherTilesGiveTheBitsOfSeparateOperations) {
 }
 
 // Of o and down a warp has both halves of k at once: of tiles of one eight of rows, of two, of four
-// in one round and in two; of chains that no stage ends with; with heads of 64.
+// and of five, for which more warps multiply; of chains that no stage ends with; with heads of 64.
 TEST_F(CudaInt4Decoder, Int4LayersInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
   DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
@@ -259,8 +259,10 @@ TEST_F(CudaInt4Decoder, Int4LayersInHalvesGiveTheBitsOfSeparateOperations) {
 TEST_F(CudaInt4Decoder, LargeInt4LayersGiveTheBitsOfSeparateOperations) {
   DecoderShape large = qwen3_8b();
   large.block_size = 64;
-  large.in_halves = true;
-  compare_int4(*gpu_, large);
+  // More warps multiply qkv's tiles than a warpgroup has, and gate_up's, of which blocks have two.
+  DecoderShape heads = with_head_norms({"many heads", 2, 1024, 64, 8, 128, 17408});
+  large.in_halves = heads.in_halves = true;
+  for (const DecoderShape& shape : {large, heads}) compare_int4(*gpu_, shape);
 }
 
 TEST_F(CudaInt4Decoder, MixturesOfInt4ExpertsGiveTheBitsOfSeparateOperations) {

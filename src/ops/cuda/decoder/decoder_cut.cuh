@@ -24,6 +24,7 @@ inline MatrixCut cut_of(int64_t columns, int64_t columns_of_tile, int groups, in
   cut.columns_of_tile = static_cast<int>(columns_of_tile);
   cut.tiles = static_cast<int>(ceil_div(columns, columns_of_tile));
   cut.groups = groups;
+  cut.warps = kMultiplying;
   cut.atoms = static_cast<int>(atoms);
   cut.atoms_that_fit = atoms_of_stage(groups);
   cut.inverse = inverse_of(cut.atoms_that_fit);
@@ -60,13 +61,16 @@ inline MatrixCut cut_matrix(int64_t columns, int64_t k, int halves, int blocks) 
 /// memory is what is waited for, read as fast as more. With as many as fit, the words of the
 /// exchange would queue behind hundreds of kilobytes. An H100, Qwen3-0.6B in halves, context 1,000:
 /// two for one take one row from 0.613 to 0.584 ms, and four rows from 0.767 to 0.81; for two rows
-/// two behind the first stages of each product take 0.68 to 0.63 (pace_products()).
+/// two behind the first stages of each product take 0.68 to 0.63 (pace_products()). Of int4
+/// weights, whose products leave less of the ring filled, two for three take the 8B's row from 2.32
+/// to 2.28.
 inline int most_underway(const Arguments& a, int blocks) {
-  constexpr int64_t kOfLayer = 18, kOfShortLayer = 16, kMost = 3;
+  constexpr int64_t kOfLayer = 18, kOfShortLayer = 16;
+  const int64_t most = a.is_int4 ? 2 : 3;
   int64_t stages = 0;
   for (const MatrixCut& cut : a.cuts) stages += ceil_div(cut.tiles, blocks) * cut.stages;
   const bool is_short = has_halves_beside(a) && a.rows == 1;
-  return static_cast<int>(std::min(ceil_div(stages, is_short ? kOfShortLayer : kOfLayer), kMost));
+  return static_cast<int>(std::min(ceil_div(stages, is_short ? kOfShortLayer : kOfLayer), most));
 }
 
 /// Of the place of operands: the largest.

@@ -193,11 +193,17 @@ __device__ __forceinline__ void project(Worker& w, int product) {
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
   const bool absent = blockIdx.x >= tiles;
-  if (warp >= kMultiplying || absent) {
+  if (warp >= w.multiplying(product) || absent) {
     if (!absent) w.ring.advance(w.a.cuts[product].stages * (w.lean ? 1 : tiles_of_block(tiles)));
     if (product == kGateUp && warp >= kMultiplying) gather_early(w);
-    // The router's is gate_up's, too; qkv's is left alone until after attention.
-    if (product != kRouter && (product != kQkv || absent)) w.await_operand();
+    // The router's is gate_up's, too; qkv's is left alone until after attention. Not by
+    // await_operand() where the block has no tile: the warps that have left the operand before
+    // would come to that twice, while others still multiply.
+    if (product == kRouter) return;
+    if (absent)
+      w.together();
+    else if (product != kQkv)
+      w.await_operand();
     return;
   }
   // Of E4M3 weights, the scales of a tile, asked for long before they are needed; of many short
@@ -251,7 +257,8 @@ __device__ __forceinline__ void project(Worker& w, int product) {
       send_logits(w, tile, warp, lane, sums[0][0]);
       continue;
     }
-    if (w.lean || tile + gridDim.x >= tiles) w.leave_operand();
+    if ((w.lean || tile + gridDim.x >= tiles) && (!Worker::kIsInt4 || warp < kMultiplying))
+      w.leave_operand();
     if constexpr (Worker::kIsBeside) {
       emit_beside(w, product, tile, warp, lane, outlet, sums);
     } else if (Worker::kIsInt4 && is_in_halves(w, product)) {
@@ -267,6 +274,8 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     }
     if (w.lean) return;
   }
+  // Those that multiply besides are among the others again: attend() waits for qkv's.
+  if (Worker::kIsInt4 && warp >= kMultiplying && product != kQkv) w.await_operand();
 }
 
 }  // namespace nanovllm::decoder

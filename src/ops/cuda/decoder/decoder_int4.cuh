@@ -56,6 +56,7 @@ struct Int4Worker : Worker<kHeadDim> {
   static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
   static constexpr int kSums = kExperts ? 1 : 2;  // o and down of more than four rows have two
   using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, FineUnpack>;
+  __device__ int multiplying(int product) const { return this->a.cuts[product].warps; }
 };
 
 // -- Copies --
@@ -164,7 +165,7 @@ template <int kUnits, int kPlaces, int kSums, class Worker>
 __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ring,
                                                  const MatrixCut& cut, int first, int next,
                                                  int places, int lane, bool waits,
-                                                 float (&c)[kSums][4]) {
+                                                 uint32_t releases, float (&c)[kSums][4]) {
   RecordReader<kUnits> reader(ring, cut, first, next, lane);
   using UnpackNumbers = typename Worker::UnpackNumbers;
   UnpackNumbers unpacks[kUnits];
@@ -201,7 +202,7 @@ __device__ __forceinline__ void multiply_records(const Worker& w, const Ring& ri
   int stage = 0;
   // Products between a stage's last numbers and this have brought the lanes together.
   const auto release = [&] {
-    if (ended && lane == 0) ring.release({stage, 0}, kWarps / kMultiplying);
+    if (ended && lane == 0) ring.release({stage, 0}, releases);
   };
   ring.wait_full(ring.place());
   reader.load();
@@ -250,12 +251,13 @@ __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
   // A warp without rows does another's work again.
   const int of_unit = chunks_of_stage(cut) * kRecordBytes, half = cut.groups / 2,
             places = w.places(cut);
+  const uint32_t releases = warp == 0 ? kWarps - cut.warps + 1 : 1;  // kWarps of all
   const bool paired = gated || cut.beside;
   const auto go = [&]<int kUnits, int kPlaces>(auto& sums) {
     const int first = min(paired ? warp : warp * kUnits, (paired ? half : cut.groups) - 1),
               next = paired ? first + half : min(first + 1, cut.groups - 1);
     multiply_records<kUnits, kPlaces>(w, ring, cut, first * of_unit, (next - first) * of_unit,
-                                      places, lane, waits, sums);
+                                      places, lane, waits, releases, sums);
   };
   if (is_narrow(cut, gated)) {
     if (places == 1)
@@ -280,7 +282,7 @@ __device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Rin
                                                       int lane, float (*sums)[64]) {
   Sums c = {};
   multiply_records<2, 0>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
-                         kMostChosen, lane, false, c);
+                         kMostChosen, lane, false, kWarps / kMultiplying, c);
   const int expert = first + warp;
   if (lane % 4 != expert / 2) return;
 #pragma unroll

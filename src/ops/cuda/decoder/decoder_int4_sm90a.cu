@@ -7,20 +7,34 @@ namespace nanovllm::decoder {
 /// Of eight rows of k columns.
 static int64_t packed_row_bytes(int64_t k) { return k / kPackedColumns * kRecordBytes; }
 
+/// Eights of rows of a tile, which a stage has of 128 columns at least; the warps that multiply so
+/// many, two each.
+constexpr int64_t kMostEights = kStageBytes / kRecordBytes;
+constexpr int64_t warps_of(int64_t eights) {
+  return std::max<int64_t>(kMultiplying, (eights + 1) / 2);
+}
+static_assert(warps_of(kMostEights) <= kWarps);
+
 /// cut_matrix() of records. A tile is no part of two: its columns divide `whole`, if that is not 0.
-/// Cycles of 128 columns of k: of products, or of the block's share of memory.
+/// Cycles of 128 columns of k: of a warp's products, or of the block's share of memory; products of
+/// several warps in a quarter of the SM end before that.
 static MatrixCut cut_int4(int64_t columns, int64_t k, int halves, int blocks, int64_t whole = 0) {
   constexpr int64_t kOfProducts = 300, kBytes = 14, kAround = 1900;
   const int64_t units = columns / kPackedRows, chunks = k / kPackedColumns;
   int64_t best = 1, least = INT64_MAX;
-  for (int64_t size = 1; size * halves <= kMostGroups; ++size) {
+  for (int64_t size = 1; size * halves <= kMostEights; ++size) {
     if (whole % (size * kPackedRows) != 0) continue;
     const int64_t of_chunk = std::max(kOfProducts, size * halves * kRecordBytes / kBytes),
                   cost = ceil_div(ceil_div(units, size), blocks) * (chunks * of_chunk + kAround);
     if (cost < least) least = cost, best = size;
   }
-  MatrixCut cut =
-      cut_of(columns, best * kPackedRows, static_cast<int>(best) * halves, k / kAtomDepth);
+  MatrixCut cut{};
+  cut.columns = static_cast<int>(columns);
+  cut.columns_of_tile = static_cast<int>(best * kPackedRows);
+  cut.tiles = static_cast<int>(ceil_div(units, best));
+  cut.groups = static_cast<int>(best) * halves;
+  cut.warps = static_cast<int>(warps_of(cut.groups));
+  cut.atoms = static_cast<int>(k / kAtomDepth);
   const auto of_stage =
       static_cast<int>(std::min<int64_t>(chunks, kStageBytes / (cut.groups * kRecordBytes)));
   cut.stage_atoms = of_stage * kPackedColumns / kAtomDepth;

@@ -33,7 +33,7 @@ __device__ __forceinline__ void run_layers(Worker& w) {
         w.together();
       }
       // Found early: this lies between an operand and its product.
-      int gives = has(product) && this_thread() >= kMultiplying * kWarp;
+      int gives = has(product) && this_thread() >= w.multiplying(product) * kWarp;
       find_now(gives);
       if (product == kQkv || product == (kMixture ? kRouter : kGateUp)) {
         const bool first = product == kQkv && w.layer == 0;

@@ -64,6 +64,7 @@ struct MatrixCut {
   int atoms_that_fit, inverse;   // into a stage, and inverse_of() them
   int columns_of_tile, stages;   // outputs (of one half); stages that a tile takes
   int columns;                   // outputs (of one half)
+  int warps;                     // that multiply: kMultiplying, or more of packed weights
   const __nv_bfloat16* bias;     // of the first layer; may be null
   int64_t words;                 // where the outputs lie in the exchange buffer
   int operand_at;                // in shared memory, bytes behind the place of all operands
@@ -336,6 +337,8 @@ struct Worker {
   static constexpr int kSums = 1;
 
   __device__ int rows() const { return alone ? 1 : a.rows; }
+  /// The warps that multiply, the first ones. Those behind kMultiplying prepare operands as well.
+  __device__ static constexpr int multiplying(int) { return kMultiplying; }
   /// Whether a product's operand has both halves of a row, in turns.
   __device__ bool has_pairs(const MatrixCut& cut) const { return beside || (int4 && cut.beside); }
   /// Of the operand: its columns, as tensor cores have them.

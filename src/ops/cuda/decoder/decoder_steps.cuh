@@ -250,7 +250,7 @@ __device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t 
     return gather_quantised(w, cut, sent, absent, thread);
   } else if (2 * total > kPairsGathered * kGathering) {
     // Warps of wgmma end together; of mma.sync one may still read what the others would overwrite.
-    if (Worker::kIsInt4 && this_thread() < kMultiplying * kWarp) w.multiplied();
+    if (Worker::kIsInt4) w.together();
     gather_many(w, cut, sent, columns, absent, thread);
   } else {
     // The others have sent outputs, for which their fence would wait.
