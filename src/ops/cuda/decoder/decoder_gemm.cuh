@@ -183,6 +183,21 @@ __device__ __forceinline__ void send_logits(const Worker<kHeadDim>& w, int tile,
     w.send_all(w.a.words + w.a.mixture.logits_at + tile * 8 + lane / 4, __float_as_uint(logit));
 }
 
+/// project() of a warp that does not multiply, or of a block without a tile: it only keeps count.
+template <class Worker>
+__device__ __forceinline__ void pass(Worker& w, int product, int warp, bool absent) {
+  const MatrixCut& cut = w.a.cuts[product];
+  if (!absent) w.ring.advance(cut.stages * (w.lean ? 1 : tiles_of_block(cut.tiles)));
+  if (product == kGateUp && warp >= kMultiplying) gather_early(w);
+  // The router's is gate_up's, too; qkv's is left alone until after attention. Of int4 weights the
+  // first warps may come here while more than a warpgroup still multiplies the product before: they
+  // must not come twice to the barrier at which those are awaited.
+  if (Worker::kIsInt4 && absent && product != kRouter)
+    w.together();
+  else if (product != kRouter && (product != kQkv || absent))
+    w.await_operand();
+}
+
 /// The block's tiles of one product, of an operand that other warps are still writing. The first
 /// warps multiply; the others only keep count, and wait until the operand has been read: they are
 /// ready for the next one while the first still send.
@@ -193,19 +208,7 @@ __device__ __forceinline__ void project(Worker& w, int product) {
   const int warp = __shfl_sync(kFullMask, thread / kWarp, 0), lane = thread % kWarp;
   const int tiles = w.a.cuts[product].tiles;
   const bool absent = blockIdx.x >= tiles;
-  if (warp >= w.multiplying(product) || absent) {
-    if (!absent) w.ring.advance(w.a.cuts[product].stages * (w.lean ? 1 : tiles_of_block(tiles)));
-    if (product == kGateUp && warp >= kMultiplying) gather_early(w);
-    // The router's is gate_up's, too; qkv's is left alone until after attention. Not by
-    // await_operand() where the block has no tile: the warps that have left the operand before
-    // would come to that twice, while others still multiply.
-    if (product == kRouter) return;
-    if (absent)
-      w.together();
-    else if (product != kQkv)
-      w.await_operand();
-    return;
-  }
+  if (warp >= w.multiplying(product) || absent) return pass(w, product, warp, absent);
   // Of E4M3 weights, the scales of a tile, asked for long before they are needed; of many short
   // tiles, while the one before is multiplied.
   const auto scales_of = [&](int tile) -> float2 {
