@@ -250,7 +250,10 @@ __device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t 
     return gather_quantised(w, cut, sent, absent, thread);
   } else if (2 * total > kPairsGathered * kGathering) {
     // Warps of wgmma end together; of mma.sync one may still read what the others would overwrite.
-    if (Worker::kIsInt4) w.together();
+    if (Worker::kIsInt4 && w.multiplying(absent ? kQkv : kGateUp) > kMultiplying)
+      w.together();
+    else if (Worker::kIsInt4 && this_thread() < kMultiplying * kWarp)
+      w.multiplied();
     gather_many(w, cut, sent, columns, absent, thread);
   } else {
     // The others have sent outputs, for which their fence would wait.
