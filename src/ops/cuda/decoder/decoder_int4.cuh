@@ -1,7 +1,8 @@
 // Packed int4 weights in the decoder layers' kernel, of groups of 128 columns or more: records
 // (quantised/packed.h) stream through the ring as they are stored, and are unpacked in the
-// registers of the warps that multiply. One chain over k, the bits of gemm_packed.cuh. Scales of
-// few bits without zero points (of no CudaBackend::fine_) unpack in fewer instructions than others.
+// registers of the warps that multiply. One chain over k, or one for both halves of it; the bits of
+// gemm_packed.cuh. Scales of few bits without zero points (of no CudaBackend::fine_) unpack in
+// fewer instructions than others.
 //
 // 128 columns take a lone warp some 300 cycles, of 8 rows as of 16; eight steps of the chain and
 // its instructions' own delays add up to 210 and 235. So as many warps multiply as a tile has pairs
