@@ -114,14 +114,17 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
     for (const auto& quarter : a)
 #pragma unroll
       for (int i = 0; i < 4 * kUnits; ++i) depends |= quarter[i % 2][i / 2 * (kUnits == 1 ? 2 : 1)];
+    const bool ends = step + chains >= shape.steps, has_all = step + 1 == shape.steps,
+               has_next = !ends || item + static_cast<int>(gridDim.x) < shape.items;
+    const int chain = step & (chains - 1),
+              next = turn + chains < kTurnBarriers ? turn + chains : turn + chains - kTurnBarriers;
     wait_barrier(ring.rows_full() + at.stage, at.parity);
-    if (turn >= chains)
-      sync_some(1 + turn % kTurnBarriers + static_cast<int>(depends & never), 2 * kGroupThreads);
+    if (step >= chains || item > static_cast<int>(blockIdx.x))
+      sync_some(1 + turn + static_cast<int>(depends & never), 2 * kGroupThreads);
     float sum[kRows / 2];
 #pragma unroll
     for (float& s : sum) s = 0.0f;
-    const int half = step % chains;
-    if (step >= chains) handed.get(sum, half);
+    if (step >= chains) handed.get(sum, chain);
     uint32_t x = describe_rows(ring.at(at.stage));
     wgmma_fence();
 #pragma unroll
@@ -133,10 +136,8 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
     for (auto& quarter : a) pin_registers(quarter);
 #pragma unroll
     for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
-    const bool ends = step + chains >= shape.steps, has_all = step + 1 == shape.steps;
-    if (!has_all) handed.put(sum, ends ? 2 : half);
-    if (!ends || item + static_cast<int>(gridDim.x) < shape.items)
-      arrive_at_some(1 + (turn + chains) % kTurnBarriers, 2 * kGroupThreads);
+    if (!has_all) handed.put(sum, ends ? 2 : chain);
+    if (has_next) arrive_at_some(1 + next, 2 * kGroupThreads);
     if (leader) arrive(ring.empty + at.stage);
     if (ends && chains > 1) {
       if (has_all) {
@@ -148,7 +149,7 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
     }
     if (has_all) store_packed<kRows, kUnits>(y, shape, sum, item, warp);
     step += kGroups;
-    turn += kGroups;
+    turn = turn < kGroups ? turn + kGroups : turn - kGroups;
     at = at.plus(kGroups, shape.stages);
   }
 }
