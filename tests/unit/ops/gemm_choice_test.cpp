@@ -403,6 +403,28 @@ TEST(GemmChoice, OfWeightsInHalves) {
   EXPECT_EQ(at(4096), "mid");
 }
 
+TEST(GemmChoice, OfPackedWeightsInHalves) {
+  for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
+    GemmProblem problem = product(1, {4096, 12288});
+    problem.weight = WeightFormat(numbers, 128);
+    problem.weight.in_halves = true;
+    for (const int64_t rows : {1, 16, 33, 256}) {
+      problem.rows = rows;
+      EXPECT_EQ(served_by(problem, kHopper), "packed") << rows;
+      EXPECT_EQ(served_by(problem, kAmpere), "mma") << rows;
+    }
+    problem.k = 1152;  // halves of four and a half records
+    EXPECT_EQ(served_by(problem, kHopper), "unpacked");
+    EXPECT_EQ(served_by(problem, kAmpere), "unpacked");
+    problem.k = 12288;
+    problem.y = DType::f32;
+    EXPECT_EQ(served_by(problem, kHopper), "unpacked");
+    problem.y = DType::bf16;
+    problem.end = GemmEnd::gate;
+    EXPECT_EQ(served_by(problem, kHopper), "separate operations");
+  }
+}
+
 TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
   for (const int sms : {2, 16, 78, 114, 132})
     for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {
