@@ -184,10 +184,41 @@ __device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
   for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
 }
 
-/// `adds`: the second half's sums to the first's.
+/// The second half's sums become both halves', of which the first's are stored: some are asked for
+/// at once, as many as registers hold beside the sums.
+template <int kRows, int kUnits>
+__device__ __forceinline__ void add_stored(__nv_bfloat16* y, const PackedShape& shape,
+                                           float (&sum)[kRows / 2], int item, int warp) {
+  constexpr int kTiles = kRows / 8, kAtOnce = kTiles < 8 ? kTiles : 8;
+  const int t = threadIdx.x % 4, first_row = packed_first_row(shape, item),
+            rows = min(first_row + shape.block_rows, shape.rows);
+#pragma unroll
+  for (int i = 0; i < kUnits * kTiles; i += kAtOnce) {
+    const int u = i / kTiles, unit = packed_unit<kUnits>(shape, item) + warp * kUnits + u;
+    uint32_t first[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const uint32_t* const from = place_of_two(y + int64_t{unit} * kPackedRows, shape.stride,
+                                                first_row + 8 * (i % kTiles + j) + 2 * t, rows,
+                                                warp < shape.warps && unit < shape.units);
+      first[j] = from ? *from : 0;
+    }
+    // A lane's two columns of one row, as they are stored, and back again.
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = 4 * (i % kTiles + j) + 2 * u;
+      const float2 second = two_of_row(sum[at], sum[at + 1]),
+                   both = add_halves(first[j], second.x, second.y),
+                   mine = two_of_row(both.x, both.y);
+      sum[at] = mine.x, sum[at + 1] = mine.y;
+    }
+    asm volatile("" ::: "memory");
+  }
+}
+
 template <int kRows, int kUnits>
 __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
-                             const float (&sum)[kRows / 2], int item, int warp, bool adds = false) {
+                             const float (&sum)[kRows / 2], int item, int warp) {
   const int t = threadIdx.x % 4, first_row = packed_first_row(shape, item),
             rows = min(first_row + shape.block_rows, shape.rows);
 #pragma unroll
@@ -207,7 +238,7 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
         }
       }
       store_two(y + int64_t{unit} * kPackedRows, shape.stride, first, second,
-                first_row + 8 * j + 2 * t, rows, inside, adds);
+                first_row + 8 * j + 2 * t, rows, inside);
     }
   }
 }
@@ -290,7 +321,8 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
     if (leader) arrive(ring.empty + last);
     at.next(shape.stages);
-    store_packed<kRows, kUnits>(y, shape, sum, item, warp, half > 0);
+    if (half > 0) add_stored<kRows, kUnits>(y, shape, sum, item, warp);
+    store_packed<kRows, kUnits>(y, shape, sum, item, warp);
     if (++half == shape.halves) half = 0, item += static_cast<int>(gridDim.x);
   }
 }

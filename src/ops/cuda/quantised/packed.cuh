@@ -223,19 +223,26 @@ __device__ __forceinline__ void unpack_quarter(uint32_t (&a)[2][4],
   }
 }
 
-/// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g:
-/// each lane then stores two columns of one row. `adds`: to the first half's sums, which it stored.
-__device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
-                                 int row, int rows, bool inside, bool adds = false) {
+/// Where a lane stores two neighbouring columns of one row, of the rows `row` and `row` + 1; null
+/// where there is none.
+__device__ inline uint32_t* place_of_two(__nv_bfloat16* y, int64_t stride, int row, int rows,
+                                         bool inside) {
+  row += (threadIdx.x & 4) != 0;
+  const int g = threadIdx.x % kWarp / 4;
+  return inside && row < rows ? reinterpret_cast<uint32_t*>(y + row * stride + g / 2 * 2) : nullptr;
+}
+/// One value for each of two rows of x, in neighbouring columns of y for lanes with neighbouring g,
+/// becomes what a lane stores there.
+__device__ inline float2 two_of_row(float first, float second) {
   const bool odd = threadIdx.x & 4;
   const float got = __shfl_xor_sync(kFullMask, odd ? first : second, 4);
-  row += odd;
-  if (!inside || row >= rows) return;
-  const int g = threadIdx.x % kWarp / 4;
-  auto* const to = reinterpret_cast<uint32_t*>(y + row * stride + g / 2 * 2);
-  float2 sums{odd ? got : first, odd ? second : got};
-  if (adds) sums = add_halves(*to, sums.x, sums.y);
-  *to = pack_bf16(sums.x, sums.y);
+  return {odd ? got : first, odd ? second : got};
+}
+__device__ inline void store_two(__nv_bfloat16* y, int64_t stride, float first, float second,
+                                 int row, int rows, bool inside) {
+  const float2 sums = two_of_row(first, second);
+  if (uint32_t* const to = place_of_two(y, stride, row, rows, inside))
+    *to = pack_bf16(sums.x, sums.y);
 }
 
 }  // namespace nanovllm
