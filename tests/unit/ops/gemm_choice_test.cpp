@@ -403,6 +403,30 @@ TEST(GemmChoice, OfWeightsInHalves) {
   EXPECT_EQ(at(4096), "mid");
 }
 
+/// A barrier's phase is taken for the next but one: whoever waits for a turn's stage must know that
+/// the stage's turn before has been filled (a group) or read (a copier).
+TEST(GemmChoice, StagesOfTurnsAreNeverARoundBehind) {
+  constexpr int kTurns = 64;
+  for (const int chains : {1, 2})
+    for (int room = 1; room <= 20; ++room) {
+      const int stages = turn_stages(room, chains), copiers = std::min(kPackedCopiers, stages);
+      ASSERT_TRUE(stages >= kMostPackedGroups && stages <= kMostTurnStages) << room;
+      // ended[t]: the turns that have ended when turn t has, of its chain and of its group.
+      std::vector<std::vector<bool>> ended(kTurns, std::vector<bool>(kTurns));
+      for (int t = 0; t < kTurns; ++t) {
+        ended[t][t] = true;
+        for (const int before : {t - chains, t - kMostPackedGroups})
+          for (int i = 0; before >= 0 && i < kTurns; ++i)
+            if (ended[before][i]) ended[t][i] = true;
+      }
+      const auto knows = [&](int turn, int of) { return of < 0 || (turn >= 0 && ended[turn][of]); };
+      for (int t = 0; t < kTurns; ++t) {
+        EXPECT_TRUE(knows(t - kMostPackedGroups, t - stages)) << stages << " stages, turn " << t;
+        EXPECT_TRUE(knows(t - copiers - stages, t - 2 * stages)) << stages << " stages, copy " << t;
+      }
+    }
+}
+
 TEST(GemmChoice, OfPackedWeightsInHalves) {
   for (const auto numbers : {WeightFormat::int4, WeightFormat::int8, WeightFormat::e4m3}) {
     GemmProblem problem = product(1, {4096, 12288});

@@ -61,6 +61,18 @@ constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t r
   return format.bits() == 4 && k % (kTurnChunks * kPackedColumns) == 0 && groups == 1 &&
          rows <= kMostTurnRows && tiles == 1;
 }
+/// The stages of such a ring, if that has room for `room`. A stage's barrier does not tell a round
+/// from the next but one: a group waits for a stage only when that has been filled before, and a
+/// copier when that has been read before. Either knows that the turn of its own before, a group's
+/// three and a copier's four ahead, has ended, so those before that in its chain, and a group's
+/// own; but of two chains (`halves`) not the turn just before that. So three stages or six, and no
+/// four or five.
+constexpr int kPackedCopiers = 4, kMostTurnStages = kMostStages / 2;
+constexpr int turn_stages(int64_t room, int halves) {
+  const auto stages =
+      static_cast<int>(std::clamp<int64_t>(room, kMostPackedGroups, kMostTurnStages));
+  return halves == 2 && (stages == 4 || stages == 5) ? 6 : stages;
+}
 
 // -- gemm_mma.cuh --
 

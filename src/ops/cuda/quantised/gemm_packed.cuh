@@ -35,8 +35,8 @@ struct PackedShape {
 
 constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of w
 constexpr int kPackedSlices = kPackedColumns / kSliceWidth;
-constexpr int kPackedCopiers = kGroupThreads / kWarp;  // warps: registers are given to four at once
-constexpr int kMostTurnStages = kMostStages / 2;       // of a ring where groups take turns
+static_assert(kPackedCopiers ==
+              kGroupThreads / kWarp);  // registers are given to four warps at once
 
 /// Shared memory, as skinny_shared_bytes(): B reads kRows rows, whatever there are.
 constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int stages) {

@@ -61,11 +61,9 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
   const int64_t tiles = ceil_div(shape.items, num_sms), all = tiles * shape.steps,
                 ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
   shape.in_turns = takes_turns(w.format, w.k(), plan.groups(), rows, tiles);
-  // With fewer stages than groups one might wait for a stage's next phase but one, and take the
-  // phase before for it.
-  shape.stages = static_cast<int>(std::clamp<int64_t>(
-      std::min(ring / shape.stage_bytes, all), shape.in_turns ? kMostPackedGroups : 2,
-      shape.in_turns ? kMostTurnStages : kMostStages));
+  const int64_t room = std::min(ring / shape.stage_bytes, all);
+  shape.stages = shape.in_turns ? turn_stages(room, shape.halves)
+                                : static_cast<int>(std::clamp<int64_t>(room, 2, kMostStages));
   return shape;
 }
 

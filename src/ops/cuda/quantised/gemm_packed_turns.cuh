@@ -137,8 +137,8 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
 #pragma unroll
     for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
     if (!has_all) handed.put(sum, ends ? 2 : chain);
+    if (leader) arrive(ring.empty + at.stage);  // before the next turn: turn_stages()
     if (has_next) arrive_at_some(1 + next, 2 * kGroupThreads);
-    if (leader) arrive(ring.empty + at.stage);
     if (ends && chains > 1) {
       if (has_all) {
         sync_some(kHalfBarrier, 2 * kGroupThreads);
