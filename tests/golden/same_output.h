@@ -87,10 +87,12 @@ RequestOutput run_alone(Engine& llm, const Prompt& prompt, const SamplingParams&
     llm.reset_prefix_cache();
     output.outputs.at(0).index = i;
     if (output.failure == RequestFailure::refused) return output;  // as one, whatever n is
-    if (i == 0)
+    if (i == 0) {
       whole = std::move(output);
-    else
-      whole.outputs.push_back(std::move(output.outputs[0]));
+      continue;
+    }
+    whole.outputs.push_back(std::move(output.outputs[0]));
+    if (whole.error.empty()) whole.error = output.error, whole.failure = output.failure;
   }
   return whole;
 }
