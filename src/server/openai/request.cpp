@@ -20,22 +20,6 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPrompts = 1024, kMaxMessages = 4096, kMaxTemplateBytes = size_t{1} << 20,
                  kMaxTemplateVariables = 256;
 
-// Fields that clients send and that change nothing here: accounting, storage, caching hints.
-constexpr std::array<std::string_view, 14> kHarmless{"user",
-                                                     "metadata",
-                                                     "store",
-                                                     "service_tier",
-                                                     "safety_identifier",
-                                                     "prompt_cache_key",
-                                                     "moderation",
-                                                     "verbosity",
-                                                     "prompt_cache_retention",
-                                                     "prediction",
-                                                     "request_id",
-                                                     "prompt_cache_options",
-                                                     "client_metadata",
-                                                     "include"};
-
 // Fields that would change the answer and are not there: refused unless they ask for nothing. The
 // value is JSON.
 struct Refused {
