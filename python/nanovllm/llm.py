@@ -70,7 +70,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """Runs all prompts to their ends and returns their outputs in order.
 
@@ -90,7 +90,7 @@ class LLM:
         self,
         messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
@@ -213,18 +213,21 @@ def text_of(prompt: Any) -> str | None:
 
 
 class _Progress:
-    """nano-vLLM's progress bar, where tqdm is installed."""
+    """nano-vLLM's progress bar, where tqdm is installed, or one that `wanted` makes, as in vLLM."""
 
-    def __init__(self, total: int, wanted: bool) -> None:
+    def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
         self._bar: Any = None
         self.update: Callable[[int, float, float], None] | None = None
         if not wanted:
             return
-        try:
-            from tqdm.auto import tqdm  # type: ignore[import-untyped]
-        except ImportError:
-            return
-        self._bar = tqdm(total=total, desc="Generating", dynamic_ncols=True)
+        make: Any = wanted
+        if not callable(make):
+            try:
+                from tqdm.auto import tqdm  # type: ignore[import-untyped]
+            except ImportError:
+                return
+            make = tqdm
+        self._bar = make(total=total, desc="Generating", dynamic_ncols=True)
         self._rates = {"Prefill": 0.0, "Decode": 0.0}
         self.update = self._update
 

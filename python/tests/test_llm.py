@@ -52,6 +52,19 @@ def test_a_chat_template_may_be_given(llm):
         llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
 
 
+def test_use_tqdm_may_make_the_bar(llm):
+    """As vLLM documents it: functools.partial(tqdm, leave=False), say."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    bars = []
+
+    def make(**options):
+        bars.append(tqdm(disable=None, leave=False, **options))
+        return bars[-1]
+
+    llm.generate(["Once", "upon"], SamplingParams(max_tokens=1), use_tqdm=make)
+    assert [bar.total for bar in bars] == [2]
+
+
 def test_a_developers_message_is_the_systems(llm):
     """As in vLLM, where a template does not know OpenAI's newer name: it would leave the message out."""
     prompts = [
