@@ -100,16 +100,18 @@ class Reader {
   }
 
   bool string() {
-    const char quote = text_[at_++];
+    const std::string_view rest = text_.substr(at_);
+    const size_t quotes = rest.starts_with(std::string(3, rest.front())) ? 3 : 1;
+    at_ += quotes;
     std::string text;
-    while (at_ < text_.size() && text_[at_] != quote) {
+    while (at_ < text_.size() && !text_.substr(at_).starts_with(rest.substr(0, quotes))) {
       if (text_[at_] != '\\')
         text += text_[at_++];
       else if (!escape(text))
         return false;
     }
     if (at_ == text_.size()) return false;
-    ++at_;
+    at_ += quotes;
     json_ += '"' + json_escaped(text) + '"';
     return true;
   }

@@ -100,14 +100,10 @@ class PythonicReader final : public CallReader {
     const bool ends = quote_ == '\0' && depth_ == 0 && (c == ',' || c == ')');
     if (!ends) {
       text_ += c;
-      if (is_escaped_)
-        is_escaped_ = false;
-      else if (quote_ != '\0' && c == '\\')
-        is_escaped_ = true;
-      else if (quote_ != '\0')
-        quote_ = c == quote_ ? '\0' : quote_;
+      if (quote_ != '\0')
+        take_in_string(c);
       else if (c == '\'' || c == '"')
-        quote_ = c;
+        open_string(c);
       else if (c == '[' || c == '{' || c == '(')
         ++depth_;
       else if ((c == ']' || c == '}' || c == ')') && --depth_ < 0)
@@ -121,6 +117,21 @@ class PythonicReader final : public CallReader {
     sink.add_arguments((has_first_ ? ", \"" : "{\"") + key_ + "\": " + *json);
     state_ = key;
     return c == ')' ? end_call(sink) : Step::more;
+  }
+
+  /// Three quotes are an empty string, until the third comes.
+  void open_string(char quote) {
+    quote_ = quote;
+    num_quotes_ = text_.ends_with(std::string(3, quote)) ? 3 : 1;
+    string_at_ = text_.size();
+  }
+
+  void take_in_string(char c) {
+    if (std::exchange(is_escaped_, c == '\\' && !is_escaped_))
+      string_at_ = text_.size();
+    else if (text_.size() >= string_at_ + num_quotes_ &&
+             text_.ends_with(std::string(num_quotes_, quote_)))
+      quote_ = '\0';
   }
 
   void begin(CallSink& sink) {
@@ -141,6 +152,8 @@ class PythonicReader final : public CallReader {
   bool name_ended_ = false;  // with white space
   bool has_first_ = false;   // the call has an argument
   char quote_ = '\0';        // of the string within a value
+  size_t num_quotes_ = 1;    // at either end of it
+  size_t string_at_ = 0;     // where those that end it may begin
   int depth_ = 0;
   bool is_escaped_ = false;
 };

@@ -78,8 +78,11 @@ TEST(PythonicCalls, TakePythonsOtherSpellings) {
   EXPECT_EQ(arguments("f(a=(1, 'x'), b=(), c=((1,), [2]), d=({'k': (3)}))"),
             R"({"a": [1, "x"], "b": [], "c": [[1], [2]], "d": {"k": 3}})");
   EXPECT_EQ(arguments(R"(f(a='\0\033[1m\1012\779\400'))"), R"({"a": "\u0000\u001b[1mA2?9Ā"})");
+  EXPECT_EQ(arguments(R"py(f(a='''it's
+"x", (\''' y''', b='''''', c=["("], d='', e="\\"))py"),
+            R"({"a": "it's\n\"x\", (''' y", "b": "", "c": ["("], "d": "", "e": "\\"})");
   for (const char* bad : {"f(a b=1)", "f g(a=1)", "f(a= )", "f(a=.)", "f(a=1 2)", "f(a=(1 2))",
-                          "f(a=(,))", "f(a=++)", "f(a=(1, 2])"})
+                          "f(a=(,))", "f(a=++)", "f(a=(1, 2])", "f(a='''x')"})
     EXPECT_EQ(arguments(bad), "") << bad;
 }
 
