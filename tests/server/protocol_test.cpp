@@ -180,6 +180,48 @@ TEST(Protocol, UsageOfEachChunkIsPartOfIncludeUsage) {
   }
 }
 
+// vLLM's _consolidate_system_messages(): many templates take no system's message but the first.
+TEST(Protocol, TheDevelopersMessagesAreOneWithTheSystems) {
+  ServerOnThread server;
+  const auto tokens_of = [&](const Json& messages) {
+    return server.post("/tokenize", Json{{"messages", messages}}).json()["tokens"];
+  };
+  const auto said = [](const char* role, const Json& content) {
+    return Json{{"role", role}, {"content", content}};
+  };
+  const Json expected = tokens_of({said("system", "Be brief.\n\nBe kind."), said("user", "Hi")});
+  EXPECT_FALSE(expected.is_null());
+  const Json part = {{"type", "text"}, {"text", "Be kind."}};
+  EXPECT_EQ(tokens_of({said("system", "Be brief."), said("developer", Json::array({part})),
+                       said("user", "Hi")}),
+            expected);
+  EXPECT_EQ(tokens_of({said("developer", "Be brief."), said("user", "Hi"), said("system", ""),
+                       said("developer", "Be kind.")}),
+            expected);
+  const Json image = {{"type", "image_url"}};
+  EXPECT_TRUE(tokens_of({said("developer", Json::array({image})), said("user", "Hi")}).is_null());
+  // Without a developer the template has its way.
+  EXPECT_NE(
+      tokens_of({said("system", "Be brief."), said("system", "Be kind."), said("user", "Hi")}),
+      expected);
+}
+
+// OpenAI's SDK has refusals in an assistant's content; vLLM takes the parts of responses, too.
+TEST(Protocol, PartsThatAreTextAreTakenWhateverTheirName) {
+  ServerOnThread server;
+  const auto tokens_with = [&](const Json& part) {
+    Json messages = chat_body()["messages"];
+    messages.push_back({{"role", "assistant"}, {"content", Json::array({part})}});
+    return server.post("/tokenize", Json{{"messages", messages}}).json()["tokens"];
+  };
+  const Json expected = tokens_with({{"type", "text"}, {"text", "No."}});
+  EXPECT_FALSE(expected.is_null());
+  EXPECT_EQ(tokens_with({{"type", "refusal"}, {"refusal", "No."}}), expected);
+  EXPECT_EQ(tokens_with({{"type", "input_text"}, {"text", "No."}}), expected);
+  EXPECT_EQ(tokens_with({{"type", "output_text"}, {"text", "No."}}), expected);
+  EXPECT_TRUE(tokens_with({{"type", "refusal"}}).is_null());
+}
+
 TEST(Protocol, ATokenThatTheModelDoesNotHaveIsThePromptsFault) {
   ServerOnThread server;
   const Answer answer = server.post("/v1/completions", Json{{"prompt", {1, 99999999}}});
