@@ -24,6 +24,10 @@ std::atomic<int64_t> num_kept = 0;   // allocations
   if (void* bytes = std::malloc(size)) return bytes;
   throw std::bad_alloc();
 }
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  ++num_kept;
+  return std::malloc(size);
+}
 [[gnu::noinline]] void operator delete(void* bytes) noexcept {
   if (bytes) --num_kept;
   std::free(bytes);
