@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -38,7 +39,11 @@ class Generations {
   void abort_all();
   /// Ends them with an error.
   void fail_all(const std::string& message);
-  size_t size() const { return jobs_.size(); }
+  /// Requests that have no answer yet, those that are being read among them.
+  int64_t size() const {
+    return std::accumulate(in_work_.begin(), in_work_.end(), int64_t{0},
+                           [](int64_t sum, const auto& of_key) { return sum + of_key.second; });
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -191,7 +191,6 @@ class Server {
     if (is_draining_ || !llm_) return http_.stop();
     is_draining_ = true;
     is_ready_ = false;
-    llm_->drain();
     http_.stop_accepting();
     log_.note(fmt::format("stopping: {} requests have {} s; again to end at once",
                           generations_->size(), options_.shutdown_timeout));

@@ -114,6 +114,23 @@ TEST(Faults, SigtermUnderLoadLetsAllStreamsEnd) {
   server.stop();
 }
 
+TEST(Faults, ARequestThatIsBeingReadAtSigtermIsServed) {
+  server::ServerOptions options;
+  options.trust_request_chat_template = true;
+  ServerOnThread server(options);
+  Json body = chat_body();
+  body["chat_template"] =  // takes long
+      "{% for i in range(1000) %}{% for j in range(1500) %}{% if i > j %}{% endif %}{% endfor %}"
+      "{% endfor %}{{ messages[0].content }}";
+  Client client(server.port());
+  client.send(request_bytes(body));
+  EXPECT_EQ(server.get("/load").json()["server_load"], 1);
+  server.terminate();
+  const Answer answer = client.read_answer();
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  server.stop();
+}
+
 TEST(Faults, StreamsThatTakeTooLongAfterSigtermGetAnError) {
   server::ServerOptions options;
   options.shutdown_timeout = 0.1;
