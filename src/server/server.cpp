@@ -196,7 +196,8 @@ class Server {
                           generations_->size(), options_.shutdown_timeout));
     const auto begin = Clock::now();
     http_.every(std::chrono::milliseconds(20), [this, begin] {
-      if (generations_->size() > 0 && seconds_since(begin) < options_.shutdown_timeout) return true;
+      const bool is_answering = generations_->size() > 0 || http_.is_sending_long();
+      if (is_answering && seconds_since(begin) < options_.shutdown_timeout) return true;
       generations_->fail_all("the server is shutting down");
       http_.every(std::chrono::milliseconds(50), [this] { return http_.stop(), false; });
       return false;

@@ -80,6 +80,20 @@ TEST(Faults, WhoReadsALongAnswerSlowlyGetsAllOfIt) {
   EXPECT_EQ(answer.json()["prompt"].get<std::string>().size(), 10800000u);
 }
 
+TEST(Faults, ALongAnswerThatIsBeingSentAtSigtermIsSentWhole) {
+  ServerOnThread server;
+  const int64_t mark =
+      server.post("/tokenize", Json{{"prompt", "<|im_start|>"}}).json()["tokens"][0];
+  Client slow(server.port());
+  slow.limit_unread(100000);
+  slow.send(request_bytes({{"tokens", std::vector<int64_t>(900000, mark)}}, "/detokenize"));
+  ASSERT_TRUE(slow.receive());
+  server.terminate();
+  slow.pause = std::chrono::milliseconds(2);  // some 8 MB/s of 10.8 MB
+  EXPECT_EQ(slow.read_answer().json()["prompt"].get<std::string>().size(), 10800000u);
+  server.stop();
+}
+
 /// `count` streams that have begun.
 std::vector<std::unique_ptr<Client>> streams(ServerOnThread& server, int count, const Json& body) {
   std::vector<std::unique_ptr<Client>> clients;

@@ -67,6 +67,11 @@ class Connection final : public ConnectionBase,
     close();
   }
 
+  // The system takes a short one at once.
+  bool is_sending_long() const override {
+    return is_finishing_ && !is_closed_ && sending_.size() + pending_.size() > 65536;
+  }
+
  private:
   static constexpr size_t kMaxChunks = 65536;  // each costs work, however little it brings
   struct ChunkCounter {

@@ -20,6 +20,8 @@ class ConnectionBase {
   virtual void close() = 0;
   /// Ends what has waited too long.
   virtual void check_deadline(Clock::time_point now) = 0;
+  /// Whether an answer that is complete takes its time to be sent.
+  virtual bool is_sending_long() const = 0;
 };
 
 /// Belongs to the I/O thread, but for the bytes of bodies, which are given back wherever a request

@@ -98,6 +98,8 @@ class HttpServer {
   /// Runs `task` on that thread for each SIGINT and SIGTERM until stop().
   void on_signal(std::function<void(int)> task);
 
+  /// Whether an answer that is complete takes its time to be sent; on that thread.
+  bool is_sending_long() const;
   /// No new connections from now on; on that thread.
   void stop_accepting();
   /// Ends all connections and run(); on that thread.

@@ -115,6 +115,11 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
     });
   }
 
+  bool is_sending_long() const {
+    return std::ranges::any_of(context_->connections, [](const auto* connection) {
+      return connection->is_sending_long();
+    });
+  }
   void stop_accepting() {
     error_code ignored;
     if (tcp_) tcp_->close(ignored);
@@ -230,6 +235,7 @@ void HttpServer::every(std::chrono::milliseconds period, std::function<bool()> t
   state_->every(period, std::move(task));
 }
 void HttpServer::on_signal(std::function<void(int)> task) { state_->on_signal(std::move(task)); }
+bool HttpServer::is_sending_long() const { return state_->is_sending_long(); }
 void HttpServer::stop_accepting() { state_->stop_accepting(); }
 void HttpServer::stop() { state_->stop(); }
 int HttpServer::port() const { return state_->port_; }
