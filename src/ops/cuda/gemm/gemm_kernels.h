@@ -61,12 +61,12 @@ constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t r
   return format.bits() == 4 && k % (kTurnChunks * kPackedColumns) == 0 && groups == 1 &&
          rows <= kMostTurnRows && tiles == 1;
 }
-/// The stages of such a ring, if that has room for `room`. A stage's barrier does not tell a round
-/// from the next but one: a group waits for a stage only when that has been filled before, and a
-/// copier when that has been read before. Either knows that the turn of its own before, a group's
-/// three and a copier's four ahead, has ended, so those before that in its chain, and a group's
-/// own; but of two chains (`halves`) not the turn just before that. So three stages or six, and no
-/// four or five.
+/// The stages of such a ring, of which `room` would fit. A stage's barrier does not tell a round
+/// from the next but one, so nobody may wait for a stage whose round before is not over. A group,
+/// and a copier, knows that its own turn before, three or four turns ahead, has ended, and all
+/// before that in its chain and its group. Of two chains (`halves`) this leaves out the turn just
+/// before that one. It has the same stage in a ring of four, and for copiers in a ring of five: so
+/// three stages or six.
 constexpr int kPackedCopiers = 4, kMostTurnStages = kMostStages / 2;
 constexpr int turn_stages(int64_t room, int halves) {
   const auto stages =
