@@ -266,6 +266,8 @@ TEST(HttpLimits, ARefusedBodyTakesNoOthersPlace) {
   EXPECT_EQ(served.read_answer().status, 200);
   unfinished.send("}");
   EXPECT_EQ(unfinished.read_answer().status, 200);
+  served.send(text_of(1500));  // alone
+  EXPECT_EQ(served.read_answer().status, 200);
 }
 
 TEST_F(Http, ManyIdleConnectionsHurtNobody) {

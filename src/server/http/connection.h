@@ -300,7 +300,9 @@ class Connection final : public ConnectionBase,
     }
     *context_->body_bytes += size - *counted_;
     *counted_ = size;
-    return *context_->body_bytes <= context_->options.max_bodies_bytes;
+    // One that is alone may be as large as any, however high --max-body-bytes is.
+    const size_t all = *context_->body_bytes;
+    return all <= context_->options.max_bodies_bytes || all == size;
   }
 
   void dispatch() {
