@@ -160,7 +160,7 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
            "usage tells how many prompt tokens were cached");
   add_flag(command, "--enable-force-include-usage", o.force_include_usage,
-           "every stream ends with its usage");
+           "streams have their usage, in each chunk and at their end");
   add_template_kwargs(command, o.chat_template_kwargs, "--default-chat-template-kwargs");
   add_chat_template(command, o.chat_template, o.chat_template_place);
   add_flag(command, "--trust-request-chat-template", o.trust_request_chat_template,

@@ -52,7 +52,7 @@ struct ServerOptions {
   std::vector<std::string> unlogged_paths;         ///< without a line in the log
   bool metrics_without_key = false;
   bool enable_prompt_tokens_details = false;
-  bool force_include_usage = false;                ///< every stream ends with its usage
+  bool force_include_usage = false;                ///< in each chunk, and at the stream's end
   std::string chat_template_kwargs = "{}";         ///< of requests that do not say otherwise
   std::string tool_call_parser, reasoning_parser;  ///< empty: by the chat template; "none"
   bool no_enforce_auto_tool_arguments = false;     ///< calls with tool_choice auto may be invalid

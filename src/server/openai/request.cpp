@@ -60,10 +60,11 @@ void read_stream(const JsonObject& o, const RequestDefaults& defaults, Generatio
   r.stream = o.optional_bool("stream").value_or(false);
   const auto options = o.optional_object("stream_options");
   check(!options || r.stream, kBad, "stream_options goes with stream: true only");
-  r.include_usage = r.stream && defaults.force_include_usage;
+  const bool forced = r.stream && defaults.force_include_usage;
+  r.include_usage = r.continuous_usage = forced;
   if (!options) return;
   r.include_usage |= options->optional_bool("include_usage").value_or(false);
-  r.continuous_usage =
+  r.continuous_usage |=
       options->optional_bool("continuous_usage_stats").value_or(false) && r.include_usage;
 }
 

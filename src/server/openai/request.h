@@ -56,7 +56,7 @@ struct RequestDefaults {
   bool trust_request_chat_template = false;
   ChatFormat format;
   std::string chat_template_kwargs = "{}";  ///< of requests that do not say otherwise
-  bool force_include_usage = false;         ///< every stream ends with its usage
+  bool force_include_usage = false;         ///< in each chunk, and at the stream's end
   bool enforce_auto_tool_arguments = true;  ///< a call that has begun is forced to be valid
 };
 
