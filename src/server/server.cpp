@@ -130,9 +130,13 @@ class Server {
       http_.post([this, chat, made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
         llm_ = std::move(*made);
         defaults_.model_names = names_;
+        defaults_.max_model_len = llm_->llm().info().max_model_len;
         if (options_.generation_config == "auto")
           defaults_.params = llm_->llm().default_sampling_params();
-        defaults_.max_model_len = llm_->llm().info().max_model_len;
+        // The engine's own default stands for none.
+        if (defaults_.params.max_tokens != SamplingParams().max_tokens)
+          defaults_.chat_max_tokens =
+              std::min(defaults_.params.max_tokens, defaults_.max_model_len);
         defaults_.chat_template_kwargs = options_.chat_template_kwargs;
         defaults_.force_include_usage = options_.force_include_usage;
         defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;

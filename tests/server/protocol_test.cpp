@@ -155,8 +155,9 @@ TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
   EXPECT_FALSE(texts.at(1)["choices"][0].contains("prompt_token_ids"));
 }
 
-// As in OpenAI's and vLLM's protocol, whatever generation_config.json recommends.
-TEST(Protocol, ACompletionWithoutALimitHas16Tokens) {
+// As in vLLM, where generation_config.json's length is the chats' alone: its completions have
+// OpenAI's 16.
+TEST(Protocol, AChatWithoutALimitHasTheModelsAndACompletion16Tokens) {
   std::string text;
   for (int i = 1000; i < 1040; ++i) text += std::to_string(i);  // a token each
   const ScriptedModel model(text, "{{ messages[0].content }}");
@@ -164,8 +165,15 @@ TEST(Protocol, ACompletionWithoutALimitHas16Tokens) {
   server::ServerOptions options;
   options.model = model.path();
   ServerOnThread server(options);
-  const Json answer = server.post("/v1/completions", Json{{"prompt", "x"}}).json();
-  EXPECT_EQ(answer["usage"]["completion_tokens"], 16) << answer;
+  const auto tokens_of = [&](const char* path, Json body, const char* name) {
+    return server.post(path, body).json()["usage"][name];
+  };
+  EXPECT_EQ(tokens_of("/v1/completions", {{"prompt", "x"}}, "completion_tokens"), 16);
+  Json chat = chat_body("x");
+  EXPECT_EQ(tokens_of("/v1/chat/completions", chat, "completion_tokens"), 20);
+  EXPECT_EQ(tokens_of("/v1/responses", {{"input", "x"}}, "output_tokens"), 20);
+  chat["max_completion_tokens"] = 25;
+  EXPECT_EQ(tokens_of("/v1/chat/completions", chat, "completion_tokens"), 25);
 }
 
 // vLLM's should_include_usage(): one without the other asks for nothing.

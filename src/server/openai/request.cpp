@@ -268,8 +268,9 @@ GenerationRequest read_chat(const Json& body, const RequestDefaults& defaults) {
   }
   if (const auto budget = o.optional_integer("thinking_token_budget", -1, kMax))
     r.params.structured_outputs.thinking_token_budget = *budget;
-  // A chat without a limit may take what is left of the context.
-  r.params.max_tokens = r.max_tokens.value_or(defaults.max_model_len);
+  // A chat without a limit may take what is left of the context, or what the model recommends.
+  r.params.max_tokens =
+      r.max_tokens.value_or(defaults.chat_max_tokens.value_or(defaults.max_model_len));
   const bool logprobs = o.optional_bool("logprobs").value_or(false);
   const auto top = o.optional_integer("top_logprobs", 0, 20);
   check(logprobs || !top || *top == 0, kBad, "top_logprobs goes with logprobs: true only");

@@ -52,6 +52,7 @@ struct RequestDefaults {
   std::vector<std::string> model_names;  ///< the first is ours; an empty `model` is that one
   SamplingParams params;                 ///< with the model's generation_config.json
   int64_t max_model_len = 0;
+  std::optional<int64_t> chat_max_tokens;   ///< generation_config.json's, of a chat that names none
   std::shared_ptr<const ChatPrompts> chat;  ///< the chat template
   bool trust_request_chat_template = false;
   ChatFormat format;
