@@ -25,7 +25,6 @@ constexpr Neutral kNeutral[] = {{"best_of", "1"},
                                 {"logits_processors", "[]"},
                                 {"spaces_between_special_tokens", "true"},
                                 {"output_kind", "0"},
-                                {"stream_interval"},
                                 {"flat_logprobs", "false"},
                                 {"prompt_logprob_token_ids"},
                                 {"prompt_logprob_start"},
@@ -199,6 +198,7 @@ std::vector<std::string> sampling_params_names() {
                              "truncate_prompt_tokens",
                              "cache_salt",
                              "priority",
+                             "stream_interval",
                              "include_stop_str_in_output",
                              "logprobs",
                              "prompt_logprobs",
@@ -239,6 +239,8 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   }
   assign(p.truncate_prompt_tokens, o.optional_integer("truncate_prompt_tokens", -1, kMax));
   assign(p.priority, o.optional_integer("priority", -kMax, kMax));
+  // A wish about how a stream is cut: an answer's bytes are the same.
+  (void)o.optional_integer("stream_interval", 1, kMax);
   assign(p.include_stop_str_in_output, o.optional_bool("include_stop_str_in_output"));
   assign(p.skip_special_tokens, o.optional_bool("skip_special_tokens"));
   assign(p.detokenize, o.optional_bool("detokenize"));

@@ -56,7 +56,7 @@ std::string_view sampling_schema(std::string_view name) {
     if (field.name == name) return R"({"type": "number", "nullable": true})";
   for (const std::string_view integer :
        {"top_k", "seed", "max_tokens", "min_tokens", "n", "logprobs", "prompt_logprobs",
-        "truncate_prompt_tokens", "priority"})
+        "truncate_prompt_tokens", "priority", "stream_interval"})
     if (integer == name) return R"({"type": "integer", "nullable": true})";
   for (const std::string_view flag :
        {"ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"})

@@ -81,7 +81,7 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
   for (const char* value : {"0", "-1", "129", "1000000000", "18446744073709551616", "1.5"})
     rows.push_back({chat_with(std::string("\"n\":") + value)});
   for (const char* member :
-       {"\"top_p\":-1", "\"top_p\":1.01", "\"top_k\":1.5", "\"best_of\":2",
+       {"\"top_p\":-1", "\"top_p\":1.01", "\"top_k\":1.5", "\"best_of\":2", "\"stream_interval\":0",
         "\"seed\":18446744073709551616", "\"presence_penalty\":1e999", "\"repetition_penalty\":-1",
         "\"min_tokens\":-1", "\"logprobs\":true,\"top_logprobs\":1000000",
         "\"logprobs\":true,\"top_logprobs\":-1", "\"stop_token_ids\":[-1]",
@@ -90,9 +90,9 @@ TEST_F(BadRequests, NumbersOutOfEveryRange) {
     rows.push_back({chat_with(member)});
   rows.push_back({chat_with("\"n\":2,\"best_of\":3")});
   for (const char* member :
-       {"\"n\":2,\"best_of\":2", "\"best_of\":1", "\"temperature\":-0", "\"temperature\":1e-12",
-        "\"temperature\":1E-400", "\"top_k\":0", "\"top_k\":-1", "\"top_k\":100000", "\"seed\":-1",
-        "\"seed\":9223372036854775807"})
+       {"\"n\":2,\"best_of\":2", "\"best_of\":1", "\"stream_interval\":4", "\"temperature\":-0",
+        "\"temperature\":1e-12", "\"temperature\":1E-400", "\"top_k\":0", "\"top_k\":-1",
+        "\"top_k\":100000", "\"seed\":-1", "\"seed\":9223372036854775807"})
     rows.push_back({chat_with(member), 200});
   expect_all(rows);
 }
