@@ -199,6 +199,26 @@ TEST_F(OtherApis, AResponseHasTheTextOfTheChat) {
   EXPECT_EQ(cut["incomplete_details"]["reason"], "max_output_tokens");
 }
 
+// vLLM's should_continue_final_message().
+TEST_F(OtherApis, AResponseGoesOnWithAMessageThatIsIncomplete) {
+  Json body = chat_body();
+  const std::string whole = chat_text(body);
+  body["input"] = body["messages"];
+  body.erase("messages");
+  const auto text_of = [&](int most) {
+    body["max_output_tokens"] = most;
+    const Json output = server_.post("/v1/responses", body).json()["output"];
+    body["input"].push_back(output[0]);
+    return output[0]["content"][0]["text"].get<std::string>();
+  };
+  const std::string begin = text_of(2);
+  EXPECT_EQ(body["input"].back()["status"], "incomplete");
+  EXPECT_EQ(begin + text_of(50), whole);
+  body["input"].erase(2);
+  body["input"][1]["content"] = Json::array();  // nothing to go on with
+  EXPECT_EQ(server_.post("/v1/responses", body).status, 200);
+}
+
 TEST_F(OtherApis, AResponsesEventsAreNumberedAndAddUpToTheWholeOne) {
   Json body = chat_body();
   body.erase("messages");

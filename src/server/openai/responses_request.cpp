@@ -113,6 +113,15 @@ class ChatMessages {
   }
 };
 
+/// Whether the answer goes on with the input's last item: a message of the model's that was cut.
+bool is_unfinished(const Json& input) {
+  if (!input.is_array()) return false;
+  const Json& item = input.back();
+  const Json status = item.value("status", Json());
+  return item.value("type", "message") == "message" && item["role"] == "assistant" &&
+         (status == "incomplete" || status == "in_progress");
+}
+
 Json read_input(const JsonObject& o) {
   ChatMessages chat;
   if (const auto text = o.optional_string("instructions"); text && !text->empty())
@@ -186,6 +195,8 @@ GenerationRequest read_response(const Json& body, const RequestDefaults& default
   for (const char* name : {"messages", "max_tokens", "logprobs", "response_format"})
     chat.erase(name);
   chat["messages"] = read_input(o);
+  if (is_unfinished(*o.find("input")) && !joined(chat["messages"].back()["content"]).empty())
+    chat["continue_final_message"] = true;
   if (const auto most = o.optional_integer("max_output_tokens", 1, kMaxTokens))
     chat["max_tokens"] = *most;
   read_text_format(o, chat);
