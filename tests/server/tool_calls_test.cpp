@@ -442,6 +442,12 @@ TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
   const Answer answer = server_->post("/v1/chat/completions", request);
   EXPECT_EQ(answer.status, 400);
   EXPECT_NE(answer.body.find("json: #/not is not supported"), std::string::npos) << answer.body;
+  EXPECT_EQ(answer.json()["error"]["param"], "response_format");
+  request["response_format"]["json_schema"]["schema"] = {{"type", "integer"}};
+  request["tools"][0]["function"]["parameters"] = {{"not", Json::object()}};
+  const Answer of_tools = server_->post("/v1/chat/completions", request);
+  EXPECT_EQ(of_tools.status, 400);
+  EXPECT_EQ(of_tools.json()["error"]["param"], "tools") << of_tools.body;
 }
 
 }  // namespace

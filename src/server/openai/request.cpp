@@ -311,6 +311,18 @@ std::string text_field(const Json& object, const char* name, const std::string& 
   return found->get<std::string>();
 }
 
+namespace {
+
+/// Whether the client wrote a structural tag; ours is of its tools.
+bool has_structural_tag(const Json& body) {
+  const Json format = body.value("response_format", Json()),
+             asked = body.value("structured_outputs", Json());
+  return (format.is_object() && format.value("type", Json()) == "structural_tag") ||
+         (asked.is_object() && asked.contains("structural_tag"));
+}
+
+}  // namespace
+
 std::string field_at_fault(const Json& body, std::string_view message) {
   for (std::string_view prefix : {"request body: "})
     if (message.starts_with(prefix)) message.remove_prefix(prefix.size());
@@ -333,6 +345,8 @@ std::string field_at_fault(const Json& body, std::string_view message) {
   if (message.starts_with("the prompt ") || name == "prompt_token_ids")
     return first_of({"prompt", "messages", "input"});
   if (!contains(kStructures, name)) return {};
+  if (name == "structural_tag" && body.contains("tools") && !has_structural_tag(body))
+    return "tools";
   return first_of({"structured_outputs", "response_format", "text", "output_config", "tools"});
 }
 
