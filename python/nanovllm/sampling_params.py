@@ -116,6 +116,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         _core.check_params(self._wire()[0])
 
     def _wire(self) -> tuple[str, int]:

@@ -23,9 +23,13 @@ class Tokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        ids = self.encode(text, add_special_tokens)
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, list[Any]]:
+        """The ids and a mask of ones: lists of numbers, or of such lists where several texts are given."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        lists = [self.encode(one, add_special_tokens) for one in text]
+        return {"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._engine.encode(text, add_special_tokens)

@@ -56,6 +56,15 @@ def test_what_vllm_has_may_be_given_with_the_value_that_asks_for_nothing():
     SamplingParams(presence_penalty=0.0, repetition_penalty=1, logit_bias=None, bad_words=None)
 
 
+def test_log_probabilities_may_be_asked_for_by_true():
+    """vLLM's SamplingParams.__post_init__()."""
+    params = SamplingParams(logprobs=True, prompt_logprobs=True)
+    assert params == SamplingParams(logprobs=1, prompt_logprobs=1)
+    assert repr(params) == "SamplingParams(logprobs=1, prompt_logprobs=1)"
+    with pytest.raises(ValueError, match="logprobs"):
+        SamplingParams(logprobs=False)
+
+
 def test_an_attribute_that_there_is_not_is_a_type_error(llm):
     params = SamplingParams()
     params.max_token = 5

@@ -40,7 +40,9 @@ def test_facts_are_hugging_faces(llm, reference):
     assert ours.eos_token == reference.eos_token
     assert len(ours) == len(reference)
     assert ours.convert_tokens_to_ids("<|im_end|>") == reference.convert_tokens_to_ids("<|im_end|>")
-    assert ours("The sky")["input_ids"] == reference("The sky")["input_ids"]
+    for texts in ["The sky", ["The sky", "", "a b c"]]:
+        for name in ["input_ids", "attention_mask"]:
+            assert ours(texts)[name] == reference(texts)[name]
 
 
 def test_nano_vllms_example_runs_with_transformers_tokenizer(llm, reference):
