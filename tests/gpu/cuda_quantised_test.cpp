@@ -65,7 +65,7 @@ struct Pair {
     memory = rig.backend.allocate(rig.backend.weight_bytes(format, n, k));
     quantised = rig.backend.weight_view(memory.get(), format, n, k);
     rig.backend.load_quantised(quantised, rows);
-    plain = rig.weight(values, DType::bf16, n, k, format.in_halves);
+    plain = rig.weight(values, DType::bf16, n, k);
   }
 };
 
@@ -163,39 +163,6 @@ TEST_F(CudaQuantised, ProductsThatAreRecordedDoNotDisturbEachOther) {
   const auto want = chain(first.plain, second.plain, false);
   EXPECT_TRUE(chain(first.quantised, second.quantised, false) == want);
   EXPECT_TRUE(chain(first.quantised, second.quantised, true) == want);
-}
-
-/// A micro-batch has few SMs, so wide tiles and short rings, and here memory is busy besides: the
-/// stages of a ring come in any order.
-TEST_F(CudaQuantised, HalvesOfAMicroBatchDoNotOvertakeEachOther) {
-  constexpr int64_t kColumns = 1024, kMostRows = 64, kTimes = 40, kBusy = int64_t{64} << 20;
-  for (const int64_t k : {1024, 2048, 3072, 4096}) {
-    Rig rig(*gpu_);
-    WeightFormat format(WeightFormat::int4, 128);
-    format.in_halves = true;
-    const Pair pair(rig, format, kColumns, k, kKinds[1]);
-    const Tensor x = rig.upload(normal_values(kMostRows * k, 1), DType::bf16, {kMostRows, k}),
-                 want = rig.empty(DType::bf16, {kMostRows, kColumns}),
-                 busy = rig.empty(DType::bf16, {1, kBusy}),
-                 busier = rig.empty(DType::bf16, {1, kBusy});
-    std::vector<Tensor> all;
-    for (int64_t i = 0; i < kTimes; ++i)
-      all.push_back(rig.empty(DType::bf16, {kMostRows, kColumns}));
-    int wrong = 0;
-    for (const int64_t m : {1, 8, 16, 17, 24, 25, 32, 33, 64}) {
-      gpu_->gemm(want.rows(0, m), x.rows(0, m), pair.plain);
-      gpu_->run_micro_batches(2, [&](int i) {
-        if (i == 0) {
-          gpu_->copy(busy, busier);
-          gpu_->copy(busier, busy);
-        } else {
-          for (const Tensor& y : all) gpu_->gemm(y.rows(0, m), x.rows(0, m), pair.quantised);
-        }
-      });
-      for (const Tensor& y : all) wrong += rig.bytes(y.rows(0, m)) != rig.bytes(want.rows(0, m));
-    }
-    EXPECT_EQ(wrong, 0) << "k " << k;
-  }
 }
 
 }  // namespace
