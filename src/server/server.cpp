@@ -37,9 +37,12 @@ class Server {
       : options_(options),
         log_(log),
         access_(options_),
-        http_(options.http, [this](HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-          handle(std::move(request), std::move(exchange));
-        }) {
+        http_(
+            options.http,
+            [this](HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+              handle(std::move(request), std::move(exchange));
+            },
+            [this](const HttpRequest& head) { return access_.key_of(head).has_value(); }) {
     names_ = options_.served_model_names;
     if (names_.empty()) names_.push_back(options_.model);
     add_routes();

@@ -270,6 +270,38 @@ TEST(HttpLimits, ARefusedBodyTakesNoOthersPlace) {
   EXPECT_EQ(served.read_answer().status, 200);
 }
 
+// RFC 9110, 10.1.1: a final status in place of 100, where the head is enough for it.
+TEST(HttpLimits, WhoHasNoKeyTakesNoPlaceWithABody) {
+  server::ServerOptions options = patient();
+  options.http.max_bodies_bytes = 1000;
+  options.api_keys = {"secret"};
+  ServerOnThread server(options);
+  const auto sent = [&](const std::string& line, const std::string& headers, int status) {
+    auto client = std::make_unique<Client>(server.port());
+    client->send(line + " HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n");
+    if (headers.starts_with("Content")) client->send("258\r\n" + std::string(599, 'a'));
+    EXPECT_TRUE(client->receive());
+    EXPECT_TRUE(client->received().starts_with("HTTP/1.1 " + std::to_string(status)))
+        << line << " " << client->received();
+    EXPECT_EQ(client->read_answer(status != 204).headers["connection"], "close");
+    return client;
+  };
+  const auto whole = sent("POST /tokenize", "Content-Length: 605\r\n", 401);
+  sent("POST /tokenize", "Authorization: Bearer wrong\r\nContent-Length: 605\r\n", 401);
+  sent("POST /tokenize", "Expect: 100-continue\r\nContent-Length: 605\r\n", 401);
+  const auto chunks =
+      sent("POST /tokenize", "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n", 401);
+  const auto open = sent("GET /health", "Content-Length: 605\r\n", 200);
+  const auto wrong = sent("POST /health", "Content-Length: 605\r\n", 405);
+  Client served(server.port());
+  const std::string body = "{\"prompt\":\"" + std::string(887, 'a') + "\"}";
+  served.send(ServerOnThread::request_text(
+      "POST", "/tokenize", body,
+      "Content-Type: application/json\r\nAuthorization: Bearer secret\r\n"));
+  EXPECT_EQ(served.read_answer().status, 200);
+  for (const auto* client : {&whole, &chunks, &open, &wrong}) EXPECT_TRUE((*client)->ends());
+}
+
 TEST_F(Http, ManyIdleConnectionsHurtNobody) {
   std::vector<std::unique_ptr<Client>> idle;
   for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Client>(server_.port()));

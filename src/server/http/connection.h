@@ -261,7 +261,7 @@ class Connection final : public ConnectionBase,
     read();
   }
 
-  /// Whether the head is one that we answer.
+  /// Whether the head is one that we answer, and not without its body.
   bool accept_header() {
     const auto& head = parser_->get();
     if (is_refused_) return refuse(503, "too many connections are open; try again later"), false;
@@ -281,6 +281,9 @@ class Connection final : public ConnectionBase,
     if (head.count(http::field::transfer_encoding) > 0 &&
         !boost::beast::iequals(head[http::field::transfer_encoding], "chunked"))
       return refuse(parser_->chunked() ? 501 : 400, "Transfer-Encoding may be chunked only"), false;
+    if (!parser_->is_done() && context_->takes_body &&
+        !context_->takes_body(request_of(http::request<http::string_body>(head))))
+      return dispatch(), false;
     if (const auto expect = head[http::field::expect]; !expect.empty()) {
       if (!boost::beast::iequals(expect, "100-continue"))
         return refuse(417, "only 100-continue may be expected"), false;
@@ -307,9 +310,10 @@ class Connection final : public ConnectionBase,
 
   void dispatch() {
     waiting_ = Waiting::nothing;
+    const bool is_whole = parser_->is_done();
     auto message = parser_->release();
     parser_.reset();
-    const bool keep_alive = message.keep_alive(), chunked = message.version() == 11;
+    const bool keep_alive = is_whole && message.keep_alive(), chunked = message.version() == 11;
     HttpRequest request = request_of(std::move(message));
     request.body_ticket = std::exchange(ticket_, nullptr);
     if (buffer_.size() == 0) buffer_ = {};  // an idle connection keeps little memory
@@ -318,7 +322,7 @@ class Connection final : public ConnectionBase,
     reply_ = reply;
     dispatched_ = Clock::now();
     // Behind a pipelined request nothing is read: the buffer must not grow while it is parsed.
-    if (buffer_.size() == 0) read();
+    if (buffer_.size() == 0 && is_whole) read();
     context_->handler(std::move(request), reply);
   }
 

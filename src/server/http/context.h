@@ -29,6 +29,7 @@ class ConnectionBase {
 struct ConnectionContext {
   HttpOptions options;
   HttpServer::Handler handler;
+  HttpServer::Admission takes_body;  // null: any
   std::shared_ptr<std::atomic<size_t>> body_bytes =
       std::make_shared<std::atomic<size_t>>(0);  // of all requests in flight
   std::unordered_set<ConnectionBase*> connections;

@@ -83,10 +83,12 @@ struct HttpOptions {
 class HttpServer {
  public:
   using Handler = std::function<void(HttpRequest&&, std::shared_ptr<Exchange>)>;
+  using Admission = std::function<bool(const HttpRequest& head)>;
 
-  /// Listens. Throws Error(invalid_argument) that names the address, or a certificate's file, and
-  /// the reason.
-  HttpServer(const HttpOptions& options, Handler handler);
+  /// Listens. A body that `takes_body` does not want is not read: the handler gets the head alone,
+  /// and the connection ends with its answer. Throws Error(invalid_argument) that names the
+  /// address, or a certificate's file, and the reason.
+  HttpServer(const HttpOptions& options, Handler handler, Admission takes_body = nullptr);
   ~HttpServer();
 
   /// Serves on the calling thread until stop().

@@ -70,10 +70,11 @@ std::string decode_percents(std::string_view text) {
 
 class HttpServer::State : public std::enable_shared_from_this<HttpServer::State> {
  public:
-  State(const HttpOptions& options, Handler handler)
+  State(const HttpOptions& options, Handler handler, Admission takes_body)
       : tls_(make_tls(options)), context_(std::make_shared<ConnectionContext>()) {
     context_->options = options;
     context_->handler = std::move(handler);
+    context_->takes_body = std::move(takes_body);
     if (!options.listens) return;
     raise_descriptor_limit();
     try {
@@ -226,8 +227,8 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   std::optional<asio::signal_set> signals_;
 };
 
-HttpServer::HttpServer(const HttpOptions& options, Handler handler)
-    : state_(std::make_shared<State>(options, std::move(handler))) {}
+HttpServer::HttpServer(const HttpOptions& options, Handler handler, Admission takes_body)
+    : state_(std::make_shared<State>(options, std::move(handler), std::move(takes_body))) {}
 HttpServer::~HttpServer() = default;
 void HttpServer::run() { state_->run(); }
 void HttpServer::post(std::function<void()> task) { asio::post(state_->io_, std::move(task)); }
