@@ -39,7 +39,8 @@ struct WriterContext {
   AnswerOptions options{};
 };
 
-/// Belongs to the I/O thread. Events are appended to `out`.
+/// Belongs to the I/O thread, but for whole(), which may run on the pool. Events are appended to
+/// `out`.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;

@@ -48,16 +48,32 @@ void Generation::take(size_t p, RequestOutput& output) {
   whole_[p] = std::move(output);
   for (CompletionOutput& answer : whole_[p].outputs) echo(p, answer);
   if (unfinished_ > 0) return;
-  is_done_ = true;
-  std::vector<ChatMessage> messages;
   for (const RequestOutput& whole : whole_) {
     for (const CompletionOutput& answer : whole.outputs) {
-      const ChatDelta delta = parsed(messages.size(), answer);
-      messages.emplace_back().add(delta);
+      const ChatDelta delta = parsed(messages_.size(), answer);
+      messages_.emplace_back().add(delta);
     }
   }
-  exchange_->respond({.body = writer_->whole(whole_, messages), .headers = std::move(headers_)});
+}
+
+void Generation::respond(std::string&& body) {
+  if (is_done_) return;
+  is_done_ = true;
+  exchange_->respond({.body = std::move(body), .headers = std::move(headers_)});
   exchange_.reset();
+}
+
+/// Of the whole answer.
+size_t Generation::num_logprobs() const {
+  size_t count = 0;
+  const auto add = [&](const std::vector<PositionLogprobs>& positions) {
+    for (const PositionLogprobs& position : positions) count += position.size();
+  };
+  for (const RequestOutput& output : whole_) {
+    add(output.prompt_logprobs);
+    for (const CompletionOutput& answer : output.outputs) add(answer.logprobs);
+  }
+  return count;
 }
 
 void Generation::stream(size_t p, RequestOutput& output) {

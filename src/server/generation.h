@@ -1,5 +1,5 @@
 // A generation on its way to its client: outputs of the engine in, what the endpoint's writer makes
-// of them out. Belongs to the I/O thread.
+// of them out. Belongs to the I/O thread, but for whole().
 #pragma once
 
 #include <functional>
@@ -30,15 +30,21 @@ class Generation {
              std::vector<std::vector<int32_t>> prompts, std::shared_ptr<Exchange> exchange,
              Headers headers, const Tokenizer* tokenizer, const AnswerOptions& options);
 
-  /// News of prompt `p`. A stream begins with the first.
+  /// News of prompt `p`. A stream begins with the first; where a whole answer has come,
+  /// is_complete() says so.
   void take(size_t p, RequestOutput& output);
+  /// The body of the whole answer; on any thread, while nothing but fail() is called.
+  std::string whole() { return writer_->whole(whole_, messages_); }
+  void respond(std::string&& body);
   /// The engine took none of it, or has failed: the error is the answer, or the end of its stream.
   void fail(int status, const std::string& message, const std::string& param = {});
   /// `callback` runs once if the client goes away before the answer is complete.
   void watch(std::function<void()> callback);
   void keep_alive();
 
+  bool is_complete() const { return !request_.stream && !is_done_ && unfinished_ == 0; }
   bool is_done() const { return is_done_; }
+  size_t num_logprobs() const;
   const GenerationSummary& summary() const { return summary_; }
   const std::vector<std::string>& ignored_fields() const { return request_.ignored; }
   std::vector<int64_t> engine_ids;  ///< of the prompts
@@ -60,7 +66,8 @@ class Generation {
   Headers headers_;
   GenerationSummary summary_;
   std::unique_ptr<AnswerWriter> writer_;
-  std::vector<RequestOutput> whole_;  // by prompt; in a stream their log probabilities alone
+  std::vector<RequestOutput> whole_;   // by prompt; in a stream their log probabilities alone
+  std::vector<ChatMessage> messages_;  // of a whole answer, by choice
   const Tokenizer* tokenizer_;
   std::vector<std::optional<ChatChoice>> choices_;  // of a chat
   std::vector<bool> has_begun_;                     // choices whose echo has been made

@@ -13,6 +13,7 @@
 namespace nanovllm::server {
 namespace {
 
+constexpr size_t kMaxLogprobsAtOnce = 4096;  // some 10 ms
 constexpr size_t kMaxNotedFields = 64, kMaxNotedBytes = 64;
 
 bool is_request_id(const std::string& id) {
@@ -169,10 +170,33 @@ void Generations::deliver(std::vector<RequestOutput>& outputs) {
     if (found == places_.end()) continue;
     const auto generation = found->second.generation;
     generation->take(found->second.prompt, output);
+    if (generation->is_complete()) answer_whole(generation);
     if (!generation->is_done()) continue;
     for (const int64_t id : generation->engine_ids) llm_.abort_request(id);
     forget(*generation);
   }
+}
+
+// Nobody else waits while a long one is written: log probabilities make hundreds of megabytes. A
+// client that leaves meanwhile has ended it.
+void Generations::answer_whole(std::shared_ptr<Generation> generation) {
+  if (generation->num_logprobs() <= kMaxLogprobsAtOnce)
+    return generation->respond(generation->whole());
+  pool_.add([this, generation = std::move(generation)]() mutable {
+    const int64_t id = generation->engine_ids.front();
+    std::string body, failure;
+    try {
+      body = generation->whole();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    http_.post([this, id, generation = std::move(generation), body = std::move(body),
+                failure = std::move(failure)]() mutable {
+      if (!failure.empty()) return end(id, 500, failure);
+      generation->respond(std::move(body));
+      forget(*generation);
+    });
+  });
 }
 
 /// Ends a generation from our side: the client has gone, or the engine did not take it.

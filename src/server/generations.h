@@ -20,7 +20,7 @@
 
 namespace nanovllm::server {
 
-/// Belongs to the I/O thread, but for what read() does on the pool.
+/// Belongs to the I/O thread, but for what read() and answer_whole() do on the pool.
 class Generations {
  public:
   /// Sends a whole answer.
@@ -67,6 +67,7 @@ class Generations {
              std::vector<std::vector<int32_t>>&& prompts, const Json& body);
   void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,
               const SamplingParams& params);
+  void answer_whole(std::shared_ptr<Generation> generation);
   void end(int64_t id, int status, const std::string& message, const std::string& param = {});
   void forget(const Generation& generation);
   void note_ignored(const std::vector<std::string>& fields);

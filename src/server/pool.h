@@ -1,5 +1,5 @@
 // A few threads for what must block neither the I/O thread nor the engine's: reading bodies,
-// templates, tokenizing.
+// templates, tokenizing, long answers.
 #pragma once
 
 #include <condition_variable>

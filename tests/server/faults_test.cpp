@@ -49,6 +49,21 @@ TEST(Faults, TwoHundredClientsThatLeaveAtAnyMomentLeaveNothingBehind) {
   EXPECT_NE(answer.body.find("82"), std::string::npos) << answer.body;
 }
 
+TEST(Faults, AClientThatLeavesWhileItsAnswerIsWrittenLeavesNothingBehind) {
+  ServerOnThread server;
+  Json body = endless_chat(false);
+  body.update({{"n", 64}, {"max_tokens", 200}, {"logprobs", true}, {"top_logprobs", 20}});
+  Client client(server.port());
+  client.send(request_bytes(body));
+  ASSERT_TRUE(eventually([&] {
+    return has_line(server, "vllm:request_success_total", ",finished_reason=\"length\"", 64);
+  }));
+  client.close();
+  EXPECT_TRUE(eventually([&] { return is_empty(server); })) << server.get("/metrics").body;
+  // The first has been written, for nobody, before such a one is.
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200);
+}
+
 // A peer whose machine has died says nothing any more, and no packet comes back. A filter on the
 // client's socket that drops all packets is the same for the server.
 TEST(Faults, AClientThatVanishesWithoutAWordLosesItsStream) {
