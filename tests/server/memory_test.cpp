@@ -14,18 +14,25 @@ namespace {
 constexpr int kIds = 301;
 std::atomic<int> until_failure = 0;  // of this size; 0: none fails
 std::atomic<int64_t> num_kept = 0;   // allocations
+std::atomic<int64_t> most_kept = 0;  // at once
+
+void count_one() {
+  const int64_t now = ++num_kept;
+  for (int64_t most = most_kept; most < now && !most_kept.compare_exchange_weak(most, now);)
+    continue;
+}
 
 }  // namespace
 
 [[gnu::noinline]] void* operator new(size_t size) {
   if (size == kIds * sizeof(int32_t) && until_failure > 0 && --until_failure == 0)
     throw std::bad_alloc();
-  ++num_kept;
+  count_one();
   if (void* bytes = std::malloc(size)) return bytes;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  ++num_kept;
+  count_one();
   return std::malloc(size);
 }
 [[gnu::noinline]] void operator delete(void* bytes) noexcept {
@@ -46,6 +53,25 @@ TEST(Memory, APromptThatDoesNotFitIsA500WhereverThatShows) {
     EXPECT_EQ(server.post("/v1/completions", body).status, 500) << copy;
   }
   EXPECT_EQ(server.post("/v1/completions", body).status, 200);
+}
+
+// In JSON a log probability takes several allocations; in an answer and in its text it takes none.
+TEST(Memory, AWholeAnswersChoicesAreWrittenOneByOne) {
+  ServerOnThread server;
+  Json body = chat_body();
+  body.update({{"max_tokens", 50}, {"ignore_eos", true}});
+  body.update({{"logprobs", true}, {"top_logprobs", 20}});
+  const auto most_kept_by = [&](int n) {
+    body["n"] = n;
+    const int64_t before = most_kept = num_kept.load();
+    const std::string text = server.post("/v1/chat/completions", body.dump()).body;
+    const int64_t most = most_kept - before;
+    EXPECT_EQ(Json::parse(text)["choices"].size(), static_cast<size_t>(n)) << text;
+    return most;
+  };
+  const int64_t one = most_kept_by(1);
+  EXPECT_GT(one, 50 * 20);
+  EXPECT_LT(most_kept_by(16), 4 * one);
 }
 
 TEST(Memory, ADeadlineIsForgottenWithItsRequest) {

@@ -185,19 +185,25 @@ Json CompletionsWriter::own_ids(size_t choice, const CompletionOutput& answer) c
 
 std::string CompletionsWriter::whole(const std::vector<RequestOutput>& outputs,
                                      const std::vector<ChatMessage>& messages) {
-  Json choices = Json::array();
-  for (size_t p = 0; p < outputs.size(); ++p)
-    for (const CompletionOutput& answer : outputs[p].outputs)
-      choices.push_back(choice_json(p, outputs[p], answer, messages[choices.size()]));
-  Json json = {{"id", context_.summary.id},
-               {"object", request_.is_chat ? "chat.completion" : "text_completion"},
-               {"created", context_.created},
-               {"model", request_.model},
-               {"system_fingerprint", context_.options.fingerprint},
-               {"choices", std::move(choices)},
-               {"usage", Json::parse(usage())}};
-  if (request_.is_chat) add_prompt(json, 0, outputs.front());
-  return dump_json(json);
+  std::string text =
+      dump_json({{"id", context_.summary.id},
+                 {"object", request_.is_chat ? "chat.completion" : "text_completion"},
+                 {"created", context_.created},
+                 {"model", request_.model},
+                 {"system_fingerprint", context_.options.fingerprint}});
+  text.back() = ',';
+  text += "\"choices\":[";
+  size_t choice = 0;  // log probabilities take many times their text's bytes: one choice at a time
+  for (size_t p = 0; p < outputs.size(); ++p) {
+    for (const CompletionOutput& answer : outputs[p].outputs) {
+      if (choice > 0) text += ",";
+      text += dump_json(choice_json(p, outputs[p], answer, messages[choice++]));
+    }
+  }
+  text += "],\"usage\":" + usage();
+  Json prompt = Json::object();
+  if (request_.is_chat) add_prompt(prompt, 0, outputs.front());
+  return text + (prompt.empty() ? "}" : "," + dump_json(prompt).substr(1));
 }
 
 Json CompletionsWriter::message_json(const ChatMessage& message) const {
