@@ -33,13 +33,13 @@ class BadRequests : public testing::Test {
         server_.post("/v1/chat/completions", chat_body()).json()["choices"].dump();
     for (const Row& row : rows) {
       const std::string shown = row.path + " " + row.body.substr(0, 300);
-      const Answer answer = server_.post(row.path, row.body);
+      const HttpAnswer answer = server_.post(row.path, row.body);
       EXPECT_EQ(answer.status, row.status) << shown << "\n" << answer.body.substr(0, 500);
       if (answer.status != 200) {
         EXPECT_LE(answer.body.size(), 2048u) << shown;
         EXPECT_FALSE(answer.json()["error"]["message"].empty()) << shown;
       }
-      const Answer after = server_.post("/v1/chat/completions", chat_body());
+      const HttpAnswer after = server_.post("/v1/chat/completions", chat_body());
       EXPECT_EQ(after.json()["choices"].dump(), golden) << "after " << shown;
     }
     const std::string metrics = server_.get("/metrics").body;

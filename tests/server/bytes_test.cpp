@@ -96,7 +96,7 @@ TEST(Bytes, AnswersAmong256HaveTheTextOfGenerateOnEveryEndpoint) {
     all.push_back({std::move(client), path, key(q, seed, path != "/v1/completions"), stream});
   }
   for (const Sent& sent : all) {
-    const Answer answer = sent.client->read_answer();
+    const HttpAnswer answer = sent.client->read_answer();
     ASSERT_EQ(answer.status, 200) << answer.body;
     EXPECT_EQ(sent.stream ? text_of_events(answer.events()) : text_of(answer.json()),
               expected.at(sent.key))

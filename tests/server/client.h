@@ -27,7 +27,7 @@
 
 namespace nanovllm {
 
-struct Answer {
+struct HttpAnswer {
   int status = 0;                              ///< 0: the connection ended without one
   std::map<std::string, std::string> headers;  ///< names in lower case
   std::string body;
@@ -108,8 +108,8 @@ class Client {
   const std::string& received() const { return buffer_; }
 
   /// The next whole answer, interim ones skipped.
-  Answer read_answer(bool has_body = true) {
-    Answer answer;
+  HttpAnswer read_answer(bool has_body = true) {
+    HttpAnswer answer;
     size_t head;
     while ((head = buffer_.find("\r\n\r\n")) == std::string::npos)
       if (!receive()) return answer;
@@ -219,13 +219,14 @@ class ServerOnThread {
     return requests_;
   }
 
-  Answer get(const std::string& path, const std::string& headers = "") {
+  HttpAnswer get(const std::string& path, const std::string& headers = "") {
     return send("GET", path, "", headers);
   }
-  Answer post(const std::string& path, const std::string& body, const std::string& headers = "") {
+  HttpAnswer post(const std::string& path, const std::string& body,
+                  const std::string& headers = "") {
     return send("POST", path, body, "Content-Type: application/json\r\n" + headers);
   }
-  Answer post(const std::string& path, const Json& body) { return post(path, body.dump()); }
+  HttpAnswer post(const std::string& path, const Json& body) { return post(path, body.dump()); }
 
   static std::string request_text(const std::string& method, const std::string& path,
                                   const std::string& body, const std::string& headers = "") {
@@ -234,8 +235,8 @@ class ServerOnThread {
   }
 
  private:
-  Answer send(const std::string& method, const std::string& path, const std::string& body,
-              const std::string& headers) {
+  HttpAnswer send(const std::string& method, const std::string& path, const std::string& body,
+                  const std::string& headers) {
     Client client(port_);
     client.send(request_text(method, path, body, headers));
     return client.read_answer();

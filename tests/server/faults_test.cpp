@@ -45,7 +45,7 @@ TEST(Faults, TwoHundredClientsThatLeaveAtAnyMomentLeaveNothingBehind) {
   // None of them was answered to its end.
   EXPECT_TRUE(has_line(server, "vllm:request_success_total", ",finished_reason=\"length\"", 0))
       << server.get("/metrics").body;
-  const Answer answer = server.post("/v1/chat/completions", chat_body());
+  const HttpAnswer answer = server.post("/v1/chat/completions", chat_body());
   EXPECT_NE(answer.body.find("82"), std::string::npos) << answer.body;
 }
 
@@ -90,7 +90,7 @@ TEST(Faults, WhoReadsALongAnswerSlowlyGetsAllOfIt) {
   slow.pause = std::chrono::milliseconds(15);  // some 1 MB/s of 10.8 MB
   slow.send(request_bytes(body, "/detokenize"));
   ASSERT_TRUE(slow.receive(300));
-  const Answer answer = slow.read_answer();
+  const HttpAnswer answer = slow.read_answer();
   EXPECT_EQ(answer.status, 200);
   EXPECT_EQ(answer.json()["prompt"].get<std::string>().size(), 10800000u);
 }
@@ -133,10 +133,10 @@ TEST(Faults, SigtermUnderLoadLetsAllStreamsEnd) {
   server.terminate();
   EXPECT_TRUE(eventually([&] { return !Client(server.port()).connected(); }));
   kept.send(request_bytes(chat_body()));
-  const Answer refused = kept.read_answer();
+  const HttpAnswer refused = kept.read_answer();
   EXPECT_TRUE(refused.status == 503 || refused.status == 0) << refused.status;  // 0: all had ended
   for (const auto& client : clients) {
-    const Answer answer = client->read_answer();
+    const HttpAnswer answer = client->read_answer();
     EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
     EXPECT_EQ(answer.events().back()["choices"][0]["finish_reason"], "length");
   }
@@ -155,7 +155,7 @@ TEST(Faults, ARequestThatIsBeingReadAtSigtermIsServed) {
   client.send(request_bytes(body));
   EXPECT_EQ(server.get("/load").json()["server_load"], 1);
   server.terminate();
-  const Answer answer = client.read_answer();
+  const HttpAnswer answer = client.read_answer();
   EXPECT_EQ(answer.status, 200) << answer.body;
   server.stop();
 }
@@ -168,7 +168,7 @@ TEST(Faults, StreamsThatTakeTooLongAfterSigtermGetAnError) {
   const auto clients = streams(server, 8, body);
   server.terminate();
   for (const auto& client : clients) {
-    const Answer answer = client->read_answer();
+    const HttpAnswer answer = client->read_answer();
     EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
     EXPECT_EQ(answer.events().back()["error"]["code"], 503);
   }

@@ -20,7 +20,7 @@ server::ServerOptions patient() {
 
 class Http : public testing::Test {
  protected:
-  Answer ask(const std::string& bytes, bool has_body = true) {
+  HttpAnswer ask(const std::string& bytes, bool has_body = true) {
     Client client(server_.port());
     client.send(bytes);
     return client.read_answer(has_body);
@@ -64,7 +64,7 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
            "2\r\n\r\n{}",
        415}};
   for (const auto& [bytes, status] : cases) {
-    const Answer answer = ask(bytes);
+    const HttpAnswer answer = ask(bytes);
     EXPECT_EQ(answer.status, status) << bytes.substr(0, 200) << answer.body;
     EXPECT_EQ(answer.json()["error"]["code"], status);
   }
@@ -77,7 +77,7 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
 // RFC 9110, 15.5.6.
 TEST_F(Http, ARefusedMethodIsToldTheAllowedOnes) {
   const auto allowed = [&](const std::string& line) {
-    const Answer answer = ask(line + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    const HttpAnswer answer = ask(line + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
     EXPECT_EQ(answer.status, 405) << line;
     return answer.headers.contains("allow") ? answer.headers.at("allow") : "";
   };
@@ -194,7 +194,7 @@ TEST_F(Http, ABodyMayNotComeInTooManyChunks) {
     return ask(bytes + "e\r\n{\"prompt\":\"x\"}\r\n0\r\n\r\n");
   };
   EXPECT_EQ(answer(65535).status, 200);
-  const Answer refused = answer(65536);
+  const HttpAnswer refused = answer(65536);
   EXPECT_EQ(refused.status, 400);
   EXPECT_NE(refused.body.find("more than 65536 chunks"), std::string::npos) << refused.body;
 }
@@ -217,7 +217,7 @@ TEST_F(Http, HeadIsGetWithoutABody) {
   client.send(
       "HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\nGET /version HTTP/1.1\r\nHost: "
       "localhost\r\n\r\n");
-  const Answer head = client.read_answer(/*has_body=*/false);
+  const HttpAnswer head = client.read_answer(/*has_body=*/false);
   EXPECT_EQ(head.status, 200);
   EXPECT_GT(std::stoul(head.headers.at("content-length")), 100u);
   EXPECT_EQ(client.read_answer().json()["version"], "1.2.3");
@@ -228,7 +228,7 @@ TEST_F(Http, AClientThatEndsItsSideBehindTheRequestGetsItsAnswer) {
   client.send(ServerOnThread::request_text("POST", "/v1/chat/completions", chat_body().dump(),
                                            "Content-Type: application/json\r\n"));
   client.end_input();
-  const Answer answer = client.read_answer();
+  const HttpAnswer answer = client.read_answer();
   EXPECT_EQ(answer.status, 200);
   EXPECT_NE(answer.body.find("82"), std::string::npos);
 }
@@ -320,7 +320,7 @@ TEST(HttpLimits, AConnectionThatIsOneTooManyIsToldSo) {
   }
   Client third(server.port());
   third.send(ask);
-  const Answer answer = third.read_answer();
+  const HttpAnswer answer = third.read_answer();
   EXPECT_EQ(answer.status, 503);
   EXPECT_EQ(answer.headers.count("retry-after"), 1u);
   EXPECT_NE(answer.body.find("too many connections"), std::string::npos) << answer.body;
@@ -355,7 +355,7 @@ TEST(HttpStream, AWriteLargerThanWhatMayWaitReachesAClientThatReads) {
   const Json body = {{"input", "Tell me a story."}, {"max_output_tokens", 100},
                      {"ignore_eos", true},          {"stream", true},
                      {"top_logprobs", 20},          {"include", {"message.output_text.logprobs"}}};
-  const Answer answer = server.post("/v1/responses", body);
+  const HttpAnswer answer = server.post("/v1/responses", body);
   ASSERT_TRUE(answer.body.ends_with("\n\n")) << answer.body.size();
   EXPECT_EQ(answer.events().back()["type"], "response.incomplete");
   EXPECT_GT(answer.events().back().dump().size(), server::HttpOptions().max_output_bytes / 2);

@@ -13,7 +13,7 @@ struct Event {
   Json data;
 };
 
-std::vector<Event> named_events(const Answer& answer) {
+std::vector<Event> named_events(const HttpAnswer& answer) {
   std::vector<Event> list;
   for (size_t at = 0; (at = answer.body.find("event: ", at)) != std::string::npos;) {
     const size_t line = answer.body.find('\n', at), end = answer.body.find("\n\n", at);
@@ -39,7 +39,7 @@ class OtherApis : public testing::Test {
     return body;
   }
   std::string chat_text(const Json& body) {
-    const Answer answer = server_.post("/v1/chat/completions", body);
+    const HttpAnswer answer = server_.post("/v1/chat/completions", body);
     EXPECT_EQ(answer.status, 200) << answer.body;
     return answer.json()["choices"][0]["message"]["content"];
   }
@@ -50,8 +50,8 @@ class OtherApis : public testing::Test {
 
 TEST_F(OtherApis, AMessageHasTheTextOfTheChat) {
   const Json body = message_body();
-  const Answer answer = server_.post("/v1/messages", body.dump(),
-                                     "anthropic-version: 2023-06-01\r\nanthropic-beta: x\r\n");
+  const HttpAnswer answer = server_.post("/v1/messages", body.dump(),
+                                         "anthropic-version: 2023-06-01\r\nanthropic-beta: x\r\n");
   ASSERT_EQ(answer.status, 200) << answer.body;
   const Json message = answer.json();
   EXPECT_EQ(message["type"], "message");
@@ -124,7 +124,7 @@ TEST_F(OtherApis, SystemAndBlocksBecomeTheChatsMessages) {
 TEST_F(OtherApis, AMessageGoesOnWithTheAssistantsLastText) {
   Json body = message_body();
   body["messages"].push_back({{"role", "assistant"}, {"content", "37 + 45 ="}});
-  const Answer answer = server_.post("/v1/messages", body);
+  const HttpAnswer answer = server_.post("/v1/messages", body);
   ASSERT_EQ(answer.status, 200) << answer.body;
   EXPECT_EQ(answer.json()["content"][0]["text"], " 82.");
   body["messages"].back()["content"] = Json::parse(R"([{"type": "text", "text": "37 + 45 ="}])");
@@ -163,7 +163,7 @@ TEST_F(OtherApis, AMessagesErrorsHaveAnthropicsEnvelope) {
   for (const auto& [change, named] : refusals) {
     Json body = message_body();
     body.update(Json::parse(change));
-    const Answer answer = server_.post("/v1/messages", body);
+    const HttpAnswer answer = server_.post("/v1/messages", body);
     EXPECT_EQ(answer.status, 400) << change << answer.body;
     EXPECT_EQ(answer.json()["type"], "error");
     EXPECT_EQ(answer.json()["error"]["type"], "invalid_request_error");
@@ -183,7 +183,7 @@ TEST_F(OtherApis, AResponseHasTheTextOfTheChat) {
   body.erase("messages");
   body["input"] = "What is 37 + 45?";
   body["store"] = true;
-  const Answer answer = server_.post("/v1/responses", body);
+  const HttpAnswer answer = server_.post("/v1/responses", body);
   ASSERT_EQ(answer.status, 200) << answer.body;
   const Json response = answer.json();
   EXPECT_EQ(response["object"], "response");
@@ -265,7 +265,7 @@ TEST_F(OtherApis, WhatNeedsAStoreIsRefusedByName) {
     body.erase("messages");
     body["input"] = "x";
     body.update(Json::parse(change));
-    const Answer answer = server_.post("/v1/responses", body);
+    const HttpAnswer answer = server_.post("/v1/responses", body);
     EXPECT_EQ(answer.status, 400) << change << answer.body;
     EXPECT_EQ(answer.json()["error"]["param"], param) << answer.body;
   }
@@ -325,12 +325,12 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
       {"role": "user", "content": "Thanks."}],
     "tools": [{"type": "function", "name": "weather", "description": "d",
       "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]})");
-  const Answer rendered = server.post("/v1/chat/completions/render", chat);
+  const HttpAnswer rendered = server.post("/v1/chat/completions/render", chat);
   ASSERT_EQ(rendered.status, 200) << rendered.body;
-  const Answer own = server.post("/v1/messages/render", message);
+  const HttpAnswer own = server.post("/v1/messages/render", message);
   ASSERT_EQ(own.status, 200) << own.body;
   EXPECT_EQ(own.json()["token_ids"], rendered.json()["token_ids"]);
-  const Answer answer = server.post("/v1/responses", response);
+  const HttpAnswer answer = server.post("/v1/responses", response);
   ASSERT_EQ(answer.status, 200) << answer.body;
   EXPECT_EQ(answer.json()["usage"]["input_tokens"], rendered.json()["token_ids"].size());
 }

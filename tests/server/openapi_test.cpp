@@ -95,7 +95,7 @@ TEST(OpenApi, NoRequestMadeFromItCostsMoreThanItsOwnAnswer) {
   options.engine.max_model_len = 96;
   options.enable_admin = true;
   ServerOnThread server(options);
-  const Answer page = server.get("/openapi.json");
+  const HttpAnswer page = server.get("/openapi.json");
   ASSERT_EQ(page.status, 200);
   const Json api = page.json();
   EXPECT_TRUE(api["openapi"].get<std::string>().starts_with("3."));
@@ -120,7 +120,7 @@ TEST(OpenApi, NoRequestMadeFromItCostsMoreThanItsOwnAnswer) {
       if (generator.one_in(2) && body.contains("messages")) body["max_tokens"] = 2;
       std::string text = dump_json(body);
       if (generator.one_in(15)) text.resize(generator.below(text.size() + 1));
-      const Answer answer = server.post(path, text);
+      const HttpAnswer answer = server.post(path, text);
       EXPECT_GE(answer.status, 200) << path << " " << text;
       EXPECT_LT(answer.status, 500) << path << " " << text << answer.body;
       ++(answer.status == 200 ? answered : refused);

@@ -32,7 +32,7 @@ TEST(Page, ItsFilesNeedNoKeyAndAreThoseOfTheFolder) {
   for (const auto& entry : std::filesystem::directory_iterator(NANOVLLM_SOURCE_DIR "/web")) {
     const std::string name = entry.path().filename();
     const std::string path = name == "index.html" ? "/" : "/" + name;
-    const Answer answer = server.get(path, kGzip);
+    const HttpAnswer answer = server.get(path, kGzip);
     ASSERT_EQ(answer.status, 200) << path;
     EXPECT_EQ(answer.headers.at("content-encoding"), "gzip");
     ASSERT_GT(answer.body.size(), 18u);
@@ -64,7 +64,7 @@ TEST(Page, FitsAMegabyteAndNamesNothingFromElsewhere) {
 
 TEST(Page, APolicyKeepsEverythingElseOut) {
   ServerOnThread server;
-  const Answer page = server.get("/", kGzip);
+  const HttpAnswer page = server.get("/", kGzip);
   EXPECT_TRUE(page.headers.at("content-type").starts_with("text/html"));
   const std::string policy = page.headers.at("content-security-policy");
   for (const char* part : {"default-src 'none'", "script-src 'self'", "style-src 'self'",
@@ -78,14 +78,14 @@ TEST(Page, APolicyKeepsEverythingElseOut) {
 
 TEST(Page, ABrowserThatHasAFileIsToldSo) {
   ServerOnThread server;
-  const Answer first = server.get("/app.js", kGzip);
+  const HttpAnswer first = server.get("/app.js", kGzip);
   EXPECT_EQ(first.headers.at("cache-control"), "no-cache");
   const std::string tag = first.headers.at("etag");
   EXPECT_NE(tag, server.get("/chat.js", kGzip).headers.at("etag"));
   Client client(server.port());
   client.send(
       ServerOnThread::request_text("GET", "/app.js", "", kGzip + "If-None-Match: " + tag + "\r\n"));
-  const Answer again = client.read_answer(/*has_body=*/false);
+  const HttpAnswer again = client.read_answer(/*has_body=*/false);
   EXPECT_EQ(again.status, 304);
   EXPECT_EQ(again.headers.count("content-length"), 0u);
   // The connection goes on behind an answer without a body.

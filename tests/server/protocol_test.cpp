@@ -137,7 +137,7 @@ TEST(Protocol, WhatIsAskedAboutThePromptIsAnswered) {
     }
   }
   body["stream"] = true;
-  const Answer refused = server.post("/v1/chat/completions", body);
+  const HttpAnswer refused = server.post("/v1/chat/completions", body);
   EXPECT_EQ(refused.status, 400);
   EXPECT_EQ(refused.json()["error"]["param"], "prompt_logprobs");
   EXPECT_EQ(server.post("/v1/responses", Json{{"input", "x"}, {"prompt_logprobs", 1}}).status, 400);
@@ -232,7 +232,7 @@ TEST(Protocol, PartsThatAreTextAreTakenWhateverTheirName) {
 
 TEST(Protocol, ATokenThatTheModelDoesNotHaveIsThePromptsFault) {
   ServerOnThread server;
-  const Answer answer = server.post("/v1/completions", Json{{"prompt", {1, 99999999}}});
+  const HttpAnswer answer = server.post("/v1/completions", Json{{"prompt", {1, 99999999}}});
   EXPECT_EQ(answer.status, 400);
   EXPECT_EQ(answer.json()["error"]["param"], "prompt") << answer.body;
 }
@@ -243,7 +243,7 @@ TEST(Protocol, AContextThatIsTooShortIsSaidAsClientsKnowIt) {
   const std::string phrase = "This model's maximum context length is 2048 tokens",
                     words = repeated("a ", 2100);
   const auto expect = [&](const std::string& path, const Json& body, const std::string& param) {
-    const Answer answer = server.post(path, body);
+    const HttpAnswer answer = server.post(path, body);
     EXPECT_EQ(answer.status, 400) << path;
     const Json error = answer.json()["error"];
     EXPECT_NE(error["message"].get<std::string>().find(phrase), std::string::npos) << answer.body;

@@ -47,7 +47,7 @@ TEST(Serve, AChatHasTheBytesOfGenerate) {
   Json body = chat_body();
   body["logprobs"] = true;
   body["top_logprobs"] = 2;
-  const Answer answer = server.post("/v1/chat/completions", body);
+  const HttpAnswer answer = server.post("/v1/chat/completions", body);
   ASSERT_EQ(answer.status, 200) << answer.body;
   const Json json = answer.json();
   const RequestOutput expected = generated(body);
@@ -76,7 +76,7 @@ TEST(Serve, AStreamJoinedIsTheWholeAnswerForEachChoice) {
   const Json whole = server.post("/v1/chat/completions", body).json();
   body["stream"] = true;
   body["stream_options"] = {{"include_usage", true}};
-  const Answer answer = server.post("/v1/chat/completions", body);
+  const HttpAnswer answer = server.post("/v1/chat/completions", body);
   ASSERT_EQ(answer.status, 200);
   EXPECT_TRUE(answer.headers.at("content-type").starts_with("text/event-stream"));
   EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n"));
@@ -194,7 +194,7 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
   for (const Refusal& refusal : refusals) {
     Json body = chat_body();
     body.update(Json::parse(refusal.change));
-    const Answer answer = server.post("/v1/chat/completions", body);
+    const HttpAnswer answer = server.post("/v1/chat/completions", body);
     EXPECT_EQ(answer.status, refusal.status) << refusal.change << answer.body;
     const Json error = answer.json().at("error");
     EXPECT_EQ(error["param"], refusal.param) << refusal.change << answer.body;
@@ -209,7 +209,7 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
   body.update(Json::parse(R"({"presence_penalty": 0.0, "user": "me", "store": false, "foo": 1,
                               "response_format": {"type": "text"}, "tools": [], "n": 1,
                               "logit_bias": {}, "metadata": {}, "frequency_penalty": 0})"));
-  const Answer answer = server.post("/v1/chat/completions", body);
+  const HttpAnswer answer = server.post("/v1/chat/completions", body);
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_NE(answer.body.find("82"), std::string::npos);
 }
@@ -238,7 +238,7 @@ TEST(Serve, TokenizeGivesTheTokensThatAChatWouldHave) {
   const Json tokens = server.post("/tokenize", body).json();
   EXPECT_EQ(tokens["count"], usage["prompt_tokens"]);
   EXPECT_EQ(tokens["tokens"].size(), tokens["count"]);
-  const Answer refused =
+  const HttpAnswer refused =
       server.post("/tokenize", Json{{"messages", {{{"role", "root"}, {"content", ""}}}}});
   EXPECT_EQ(refused.status, 400);
   EXPECT_EQ(refused.json()["error"]["param"], "messages");
@@ -252,7 +252,7 @@ TEST(Serve, AFinalMessageIsContinued) {
   ASSERT_GT(whole.size(), 4u);
   body["messages"].push_back({{"role", "assistant"}, {"content", whole.substr(0, 4)}});
   body["continue_final_message"] = true;
-  const Answer rest = server.post("/v1/chat/completions", body);
+  const HttpAnswer rest = server.post("/v1/chat/completions", body);
   ASSERT_EQ(rest.status, 200) << rest.body;
   EXPECT_EQ(whole.substr(0, 4) + rest.json()["choices"][0]["message"]["content"].get<std::string>(),
             whole);
@@ -267,8 +267,8 @@ TEST(Serve, ABrowserOfAnAllowedOriginMayReadAnswersAndStreams) {
   Json body = chat_body();
   for (const bool stream : {false, true}) {
     body["stream"] = stream;
-    const Answer answer = server.post("/v1/chat/completions", body.dump(),
-                                      "Origin: https://example.org\r\nX-Request-Id: abc\r\n");
+    const HttpAnswer answer = server.post("/v1/chat/completions", body.dump(),
+                                          "Origin: https://example.org\r\nX-Request-Id: abc\r\n");
     EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "https://example.org");
     EXPECT_EQ(answer.headers.at("x-request-id"), "abc");
   }
@@ -307,7 +307,7 @@ TEST(Serve, PrefixesAreSharedAmongRequestsOfOneKeyAndSaltAlone) {
     body["messages"][0]["content"] = std::string(400, 'a');
     body["max_tokens"] = 1;
     if (!salt.empty()) body["cache_salt"] = salt;
-    const Answer answer =
+    const HttpAnswer answer =
         server.post("/v1/chat/completions", body.dump(), "Authorization: Bearer " + key + "\r\n");
     EXPECT_EQ(answer.status, 200) << answer.body;
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>() > 0;
@@ -366,7 +366,7 @@ TEST(Serve, AFullQueueIsSaidWithATimeToRetry) {
         eventually([&] { return has_line(server, "vllm:num_requests_waiting", "", waiting); }));
   }
   for (int i = 0; i < 8; ++i) {
-    const Answer answer = ask().read_answer();
+    const HttpAnswer answer = ask().read_answer();
     ASSERT_EQ(answer.status, 503);
     EXPECT_EQ(answer.headers.at("retry-after"), "1");
     EXPECT_EQ(answer.json()["error"]["type"], "ServiceUnavailableError");
@@ -379,7 +379,7 @@ TEST(Serve, MoreAnswersThanTheQueueEverHoldsAreA400) {
   options.queue.max_num_queued_reqs = 4;
   ServerOnThread server(options);
   const auto param_of = [&](const Json& body) {
-    const Answer answer = server.post("/v1/completions", body);
+    const HttpAnswer answer = server.post("/v1/completions", body);
     EXPECT_EQ(answer.status, 400) << answer.body;
     return answer.json()["error"]["param"];
   };
@@ -399,7 +399,7 @@ TEST(Serve, StoppingLetsAnAnswerEndAndRefusesNewOnes) {
                                            "Content-Type: application/json\r\n"));
   ASSERT_TRUE(client.receive());
   server->terminate();
-  const Answer answer = client.read_answer();
+  const HttpAnswer answer = client.read_answer();
   EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
   server->stop();
   EXPECT_FALSE(Client(server->port()).connected());

@@ -54,20 +54,20 @@ TEST(ServerOptions, MetricsMayBeReadWithoutAKeyAndPreflightsNeedNone) {
         "Access-Control-Request-Headers: authorization,content-type,x-stainless-os\r\n\r\n");
     return client.read_answer(/*has_body=*/false);
   };
-  const Answer allowed = preflight("https://example.org");
+  const HttpAnswer allowed = preflight("https://example.org");
   EXPECT_EQ(allowed.status, 204);
   EXPECT_EQ(allowed.headers.at("access-control-allow-origin"), "https://example.org");
   // OpenAI's client in a browser sends headers of its own: the browser asks for each by name.
   EXPECT_EQ(allowed.headers.at("access-control-allow-headers"),
             "authorization,content-type,x-stainless-os");
-  const Answer foreign = preflight("https://example.net");
+  const HttpAnswer foreign = preflight("https://example.net");
   EXPECT_EQ(foreign.headers.count("access-control-allow-origin"), 0u);
   EXPECT_EQ(foreign.headers.count("access-control-allow-headers"), 0u);
   EXPECT_EQ(server.get("/version", "Origin: https://example.org\r\n").status, 401);
 }
 
 int count_tokens(ServerOnThread& server, const Json& body) {
-  const Answer answer = server.post("/tokenize", body);
+  const HttpAnswer answer = server.post("/tokenize", body);
   return answer.status == 200 ? answer.json()["count"].get<int>() : -1;
 }
 
@@ -80,7 +80,7 @@ TEST(ServerOptions, AChatTemplateOfTheOperatorsReplacesTheModels) {
             server.post("/tokenize", Json{{"prompt", "[What is 37 + 45?]"}}).json()["tokens"]);
   Json body = chat_body();
   body["chat_template"] = "{{ messages[0].content }}";
-  const Answer refused = server.post("/v1/chat/completions", body);
+  const HttpAnswer refused = server.post("/v1/chat/completions", body);
   EXPECT_EQ(refused.status, 400);
   EXPECT_EQ(refused.json()["error"]["param"], "chat_template");
 }
@@ -107,7 +107,7 @@ TEST(ServerOptions, RequestsMayBringAChatTemplateWhereTheOperatorTrustsThem) {
   EXPECT_GT(count_tokens(server, body), 5);
   for (const char* bad : {"{% for", "", "{{ 1 // 0 }}"}) {
     body["chat_template"] = bad;
-    const Answer refused = server.post("/v1/chat/completions", body);
+    const HttpAnswer refused = server.post("/v1/chat/completions", body);
     EXPECT_EQ(refused.status, 400) << bad;
     EXPECT_EQ(refused.json()["error"]["param"], "chat_template") << refused.body;
   }
@@ -148,7 +148,7 @@ TEST(ServerOptions, AKeyHasOnlySoManyRequestsInWork) {
   busy.send(
       request_bytes(endless_chat(true), "/v1/chat/completions", "Authorization: Bearer a\r\n"));
   ASSERT_TRUE(busy.receive());
-  const Answer refused = ask("a");
+  const HttpAnswer refused = ask("a");
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.headers.count("retry-after"), 1u);
   EXPECT_EQ(ask("b").status, 200);
@@ -160,7 +160,7 @@ TEST(ServerOptions, ABodyHasOnlySoManyValues) {
   ServerOnThread server;
   std::string body = "{\"prompt\": [0";
   for (int i = 0; i < 1'000'000; ++i) body += ",0";
-  const Answer refused = server.post("/v1/completions", body + "]}");
+  const HttpAnswer refused = server.post("/v1/completions", body + "]}");
   EXPECT_EQ(refused.status, 400);
   EXPECT_NE(refused.body.find("more than 1000000 JSON values"), std::string::npos) << refused.body;
 }

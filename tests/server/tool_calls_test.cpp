@@ -90,7 +90,7 @@ Json accumulated(const std::vector<Json>& events) {
 TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
   const ScriptedModel model(kAnswer, kQwenTemplate);
   ServerOnThread server(options_for(model));
-  const Answer answer = server.post("/v1/chat/completions", body_with_tools());
+  const HttpAnswer answer = server.post("/v1/chat/completions", body_with_tools());
   ASSERT_EQ(answer.status, 200) << answer.body;
   const Json json = answer.json(), choice = json["choices"][0], message = choice["message"];
   EXPECT_EQ(message["reasoning"], "Hm, 天気?");
@@ -104,7 +104,7 @@ TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
   EXPECT_GT(reasoning, 2);
   EXPECT_LT(reasoning, json["usage"]["completion_tokens"].get<int64_t>() / 2);
 
-  const Answer stream = server.post("/v1/chat/completions", body_with_tools(true));
+  const HttpAnswer stream = server.post("/v1/chat/completions", body_with_tools(true));
   const Json streamed = accumulated(stream.events());
   EXPECT_EQ(streamed["reasoning"], message["reasoning"]);
   EXPECT_EQ(streamed["content"], message["content"]);
@@ -237,7 +237,7 @@ TEST(Tools, AConversationWithCallsReachesTheTemplate) {
   body.erase("chat_template_kwargs");
   EXPECT_EQ(server.post("/tokenize", body).json()["tokens"], closed);
   body["messages"][1]["tool_calls"][0]["function"]["arguments"] = "{oops";
-  const Answer bad = server.post("/v1/chat/completions", body);
+  const HttpAnswer bad = server.post("/v1/chat/completions", body);
   EXPECT_EQ(bad.status, 400);
   EXPECT_NE(bad.body.find("messages[1].tool_calls[0].function.arguments"), std::string::npos)
       << bad.body;
@@ -250,7 +250,7 @@ TEST(Tools, WhatCannotBeDoneIsA400ThatNamesTheField) {
                            const std::string& words) {
     Json body = body_with_tools();
     body[field] = value;
-    const Answer answer = server.post("/v1/chat/completions", body);
+    const HttpAnswer answer = server.post("/v1/chat/completions", body);
     EXPECT_EQ(answer.status, 400) << field << value;
     EXPECT_EQ(answer.json()["error"]["param"], param) << answer.body;
     EXPECT_NE(answer.body.find(words), std::string::npos) << answer.body;
@@ -274,7 +274,7 @@ TEST(Tools, AModelWhoseTemplateShowsNoCallsTakesNoToolsUnlessItsParserIsNamed) {
   server::ServerOptions options = options_for(model);
   {
     ServerOnThread server(options);
-    const Answer answer = server.post("/v1/chat/completions", body_with_tools());
+    const HttpAnswer answer = server.post("/v1/chat/completions", body_with_tools());
     EXPECT_EQ(answer.status, 400);
     EXPECT_NE(answer.body.find("--tool-call-parser"), std::string::npos) << answer.body;
   }
@@ -320,7 +320,7 @@ TEST_F(Forced, ARequiredCallIsValidWhateverTheModel) {
     Json request = body();
     request["tool_choice"] = choice;
     request["parallel_tool_calls"] = false;
-    const Answer answer = server_->post("/v1/chat/completions", request);
+    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
     ASSERT_EQ(answer.status, 200) << answer.body;
     const Json message = answer.json()["choices"][0]["message"];
     EXPECT_EQ(answer.json()["choices"][0]["finish_reason"],
@@ -352,7 +352,7 @@ TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
   Json request = body();
   request["temperature"] = 0;
   const auto message_of = [&] {
-    const Answer answer = server_->post("/v1/chat/completions", request);
+    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
     EXPECT_EQ(answer.status, 200) << answer.body;
     return answer.json()["choices"][0]["message"];
   };
@@ -375,7 +375,7 @@ TEST_F(Forced, AnAnswerThatDoesNotReasonIsItsStructureAlone) {
   request["structured_outputs"] = {{"choice", {"{\"sum\": 81}"}}};
   for (const Json& budget : {Json(), Json(-1), Json(0), Json(5)}) {  // -1: none, as in vLLM
     request["thinking_token_budget"] = budget;
-    const Answer answer = server_->post("/v1/chat/completions", request);
+    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
     ASSERT_EQ(answer.status, 200) << answer.body;
     EXPECT_EQ(answer.json()["choices"][0]["message"]["content"], "{\"sum\": 81}") << budget;
   }
@@ -401,7 +401,7 @@ TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {
        {Json{{"type", "json_schema"}, {"json_schema", {{"name", "city"}, {"schema", schema}}}},
         Json{{"type", "json_object"}, {"schema", schema}}}) {
     request["response_format"] = format;
-    const Answer answer = server_->post("/v1/chat/completions", request);
+    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
     ASSERT_EQ(answer.status, 200) << answer.body;
     EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "stop");
     const Json text =
@@ -422,7 +422,7 @@ TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
       request["tools"][0]["function"]["strict"] = strict;
       request["temperature"] = 2;
       request["seed"] = seed;
-      const Answer answer = server_->post("/v1/chat/completions", request);
+      const HttpAnswer answer = server_->post("/v1/chat/completions", request);
       ASSERT_EQ(answer.status, 200) << answer.body;
       const Json message = answer.json()["choices"][0]["message"];
       const bool calls = message.contains("tool_calls");
@@ -439,13 +439,13 @@ TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
   EXPECT_TRUE(message.contains("tool_calls")) << message;
   request["tool_choice"] = "auto";
   request["response_format"]["json_schema"]["schema"] = {{"not", Json::object()}};
-  const Answer answer = server_->post("/v1/chat/completions", request);
+  const HttpAnswer answer = server_->post("/v1/chat/completions", request);
   EXPECT_EQ(answer.status, 400);
   EXPECT_NE(answer.body.find("json: #/not is not supported"), std::string::npos) << answer.body;
   EXPECT_EQ(answer.json()["error"]["param"], "response_format");
   request["response_format"]["json_schema"]["schema"] = {{"type", "integer"}};
   request["tools"][0]["function"]["parameters"] = {{"not", Json::object()}};
-  const Answer of_tools = server_->post("/v1/chat/completions", request);
+  const HttpAnswer of_tools = server_->post("/v1/chat/completions", request);
   EXPECT_EQ(of_tools.status, 400);
   EXPECT_EQ(of_tools.json()["error"]["param"], "tools") << of_tools.body;
 }
