@@ -177,8 +177,8 @@ void Generations::deliver(std::vector<RequestOutput>& outputs) {
   }
 }
 
-// Nobody else waits while a long one is written: log probabilities make hundreds of megabytes. A
-// client that leaves meanwhile has ended it.
+// A long answer is written on the pool, so that nobody else waits: log probabilities make hundreds
+// of megabytes. A client that leaves meanwhile has ended it.
 void Generations::answer_whole(std::shared_ptr<Generation> generation) {
   if (generation->num_logprobs() <= kMaxLogprobsAtOnce)
     return generation->respond(generation->whole());

@@ -277,7 +277,7 @@ __device__ __forceinline__ void project(Worker& w, int product) {
     }
     if (w.lean) return;
   }
-  // Those that multiply besides are among the others again: attend() waits for qkv's.
+  // Warps that multiply besides are among the others again: attend() waits for qkv's.
   if (Worker::kIsInt4 && warp >= kMultiplying && product != kQkv) w.await_operand();
 }
 
