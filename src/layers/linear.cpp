@@ -3,11 +3,7 @@
 namespace nanovllm {
 namespace {
 
-WeightPart rows_of(const std::string& prefix, const char* what, std::vector<int64_t> shape,
-                   int64_t begin, int64_t end) {
-  return {prefix + "." + what, std::move(shape), begin, end, 0, -1};
-}
-
+/// The rows begin .. end of a weight and its bias.
 struct Rows {
   std::string prefix;
   int64_t total, begin, end;
@@ -19,39 +15,19 @@ std::pair<Weight, Tensor> load_rows(WeightLoader& load, const std::vector<Rows>&
   std::vector<WeightPart> weights, biases;
   int64_t n = 0;
   for (const Rows& part : parts) {
-    weights.push_back(
-        rows_of(part.prefix, "weight", {part.total, input_size}, part.begin, part.end));
-    biases.push_back(rows_of(part.prefix, "bias", {part.total}, part.begin, part.end));
+    weights.push_back({part.prefix + ".weight", {part.total, input_size}, part.begin, part.end});
+    biases.push_back({part.prefix + ".bias", {part.total}, part.begin, part.end});
     n += part.end - part.begin;
   }
   const Weight weight = load.linear(std::move(weights), n, input_size);
   return {weight, bias ? load.vector(std::move(biases), n) : Tensor{}};
 }
 
-Rows shard_of(const Shard& shard, const std::string& prefix, int64_t total) {
-  const int64_t size = shard.divide(total, prefix.c_str());
-  return {prefix, total, shard.rank * size, (shard.rank + 1) * size};
-}
-
 }  // namespace
 
-ReplicatedLinear::ReplicatedLinear(WeightLoader& load, const std::string& prefix,
-                                   int64_t input_size, int64_t output_size, bool bias)
-    : output_size_(output_size) {
-  std::tie(weight_, bias_) =
-      load_rows(load, {{prefix, output_size, 0, output_size}}, input_size, bias);
-}
-
-void ReplicatedLinear::forward(const Step& step, Tensor y, Tensor x) const {
+void ColumnParallelLinear::forward(const Step& step, Tensor y, Tensor x) const {
   step.ops.gemm(y, x, weight_);
   if (bias_.defined()) step.ops.add_bias(y, bias_);
-}
-
-ColumnParallelLinear::ColumnParallelLinear(WeightLoader& load, const std::string& prefix,
-                                           int64_t input_size, int64_t output_size, bool bias) {
-  const Rows part = shard_of(load.shard(), prefix, output_size);
-  output_size_ = part.end - part.begin;
-  std::tie(weight_, bias_) = load_rows(load, {part}, input_size, bias);
 }
 
 MergedColumnParallelLinear::MergedColumnParallelLinear(
@@ -59,8 +35,10 @@ MergedColumnParallelLinear::MergedColumnParallelLinear(
     const std::vector<std::pair<std::string, int64_t>>& outputs, bool bias) {
   std::vector<Rows> parts;
   for (const auto& [name, size] : outputs) {
-    parts.push_back(shard_of(load.shard(), prefix + "." + name, size));
-    output_size_ += parts.back().end - parts.back().begin;
+    const std::string part = prefix + "." + name;
+    const int64_t rows = load.shard().divide(size, part.c_str()), begin = load.shard().rank * rows;
+    parts.push_back({part, size, begin, begin + rows});
+    output_size_ += rows;
   }
   std::tie(weight_, bias_) = load_rows(load, parts, input_size, bias);
 }
@@ -69,8 +47,7 @@ Tensor MergedColumnParallelLinear::forward_gated(const Step& step, Tensor x) con
   Tensor gate_up = step.arena.take(x.dtype, {x.shape[0], output_size_}),
          y = step.arena.take(x.dtype, {x.shape[0], output_size_ / 2});
   if (bias_.defined()) {
-    step.ops.gemm(gate_up, x, weight_);
-    step.ops.add_bias(gate_up, bias_);
+    forward(step, gate_up, x);
     step.ops.silu_and_mul(y, gate_up);
   } else {
     step.ops.gemm_silu_and_mul(y, gate_up, x, weight_);

@@ -16,12 +16,10 @@
 
 namespace nanovllm {
 
-/// A weight and perhaps a bias, whole on every rank.
-class ReplicatedLinear {
+/// This rank's rows of a weight and perhaps a bias.
+class ColumnParallelLinear {
  public:
-  ReplicatedLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                   int64_t output_size, bool bias = false);
-  void forward(const Step& step, Tensor y, Tensor x) const;  // [t, input] -> [t, output]
+  void forward(const Step& step, Tensor y, Tensor x) const;  // [t, input] -> [t, output / world]
   /// Room in step.arena for the result of `rows` rows.
   Tensor take_output(const Step& step, DType dtype, int64_t rows) const {
     return step.arena.take(dtype, {rows, output_size_});
@@ -30,20 +28,10 @@ class ReplicatedLinear {
   Tensor bias() const { return bias_; }  // may be undefined
 
  protected:
-  ReplicatedLinear() = default;
+  ColumnParallelLinear() = default;
   Weight weight_;
   Tensor bias_;
   int64_t output_size_ = 0;  // this rank's rows
-};
-
-/// This rank's rows of one weight.
-class ColumnParallelLinear : public ReplicatedLinear {
- public:
-  ColumnParallelLinear(WeightLoader& load, const std::string& prefix, int64_t input_size,
-                       int64_t output_size, bool bias = false);
-
- protected:
-  ColumnParallelLinear() = default;
 };
 
 /// Several column-parallel weights in one GEMM: gate and up. This rank's output is [t, sum of sizes
