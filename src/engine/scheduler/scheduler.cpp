@@ -25,28 +25,16 @@ int64_t Scheduler::blocks_for(int64_t num_tokens) const {
 }
 
 std::optional<std::string> Scheduler::refusal(int64_t num_prompt_tokens, int64_t max_tokens) const {
-  if (num_prompt_tokens < 1) return "the prompt is empty";
-  if (num_prompt_tokens >= config_.max_model_len) {
-    return fmt::format(
-        "the prompt has {} tokens, which leaves no room for output within max_model_len {}: "
-        "shorten it or raise max_model_len",
-        num_prompt_tokens, config_.max_model_len);
-  }
-  if (max_tokens < 1) return fmt::format("max_tokens is {}: need at least 1", max_tokens);
-  if (max_tokens > config_.max_model_len - num_prompt_tokens) {
-    return fmt::format(
-        "prompt ({} tokens) and max_tokens {} exceed max_model_len {}: lower max_tokens or raise "
-        "max_model_len",
-        num_prompt_tokens, max_tokens, config_.max_model_len);
-  }
+  if (num_prompt_tokens < 1 || max_tokens < 1 ||
+      max_tokens > config_.max_model_len - num_prompt_tokens)
+    return fmt::format("prompt ({} tokens) and max_tokens {} do not fit max_model_len {}",
+                       num_prompt_tokens, max_tokens, config_.max_model_len);
   const int64_t needed = blocks_for(num_prompt_tokens + max_tokens - 1);
-  if (needed > blocks_.num_blocks()) {
+  if (needed > blocks_.num_blocks())
     return fmt::format(
         "prompt ({} tokens) and max_tokens {} need {} KV blocks of {} tokens, the whole cache has "
-        "{}: "
-        "lower max_tokens, shorten the prompt or enlarge the cache",
+        "{}: lower max_tokens, shorten the prompt or enlarge the cache",
         num_prompt_tokens, max_tokens, needed, config_.block_size, blocks_.num_blocks());
-  }
   return std::nullopt;
 }
 
@@ -79,12 +67,6 @@ std::vector<Sequence*> Scheduler::take_finished() {
 }
 
 // -- Planning a step.
-
-Plan Scheduler::schedule() {
-  Plan plan;
-  schedule(plan);
-  return plan;
-}
 
 void Scheduler::schedule(Plan& plan) {
   plan.sequences.clear();

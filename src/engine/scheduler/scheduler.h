@@ -115,10 +115,8 @@ class Scheduler {
   /// live until take_finished() has given it back.
   void add(Sequence& sequence);
 
-  /// The next step's plan; empty when there is nothing to do until a plan in flight is processed,
-  /// or at all.
-  Plan schedule();
-  /// The same into a plan whose memory is reused: a step of decodes allocates nothing.
+  /// Makes `plan` the next step's; empty when there is nothing to do until a plan in flight is
+  /// processed, or at all. Its memory is reused: a step of decodes allocates nothing.
   void schedule(Plan& plan);
   /// Takes a step's results: one token per plan.sequences entry that samples, in order; a token of
   /// -1 fails that sequence (its logits were not finite) and takes its blocks out of the prefix
@@ -134,7 +132,6 @@ class Scheduler {
   /// Gives back, once, the sequences that ended and are in no plan in flight.
   std::vector<Sequence*> take_finished();
 
-  bool has_unfinished() const { return !waiting_.empty() || !running_.empty(); }
   int64_t plans_in_flight() const { return last_planned_ - last_processed_; }
   SchedulerStats stats() const;
   /// Adds the state of every block, and the first `most` of the running and of the waiting

@@ -60,6 +60,13 @@ class OwningScheduler : public Scheduler {
     Sequence* sequence = find(id);
     return sequence && Scheduler::finish(*sequence, reason, std::move(detail));
   }
+  using Scheduler::schedule;
+  Plan schedule() {
+    Plan plan;
+    schedule(plan);
+    return plan;
+  }
+  bool has_unfinished() const { return stats().waiting + stats().running > 0; }
   std::vector<std::unique_ptr<Sequence>> take_finished() {
     std::vector<std::unique_ptr<Sequence>> taken;
     for (const Sequence* sequence : Scheduler::take_finished())
@@ -83,7 +90,7 @@ inline void process(Scheduler& scheduler, Plan plan, int32_t token = 1) {
   scheduler.check_integrity();
 }
 
-inline Plan step(Scheduler& scheduler, int32_t token = 1) {
+inline Plan step(OwningScheduler& scheduler, int32_t token = 1) {
   Plan plan = scheduler.schedule();
   scheduler.check_integrity();
   if (!plan.empty()) process(scheduler, plan, token);
@@ -91,7 +98,7 @@ inline Plan step(Scheduler& scheduler, int32_t token = 1) {
 }
 
 /// Steps until nothing is left to do.
-inline void run_to_end(Scheduler& scheduler) {
+inline void run_to_end(OwningScheduler& scheduler) {
   for (int steps = 0; scheduler.has_unfinished(); ++steps) {
     ASSERT_LT(steps, 1000);
     step(scheduler);
