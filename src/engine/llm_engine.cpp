@@ -21,16 +21,14 @@ SchedulerConfig scheduler_config(const MemoryPlan& plan, const EngineConfig& con
           .has_priorities = config.scheduling_policy == "priority"};
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
+int64_t seed_of(const Philox4& bits) {
+  return static_cast<int64_t>(uint64_t{bits.x[0]} << 32 | bits.x[1]);
 }
 
 /// For a request without a seed: from the engine's and the request's number.
 int64_t drawn_seed(uint64_t engine_seed, int64_t request_id) {
   const auto number = static_cast<uint64_t>(request_id);
-  const Philox4 drawn =
-      noise_bits(engine_seed ^ (number << 32), static_cast<uint32_t>(number), ~0u);
-  return static_cast<int64_t>(uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
+  return seed_of(noise_bits(engine_seed ^ (number << 32), static_cast<uint32_t>(number), ~0u));
 }
 
 /// Row `row` of a step's candidates: the chosen one and `k` more.
@@ -112,8 +110,7 @@ RequestOutput report(Request& request, bool finished) {
 
 int64_t answer_seed(int64_t seed, int index) {
   if (index == 0) return seed;
-  const Philox4 drawn = noise_bits(static_cast<uint64_t>(seed), static_cast<uint32_t>(index), ~1u);
-  return static_cast<int64_t>(uint64_t{drawn.x[0]} << 32 | drawn.x[1]);
+  return seed_of(noise_bits(static_cast<uint64_t>(seed), static_cast<uint32_t>(index), ~1u));
 }
 
 LLMEngine::LLMEngine(std::unique_ptr<Runner> runner, const ModelConfig& model,
@@ -205,7 +202,7 @@ void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_
   sequence.stop_token_ids = eos_;
   sequence.matcher = std::move(matcher);
   for (const int64_t id : params.stop_token_ids)
-    if (!contains(sequence.stop_token_ids, static_cast<int32_t>(id)))
+    if (!std::ranges::count(sequence.stop_token_ids, id))
       sequence.stop_token_ids.push_back(static_cast<int32_t>(id));
   if (index == 0)
     set_token_rules(sequence, tokenizer_.get(), vocab_size_);

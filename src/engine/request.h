@@ -2,6 +2,7 @@
 // sequences of its answers, which share the blocks of their prompt through the prefix cache.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -42,11 +43,7 @@ struct Request {
   Answer& answer_of(const Sequence& sequence) {
     return answers[static_cast<size_t>(sequence.index)];
   }
-  bool has_ended() const {
-    for (const Answer& answer : answers)
-      if (!answer.has_ended) return false;
-    return true;
-  }
+  bool has_ended() const { return std::ranges::all_of(answers, &Answer::has_ended); }
 };
 
 }  // namespace nanovllm
