@@ -3,9 +3,13 @@
 #pragma once
 
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
+
+#include "core/check.h"
 
 namespace nanovllm {
 
@@ -35,6 +39,23 @@ auto make_in_module(const char* file, const char* entry, int mode, std::string& 
   made.reset(open(module_version(), args..., error.data(), error.size()));
   if (!made) why = error.data();
   return made;
+}
+
+/// The module's side of that: the object that `make` returns the owner of. Null, with one line in
+/// `error`, where `version` is another build's or make() throws.
+template <class Make>
+auto made_by_module(const char* file, const char* version, char* error, size_t error_size,
+                    const Make& make) -> decltype(make().release()) {
+  try {
+    check(std::string_view(version) == module_version(),
+          "{} belongs to another build of the program: install both from one build", file);
+    return make().release();
+  } catch (const std::exception& failure) {
+    std::snprintf(error, error_size, "%s", failure.what());
+  } catch (...) {
+    std::snprintf(error, error_size, "%s failed", file);
+  }
+  return nullptr;
 }
 
 }  // namespace nanovllm

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <limits>
@@ -274,19 +273,9 @@ class ZmqPublisher final : public KvEventPublisher {
 extern "C" __attribute__((visibility("default"))) nanovllm::KvEventPublisher*
 nanovllm_open_kv_events(const char* version, const nanovllm::KvEventsConfig& config, int block_size,
                         char* error, size_t error_size) {
-  const auto refuse = [&](const char* reason) {
-    if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
-    return nullptr;
-  };
-  if (std::strcmp(version, nanovllm::module_version()) != 0)
-    return refuse(
-        "the module for KV events belongs to another build of the program: install both from one "
-        "build");
-  try {
-    return new nanovllm::ZmqPublisher(config, block_size);
-  } catch (const std::exception& failure) {
-    return refuse(failure.what());
-  }
+  return nanovllm::made_by_module(nanovllm::kKvEventsModuleFile, version, error, error_size, [&] {
+    return std::make_unique<nanovllm::ZmqPublisher>(config, block_size);
+  });
 }
 
 static_assert(std::is_same_v<decltype(nanovllm_open_kv_events), nanovllm::OpenKvEventsFunction>);

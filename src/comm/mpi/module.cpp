@@ -4,7 +4,6 @@
 // looked after until it is done or a peer has been missing for too long.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <thread>
@@ -173,19 +172,8 @@ class MpiGroup final : public ProcessGroup {
 
 extern "C" __attribute__((visibility("default"))) nanovllm::ProcessGroup* nanovllm_open_mpi(
     const char* version, char* error, size_t error_size) {
-  const auto refuse = [&](const char* reason) {
-    if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
-    return nullptr;
-  };
-  if (std::strcmp(version, nanovllm::module_version()) != 0)
-    return refuse(
-        "the MPI module belongs to another build of the program: install both from "
-        "one build");
-  try {
-    return new nanovllm::MpiGroup;
-  } catch (const std::exception& failure) {
-    return refuse(failure.what());
-  }
+  return nanovllm::made_by_module(nanovllm::kMpiModuleFile, version, error, error_size,
+                                  [] { return std::make_unique<nanovllm::MpiGroup>(); });
 }
 
 static_assert(std::is_same_v<decltype(nanovllm_open_mpi), nanovllm::OpenMpiFunction>);

@@ -1,5 +1,4 @@
 // libnanovllm-grammar.so: token masks by XGrammar.
-#include <cstdio>
 #include <filesystem>
 #include <stdexcept>
 
@@ -109,13 +108,7 @@ const char* const nanovllm_grammar_library = "XGrammar " NANOVLLM_XGRAMMAR_VERSI
 
 extern "C" __attribute__((visibility("default"))) nanovllm::GrammarModule* nanovllm_open_grammar(
     const char* version, const nanovllm::TokenTable& vocabulary, char* error, size_t error_size) {
-  try {
-    nanovllm::check(std::string_view(version) == nanovllm::module_version(),
-                    "{} is of another build ({}, the program is {}): install both together",
-                    nanovllm::kGrammarModuleFile, nanovllm::module_version(), version);
-    return new nanovllm::XGrammarModule(vocabulary, nanovllm::compiler_program());
-  } catch (const std::exception& problem) {
-    std::snprintf(error, error_size, "%s", problem.what());
-    return nullptr;
-  }
+  return nanovllm::made_by_module(nanovllm::kGrammarModuleFile, version, error, error_size, [&] {
+    return std::make_unique<nanovllm::XGrammarModule>(vocabulary, nanovllm::compiler_program());
+  });
 }

@@ -1,6 +1,5 @@
 // The module's entry points.
 #include <cstdio>
-#include <cstring>
 
 #include "comm/cuda_module.h"
 #include "core/load_module.h"
@@ -10,20 +9,8 @@
 
 extern "C" __attribute__((visibility("default"))) nanovllm::Backend* nanovllm_open_cuda(
     const char* version, int index, char* error, size_t error_size) {
-  const auto refuse = [&](const char* reason) {
-    if (error_size > 0) std::snprintf(error, error_size, "%s", reason);
-    return nullptr;
-  };
-  if (std::strcmp(version, nanovllm::module_version()) != 0)
-    return refuse(
-        "the CUDA module belongs to another build of the program: install both from one build");
-  try {
-    return new nanovllm::CudaBackend(index);
-  } catch (const std::exception& failure) {
-    return refuse(failure.what());
-  } catch (...) {
-    return refuse("the CUDA module failed to open the device");
-  }
+  return nanovllm::made_by_module(nanovllm::kCudaModuleFile, version, error, error_size,
+                                  [&] { return std::make_unique<nanovllm::CudaBackend>(index); });
 }
 
 namespace nanovllm {
@@ -31,25 +18,6 @@ namespace {
 
 void write_text(const char* text, char* to, size_t size) {
   if (size > 0) std::snprintf(to, size, "%s", text);
-}
-
-/// make() behind a C function: null with the reason, no exceptions.
-template <class Make>
-Communicator* open_communicator(const char* version, char* error, size_t error_size, Make&& make) {
-  if (std::strcmp(version, module_version()) != 0) {
-    write_text(
-        "the CUDA module belongs to another build of the program: install both from one build",
-        error, error_size);
-    return nullptr;
-  }
-  try {
-    return make().release();
-  } catch (const std::exception& failure) {
-    write_text(failure.what(), error, error_size);
-  } catch (...) {
-    write_text("the CUDA module failed to connect the GPUs", error, error_size);
-  }
-  return nullptr;
 }
 
 std::unique_ptr<Communicator> connect(CudaBackend& backend, RankMeeting& meeting, int rank) {
@@ -77,7 +45,7 @@ extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
 nanovllm_open_cuda_communicator(const char* version, nanovllm::Backend* backend,
                                 nanovllm::RankMeeting* meeting, int rank, char* error,
                                 size_t error_size) {
-  return nanovllm::open_communicator(version, error, error_size, [&] {
+  return nanovllm::made_by_module(nanovllm::kCudaModuleFile, version, error, error_size, [&] {
     auto& gpu = dynamic_cast<nanovllm::CudaBackend&>(*backend);
     gpu.expect_ranks();
     return nanovllm::connect(gpu, *meeting, rank);
@@ -139,7 +107,7 @@ extern "C" __attribute__((visibility("default"))) nanovllm::Communicator*
 nanovllm_open_nccl_communicator(const char* version, nanovllm::Backend* backend,
                                 const nanovllm::NcclId* id, int rank, int world_size, char* error,
                                 size_t error_size) {
-  return nanovllm::open_communicator(version, error, error_size, [&] {
+  return nanovllm::made_by_module(nanovllm::kCudaModuleFile, version, error, error_size, [&] {
     auto& gpu = dynamic_cast<nanovllm::CudaBackend&>(*backend);
     gpu.expect_ranks();
     return nanovllm::make_nccl_communicator(gpu, *id, rank, world_size, nullptr);
