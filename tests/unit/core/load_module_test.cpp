@@ -29,5 +29,21 @@ TEST(LoadModule, SaysWhyThereIsNone) {
   EXPECT_EQ(why, "no libasked-for.so beside the program");
 }
 
+TEST(LoadModule, AModuleRefusesAnotherBuildsProgramAndSaysWhatWentWrong) {
+  std::array<char, 100> error{};
+  const auto make = [&](const char* version, auto maker) {
+    return std::unique_ptr<int>(
+        made_by_module("libx.so", version, error.data(), error.size(), maker));
+  };
+  const auto five = [] { return std::make_unique<int>(5); };
+  EXPECT_EQ(*make(module_version(), five), 5);
+  EXPECT_EQ(make("another", five), nullptr);
+  EXPECT_STREQ(error.data(),
+               "libx.so belongs to another build of the program: install both from one build");
+  const auto fails = []() -> std::unique_ptr<int> { throw std::runtime_error("no such device"); };
+  EXPECT_EQ(make(module_version(), fails), nullptr);
+  EXPECT_STREQ(error.data(), "no such device");
+}
+
 }  // namespace
 }  // namespace nanovllm
