@@ -1,12 +1,8 @@
 // Tools and reasoning through the server, on a model that says what the test wants.
-#include <filesystem>
-#include <map>
-#include <memory>
-
 #include <gtest/gtest.h>
 
-#include "server/client.h"
 #include "server/scripted_model.h"
+#include "server/tool_requests.h"
 
 namespace nanovllm {
 namespace {
@@ -31,60 +27,10 @@ const std::string kCall =
 const std::string kArguments = "{\"city\": \"東京\", \"days\": [1, 2]}";
 const std::string kAnswer = "<think>\nHm, 天気?\n</think>\n\nLet me see.\n" + kCall;
 
-Json tools_of(const std::string& name = "get_weather") {
-  return Json::array(
-      {{{"type", "function"},
-        {"function",
-         {{"name", name},
-          {"description", "Weather"},
-          {"parameters",
-           {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}}}}}}});
-}
-
-Json body_with_tools(bool stream = false) {
-  Json body = {{"messages", Json::array({{{"role", "user"}, {"content", "Weather?"}}})},
-               {"temperature", 0},
-               {"tools", tools_of()},
-               {"stream", stream}};
-  if (stream) body["stream_options"] = {{"include_usage", true}};
-  return body;
-}
-
 server::ServerOptions options_for(const ScriptedModel& model) {
   server::ServerOptions options;
   options.model = model.path();
   return options;
-}
-
-/// A stream's deltas put together as clients do.
-Json accumulated(const std::vector<Json>& events) {
-  Json message = {{"content", ""}, {"reasoning", ""}, {"tool_calls", Json::array()}};
-  for (const Json& event : events) {
-    if (event["choices"].empty()) {
-      message["usage"] = event["usage"];
-      continue;
-    }
-    const Json& choice = event["choices"][0];
-    for (const char* field : {"content", "reasoning"})
-      if (choice["delta"].contains(field))
-        message[field] =
-            message[field].get<std::string>() + choice["delta"][field].get<std::string>();
-    for (const Json& call : choice["delta"].value("tool_calls", Json::array())) {
-      if (call["index"] == message["tool_calls"].size()) {
-        EXPECT_EQ(call["type"], "function");
-        message["tool_calls"].push_back({{"id", call["id"]},
-                                         {"name", call["function"]["name"]},
-                                         {"arguments", ""},
-                                         {"pieces", 0}});
-      }
-      Json& known = message["tool_calls"][call["index"].get<size_t>()];
-      known["arguments"] =
-          known["arguments"].get<std::string>() + call["function"]["arguments"].get<std::string>();
-      known["pieces"] = known["pieces"].get<int>() + 1;
-    }
-    if (!choice["finish_reason"].is_null()) message["finish_reason"] = choice["finish_reason"];
-  }
-  return message;
 }
 
 TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
@@ -281,173 +227,6 @@ TEST(Tools, AModelWhoseTemplateShowsNoCallsTakesNoToolsUnlessItsParserIsNamed) {
   options.tool_call_parser = "hermes";
   ServerOnThread server(options);
   EXPECT_EQ(server.post("/v1/chat/completions", body_with_tools()).status, 200);
-}
-
-// models/demo was not trained for these tools and forms: what it says here, the grammar made it
-// say.
-class Forced : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(NANOVLLM_BINARY_DIR "/bin/libnanovllm-grammar.so"))
-      GTEST_SKIP() << "built without the grammar module";
-    start("none");
-  }
-  void start(const char* reasoning_parser) {
-    server_.reset();
-    server::ServerOptions options;
-    options.tool_call_parser = "hermes";
-    options.reasoning_parser = reasoning_parser;
-    server_ = std::make_unique<ServerOnThread>(options);
-  }
-  static Json body() {
-    Json city = {{"type", "string"}, {"enum", Json::array({"Berlin", "東京"})}};
-    Json body = body_with_tools();
-    body["tools"][0]["function"]["parameters"] = {{"type", "object"},
-                                                  {"properties", {{"city", city}}},
-                                                  {"required", Json::array({"city"})},
-                                                  {"additionalProperties", false}};
-    body["max_tokens"] = 120;
-    body["temperature"] = 1;
-    body["seed"] = 7;
-    return body;
-  }
-  std::unique_ptr<ServerOnThread> server_;
-};
-
-TEST_F(Forced, ARequiredCallIsValidWhateverTheModel) {
-  const Json named = {{"type", "function"}, {"function", {{"name", "get_weather"}}}};
-  for (const Json& choice : {Json("required"), named}) {
-    Json request = body();
-    request["tool_choice"] = choice;
-    request["parallel_tool_calls"] = false;
-    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-    ASSERT_EQ(answer.status, 200) << answer.body;
-    const Json message = answer.json()["choices"][0]["message"];
-    EXPECT_EQ(answer.json()["choices"][0]["finish_reason"],
-              choice.is_string() ? "tool_calls" : "stop");  // as OpenAI and vLLM have it
-    ASSERT_EQ(message["tool_calls"].size(), 1u) << answer.body;
-    EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "get_weather");
-    const Json arguments =
-        Json::parse(message["tool_calls"][0]["function"]["arguments"].get<std::string>());
-    ASSERT_EQ(arguments.size(), 1u);
-    EXPECT_TRUE(arguments["city"] == "Berlin" || arguments["city"] == "東京") << arguments;
-    request["stream"] = true;
-    EXPECT_EQ(accumulated(server_->post("/v1/chat/completions", request).events())["finish_reason"],
-              answer.json()["choices"][0]["finish_reason"]);
-  }
-}
-
-TEST_F(Forced, AStrictToolWhoseSchemaCannotBeKeptIsA400AndAFreeOneIsNot) {
-  Json request = body();
-  request["tools"][0]["function"]["parameters"]["properties"]["city"] = {
-      {"type", "string"}, {"contentEncoding", "base64"}, {"unknownKeyword", 1}};
-  request["max_tokens"] = 4;
-  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 200);
-  request["tools"][0]["function"]["strict"] = true;
-  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
-}
-
-TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
-  start("qwen3");
-  Json request = body();
-  request["temperature"] = 0;
-  const auto message_of = [&] {
-    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-    EXPECT_EQ(answer.status, 200) << answer.body;
-    return answer.json()["choices"][0]["message"];
-  };
-  request.erase("tools");
-  const Json plain = message_of();
-  request["thinking_token_budget"] = 3;
-  EXPECT_EQ(message_of(), plain);  // models/demo does not reason
-  request["tools"] = body()["tools"];
-  request["tool_choice"] = "required";
-  request["parallel_tool_calls"] = false;
-  Json message = message_of();
-  EXPECT_TRUE(message["content"].is_null()) << message;
-  EXPECT_EQ(message["tool_calls"].size(), 1u) << message;
-}
-
-// models/demo would begin with the empty line that may follow a block of reasoning.
-TEST_F(Forced, AnAnswerThatDoesNotReasonIsItsStructureAlone) {
-  start("qwen3");
-  Json request = chat_body("What is 23 + 58?");
-  request["structured_outputs"] = {{"choice", {"{\"sum\": 81}"}}};
-  for (const Json& budget : {Json(), Json(-1), Json(0), Json(5)}) {  // -1: none, as in vLLM
-    request["thinking_token_budget"] = budget;
-    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-    ASSERT_EQ(answer.status, 200) << answer.body;
-    EXPECT_EQ(answer.json()["choices"][0]["message"]["content"], "{\"sum\": 81}") << budget;
-  }
-}
-
-TEST_F(Forced, WhatIsWrongWithAStructureIsSaidAsOfTheClientsWhereReasoningComesFirst) {
-  start("qwen3");
-  Json request = body();
-  request.erase("tools");
-  request["structured_outputs"] = {{"json", {{"type", "object"}, {"not", Json::object()}}}};
-  std::string answer = server_->post("/v1/chat/completions", request).body;
-  EXPECT_NE(answer.find("\"json: #/not is not supported"), std::string::npos) << answer;
-  request["structured_outputs"] = {{"regex", "a"}, {"json_object", true}};
-  answer = server_->post("/v1/chat/completions", request).body;
-  EXPECT_NE(answer.find("must have one of json"), std::string::npos) << answer;
-}
-
-TEST_F(Forced, AnAnswerHasTheStructureOfItsResponseFormat) {
-  Json request = body();
-  Json schema = request["tools"][0]["function"]["parameters"];
-  request.erase("tools");
-  for (const Json& format :
-       {Json{{"type", "json_schema"}, {"json_schema", {{"name", "city"}, {"schema", schema}}}},
-        Json{{"type", "json_object"}, {"schema", schema}}}) {
-    request["response_format"] = format;
-    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-    ASSERT_EQ(answer.status, 200) << answer.body;
-    EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "stop");
-    const Json text =
-        Json::parse(answer.json()["choices"][0]["message"]["content"].get<std::string>());
-    EXPECT_TRUE(text["city"] == "Berlin" || text["city"] == "東京") << text;
-  }
-}
-
-// As OpenAI's models and vLLM's grammar for both: a structure is that of an answer without calls.
-TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
-  Json request = body();
-  request["response_format"] = {
-      {"type", "json_schema"},
-      {"json_schema", {{"name", "sum"}, {"schema", {{"enum", {"one", "two"}}}}}}};
-  std::map<bool, int> answers;
-  for (const bool strict : {false, true})
-    for (int seed = 0; seed < 12; ++seed) {
-      request["tools"][0]["function"]["strict"] = strict;
-      request["temperature"] = 2;
-      request["seed"] = seed;
-      const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-      ASSERT_EQ(answer.status, 200) << answer.body;
-      const Json message = answer.json()["choices"][0]["message"];
-      const bool calls = message.contains("tool_calls");
-      ++answers[calls];
-      if (!calls) {
-        EXPECT_TRUE(message["content"] == "\"one\"" || message["content"] == "\"two\"") << message;
-      }
-    }
-  EXPECT_GT(answers[true], 0);
-  EXPECT_GT(answers[false], 0);
-  request["tool_choice"] = "required";
-  const Json message =
-      server_->post("/v1/chat/completions", request).json()["choices"][0]["message"];
-  EXPECT_TRUE(message.contains("tool_calls")) << message;
-  request["tool_choice"] = "auto";
-  request["response_format"]["json_schema"]["schema"] = {{"not", Json::object()}};
-  const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-  EXPECT_EQ(answer.status, 400);
-  EXPECT_NE(answer.body.find("json: #/not is not supported"), std::string::npos) << answer.body;
-  EXPECT_EQ(answer.json()["error"]["param"], "response_format");
-  request["response_format"]["json_schema"]["schema"] = {{"type", "integer"}};
-  request["tools"][0]["function"]["parameters"] = {{"not", Json::object()}};
-  const HttpAnswer of_tools = server_->post("/v1/chat/completions", request);
-  EXPECT_EQ(of_tools.status, 400);
-  EXPECT_EQ(of_tools.json()["error"]["param"], "tools") << of_tools.body;
 }
 
 }  // namespace
