@@ -31,6 +31,8 @@ constexpr auto tile_gemm = nullptr, pack_tile = nullptr;
 //
 #include "ops/cpu/kernels/attention.inl"
 #if defined(__AMX_BF16__)
+#include "ops/cpu/kernels/attention_pack.inl"
+//
 #include "ops/cpu/kernels/attention_tiles.inl"
 #endif
 #include "ops/cpu/kernels/gemm.inl"

@@ -26,6 +26,27 @@ NANOVLLM_INLINE void configure_tiles(int64_t rows) {
   _tile_loadconfig(&shape);
 }
 
+/// Of COUNT pairs of tiles with sums, 0 and 1 and then 2 and 3.
+template <int COUNT>
+NANOVLLM_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (COUNT == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+/// The same go to `first` and `second`, the tiles of a pair `step` elements apart.
+template <int COUNT>
+NANOVLLM_INLINE void store_sums(float* first, float* second, int64_t step, int64_t row_bytes) {
+  _tile_stored(0, first, row_bytes);
+  _tile_stored(1, first + step, row_bytes);
+  if constexpr (COUNT == 2) {
+    _tile_stored(2, second, row_bytes);
+    _tile_stored(3, second + step, row_bytes);
+  }
+}
+
 /// sums[TILES * 16, 32], which begin as zeros if `fresh`, += x w^T over `steps` times 32 elements
 /// of k. x: TILES tiles `tile` elements apart, of `row` rows of 32 elements a step. Asks for
 /// `ahead_lines` cache lines a step from `ahead` on, which are wanted later.
@@ -38,12 +59,7 @@ NANOVLLM_INLINE void multiply_tiles(float* sums, bool fresh, const bf16* x, int6
   // The intrinsics do not tell the compiler that they read memory.
   __asm__ volatile("" ::: "memory");
   if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (TILES == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+    zero_sums<TILES>();
   } else {
     _tile_loadd(0, sums, kBytes);
     _tile_loadd(1, sums + 16, kBytes);
@@ -68,12 +84,7 @@ NANOVLLM_INLINE void multiply_tiles(float* sums, bool fresh, const bf16* x, int6
     for (int64_t line = 0; line < ahead_lines; ++line, ahead += kTileK)
       __builtin_prefetch(ahead, 0, 2);
   }
-  _tile_stored(0, sums, kBytes);
-  _tile_stored(1, sums + 16, kBytes);
-  if constexpr (TILES == 2) {
-    _tile_stored(2, second, kBytes);
-    _tile_stored(3, second + 16, kBytes);
-  }
+  store_sums<TILES>(sums, second, 16, kBytes);
 }
 
 NANOVLLM_INLINE void put_sums(const GemmTask<bf16>& task, const float* sums, int64_t first,
