@@ -220,6 +220,44 @@ Expr repeat(Expr part, int64_t min, int64_t max) {
 
 Expr optional(Expr part) { return repeat(std::move(part), 0, 1); }
 
+TextLengths text_lengths(const Expr& e) {
+  const auto add = [](int64_t a, int64_t b) {
+    return a == kUnbounded || b == kUnbounded ? kUnbounded : a + b;
+  };
+  switch (e.kind) {
+    case Expr::Kind::set:
+      return {1, 1};
+    case Expr::Kind::sequence: {
+      TextLengths sum;
+      for (const Expr& part : e.parts) {
+        const TextLengths lengths = text_lengths(part);
+        sum = {sum.least + lengths.least, add(sum.most, lengths.most)};
+      }
+      return sum;
+    }
+    case Expr::Kind::choice: {
+      TextLengths all{-1, 0};
+      for (const Expr& part : e.parts) {
+        const TextLengths lengths = text_lengths(part);
+        all.least = all.least < 0 ? lengths.least : std::min(all.least, lengths.least);
+        all.most = all.most == kUnbounded || lengths.most == kUnbounded
+                       ? kUnbounded
+                       : std::max(all.most, lengths.most);
+      }
+      return {std::max<int64_t>(all.least, 0), all.most};
+    }
+    case Expr::Kind::repeat: {
+      const TextLengths lengths = text_lengths(e.parts[0]);
+      const bool unbounded =
+          lengths.most != 0 && (lengths.most == kUnbounded || e.max == kUnbounded);
+      return {lengths.least * e.min,
+              unbounded ? kUnbounded : lengths.most * std::max<int64_t>(e.max, 0)};
+    }
+    default:
+      return {};
+  }
+}
+
 int Rules::reserve() {
   bodies_.emplace_back();
   return static_cast<int>(bodies_.size()) - 1;

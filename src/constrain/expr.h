@@ -59,6 +59,12 @@ Expr repeat(Expr part, int64_t min, int64_t max);
 Expr optional(Expr part);
 Expr never();
 
+/// How many characters a text of an expression without rules has. `most` may be kUnbounded.
+struct TextLengths {
+  int64_t least = 0, most = 0;
+};
+TextLengths text_lengths(const Expr& e);
+
 /// A grammar; the first rule is where it begins.
 class Rules {
  public:

@@ -192,25 +192,20 @@ class RegexParser {
       set.add(value, value);
       return std::nullopt;
     };
+    const auto add = [&](const CharSet& known, bool others) -> std::optional<char32_t> {
+      set.add(others ? known.complement() : known);
+      return std::nullopt;
+    };
     switch (c) {
       case 'd':
-        set.add(kDigit);
-        return std::nullopt;
       case 'D':
-        set.add(kDigit.complement());
-        return std::nullopt;
+        return add(kDigit, c == 'D');
       case 'w':
-        set.add(kWord);
-        return std::nullopt;
       case 'W':
-        set.add(kWord.complement());
-        return std::nullopt;
+        return add(kWord, c == 'W');
       case 's':
-        set.add(kSpace);
-        return std::nullopt;
       case 'S':
-        set.add(kSpace.complement());
-        return std::nullopt;
+        return add(kSpace, c == 'S');
       case 't':
         return character('\t');
       case 'n':
@@ -369,44 +364,6 @@ Expr parse_regex(std::string_view pattern, std::string_view what) {
 
 Expr parse_regex_search(std::string_view pattern, std::string_view what) {
   return whole_text(RegexParser(pattern, what).parse(), what, true);
-}
-
-TextLengths text_lengths(const Expr& e) {
-  const auto add = [](int64_t a, int64_t b) {
-    return a == kUnbounded || b == kUnbounded ? kUnbounded : a + b;
-  };
-  switch (e.kind) {
-    case Expr::Kind::set:
-      return {1, 1};
-    case Expr::Kind::sequence: {
-      TextLengths sum;
-      for (const Expr& part : e.parts) {
-        const TextLengths lengths = text_lengths(part);
-        sum = {sum.least + lengths.least, add(sum.most, lengths.most)};
-      }
-      return sum;
-    }
-    case Expr::Kind::choice: {
-      TextLengths all{-1, 0};
-      for (const Expr& part : e.parts) {
-        const TextLengths lengths = text_lengths(part);
-        all.least = all.least < 0 ? lengths.least : std::min(all.least, lengths.least);
-        all.most = all.most == kUnbounded || lengths.most == kUnbounded
-                       ? kUnbounded
-                       : std::max(all.most, lengths.most);
-      }
-      return {std::max<int64_t>(all.least, 0), all.most};
-    }
-    case Expr::Kind::repeat: {
-      const TextLengths lengths = text_lengths(e.parts[0]);
-      const bool unbounded =
-          lengths.most != 0 && (lengths.most == kUnbounded || e.max == kUnbounded);
-      return {lengths.least * e.min,
-              unbounded ? kUnbounded : lengths.most * std::max<int64_t>(e.max, 0)};
-    }
-    default:
-      return {};
-  }
 }
 
 }  // namespace nanovllm

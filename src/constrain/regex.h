@@ -16,10 +16,4 @@ Expr parse_regex(std::string_view pattern, std::string_view what);
 /// The texts in which `pattern` matches somewhere, as JSON Schema's `pattern` asks.
 Expr parse_regex_search(std::string_view pattern, std::string_view what);
 
-/// How many characters a text of an expression without rules has. `most` may be kUnbounded.
-struct TextLengths {
-  int64_t least = 0, most = 0;
-};
-TextLengths text_lengths(const Expr& e);
-
 }  // namespace nanovllm
