@@ -142,7 +142,7 @@ uint32_t hash_of(const std::string& name) {
   return hash;
 }
 
-/// The same for a weight [n, k] that stays quantised: evenly distributed numbers under one scale.
+/// A random weight [n, k] that stays quantised: evenly distributed numbers under one scale.
 QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& parts, int64_t n,
                          int64_t k, uint64_t seed) {
   QuantizedRows rows;
