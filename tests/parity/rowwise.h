@@ -1,4 +1,4 @@
-// What tests of operations on rows share.
+// The fixture that tests of operations on rows share.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What the tests of tool calls ask, and how a client puts a stream's answer together.
+// Requests with tools, and the answer that a stream is put together to.
 #pragma once
 
 #include <gtest/gtest.h>
