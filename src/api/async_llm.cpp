@@ -65,24 +65,21 @@ class AsyncLLM::State {
     }
     wake_.notify_one();
   }
-  void post(int64_t request_id, bool reset) {
+  void abort(int64_t request_id) {
     {
       const std::lock_guard lock(mutex_);
-      if (!reset && live_.count(request_id) == 0) {
+      if (live_.count(request_id) == 0) {
         const auto given = given_.find(request_id);
         if (given != given_.end()) given->second = true;
         return;
       }
-      mailbox_.push_back({.kind = reset ? Item::Kind::reset : Item::Kind::abort, .id = request_id});
+      mailbox_.push_back({.kind = Item::Kind::abort, .id = request_id});
     }
     wake_.notify_one();
   }
+  void reset() { post({.kind = Item::Kind::reset, .id = 0}); }
   void request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take) {
-    {
-      const std::lock_guard lock(mutex_);
-      mailbox_.push_back({.kind = Item::Kind::look, .id = most, .look = std::move(take)});
-    }
-    wake_.notify_one();
+    post({.kind = Item::Kind::look, .id = most, .look = std::move(take)});
   }
   void drain() {
     const std::lock_guard lock(mutex_);
@@ -138,6 +135,14 @@ class AsyncLLM::State {
     Clock::time_point deadline{};  // the epoch: none
     std::function<void(EngineSnapshot)> look{};
   };
+
+  void post(Item item) {
+    {
+      const std::lock_guard lock(mutex_);
+      mailbox_.push_back(std::move(item));
+    }
+    wake_.notify_one();
+  }
 
   /// Throws QueueFull where another request would be one too many. mutex_ is held.
   void check_queue(int64_t answers, int64_t tokens) const {
@@ -310,8 +315,8 @@ void AsyncLLM::add_request(int64_t request_id, const Prompt& prompt, const Sampl
                            const RequestOptions& options) {
   state_->add(request_id, prompt, params, options);
 }
-void AsyncLLM::abort_request(int64_t request_id) { state_->post(request_id, false); }
-void AsyncLLM::reset_prefix_cache() { state_->post(0, true); }
+void AsyncLLM::abort_request(int64_t request_id) { state_->abort(request_id); }
+void AsyncLLM::reset_prefix_cache() { state_->reset(); }
 void AsyncLLM::request_snapshot(int64_t most, std::function<void(EngineSnapshot)> take) {
   state_->request_snapshot(most, std::move(take));
 }
