@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 #include "core/check.h"
 #include "io/json.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 
 namespace nanovllm {
 

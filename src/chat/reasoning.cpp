@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 
 namespace nanovllm {
 

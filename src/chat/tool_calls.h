@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 #include "chat/chat_parser.h"
 #include "chat/mark_finder.h"
 

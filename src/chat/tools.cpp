@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 #include "core/check.h"
 #include "io/json_object.h"
 

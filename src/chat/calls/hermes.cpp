@@ -1,5 +1,5 @@
 // Hermes, Qwen2.5, Qwen3: <tool_call>{"name": "f", "arguments": {...}}</tool_call>.
-#include "chat/json_scanner.h"
+#include "chat/calls/json_scanner.h"
 
 namespace nanovllm {
 namespace {

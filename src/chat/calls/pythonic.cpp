@@ -3,8 +3,8 @@
 // <|python_start|> and <|python_end|>. Anything else in brackets is text.
 #include <utility>
 
-#include "chat/json_scanner.h"
-#include "chat/python_literal.h"
+#include "chat/calls/json_scanner.h"
+#include "chat/calls/python_literal.h"
 
 namespace nanovllm {
 namespace {

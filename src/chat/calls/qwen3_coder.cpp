@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "chat/json_scanner.h"
-#include "chat/python_literal.h"
+#include "chat/calls/json_scanner.h"
+#include "chat/calls/python_literal.h"
 #include "chat/schema_types.h"
 
 namespace nanovllm {

@@ -1,6 +1,6 @@
 // Mistral: [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...], and since 2025
 // [TOOL_CALLS]f[ARGS]{...}, which may have [CALL_ID]... before [ARGS].
-#include "chat/json_scanner.h"
+#include "chat/calls/json_scanner.h"
 
 namespace nanovllm {
 namespace {

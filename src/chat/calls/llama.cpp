@@ -1,7 +1,7 @@
 // Llama 3.1 and 3.2: the answer is {"name": "f", "parameters": {...}}, several with "; ", a comma
 // or white space between them, perhaps behind <|python_tag|>. An object that calls none of the
 // tools is an answer in JSON.
-#include "chat/json_scanner.h"
+#include "chat/calls/json_scanner.h"
 
 namespace nanovllm {
 namespace {

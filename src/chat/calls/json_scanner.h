@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "chat/call_reader.h"
+#include "chat/calls/call_reader.h"
 
 namespace nanovllm {
 

@@ -1,8 +1,8 @@
-#include "chat/python_literal.h"
+#include "chat/calls/python_literal.h"
 
 #include <charconv>
 
-#include "chat/json_scanner.h"
+#include "chat/calls/json_scanner.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

@@ -1,4 +1,4 @@
-#include "chat/json_scanner.h"
+#include "chat/calls/json_scanner.h"
 
 #include <nlohmann/json.hpp>
 
