@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/weight_loader_rig.h"
+#include "engine/weights/weight_loader_rig.h"
 #include "layers/linear.h"
 
 namespace nanovllm {

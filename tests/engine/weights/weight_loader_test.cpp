@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/weight_loader_rig.h"
+#include "engine/weights/weight_loader_rig.h"
 #include "io/quantised/quantization.h"
 #include "layers/embed_head.h"
 #include "layers/linear.h"

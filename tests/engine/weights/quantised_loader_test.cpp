@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/weight_loader_rig.h"
+#include "engine/weights/weight_loader_rig.h"
 #include "io/quantised/quantization.h"
 
 namespace nanovllm {
