@@ -337,10 +337,7 @@ void QuantizationConfig::read_awq(const JsonObject& config) {
   one_of(config, "version", "gemm", {"gemm", "GEMM"});
   if (!config.optional_bool("zero_point").value_or(true))
     refuse(config, "{} false is not supported", config.path("zero_point"));
-  leave_plain(config);
-  auto all = std::make_shared<Rules>();
-  all->all_linear = true;
-  groups_.push_back({std::move(scheme), std::move(all)});
+  add_all_linear(std::move(scheme), config);
 }
 
 void QuantizationConfig::read_fp8(const JsonObject& config) {
@@ -362,14 +359,13 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
     scheme.scales = QuantScales::tensor;
     scheme.activations = is_static ? QuantActivations::tensor : QuantActivations::token;
   }
-  leave_plain(config);
+  add_all_linear(std::move(scheme), config);
+}
+
+void QuantizationConfig::add_all_linear(QuantScheme scheme, const JsonObject& config) {
   auto all = std::make_shared<Rules>();
   all->all_linear = true;
   groups_.push_back({std::move(scheme), std::move(all)});
-}
-
-/// Lists of names: of modules, and of parts of them ("self_attn", "layers.0.").
-void QuantizationConfig::leave_plain(const JsonObject& config) {
   auto ignored = std::make_shared<Rules>();
   ignored->parts_too = true;
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
