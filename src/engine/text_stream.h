@@ -1,5 +1,5 @@
-// TextStream: the text of one request as it grows, with stop strings. Text that may
-// still become a stop string is held back, so that text which was shown is never taken back.
+// TextStream: the text of one request as it grows, with stop strings. Text that may still become a
+// stop string is held back, so that text which was shown is never taken back.
 #pragma once
 
 #include <optional>

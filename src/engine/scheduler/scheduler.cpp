@@ -82,18 +82,12 @@ void Scheduler::schedule(Plan& plan) {
   }
 }
 
-// All the tokens it may generate are sampled or being sampled: it ends when they are read back. Or
-// the next one depends on one that is.
-bool Scheduler::is_waiting_for_result(const Sequence& s) const {
-  return s.num_generated() + s.num_in_flight >= s.max_tokens ||
-         (s.needs_last_token && s.num_in_flight > 0);
-}
-
 void Scheduler::schedule_running(Plan& plan) {
   for (Sequence* s = running_.front(); s; s = s->next) {
     const int64_t budget = config_.max_num_batched_tokens - plan.num_tokens;
     if (budget == 0) return;
-    if (is_waiting_for_result(*s)) continue;
+    // All that it may generate is sampled or being sampled: it ends when that is read back.
+    if (s->num_generated() + s->num_in_flight >= s->max_tokens) continue;
     const int64_t left = s->num_tokens() + s->num_in_flight - s->num_computed_tokens;
     const int64_t num_tokens = std::min(left, budget);
     // A prompt got its blocks when it was admitted; a decode alone can need one here, at most one.

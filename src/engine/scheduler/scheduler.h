@@ -8,9 +8,9 @@
 // every waiting one, the oldest always advances, and each request ends.
 //
 // With priorities (vLLM's: lower is earlier) "older" and "newest" are meant by rank: the order of
-// arrival, each step of priority counting as kPriorityAge arrivals. So at most so
-// many later requests overtake a request for each step that they are above it: it ages as it
-// waits. A waiting sequence may then be older than a running one.
+// arrival, each step of priority counting as kPriorityAge arrivals. A request ages as it waits: for
+// each step that others are above it, kPriorityAge later ones overtake it at most. A waiting
+// sequence may then be older than a running one.
 //
 // Admission takes the blocks of all known tokens at once, even if the prompt is computed in chunks,
 // and leaves one idle block per running sequence: no sequence is admitted just to be preempted.
@@ -28,8 +28,7 @@
 // scheduled with `num_in_flight` = 1 and takes its input token from the device. Plans are processed
 // in order. Blocks freed while a plan that may write them is in flight return to the pool when that
 // plan is processed, not before; while blocks are on their way back no sequence is preempted for
-// want of one: the sequence that needs it waits. A sequence whose sampling needs its last token
-// (Sequence::needs_last_token) waits until that token is read back; the others go on without it.
+// want of one: the sequence that needs it waits.
 #pragma once
 
 #include <algorithm>
@@ -95,8 +94,8 @@ struct Plan {
   }
 };
 
-/// The present state, and counts since the start. prompt_tokens and cached_prompt_tokens
-/// count a request when it is first admitted.
+/// The present state, and counts since the start. prompt_tokens and cached_prompt_tokens count a
+/// request when it is first admitted.
 struct SchedulerStats {
   int64_t waiting = 0, running = 0, free_blocks = 0;
   int64_t waiting_tokens = 0;  // of the waiting sequences: prompts, and what is recomputed
@@ -153,7 +152,6 @@ class Scheduler {
 
   void schedule_running(Plan& plan);
   void schedule_waiting(Plan& plan);
-  bool is_waiting_for_result(const Sequence& sequence) const;
   Room make_room(Sequence& sequence);
   bool admit(Sequence& sequence);
   void plan_tokens(Plan& plan, Sequence& sequence, int64_t num_tokens, bool is_new);

@@ -39,9 +39,6 @@ struct Sequence {
   std::unique_ptr<TokenMatcher> matcher{};
   std::string matcher_error;  // why there is no mask for the token in flight: it fails the sequence
   std::vector<uint32_t> allowed_tokens;  // bits of params.allowed_token_ids; empty: all
-  // The next token follows from the last one: no step samples for it before the host
-  // has read that token.
-  bool needs_last_token = false;
   int64_t max_tokens = 0;  // params.max_tokens, cut so that prompt + output fit max_model_len
 
   std::vector<int32_t> token_ids;  // the prompt, then what was generated and read back

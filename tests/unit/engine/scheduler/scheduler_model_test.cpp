@@ -127,7 +127,6 @@ class SchedulerRun {
     if (random_.chance(0.1)) s.params.prompt_logprobs = 0;
     if (random_.chance(0.3)) s.params.priority = random_.between(-3, 3);
     if (random_.chance(0.2)) s.params.cache_salt = random_.chance(0.5) ? "a" : "b";
-    s.needs_last_token = random_.chance(0.2);
     if (random_.chance(0.3)) s.params.min_tokens = random_.below(10);
     if (random_.chance(0.3)) {
       s.params.stop_token_ids = {random_.below(vocab_size_)};

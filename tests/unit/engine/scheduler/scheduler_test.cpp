@@ -130,37 +130,6 @@ TEST(Scheduler, PlansTheNextChunkOfAPromptWhileTheLastIsInFlight) {
 
 // -- Ends.
 
-TEST(Scheduler, ASequenceThatNeedsItsLastTokenWaitsForItAndTheOthersDoNot) {
-  OwningScheduler scheduler(small_config());
-  add(scheduler, 1, count_up(3)).needs_last_token = true;
-  add(scheduler, 2, count_up(3, 200));
-  Plan first = scheduler.schedule();
-  EXPECT_EQ(shares(first), (Shares{{1, 0, 3}, {2, 0, 3}}));
-  const Plan second = scheduler.schedule();
-  EXPECT_EQ(shares(second), (Shares{{2, 3, 1}})) << "1's token is in flight";
-  process(scheduler, first);
-  const Plan third = scheduler.schedule();
-  EXPECT_EQ(shares(third), (Shares{{1, 3, 1}, {2, 4, 1}}));
-  EXPECT_FALSE(third.sequences[0].input_on_device);
-  EXPECT_TRUE(third.sequences[1].input_on_device);
-}
-
-TEST(Scheduler, SequencesThatNeedTheirLastTokensGiveThePlainOutputs) {
-  for (const int depth : {1, 2}) {
-    SchedulerConfig config = small_config(40);
-    config.max_plans_in_flight = depth;
-    OwningScheduler scheduler(config);
-    FakeRunner runner(config.num_blocks, config.block_size, 50);
-    std::map<int64_t, Tokens> expected;
-    for (int id = 1; id <= 6; ++id) {
-      Sequence& s = add(scheduler, id, count_up(2 * id, 7 * id), 10);
-      s.needs_last_token = id % 2 == 0;
-      expected[id] = expected_output(s, 50);
-    }
-    expect_plain_outputs(scheduler, runner, depth, expected);
-  }
-}
-
 TEST(Scheduler, EndsAtMaxTokens) {
   OwningScheduler scheduler(small_config());
   add(scheduler, 1, {1, 2}, /*max_tokens=*/3);
