@@ -30,8 +30,6 @@ class ChatInput {
   bool confirm(const char* question);
 
   bool is_terminal() const { return is_terminal_; }
-  /// Whether confirm() can ask: standard error is a terminal, too.
-  bool can_ask() const { return editor_ != nullptr; }
   int signal() const { return signal_; }
   int64_t line_number() const { return reader_.line_number(); }
 
