@@ -33,9 +33,7 @@ struct AttentionOptions : BenchOptions {
 // "16x8,32x8": query heads x KV heads.
 std::vector<Heads> parse_heads(const std::string& text) {
   std::vector<Heads> list;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
+  for (const std::string& item : split(text, ',')) {
     const size_t cross = item.find('x');
     check(cross != std::string::npos, ErrorKind::invalid_argument,
           "must be QUERYxKV heads such as 16x8, got {}", quote(item));
@@ -44,7 +42,6 @@ std::vector<Heads> parse_heads(const std::string& text) {
     check(heads.query % heads.kv == 0, ErrorKind::invalid_argument,
           "{} query heads are no multiple of {} KV heads", heads.query, heads.kv);
     list.push_back(heads);
-    begin = end + 1;
   }
   return list;
 }

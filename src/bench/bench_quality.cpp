@@ -149,17 +149,30 @@ void compare_window(std::span<const int32_t> ids, const float* reference, const 
   run_all(work);
 }
 
-/// Formats of weights; "auto" where keys and values alone are quantised.
-std::vector<std::string> formats_of(const EngineConfig& engine) {
-  const std::string& list = engine.quantization;
-  if (list == "auto" && engine.kv_cache_dtype != "auto") return {list};
-  if (list == "auto") return {"fp8", "int8", "int4", "w4a8"};
-  std::vector<std::string> formats;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t comma = std::min(list.find(',', begin), list.size());
-    formats.push_back(list.substr(begin, comma - begin));
-    begin = comma + 1;
+/// Whether keys and values alone are quantised.
+bool is_of_cache_alone(const EngineConfig& engine) {
+  return engine.quantization == "auto" && engine.kv_cache_dtype != "auto";
+}
+
+/// Formats of weights. Throws where one is wrong, before anything is loaded, or where the model is
+/// quantised already.
+std::vector<std::string> formats_of(const QualityOptions& options) {
+  EngineConfig engine = options.engine;
+  const auto quantises = [&](const std::string& format) {
+    engine.quantization = format;
+    return !nanovllm::inspect(options.model, engine).quantization.empty();
+  };
+  std::vector<std::string> formats = split(engine.quantization, ',');
+  if (is_of_cache_alone(engine)) {
+    formats = {"auto"};
+  } else {
+    if (engine.quantization == "auto") formats = {"fp8", "int8", "int4", "w4a8"};
+    for (const std::string& format : formats)
+      check(format != "auto" && quantises(format), ErrorKind::invalid_argument,
+            "quantization is {}: give fp8, int8, int4 or w4a8", quote(format));
   }
+  check(!quantises("auto"), ErrorKind::invalid_argument,
+        "{} is quantised already: give the model that it was made of", options.model);
   return formats;
 }
 
@@ -233,22 +246,10 @@ std::string table_of(const Json& rows) {
 
 int bench_quality(const QualityOptions& options) {
   require_model(options.model);
-  const std::vector<std::string> formats = formats_of(options.engine);
   check(options.engine.tensor_parallel_size == 1, ErrorKind::invalid_argument,
         "tensor_parallel_size is {}: this benchmark has one rank",
         options.engine.tensor_parallel_size);
-  EngineConfig plain = options.engine;
-  const std::string& cache = plain.kv_cache_dtype;
-  const bool only_cache = plain.quantization == "auto" && cache != "auto";
-  for (const std::string& format : formats) {  // a wrong one shows before anything is loaded
-    plain.quantization = format;
-    const bool quantises = !nanovllm::inspect(options.model, plain).quantization.empty();
-    check(only_cache || (format != "auto" && quantises), ErrorKind::invalid_argument,
-          "quantization is {}: give fp8, int8, int4 or w4a8", quote(format));
-  }
-  plain.quantization = "auto";
-  check(nanovllm::inspect(options.model, plain).quantization.empty(), ErrorKind::invalid_argument,
-        "{} is quantised already: give the model that it was made of", options.model);
+  const std::vector<std::string> formats = formats_of(options);
   const std::vector<int32_t> ids = tokens_of(options);
   std::optional<Output> file;
   if (!options.json.empty() && options.json != "-") {
@@ -274,7 +275,7 @@ int bench_quality(const QualityOptions& options) {
       rows.push_back(
           row_of(reference, reference.info().dtype, nll / static_cast<double>(compared.size())));
     }
-    const std::string weights = only_cache ? reference.info().dtype : format;
+    const std::string weights = is_of_cache_alone(options.engine) ? reference.info().dtype : format;
     rows.push_back(
         row_of(scorer,
                options.engine.kv_cache_dtype == "auto"

@@ -127,15 +127,19 @@ double parse_number(std::string_view text) {
   return value;
 }
 
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
+    end = std::min(text.find(separator, begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+  }
+  return parts;
+}
+
 std::vector<int64_t> parse_integers(std::string_view text, int64_t min, int64_t max) {
   std::vector<int64_t> values;
-  size_t begin = 0;
-  while (true) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    values.push_back(parse_integer(text.substr(begin, comma - begin), min, max));
-    if (comma == text.size()) return values;
-    begin = comma + 1;
-  }
+  for (const std::string& part : split(text, ',')) values.push_back(parse_integer(part, min, max));
+  return values;
 }
 
 CLI::Option* add_value(CLI::App& command, const std::string& names, const std::string& type,

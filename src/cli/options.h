@@ -39,6 +39,8 @@ double parse_number(std::string_view text);
 /// (also KiB ...), as in vLLM: "32K", "4G".
 int64_t parse_size(std::string_view text, int64_t min,
                    int64_t max = std::numeric_limits<int64_t>::max());
+/// The parts of a text between its separators, of which an empty text has one.
+std::vector<std::string> split(std::string_view text, char separator);
 /// One of `choices`, as it stands.
 std::string one_of(const std::string& text, std::initializer_list<const char*> choices);
 /// "1,16,64" or a single number.

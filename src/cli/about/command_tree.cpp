@@ -2,17 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/options.h"
+
 namespace nanovllm::cli {
 namespace {
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
-    end = std::min(text.find(separator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-  }
-  return parts;
-}
 
 OptionFacts option_facts(const CLI::Option& option) {
   OptionFacts facts{.help = option.get_description(),
