@@ -215,17 +215,6 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
 
 }  // namespace
 
-SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
-                          int64_t num_logprobs) {
-  SamplerOutput output;
-  output.token_ids = arena.take(DType::i32, {num_samples});
-  if (num_logprobs < 0) return output;
-  output.ids = arena.take(DType::i32, {num_rows, num_logprobs + 1});
-  output.logprobs = arena.take(DType::f32, {num_rows, num_logprobs + 1});
-  output.ranks = arena.take(DType::i32, {num_rows});
-  return output;
-}
-
 size_t output_block_bytes(const StepLimits& limits) {
   Arena arena = Arena::measuring({});
   (void)take_output(arena, limits.max_samples(), limits.max_num_batched_tokens, kMaxLogprobs);

@@ -33,10 +33,6 @@ struct MemoryPlan {
   size_t kv_cache() const { return static_cast<size_t>(num_blocks) * bytes_per_block; }
 };
 
-/// Room for a step's results, the sampled tokens first; for log probabilities only where
-/// num_logprobs >= 0.
-SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
-                          int64_t num_logprobs);
 /// Bytes of a block that any step's results fit into.
 size_t output_block_bytes(const StepLimits& limits);
 

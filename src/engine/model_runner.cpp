@@ -207,20 +207,19 @@ StepResult ModelRunner::wait() {
   const Slot& slot = slots_[static_cast<size_t>(num_waited_++ % kSlots)];
   check(slot.is_issued, "the step waits for its token masks");
   if (slot.done) slot.done->wait();
-  const auto on_host = [&]<class T>(const Tensor& t, T*) {
-    return std::span<const T>(
-        reinterpret_cast<const T*>(slot.output_host.get() + (t.data - output_device_.get())),
-        static_cast<size_t>(t.numel()));
+  const auto show = [&]<class T>(std::span<const T>& on_host, const Tensor& t) {
+    const std::byte* data = slot.output_host.get() + (t.data - output_device_.get());
+    on_host = {reinterpret_cast<const T*>(data), static_cast<size_t>(t.numel())};
   };
   StepResult result;
   result.input = &slot.input;
-  result.sampled = on_host(slot.output.token_ids, static_cast<int32_t*>(nullptr))
-                       .first(slot.input.sampling.size());  // without padding
+  show(result.sampled, slot.output.token_ids);
+  result.sampled = result.sampled.first(slot.input.sampling.size());  // without padding
   result.width = slot.input.sampler.num_logprobs + 1;
   if (result.width > 0) {
-    result.ids = on_host(slot.output.ids, static_cast<int32_t*>(nullptr));
-    result.ranks = on_host(slot.output.ranks, static_cast<int32_t*>(nullptr));
-    result.logprobs = on_host(slot.output.logprobs, static_cast<float*>(nullptr));
+    show(result.ids, slot.output.ids);
+    show(result.ranks, slot.output.ranks);
+    show(result.logprobs, slot.output.logprobs);
   }
   return result;
 }

@@ -53,6 +53,17 @@ void adjust(const Step& step, const Chunk& c, Tensor logits, const SamplerInput&
 
 }  // namespace
 
+SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
+                          int64_t num_logprobs) {
+  SamplerOutput output;
+  output.token_ids = arena.take(DType::i32, {num_samples});
+  if (num_logprobs < 0) return output;
+  output.ids = arena.take(DType::i32, {num_rows, num_logprobs + 1});
+  output.logprobs = arena.take(DType::f32, {num_rows, num_logprobs + 1});
+  output.ranks = arena.take(DType::i32, {num_rows});
+  return output;
+}
+
 void Sampler::forward(const Step& step, const ParallelLMHead& lm_head, int64_t vocab_size,
                       HiddenStates hidden, const SamplerInput& input, const SamplerOutput& output,
                       int64_t max_rows) const {

@@ -25,6 +25,11 @@ struct SamplerOutput {
   Tensor ids, logprobs, ranks;
 };
 
+/// Room for a step's results, the sampled tokens first; for log probabilities only where
+/// num_logprobs >= 0.
+SamplerOutput take_output(Arena& arena, int64_t num_samples, int64_t num_rows,
+                          int64_t num_logprobs);
+
 /// Has no state: the head and its weights are given.
 class Sampler {
  public:
