@@ -115,13 +115,6 @@ struct QuantizationConfig::Rules {
 
 namespace {
 
-/// compressed-tensors' observers: they made the scales and change nothing that is read.
-void check_observer(const JsonObject& args) {
-  one_of(args, "observer", "minmax",
-         {"minmax", "mse", "memoryless", "memoryless_minmax", "memoryless_mse", "static_minmax",
-          "min_max", "imatrix", "imatrix_mse"});
-}
-
 /// Reads which numbers share a scale, and the order of the columns.
 void read_scales(const JsonObject& args, QuantScheme& scheme) {
   const int64_t size = args.optional_integer("group_size", -1, int64_t{1} << 20).value_or(0);
@@ -152,7 +145,6 @@ void read_scales(const JsonObject& args, QuantScheme& scheme) {
 
 QuantScheme weight_args(const JsonObject& args, const std::string& format) {
   QuantScheme scheme{.scale_name = "weight_scale"};
-  check_observer(args);
   const std::string type = one_of(args, "type", "int", {"int", "float"});
   if (args.optional_bool("dynamic").value_or(false))
     refuse(args, "{} true is not supported for weights", args.path("dynamic"));
@@ -178,7 +170,6 @@ QuantScheme weight_args(const JsonObject& args, const std::string& format) {
 }
 
 QuantActivations activation_args(const JsonObject& args, const QuantScheme& scheme) {
-  if (args.find("observer")) check_observer(args);
   if (scheme.storage == QuantStorage::packed &&
       (!scheme.symmetric || (scheme.bits == 8 && scheme.scales == QuantScales::group)))
     refuse(args, "{} is not supported with weights that have zero points, or int8 in groups",
