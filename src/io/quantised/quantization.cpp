@@ -219,7 +219,8 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
            "{} is missing, as in MLX's files: use a checkpoint of compressed-tensors, gptq, awq or "
            "fp8",
            config.path("quant_method"));
-  method_ = one_of(config, "quant_method", "", {"compressed-tensors", "gptq", "awq", "fp8"});
+  method_ = one_of(config, "quant_method", "",
+                   {"compressed-tensors", "gptq", "awq", "fp8", "auto-round"});
   ignored_ = std::make_shared<Rules>();
   if (method_ == "compressed-tensors")
     read_compressed_tensors(config, warnings);
@@ -227,8 +228,10 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
     read_gptq(config);
   else if (method_ == "awq")
     read_awq(config);
-  else
+  else if (method_ == "fp8")
     read_fp8(config);
+  else
+    read_auto_round(config);
 }
 
 bool QuantizationConfig::has_activations() const {
@@ -351,6 +354,27 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
     scheme.activations = is_static ? QuantActivations::tensor : QuantActivations::token;
   }
   add_all_linear(std::move(scheme), config);
+}
+
+/// The layouts of GPTQ and AWQ; extra_config has the modules with a scheme of their own.
+void QuantizationConfig::read_auto_round(const JsonObject& config) {
+  const std::string packing =
+      one_of(config, "packing_format", "", {"auto_round:auto_gptq", "auto_round:auto_awq"});
+  one_of(config, "data_type", "int", {"int"});
+  if (packing.ends_with("gptq"))
+    read_gptq(config);
+  else
+    read_awq(config);
+  auto ignored = std::make_shared<Rules>();
+  if (const auto modules = config.optional_object("extra_config"))
+    for (const auto& item : modules->json().items()) {
+      const auto own = modules->optional_object(item.key());
+      if (!own || own->optional_integer("bits", 1, 64).value_or(0) < 16)
+        refuse(config, "{} is not supported: one scheme for all modules",
+               modules->path(quote(item.key())));
+      ignored->names.insert(item.key());
+    }
+  ignored_ = std::move(ignored);
 }
 
 void QuantizationConfig::add_all_linear(QuantScheme scheme, const JsonObject& config) {

@@ -226,6 +226,27 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect("activation_scheme \"static\"", "fp8-blocks", R"({"activation_scheme": "static"})");
 }
 
+// As in vLLM, where AutoRound's files are read as GPTQ's or AWQ's.
+TEST_F(ChangedScheme, AutoRoundHasTheLayoutsOfGptqAndAwq) {
+  const auto with = [](const std::string& packing, const char* more) {
+    return R"({"quant_method": "auto-round", "packing_format": "auto_round:)" + packing + "\"" +
+           more + "}";
+  };
+  expect("accepted", "gptq-64-zeros", with("auto_gptq", "").c_str(), without(".g_idx"));
+  expect("accepted", "awq-64-experts", with("auto_awq", "").c_str());
+  expect(
+      "accepted", "gptq-64-zeros",
+      with("auto_gptq", R"(, "extra_config": {"model.layers.0.mlp.gate": {"bits": 16}})").c_str());
+  const std::string itself = R"(, "extra_config": {")" + kAttention + R"(": {"bits": )";
+  expect("plain", "gptq-64-zeros", with("auto_gptq", (itself + "16}}").c_str()).c_str());
+  expect("one scheme for all", "gptq-64-zeros",
+         with("auto_gptq", (itself + "8}}").c_str()).c_str());
+  expect("packing_format \"auto_round:llm_compressor\"", "gptq-64-zeros",
+         with("llm_compressor", "").c_str());
+  expect("data_type \"mx_fp\"", "gptq-64-zeros",
+         with("auto_gptq", R"(, "data_type": "mx_fp")").c_str());
+}
+
 // Fields that are known, but not those of the file.
 TEST_F(ChangedScheme, TensorsThatAreNotTheSchemesAreRefusedByName) {
   const std::string tensor = "tensor " + kAttention;
