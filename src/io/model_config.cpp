@@ -25,6 +25,8 @@ constexpr int64_t kMaxPositions = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxExperts = 65536;
 constexpr size_t kMaxEosIds = 1024;
 
+char to_upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
+
 class ConfigReader {
  public:
   ConfigReader(const Json& json, std::string_view what)
@@ -53,10 +55,18 @@ class ConfigReader {
     return absent ? in_.optional_bool(key).value_or(*absent) : absent;
   }
 
+  /// The first name of architectures or, as transformers finds the class, that of model_type:
+  /// Qwen3MoeForCausalLM of qwen3_moe.
   std::string architecture() const {
     const auto names = in_.optional_strings("architectures");
-    if (!names || names->empty()) refuse("architectures is missing: expected a list of one name");
-    return names->front();
+    if (names && !names->empty()) return names->front();
+    const auto type = in_.optional_string("model_type");
+    if (!type) refuse("architectures is missing: expected a list of one name");
+    std::string name;
+    for (size_t i = 0; i < type->size(); ++i)
+      if ((*type)[i] != '_')
+        name += i == 0 || (*type)[i - 1] == '_' ? to_upper((*type)[i]) : (*type)[i];
+    return name + "ForCausalLM";
   }
 
   void refuse_other_mathematics() {

@@ -131,6 +131,17 @@ TEST(ModelConfig, LooksTheArchitectureUpBeforeItsFields) {
                  "architectures must be a list of strings");
 }
 
+// As transformers' MODEL_FOR_CAUSAL_LM_MAPPING_NAMES has them.
+TEST(ModelConfig, WithoutArchitecturesTheModelTypeNamesTheClass) {
+  const auto of = [](const char* changes) {
+    return parse_model_config(small_with(changes), defaults_of).architecture;
+  };
+  EXPECT_EQ(of(R"({"architectures": null, "model_type": "qwen3_moe"})"), "Qwen3MoeForCausalLM");
+  EXPECT_EQ(of(R"({"architectures": [], "model_type": "llama"})"), "LlamaForCausalLM");
+  EXPECT_EQ(of(R"({"architectures": null, "model_type": "seed_oss"})"), "SeedOssForCausalLM");
+  EXPECT_EQ(of(R"({"model_type": "llama"})"), "Qwen3ForCausalLM");
+}
+
 TEST(ModelConfig, RefusesRopeItCannotComputeByName) {
   expect_refused(
       R"({"rope_scaling": {"type": "longrope", "short_factor": [1]}})",
