@@ -1,6 +1,7 @@
 // nanovllm bench gemm: a model's matrix products, each alone against its floor; and the choice of
 // the GPU library's algorithms by measurement.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <random>
 
@@ -9,9 +10,11 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "cli/exit_code.h"
+#include "io/quantised/quantize.h"
 #include "models/model.h"
 #include "ops/backend.h"
 #include "ops/gemm_question.h"
+#include "weights/weight_loader.h"
 
 namespace nanovllm::cli {
 namespace {
@@ -21,47 +24,88 @@ struct GemmOptions : BenchOptions {
   bool tune = false, explain = false;
 };
 
-struct WeightShape {
-  const char* name;
-  int64_t n, k;
+/// A product of the model, and its weight in several layers: they are taken in turn, so that no
+/// cache holds them.
+struct Product {
+  std::string name;
+  std::vector<Weight> weights{};
   bool f32_out = false;
   bool is_gated = false;  // as a step computes it, with the activation
-  bool in_halves = false;
-  WeightFormat format(DType dtype) const {
-    WeightFormat format = plain_format(dtype);
-    format.in_halves = in_halves;
-    return format;
-  }
+  const Weight& weight() const { return weights.front(); }
 };
 
-/// One rank's weights, of a dense layer. The rows of a head are as many as there are sequences, not
-/// tokens.
-std::vector<WeightShape> weights_of(const ModelConfig& c, int64_t ranks) {
-  const int64_t q = c.num_attention_heads / ranks * c.head_dim,
-                kv = std::max<int64_t>(1, c.num_key_value_heads / ranks) * c.head_dim,
-                inner = c.intermediate_size / ranks;
-  const bool in_halves = ranks == 1 && c.is_in_halves();
-  return {{"qkv", q + 2 * kv, c.hidden_size},
-          {"o", c.hidden_size, q, false, false, in_halves},
-          {"gate_up", 2 * inner, c.hidden_size, false, true},
-          {"down", c.hidden_size, inner, false, false, in_halves},
-          {"lm_head", c.vocab_size / ranks, c.hidden_size, true}};
+/// The numbers of a weight, and those of the rows that meet it where they are quantised, too.
+std::string name_of(WeightFormat format) {
+  constexpr std::array kNumbers{"f32", "bf16", "int4", "int8", "fp8"};
+  const char* rows = format.numbers == WeightFormat::e4m3 ? " x fp8" : " x int8";
+  return std::string(kNumbers.at(format.numbers)) + (format.quantises_rows() ? rows : "");
 }
+
+/// The model's weights, made by its own constructors, in as many layers as no cache holds.
+class RandomModel {
+ public:
+  /// Without numbers the products have one weight each, and no memory.
+  RandomModel(Backend& ops, const GemmOptions& options, ModelConfig config, DType dtype,
+              bool has_numbers)
+      : config_(std::move(config)), has_experts_(config_.moe) {
+    config_.moe.reset();  // experts have no gemm(), and take memory
+    choose_quantization(config_, options.engine.quantization, options.engine.dequantize);
+    const Shard shard{0, options.engine.tensor_parallel_size};
+    const auto make = [&](std::byte* storage) {
+      WeightLoader loader(ops, dtype, shard, storage, config_.quantization.get());
+      (void)find_architecture(config_.architecture).make(config_, {loader, {}});
+      return loader;
+    };
+    config_.num_hidden_layers = 1;
+    find_products(make(nullptr));
+    if (!has_numbers) return;
+    double least = kBytes;
+    for (const Product& product : products) least = std::min(least, bytes_of(product.weight()));
+    config_.num_hidden_layers = std::clamp<int64_t>(static_cast<int64_t>(kBytes / least), 1, 24);
+    storage_ = ops.allocate(make(nullptr).bytes());
+    WeightLoader loader = make(storage_.get());
+    loader.load_dummy(1, {});
+    ops.reserve({.dtype = dtype,
+                 .rows = *std::ranges::max_element(options.rows),
+                 .hidden = config_.hidden_size,
+                 .quantised_columns = loader.quantised_columns()});
+    find_products(loader);
+  }
+
+  std::vector<Product> products;
+
+ private:
+  /// Takes the matrices of a loader. The rows of a head are as many as there are sequences, not
+  /// tokens.
+  void find_products(const WeightLoader& loader) {
+    products = {{"qkv"}, {"o"}, {"gate_up"}, {"down"}, {"lm_head"}};
+    products[2].is_gated = products[4].f32_out = true;
+    const char* head = config_.tie_word_embeddings ? "embed_tokens.weight" : "lm_head.weight";
+    const std::array first_parts{"q_proj.weight", "o_proj.weight", "gate_proj.weight",
+                                 "down_proj.weight", head};
+    loader.for_each_matrix([&](const std::string& name, const Weight& weight) {
+      for (size_t i = 0; i < products.size(); ++i) {
+        std::vector<Weight>& known = products[i].weights;
+        const bool is_alike = known.empty() || weight.format == known.front().format;
+        if (name.ends_with(first_parts[i]) && is_alike) known.push_back(weight);
+      }
+    });
+    if (has_experts_) products.erase(products.begin() + 2, products.begin() + 4);
+  }
+
+  static constexpr double kBytes = 300e6;
+  ModelConfig config_;
+  const bool has_experts_;
+  Buffer storage_;
+};
 
 /// Random matrices on a device, and what holds them.
 class Matrices {
  public:
-  Matrices(Backend& ops, DType dtype) : ops_(ops), dtype_(dtype), noise_(kBlock) {
+  explicit Matrices(Backend& ops) : ops_(ops), noise_(kBlock) {
     std::mt19937 generator(1);
     std::normal_distribution<float> normal;
     for (float& value : noise_) value = normal(generator);
-  }
-  Weight weight(const WeightShape& shape) {
-    const WeightFormat format = shape.format(dtype_);
-    std::byte* const data = room(ops_.weight_bytes(format, shape.n, shape.k));
-    const Weight w = ops_.weight_view(data, format, shape.n, shape.k);
-    fill(w.data, shape.n, shape.k);
-    return w;
   }
   Tensor plain(DType dtype, int64_t rows, int64_t columns, bool filled) {
     Tensor t(nullptr, dtype, {rows, columns}, ops_.device());
@@ -89,52 +133,42 @@ class Matrices {
   }
 
   Backend& ops_;
-  DType dtype_;
   std::vector<float> noise_;
   std::vector<Buffer> buffers_;
 };
 
-double bytes_of(const WeightShape& shape, DType dtype) {
-  return double(shape.n * shape.k) * double(size_of(dtype));
-}
-
-/// Copies of a weight that take more than the caches hold.
-std::vector<Weight> copies_of(const WeightShape& shape, DType dtype, Matrices& matrices) {
-  constexpr double kBytes = 300e6;
-  const int64_t copies =
-      std::clamp<int64_t>(static_cast<int64_t>(kBytes / bytes_of(shape, dtype)), 1, 24);
-  std::vector<Weight> weights;
-  for (int64_t i = 0; i < copies; ++i) weights.push_back(matrices.weight(shape));
-  return weights;
-}
-
-Json measure(Backend& ops, DType dtype, const WeightShape& shape,
-             const std::vector<Weight>& weights, int64_t rows, const GemmOptions& options,
-             const Machine& machine) {
-  Matrices matrices(ops, dtype);
-  const double bytes = bytes_of(shape, dtype), flops = 2.0 * double(rows * shape.n * shape.k);
-  const Tensor x = matrices.plain(dtype, rows, shape.k, true),
-               y = matrices.plain(shape.f32_out ? DType::f32 : dtype, rows, shape.n, false);
-  Json row = {{"weight", shape.name}, {"n", shape.n}, {"k", shape.k}, {"rows", rows}};
+Json measure(Backend& ops, DType dtype, const Product& product, int64_t rows,
+             const GemmOptions& options, const Machine& machine) {
+  Matrices matrices(ops);
+  const Weight& weight = product.weight();
+  const int64_t n = weight.n(), k = weight.k();
+  const double bytes = bytes_of(weight), flops = 2.0 * double(rows * n * k),
+               most = weight.format.quantises_rows() && machine.rates.quantised_flops > 0
+                          ? machine.rates.quantised_flops
+                          : machine.rates.flops;
+  const Tensor x = matrices.plain(dtype, rows, k, true),
+               y = matrices.plain(product.f32_out ? DType::f32 : dtype, rows, n, false);
+  Json row = {{"weight", product.name},
+              {"format", name_of(weight.format)},
+              {"n", n},
+              {"k", k},
+              {"rows", rows}};
   if (options.tune) {
-    const GemmTuning found = ops.tune_gemm(y, x, weights.front());
+    const GemmTuning found = ops.tune_gemm(y, x, weight);
     if (found.best > 0) {
       row["gain"] = found.before / found.best;
       row["exactness"] = found.best / found.free;
     }
   }
-  // The weights are taken in turn, so that no cache holds them.
   const auto all = [&] {
-    for (const Weight& w : weights) ops.gemm(y, x, w);
+    for (const Weight& w : product.weights) ops.gemm(y, x, w);
   };
-  const double seconds = seconds_of(ops, options.repetitions, all) / double(weights.size());
+  const double seconds = seconds_of(ops, options.repetitions, all) / double(product.weights.size());
   row["measured"] = 1e3 * seconds;
   row["microseconds"] = 1e6 * seconds;
   row["gigabytes_per_second"] = bytes / seconds * 1e-9;
   row["teraflops"] = flops / seconds * 1e-12;
-  if (machine.rates.flops > 0)
-    row["floor"] =
-        1e3 * std::max(bytes / machine.rates.bytes_per_second, flops / machine.rates.flops);
+  if (most > 0) row["floor"] = 1e3 * std::max(bytes / machine.rates.bytes_per_second, flops / most);
   return row;
 }
 
@@ -146,12 +180,13 @@ int explain_products(const GemmOptions& options) {
   check(ops->device().kind == Device::cuda, ErrorKind::invalid_argument,
         "--explain tells of a GPU's kernels, but this is {}: add --device cuda", ops->name());
   const DType dtype = dtype_named(info.dtype);
-  for (const WeightShape& shape : weights_of(config, options.engine.tensor_parallel_size))
+  const RandomModel model(*ops, options, config, dtype, false);
+  for (const Product& p : model.products)
     for (const int64_t rows : options.rows)
-      if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
-        fmt::print("{:8} {:6} x {:5} {:6} rows: {}\n", shape.name, shape.n, shape.k, rows,
-                   explain_gemm(*ops, {shape.format(dtype), rows, shape.n, shape.k, shape.is_gated,
-                                       shape.f32_out || dtype == DType::f32}));
+      if (rows <= (p.f32_out ? ops->max_logits_rows() : rows))
+        fmt::print("{:8} {:6} x {:5} {:6} rows: {}\n", p.name, p.weight().n(), p.weight().k(), rows,
+                   explain_gemm(*ops, {p.weight().format, rows, p.weight().n(), p.weight().k(),
+                                       p.is_gated, p.f32_out || dtype == DType::f32}));
   return kExitDone;
 }
 
@@ -164,6 +199,7 @@ int bench_gemm(const GemmOptions& options) {
   const auto ops = make_backend(options.engine.device, {options.engine.num_threads});
   const DType dtype = dtype_named(info.dtype);
   std::vector<BenchReport::Column> columns{{"weight", "weight"},
+                                           {"format", "format"},
                                            {"n", "n"},
                                            {"k", "k"},
                                            {"rows", "rows"},
@@ -177,18 +213,15 @@ int bench_gemm(const GemmOptions& options) {
   }
   BenchReport report("gemm", options, columns);
   Progress progress(options.quiet);
-  const auto shapes = weights_of(config, options.engine.tensor_parallel_size);
+  const RandomModel model(*ops, options, config, dtype, true);
   int64_t done = 0;
-  for (const WeightShape& shape : shapes) {
-    Matrices matrices(*ops, dtype);
-    const std::vector<Weight> weights = copies_of(shape, dtype, matrices);
+  for (const Product& product : model.products)
     for (const int64_t rows : options.rows) {
       progress.loading("products", done++,
-                       static_cast<int64_t>(shapes.size() * options.rows.size()));
-      if (rows <= (shape.f32_out ? ops->max_logits_rows() : rows))
-        report.add(measure(*ops, dtype, shape, weights, rows, options, machine));
+                       static_cast<int64_t>(model.products.size() * options.rows.size()));
+      if (rows <= (product.f32_out ? ops->max_logits_rows() : rows))
+        report.add(measure(*ops, dtype, product, rows, options, machine));
     }
-  }
   report.write(info, machine, config, 0);
   return kExitDone;
 }

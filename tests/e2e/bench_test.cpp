@@ -105,13 +105,19 @@ TEST(Bench, PrefillRunsRandomWeightsFromAConfigAlone) {
 }
 
 TEST(Bench, GemmMeasuresEveryWeightOfALayerAndTheHead) {
-  const Json report = bench({"gemm", demo_model(), "--rows", "1,3", "-r", "1", "--device", "cpu"});
-  std::vector<std::string> names;
-  for (const Json& row : report["rows"]) {
-    expect_figures(row);
-    if (row["rows"] == 3) names.push_back(row["weight"]);
+  for (const std::string quantization : {"auto", "int4"}) {
+    const Json report = bench({"gemm", demo_model(), "--rows", "1,3", "-r", "1", "--device", "cpu",
+                               "--quantization", quantization});
+    const std::string f = quantization == "auto" ? "bf16" : "int4";
+    std::vector<std::string> names;
+    for (const Json& row : report["rows"]) {
+      expect_figures(row);
+      if (row["rows"] == 3)
+        names.push_back(row["weight"].get<std::string>() + " " + row["format"].get<std::string>());
+    }
+    EXPECT_EQ(names, (std::vector<std::string>{"qkv " + f, "o " + f, "gate_up " + f, "down " + f,
+                                               "lm_head bf16"}));
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"qkv", "o", "gate_up", "down", "lm_head"}));
 }
 
 // Expected values are float64 computation's of the same text: tools/make_quality.py.
