@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "nanovllm/params.h"
@@ -21,9 +23,10 @@ class DecodeStream;
 class Tokenizer {
  public:
   /// Reads tokenizer.json (required) and tokenizer_config.json (optional) of a model directory.
-  /// Throws Error(model) naming the file and the entry: unknown kinds are refused by name, never
-  /// guessed.
-  explicit Tokenizer(const std::string& model_directory);
+  /// Added tokens from the id `vocab_size` on, which the model has not, are left out. Throws
+  /// Error(model) naming the file and the entry: unknown kinds are refused by name, never guessed.
+  explicit Tokenizer(const std::string& model_directory,
+                     int64_t vocab_size = std::numeric_limits<int64_t>::max());
   /// The same from the texts of the two files; an empty configuration stands for none.
   static Tokenizer from_json(std::string_view tokenizer_json,
                              std::string_view tokenizer_config_json = {});
@@ -47,6 +50,8 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   int64_t vocab_size() const;  ///< one more than the largest id, added tokens included
+  /// The added tokens that were left out, with commas between them: text like any other.
+  const std::string& left_out() const;
   /// The id of a token that is spelled as in tokenizer.json.
   std::optional<int32_t> token_to_id(std::string_view token) const;
   /// As tokenizer.json spells it; empty where there is none. Valid as long as the tokenizer.
@@ -58,9 +63,14 @@ class Tokenizer {
   bool is_special(int32_t id) const;
   std::optional<int32_t> bos_token_id() const;  ///< from tokenizer_config.json
   std::optional<int32_t> eos_token_id() const;  ///< the same
+  /// The tokens that tokenizer_config.json names, by their names: "bos_token", "pad_token" ...
+  const std::vector<std::pair<std::string, std::string>>& special_tokens() const;
   /// tokenizer_config.json's chat_template, or chat_template.jinja beside it; empty where there is
   /// none.
   const std::string& chat_template() const;
+  /// The template of conversations with tools, where the model has another one for them, named
+  /// tool_use; else empty.
+  const std::string& tool_template() const;
   /// The file that it came from, for messages.
   const std::string& chat_template_place() const;
 

@@ -14,9 +14,8 @@ ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special)
                          : "the tokenizer, which has it, was not loaded";
     return;
   }
-  source_ = tokenizer->chat_template();
   try {
-    parse(tokenizer->chat_template_place());
+    parse(tokenizer->chat_template(), tokenizer->chat_template_place(), tokenizer->tool_template());
   } catch (const Error& error) {
     no_chat_ = error.what();
   }
@@ -24,20 +23,21 @@ ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special)
 
 ChatPrompts::ChatPrompts(const Tokenizer* tokenizer, bool parse_special, const std::string& source,
                          const std::string& place)
-    : tokenizer_(tokenizer), parse_special_(parse_special), source_(source) {
+    : tokenizer_(tokenizer), parse_special_(parse_special) {
   check(tokenizer != nullptr, ErrorKind::invalid_argument,
         "{} needs the tokenizer: drop skip_tokenizer_init", place);
   check(!source.empty(), ErrorKind::invalid_argument, "{} is empty", place);
-  parse(place);
+  parse(source, place, "");
 }
 
-void ChatPrompts::parse(const std::string& place) {
+void ChatPrompts::parse(const std::string& source, const std::string& place,
+                        const std::string& tools) {
   FindControlText find;
   if (!parse_special_)
     find = [tokens = std::make_shared<const ControlTokens>(*tokenizer_)](std::string_view text) {
       return tokens->find(text);
     };
-  renderer_.emplace(source_, place, std::move(find));
+  renderer_.emplace(source, place, std::move(find), local_time_now, tools);
 }
 
 Prompt ChatPrompts::prompt(Json messages, Json options) const {
@@ -67,12 +67,9 @@ Prompt ChatPrompts::prompt(Json messages, Json options) const {
   request.add_generation_prompt = take_flag("add_generation_prompt", !continues);
   check(!continues || !request.add_generation_prompt, ErrorKind::invalid_argument,
         "continue_final_message and add_generation_prompt exclude each other");
-  const auto name_token = [&](const char* name, std::optional<int32_t> id) {
-    if (id) request.special_tokens[name] = std::string(tokenizer_->id_to_token(*id));
-  };
-  name_token("bos_token", tokenizer_->bos_token_id());
-  name_token("eos_token", tokenizer_->eos_token_id());
-  take_text_parts(renderer_->chat_template(), request);
+  for (const auto& [name, token] : tokenizer_->special_tokens())
+    request.special_tokens[name] = token;
+  take_text_parts(renderer_->chat_template(request.tools), request);
   RenderedChat rendered = renderer_->render(chat_context(request));
   if (continues) end_in_final_message(rendered, request.messages);
   Prompt prompt(std::move(rendered.text));

@@ -28,15 +28,14 @@ class ChatPrompts {
 
   /// The prompt that LLM::chat_prompt() makes of the same as text.
   Prompt prompt(Json messages, Json options) const;
-  /// The template's text; empty where there is none.
-  const std::string& source() const { return source_; }
+  /// The text of the templates; empty where there is none.
+  std::string source() const { return renderer_ ? renderer_->source() : std::string(); }
 
  private:
-  void parse(const std::string& place);
+  void parse(const std::string& source, const std::string& place, const std::string& tools);
 
   const Tokenizer* tokenizer_;  // outlives this; may be null
   bool parse_special_;
-  std::string source_;
   std::optional<ChatRenderer> renderer_;
   std::string no_chat_;  // why there is none: completions work all the same
 };

@@ -91,7 +91,7 @@ EngineInfo engine_info(const std::string& device, const ModelConfig& model,
 
 std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& directory,
                                                 const ModelConfig& model) {
-  auto tokenizer = std::make_shared<const Tokenizer>(directory);
+  auto tokenizer = std::make_shared<const Tokenizer>(directory, model.vocab_size);
   check(tokenizer->vocab_size() <= model.vocab_size, ErrorKind::model,
         "tokenizer.json has the id {}, but config.json's vocab_size is {}",
         tokenizer->vocab_size() - 1, model.vocab_size);
@@ -154,6 +154,10 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
   auto [runner, ranks] = loader.load(checkpoint, decorate);
   log.run("close weights", [&] { checkpoint.reset(); });
   wait_for_tokenizer();
+  if (loaded.tokenizer && !loaded.tokenizer->left_out().empty())
+    loaded.model.warnings.push_back(fmt::format(
+        "config.json's vocab_size is {}: tokenizer.json's added token {} is text like any other",
+        loaded.model.vocab_size, quote(loaded.tokenizer->left_out())));
   loaded.info = engine_info(runner->device_name(), loaded.model, config, runner->memory(),
                             std::move(ranks), note);
   loaded.info.startup = log.phases();

@@ -355,7 +355,10 @@ int chat(const ChatOptions& options) {
   params.output_kind = OutputKind::delta;
   std::optional<ChatTools> tools;
   if (!options.tools.empty())
-    tools.emplace(llm, std::move(file), chat_template, options.tool_call_parser);
+    tools.emplace(
+        llm, std::move(file),
+        options.chat_template.empty() ? tokenizer->tool_template() + chat_template : chat_template,
+        options.tool_call_parser);
   return Chat(llm, options, params, progress, tools ? &*tools : nullptr).run();
 }
 

@@ -186,13 +186,18 @@ void end_in_final_message(RenderedChat& chat, const Json& messages) {
 }
 
 ChatRenderer::ChatRenderer(std::string source, std::string name, FindControlText find_control_text,
-                           ChatClock clock)
+                           ChatClock clock, const std::string& tool_source)
     : source_(std::move(source)),
-      template_(source_, std::move(name), std::move(clock)),
-      find_control_text_(std::move(find_control_text)) {}
+      template_(source_, name, clock),
+      find_control_text_(std::move(find_control_text)) {
+  if (tool_source.empty()) return;
+  with_tools_.emplace(tool_source, name + ", tool_use", std::move(clock));
+  source_ += tool_source;
+}
 
 RenderedChat ChatRenderer::render(Json context) const {
-  if (!find_control_text_) return {template_.render(context)};
+  const ChatTemplate& chosen = chat_template(context["tools"]);
+  if (!find_control_text_) return {chosen.render(context)};
   Placeholders placeholders(find_control_text_);
   placeholders.keep(std::string_view(source_));
   placeholders.keep(context);
@@ -201,7 +206,7 @@ RenderedChat ChatRenderer::render(Json context) const {
   context["documents"] = placeholders.put(context["documents"]);
   std::string text;
   try {
-    text = template_.render(context);
+    text = chosen.render(context);
   } catch (const Error& error) {  // which may quote a message
     throw Error(error.kind(), placeholders.restore(error.what()).text);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,17 +32,24 @@ void end_in_final_message(RenderedChat& chat, const Json& messages);
 class ChatRenderer {
  public:
   /// Parses a chat template; see ChatTemplate. Without `find_control_text` text of control tokens
-  /// becomes the tokens whoever wrote it.
+  /// becomes the tokens whoever wrote it. Conversations with tools have `tool_source`, where that
+  /// is not empty.
   ChatRenderer(std::string source, std::string name, FindControlText find_control_text = {},
-               ChatClock clock = local_time_now);
+               ChatClock clock = local_time_now, const std::string& tool_source = {});
 
-  const ChatTemplate& chat_template() const { return template_; }
+  /// The templates' texts, one behind the other.
+  const std::string& source() const { return source_; }
+  /// That of conversations with `tools`, which may be null.
+  const ChatTemplate& chat_template(const Json& tools) const {
+    return with_tools_ && !tools.is_null() ? *with_tools_ : template_;
+  }
   /// `context` is what chat_context() makes. Throws Error(invalid_argument), as ChatTemplate does.
   RenderedChat render(Json context) const;
 
  private:
   std::string source_;
   ChatTemplate template_;
+  std::optional<ChatTemplate> with_tools_;
   FindControlText find_control_text_;
 };
 

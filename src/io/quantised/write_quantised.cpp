@@ -305,7 +305,8 @@ bool is_copied(const fs::directory_entry& entry) {
   for (const char* end : {".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack",
                           ".h5", ".onnx", ".ot"})
     if (name.ends_with(end)) return false;
-  return entry.is_regular_file() && !name.starts_with('.') && name != "config.json";
+  return (entry.is_regular_file() && !name.starts_with('.') && name != "config.json") ||
+         name == "additional_chat_templates";
 }
 
 }  // namespace
@@ -327,8 +328,7 @@ void write_quantised(const std::string& from, const std::string& to, const std::
   write_json(directory / "config.json", config);
   try {
     for (const fs::directory_entry& entry : fs::directory_iterator(from))
-      if (is_copied(entry))
-        fs::copy_file(entry.path(), directory / entry.path().filename().string());
+      if (is_copied(entry)) fs::copy(entry.path(), directory / entry.path().filename().string());
   } catch (const fs::filesystem_error& error) {
     fail(ErrorKind::invalid_argument, "{} cannot be copied: {}", error.path1().string(),
          error.code().message());

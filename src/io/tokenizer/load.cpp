@@ -1,7 +1,12 @@
 // Reading tokenizer.json and tokenizer_config.json.
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <filesystem>
+#include <limits>
+#include <map>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include <sys/stat.h>
@@ -113,20 +118,84 @@ void check_present(const std::string& directory) {
        directory);
 }
 
-/// A string, or a list of named templates of which "default" counts.
-std::string read_chat_template(const Entry& entry) {
-  if (entry.json().is_string()) return entry.string();
+/// A template: a string is the default one, a list has several with names.
+std::string read_chat_template(const Entry& entry, std::string_view name) {
+  if (entry.json().is_string()) return name == "default" ? entry.string() : "";
   check(entry.json().is_array(), ErrorKind::model,
         "{} must be a string or a list of named templates", entry.place());
   for (const Entry& named : entry.elements())
-    if (named.string("name") == "default") return named.string("template");
+    if (named.string("name") == name) return named.string("template");
   return "";
 }
 
+constexpr std::array kNamedTokens{"bos_token", "eos_token", "unk_token", "sep_token",
+                                  "pad_token", "cls_token", "mask_token"};
+
+/// A token's text, which stands alone or beside flags.
+const std::string& content_of(const Entry& token) {
+  return token.json().is_object() ? token.string("content") : token.string();
+}
+
+/// The tokens of tokenizer_config.json that tokenizer.json's added_tokens lack, in the form that
+/// they have there. As in transformers: those of added_tokens_decoder in the order of their
+/// numbers, then the special ones; an id is the vocabulary's, or the next one.
+class MissingTokens {
+ public:
+  MissingTokens(const std::vector<Entry>& added, const Vocabulary& vocabulary)
+      : vocabulary_(vocabulary), next_(vocabulary.size()) {
+    for (const Entry& entry : added) {
+      known_.insert(entry.string("content"));
+      next_ = std::max(next_, entry.required("id").integer(Vocabulary::kMaxId) + 1);
+    }
+  }
+
+  std::vector<Json> of(const Entry& config) {
+    if (const auto decoder = config.member("added_tokens_decoder")) {
+      check(decoder->json().is_object(), ErrorKind::model, "{} must be an object",
+            decoder->place());
+      std::map<int64_t, Entry> tokens;
+      for (const auto& [key, value] : decoder->json().items()) {
+        int64_t id = 0;
+        std::from_chars(key.data(), key.data() + key.size(), id);
+        tokens.emplace(id, Entry(value, decoder->place_of(key)));
+      }
+      for (const auto& [id, token] : tokens) take(token, false);
+    }
+    for (const char* name : kNamedTokens)
+      if (const auto token = config.member(name)) take(*token, true);
+    const Json* extra = config.find("extra_special_tokens");
+    const auto more = config.member(extra && !extra->empty() ? "extra_special_tokens"
+                                                             : "additional_special_tokens");
+    if (more && more->json().is_structured())
+      for (const auto& [key, value] : more->json().items())
+        take(Entry(value, more->place_of(key)), true);
+    return std::move(tokens_);
+  }
+
+ private:
+  void take(const Entry& given, bool is_special) {
+    const std::string& content = content_of(given);
+    if (content.empty() || !known_.insert(content).second) return;
+    Json token = given.json();
+    if (token.is_string()) token = Json::object({{"content", content}});
+    const int32_t id = vocabulary_.find(content);
+    token["id"] = id == Vocabulary::kNone ? next_++ : id;
+    if (is_special) token["special"] = true;
+    tokens_.push_back(std::move(token));
+  }
+
+  const Vocabulary& vocabulary_;
+  int64_t next_;
+  std::unordered_set<std::string> known_;
+  std::vector<Json> tokens_;
+};
+
 }  // namespace
 
-Tokenizer::State::State(const Json& tokenizer_json, const std::string& place) {
-  const Entry root(tokenizer_json, place + ":");
+Tokenizer::State::State(const Json& tokenizer_json, const std::string& place,
+                        const Json& config_json, const std::string& config_place,
+                        int64_t model_vocab_size) {
+  const Entry root(tokenizer_json, place + ":"), config(config_json, config_place + ":");
   const Entry model = root.required("model");
   // Before its vocabulary: other kinds have theirs in another form.
   check(!model.find("type") || model.type() == "BPE", ErrorKind::model,
@@ -140,8 +209,15 @@ Tokenizer::State::State(const Json& tokenizer_json, const std::string& place) {
   const BpeOptions options = read_bpe_options(model, pre_tokenizers.byte_level);
   bpe = std::make_unique<Bpe>(vocabulary, read_merges(model.required("merges")), options, alphabet,
                               model.place());
-  std::vector<Entry> added;
-  if (const auto entry = root.member("added_tokens")) added = entry->elements();
+  std::vector<Entry> all, added;
+  if (const auto entry = root.member("added_tokens")) all = entry->elements();
+  const std::vector<Json> missing = MissingTokens(all, vocabulary).of(config);
+  for (const Json& token : missing) all.emplace_back(token, config_place + ": added token");
+  for (const Entry& token : all)
+    if (token.required("id").integer(Vocabulary::kMaxId) < model_vocab_size)
+      added.push_back(token);
+    else
+      left_out += (left_out.empty() ? "" : ", ") + token.string("content");
   added_tokens = std::make_unique<AddedTokens>(added, vocabulary, normalizer.get(), categories);
   for (const AddedToken& token : added_tokens->tokens())
     added_vocabulary.add(token.content, token.id);
@@ -155,6 +231,7 @@ Tokenizer::State::State(const Json& tokenizer_json, const std::string& place) {
   token_bytes = bytes_of_longest_token(root, longest_token(options));
   for (const AddedToken& token : added_tokens->tokens())
     token_bytes.drops_space |= token.lstrip || token.rstrip;
+  read_config(config);
 }
 
 /// Bytes of the longest token; 0 where the model drops characters that it does not know, or makes
@@ -182,47 +259,50 @@ size_t Tokenizer::State::longest_token(const BpeOptions& options) const {
   return longest;
 }
 
-std::optional<int32_t> Tokenizer::State::configured_token(const Entry& config,
-                                                          std::string_view key) const {
-  const auto entry = config.member(key);
-  if (!entry) return std::nullopt;
-  return find(entry->json().is_object() ? entry->string("content") : entry->string());
-}
-
-void Tokenizer::State::read_config(const Json& tokenizer_config_json, const std::string& place) {
-  const Entry config(tokenizer_config_json, place + ":");
+void Tokenizer::State::read_config(const Entry& config) {
+  for (const char* name : kNamedTokens)
+    if (const auto token = config.member(name))
+      special_tokens.emplace_back(name, content_of(*token));
+  for (const auto& [name, token] : special_tokens) {
+    if (name == "bos_token") bos_id = find(token);
+    if (name == "eos_token") eos_id = find(token);
+  }
   chat_template_place = config.place_of("chat_template");
-  bos_id = configured_token(config, "bos_token");
-  eos_id = configured_token(config, "eos_token");
-  if (const auto entry = config.member("chat_template")) chat_template = read_chat_template(*entry);
+  if (const auto entry = config.member("chat_template")) {
+    chat_template = read_chat_template(*entry, "default");
+    tool_template = read_chat_template(*entry, "tool_use");
+  }
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<const State> state) : state_(std::move(state)) {}
 
-Tokenizer::Tokenizer(const std::string& model_directory) {
+Tokenizer::Tokenizer(const std::string& model_directory, int64_t vocab_size) {
   constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
   check_present(model_directory);
-  const std::string path = model_directory + "/tokenizer.json";
-  auto state = std::make_unique<State>(read_json_file(path), path);
-  const std::string config_path = model_directory + "/tokenizer_config.json";
-  state->chat_template_place = config_path + ": chat_template";
-  if (is_listed(config_path)) state->read_config(read_json_file(config_path), config_path);
-  const std::string template_path = model_directory + "/chat_template.jinja";
+  const std::string path = model_directory + "/tokenizer.json",
+                    config_path = model_directory + "/tokenizer_config.json",
+                    template_path = model_directory + "/chat_template.jinja",
+                    tool_path = model_directory + "/additional_chat_templates/tool_use.jinja";
+  const Json config = is_listed(config_path) ? read_json_file(config_path) : Json::object();
+  auto state = std::make_unique<State>(read_json_file(path), path, config, config_path, vocab_size);
   if (is_listed(template_path)) {
     state->chat_template = read_file(template_path, kMaxTemplateBytes);
+    state->tool_template.clear();
     state->chat_template_place = template_path;
   }
+  if (is_listed(tool_path)) state->tool_template = read_file(tool_path, kMaxTemplateBytes);
   state_ = std::move(state);
 }
 
 Tokenizer Tokenizer::from_json(std::string_view tokenizer_json,
                                std::string_view tokenizer_config_json) {
   const std::string name = "tokenizer.json", config_name = "tokenizer_config.json";
-  auto state = std::make_unique<State>(parse_json(tokenizer_json, name, ErrorKind::model), name);
-  if (!tokenizer_config_json.empty())
-    state->read_config(parse_json(tokenizer_config_json, config_name, ErrorKind::model),
-                       config_name);
-  return Tokenizer(std::move(state));
+  const Json config = tokenizer_config_json.empty()
+                          ? Json::object()
+                          : parse_json(tokenizer_config_json, config_name, ErrorKind::model);
+  return Tokenizer(std::make_unique<State>(parse_json(tokenizer_json, name, ErrorKind::model), name,
+                                           config, config_name,
+                                           std::numeric_limits<int64_t>::max()));
 }
 
 }  // namespace nanovllm

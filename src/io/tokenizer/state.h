@@ -20,9 +20,10 @@
 namespace nanovllm {
 
 struct Tokenizer::State {
-  /// Reads tokenizer.json; errors call it `place`.
-  State(const Json& tokenizer_json, const std::string& place);
-  void read_config(const Json& tokenizer_config_json, const std::string& place);
+  /// Reads tokenizer.json and tokenizer_config.json; errors call them by their places. Added tokens
+  /// from the id `model_vocab_size` on are left out.
+  State(const Json& tokenizer_json, const std::string& place, const Json& config_json,
+        const std::string& config_place, int64_t model_vocab_size);
 
   /// No special token is found in bytes that `literal` marks.
   void encode(std::string_view text, const ByteMarks& literal, bool parse_special,
@@ -48,7 +49,9 @@ struct Tokenizer::State {
   PostProcessor post_processor;
   std::unique_ptr<const Decoder> decoder;
   std::optional<int32_t> bos_id, eos_id;
-  std::string chat_template, chat_template_place = "tokenizer_config.json: chat_template";
+  std::string chat_template, tool_template, chat_template_place;
+  std::string left_out;  // added tokens, with commas between them
+  std::vector<std::pair<std::string, std::string>> special_tokens;  // by name: "bos_token"
   TokenBytes token_bytes;
 
  private:
@@ -63,7 +66,7 @@ struct Tokenizer::State {
   void encode_section(std::string_view text, const ByteMarks& literal, bool starts_input,
                       Job& job) const;
   void encode_text(std::string_view text, bool starts_input, Job& job) const;
-  std::optional<int32_t> configured_token(const Entry& config, std::string_view key) const;
+  void read_config(const Entry& config);
 };
 
 }  // namespace nanovllm

@@ -154,6 +154,11 @@ bool Tokenizer::is_special(int32_t id) const { return state_->is_special(id); }
 std::optional<int32_t> Tokenizer::bos_token_id() const { return state_->bos_id; }
 std::optional<int32_t> Tokenizer::eos_token_id() const { return state_->eos_id; }
 const std::string& Tokenizer::chat_template() const { return state_->chat_template; }
+const std::string& Tokenizer::tool_template() const { return state_->tool_template; }
+const std::string& Tokenizer::left_out() const { return state_->left_out; }
+const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_tokens() const {
+  return state_->special_tokens;
+}
 const std::string& Tokenizer::chat_template_place() const { return state_->chat_template_place; }
 
 IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,

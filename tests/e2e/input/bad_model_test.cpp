@@ -205,13 +205,23 @@ TEST_F(BadModel, UnknownTokenizer) {
 }
 
 TEST_F(BadModel, TokensBeyondTheVocabulary) {
-  Json tokenizer = Json::parse(file_text(path("tokenizer.json")));
+  const Json tokenizer = Json::parse(file_text(path("tokenizer.json")));
+  Json more = tokenizer;
+  more["model"]["vocab"]["beyond"] = 1536;
+  replace("tokenizer.json", more.dump());
+  expect_refusal({"tokenizer.json has the id 1536", "vocab_size is 1536"});
+  // One that was added for training alone, as many fine-tuned models have it, loads.
+  more = tokenizer;
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 1536;
-  token["content"] = "<|beyond|>";
-  tokenizer["added_tokens"].push_back(token);
-  replace("tokenizer.json", tokenizer.dump());
-  expect_refusal({"tokenizer.json has the id 1536", "vocab_size is 1536"});
+  token["content"] = "<|pad|>";
+  more["added_tokens"].push_back(token);
+  replace("tokenizer.json", more.dump());
+  const auto result =
+      nanovllm_program({"generate", directory_.path(), "--prompt", "<|pad|>", "--max-tokens", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_NE(result.errors.find("token \"<|pad|>\" is text like any other"), std::string::npos)
+      << result.errors;
 }
 
 TEST_F(BadModel, ANotANumberInTheLogitsFailsThatRequestAlone) {

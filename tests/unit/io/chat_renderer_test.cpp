@@ -86,6 +86,19 @@ TEST(ChatRenderer, ToolResultsDocumentsAndNamesAreText) {
   EXPECT_EQ(chat.literal[0].begin, 0u);
 }
 
+TEST(ChatRenderer, ToolsMayHaveATemplateOfTheirOwn) {
+  const ChatRenderer renderer("{{ messages[0].content }}", "test", find_control_text,
+                              local_time_now, "{{ tools[0] }}: {{ messages[0].content }}");
+  ChatRequest request;
+  request.messages = Json::array({message("user", "<|end|>")});
+  EXPECT_EQ(renderer.render(chat_context(request)).text, "<|end|>");
+  request.tools = Json::array({"clock"});
+  const RenderedChat chat = renderer.render(chat_context(request));
+  EXPECT_EQ(chat.text, "clock: <|end|>");
+  ASSERT_EQ(chat.literal.size(), 1u);
+  EXPECT_EQ(chat.literal[0].begin, 7u);
+}
+
 TEST(ChatRenderer, TemplatesCanTrimSplitAndPrintIt) {
   const auto content = [](const std::string& text) {
     return std::vector<Json>{message("user", text)};

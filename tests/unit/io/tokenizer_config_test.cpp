@@ -1,0 +1,103 @@
+// What tokenizer_config.json adds to tokenizer.json; the ids and texts are those of transformers
+// 5.24 (AutoTokenizer) for the same two files.
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "nanovllm/tokenizer.h"
+
+#include "io/json.h"
+#include "unit/temp_directory.h"
+
+namespace nanovllm {
+namespace {
+
+const std::string kDemo = NANOVLLM_SOURCE_DIR "/models/demo/";
+
+Json demo(const char* name) { return read_json_file(kDemo + name); }
+
+Tokenizer tokenizer_of(const Json& tokenizer, const Json& config) {
+  return Tokenizer::from_json(tokenizer.dump(), config.dump());
+}
+
+using Ids = std::vector<int32_t>;
+
+TEST(TokenizerConfig, ATokenThatTokenizerJsonLacksIsAdded) {
+  Json tokenizer = demo("tokenizer.json");
+  Json& added = tokenizer["added_tokens"];
+  added.erase(2);  // <|im_end|>
+  const Tokenizer made = tokenizer_of(tokenizer, demo("tokenizer_config.json"));
+  EXPECT_EQ(made.encode("a<|im_end|><|im_start|>"), (Ids{64, 1535, 1534}));
+  EXPECT_EQ(made.decode(made.encode("a<|im_end|>b")), "ab");
+  EXPECT_EQ(made.eos_token_id(), 1535);
+}
+
+TEST(TokenizerConfig, MissingTokensHaveTheIdsThatTransformersGives) {
+  Json config = demo("tokenizer_config.json");
+  config["added_tokens_decoder"]["1600"] = {{"content", "<tool>"}, {"special", false},
+                                            {"lstrip", true},      {"rstrip", false},
+                                            {"normalized", false}, {"single_word", false}};
+  config["added_tokens_decoder"]["1599"] = {{"content", "<other>"}, {"special", true}};
+  config["pad_token"] = "[PAD]";
+  config["additional_special_tokens"] = {"[X]", "<|im_end|>", "the"};
+  const Tokenizer made = tokenizer_of(demo("tokenizer.json"), config);
+  EXPECT_EQ(made.encode("a <tool> b"), (Ids{64, 1537, 269}));
+  EXPECT_EQ(made.decode(made.encode("a <tool> b")), "a<tool> b");
+  EXPECT_EQ(made.encode("<other>"), (Ids{1536}));
+  EXPECT_EQ(made.encode("[PAD]"), (Ids{1538}));
+  EXPECT_EQ(made.encode("[X]"), (Ids{1539}));
+  EXPECT_EQ(made.encode("of the"), (Ids{936, 220, 1540}));
+  EXPECT_EQ(made.decode(made.encode("of the<other>")), "of ");
+}
+
+TEST(TokenizerConfig, ANamedTokenOfTheVocabularyBecomesSpecial) {
+  Json config = demo("tokenizer_config.json");
+  config.erase("added_tokens_decoder");
+  config["eos_token"] = "Ġthe";
+  const Tokenizer made = tokenizer_of(demo("tokenizer.json"), config);
+  EXPECT_EQ(made.eos_token_id(), 262);
+  EXPECT_EQ(made.encode("of the"), (Ids{936, 262}));
+  EXPECT_EQ(made.decode(made.encode("of the")), "of");
+}
+
+TEST(TokenizerConfig, AddedTokensBeyondTheModelsVocabularyAreText) {
+  TempDirectory directory;
+  Json config = demo("tokenizer_config.json");
+  config["pad_token"] = "[PAD]";
+  std::ofstream(directory.path() / "tokenizer.json") << demo("tokenizer.json").dump();
+  std::ofstream(directory.path() / "tokenizer_config.json") << config.dump();
+  EXPECT_EQ(Tokenizer(directory.path()).encode("[PAD]"), (Ids{1536}));
+  const Tokenizer made(directory.path(), 1536);
+  EXPECT_EQ(made.left_out(), "[PAD]");
+  EXPECT_EQ(made.vocab_size(), 1536);
+  EXPECT_EQ(made.encode("[PAD]"), Tokenizer(kDemo).encode("[PAD]"));
+  EXPECT_EQ(made.decode(made.encode("[PAD]")), "[PAD]");
+  EXPECT_EQ(Tokenizer(directory.path(), 1537).left_out(), "");
+}
+
+TEST(TokenizerConfig, ConversationsWithToolsMayHaveATemplateOfTheirOwn) {
+  TempDirectory directory;
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(directory.path() / name) << text;
+  };
+  const auto templates = [&] {
+    const Tokenizer made(directory.path());
+    return made.chat_template() + "|" + made.tool_template();
+  };
+  write("tokenizer.json", demo("tokenizer.json").dump());
+  write("tokenizer_config.json", R"({"chat_template": "one"})");
+  EXPECT_EQ(templates(), "one|");
+  write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "tools"},
+    {"name": "rag", "template": "x"}, {"name": "default", "template": "plain"}]})");
+  EXPECT_EQ(templates(), "plain|tools");
+  write("chat_template.jinja", "file");  // as transformers saves them from 4.51 on
+  EXPECT_EQ(templates(), "file|");
+  std::filesystem::create_directory(directory.path() / "additional_chat_templates");
+  write("additional_chat_templates/tool_use.jinja", "tools of a file");
+  EXPECT_EQ(templates(), "file|tools of a file");
+}
+
+}  // namespace
+}  // namespace nanovllm
