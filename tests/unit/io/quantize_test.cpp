@@ -311,6 +311,20 @@ TEST_F(WrittenQuantised, SaysThatActivationsOfEightBitsAreQuantisedByTokens) {
   }
 }
 
+// As Hugging Face's cache has them: links.
+TEST_F(WrittenQuantised, TheTemplatesOfConversationsWithToolsComeAlong) {
+  const fs::path from = directory_.path() / "from", templates = from / "additional_chat_templates";
+  fs::copy(demo_, from);
+  fs::create_directory(templates);
+  std::ofstream(directory_.path() / "blob") << "tools";
+  fs::create_symlink(directory_.path() / "blob", templates / "tool_use.jinja");
+  fs::create_directory(from / "onnx");
+  ASSERT_EQ(refusal(from, "int8"), "accepted");
+  EXPECT_EQ(read_file((out_ / "additional_chat_templates/tool_use.jinja").string(), 100), "tools");
+  EXPECT_FALSE(fs::is_symlink(out_ / "additional_chat_templates/tool_use.jinja"));
+  EXPECT_FALSE(fs::exists(out_ / "onnx"));
+}
+
 TEST_F(WrittenQuantised, CopiesTensorsWithoutNumbers) {
   const fs::path from = directory_.path() / "from";
   fs::copy(demo_, from);
