@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
@@ -132,11 +132,13 @@ class AsyncLLM:
             if port.close(number):
                 self._engine.abort_request(number)
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request by the name that generate() was given; its last output says `abort`."""
-        number = self._names.get(request_id)
-        if number is not None:
-            self._engine.abort_request(number)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends a request, or several, by the names that generate() was given; their last outputs
+        say `abort`."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            number = self._names.get(name)
+            if number is not None:
+                self._engine.abort_request(number)
 
     async def openai(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The answer of one of the server's endpoints, such as "/v1/chat/completions"; without a
@@ -181,10 +183,12 @@ class AsyncLLM:
             self._leave(port, number)
             raise
         stream.items.appendleft((status, content_type, first, is_last))
+        await parts.__anext__()  # its beginning: what has not begun does nothing when it is closed
         return Response(status, content_type, parts)
 
     async def _parts(self, port: LoopPort, number: int, stream: Stream) -> AsyncIterator[bytes]:
         try:
+            yield b""
             is_last = False
             while not is_last:
                 _, _, part, is_last = await stream.get()

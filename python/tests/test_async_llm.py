@@ -101,10 +101,11 @@ def test_abort_by_name_ends_a_request_with_that_reason(engine):
     async def main():
         async for output in engine.generate(PROMPT, LONG, request_id="mine"):
             assert output.request_id == "mine"
-            await engine.abort("mine")
+            await engine.abort(name)
         return output
 
-    assert asyncio.run(main()).outputs[0].finish_reason == "abort"
+    for name in ["mine", ["mine", "nobody's"]]:
+        assert asyncio.run(main()).outputs[0].finish_reason == "abort"
 
 
 def test_a_name_given_again_is_the_later_requests(engine):
@@ -289,6 +290,25 @@ def test_a_stream_that_is_left_aborts_its_request(engine):
 
     asyncio.run(main())
     wait_until_idle(engine)
+
+
+@pytest.mark.parametrize("ends", ["closed", "dropped", "loop"])
+def test_an_answer_whose_body_nobody_reads_aborts_its_request(engine, ends):
+    async def main():
+        body = {"prompt": PROMPT, "max_tokens": 65000, "ignore_eos": True, "stream": True}
+        response = await engine.request("/v1/completions", json.dumps(body))
+        assert response.status == 200
+        await until_running(engine)
+        if ends == "closed":
+            await response.body.aclose()
+        elif ends == "dropped":
+            del response
+            await asyncio.sleep(0.01)  # asyncio closes generators that are garbage
+        return response if ends == "loop" else None
+
+    kept = asyncio.run(main())
+    wait_until_idle(engine)
+    assert kept is None or kept.status == 200
 
 
 def test_an_endpoints_error_has_its_status(engine):
