@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, overload
 
 from nanovllm.sampling_params import to_json
 
@@ -34,18 +36,30 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._engine.encode(text, add_special_tokens)
 
-    def decode(self, token_ids: int | list[int], skip_special_tokens: bool = False) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self._engine.decode(ids, skip_special_tokens)
+    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, Integral) else token_ids
+        return self._engine.decode([int(id) for id in ids], skip_special_tokens)  # type: ignore[union-attr]
 
     def batch_decode(self, lists: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in lists]
 
-    def convert_tokens_to_ids(self, token: str) -> int | None:
-        return self._engine.token_to_id(token)
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+    @overload
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
+        if isinstance(tokens, str):
+            return self._engine.token_to_id(tokens)
+        return [self._engine.token_to_id(token) for token in tokens]
 
-    def convert_ids_to_tokens(self, token_id: int) -> str:
-        return self._engine.id_to_token(token_id)
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
+    def convert_ids_to_tokens(self, ids: int | list[int]) -> Any:
+        if isinstance(ids, Integral):
+            return self._engine.id_to_token(int(ids))
+        return [self._engine.id_to_token(int(id)) for id in ids]  # type: ignore[union-attr]
 
     @property
     def eos_token(self) -> str | None:

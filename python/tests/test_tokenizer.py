@@ -4,6 +4,7 @@ import pytest
 from conftest import DEMO
 
 transformers = pytest.importorskip("transformers")
+np = pytest.importorskip("numpy")
 
 MESSAGES = [
     {"role": "system", "content": "You are brief."},
@@ -21,6 +22,7 @@ def test_text_and_ids_are_hugging_faces(llm, reference):
         ids = llm.tokenizer.encode(text)
         assert ids == reference.encode(text)
         assert llm.tokenizer.decode(ids) == reference.decode(ids)
+        assert llm.tokenizer.decode(np.array(ids, dtype=np.int64)) == reference.decode(ids)
         assert llm.tokenizer.decode(ids, skip_special_tokens=True) == reference.decode(
             ids, skip_special_tokens=True
         )
@@ -40,6 +42,11 @@ def test_facts_are_hugging_faces(llm, reference):
     assert ours.eos_token == reference.eos_token
     assert len(ours) == len(reference)
     assert ours.convert_tokens_to_ids("<|im_end|>") == reference.convert_tokens_to_ids("<|im_end|>")
+    names = ["<|im_end|>", "a"]
+    ids = reference.convert_tokens_to_ids(names)
+    assert ours.convert_tokens_to_ids(names) == ids
+    assert ours.convert_ids_to_tokens(ids) == reference.convert_ids_to_tokens(ids)
+    assert ours.convert_ids_to_tokens(ids[0]) == names[0]
     for texts in ["The sky", ["The sky", "", "a b c"]]:
         for name in ["input_ids", "attention_mask"]:
             assert ours(texts)[name] == reference(texts)[name]
