@@ -108,7 +108,8 @@ class LLM:
             variables["tools"] = tools
         if chat_template is not None:
             variables["chat_template"] = chat_template
-        several = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], list)
+        lists = (list, tuple)
+        several = isinstance(messages, lists) and all(isinstance(one, lists) for one in messages)
         prompts = [
             self._engine.openai_prompt(to_json(conversation), to_json(variables))
             for conversation in (messages if several else [messages])

@@ -35,6 +35,8 @@ def test_the_demo_model_adds(llm):
     question = [{"role": "user", "content": "What is 37 + 45?"}]
     greedy = SamplingParams(temperature=0)
     assert "82" in llm.chat(question, greedy, use_tqdm=False)[0]["text"]
+    assert llm.chat([], greedy, use_tqdm=False) == []  # no conversations, as in vLLM
+    assert len(llm.chat([tuple(question)], greedy, use_tqdm=False)) == 1
     answers = llm.chat([question, question], greedy, use_tqdm=False)
     assert len(answers) == 2 and answers[0] == answers[1]
 
