@@ -6,7 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include <sys/stat.h>
@@ -136,31 +136,21 @@ const std::string& content_of(const Entry& token) {
   return token.json().is_object() ? token.string("content") : token.string();
 }
 
-/// The tokens of tokenizer_config.json that tokenizer.json's added_tokens lack, in the form that
-/// they have there. As in transformers: those of added_tokens_decoder in the order of their
-/// numbers, then the special ones; an id is the vocabulary's, or the next one.
-class MissingTokens {
+/// The added tokens of tokenizer.json, and what tokenizer_config.json says of them and of others.
+/// As in transformers: added_tokens_decoder in the order of its numbers, whose flags stand above
+/// those of tokenizer.json, then the special ones. A new token's id is the vocabulary's, or the
+/// next one.
+class ConfiguredTokens {
  public:
-  MissingTokens(const std::vector<Entry>& added, const Vocabulary& vocabulary)
+  ConfiguredTokens(const std::vector<Entry>& added, const Entry& config,
+                   const Vocabulary& vocabulary)
       : vocabulary_(vocabulary), next_(vocabulary.size()) {
     for (const Entry& entry : added) {
-      known_.insert(entry.string("content"));
       next_ = std::max(next_, entry.required("id").integer(Vocabulary::kMaxId) + 1);
+      places_.emplace(entry.string("content"), tokens_.size());
+      tokens_.emplace_back(entry.json(), entry.place());
     }
-  }
-
-  std::vector<Json> of(const Entry& config) {
-    if (const auto decoder = config.member("added_tokens_decoder")) {
-      check(decoder->json().is_object(), ErrorKind::model, "{} must be an object",
-            decoder->place());
-      std::map<int64_t, Entry> tokens;
-      for (const auto& [key, value] : decoder->json().items()) {
-        int64_t id = 0;
-        std::from_chars(key.data(), key.data() + key.size(), id);
-        tokens.emplace(id, Entry(value, decoder->place_of(key)));
-      }
-      for (const auto& [id, token] : tokens) take(token, false);
-    }
+    if (const auto decoder = config.member("added_tokens_decoder")) take_decoder(*decoder);
     for (const char* name : kNamedTokens)
       if (const auto token = config.member(name)) take(*token, true);
     const Json* extra = config.find("extra_special_tokens");
@@ -169,25 +159,47 @@ class MissingTokens {
     if (more && more->json().is_structured())
       for (const auto& [key, value] : more->json().items())
         take(Entry(value, more->place_of(key)), true);
-    return std::move(tokens_);
   }
 
+  /// In the form of tokenizer.json, and where they stand.
+  const std::vector<std::pair<Json, std::string>>& list() const { return tokens_; }
+
  private:
-  void take(const Entry& given, bool is_special) {
+  void take_decoder(const Entry& decoder) {
+    check(decoder.json().is_object(), ErrorKind::model, "{} must be an object", decoder.place());
+    std::map<int64_t, Entry> tokens;
+    for (const auto& [key, value] : decoder.json().items()) {
+      int64_t id = 0;
+      std::from_chars(key.data(), key.data() + key.size(), id);
+      tokens.emplace(id, Entry(value, decoder.place_of(key)));
+    }
+    for (const auto& [id, token] : tokens) take(token, false);
+  }
+
+  /// Of a token that is known, a name changes no flag but `special`, which stays once it is set.
+  void take(const Entry& given, bool is_named) {
     const std::string& content = content_of(given);
-    if (content.empty() || !known_.insert(content).second) return;
-    Json token = given.json();
-    if (token.is_string()) token = Json::object({{"content", content}});
-    const int32_t id = vocabulary_.find(content);
-    token["id"] = id == Vocabulary::kNone ? next_++ : id;
-    if (is_special) token["special"] = true;
-    tokens_.push_back(std::move(token));
+    if (content.empty()) return;
+    const auto [place, is_new] = places_.emplace(content, tokens_.size());
+    if (is_new) {
+      const int32_t id = vocabulary_.find(content);
+      tokens_.emplace_back(
+          Json::object({{"id", id == Vocabulary::kNone ? next_++ : id}, {"content", content}}),
+          given.place());
+    }
+    Json& token = tokens_[place->second].first;
+    if (given.json().is_object() && (is_new || !is_named)) {
+      is_named |= given.flag("special", false);
+      for (const char* flag : {"lstrip", "rstrip", "single_word", "normalized"})
+        if (given.find(flag)) token[flag] = given.flag(flag, false);
+    }
+    if (is_named) token["special"] = true;
   }
 
   const Vocabulary& vocabulary_;
   int64_t next_;
-  std::unordered_set<std::string> known_;
-  std::vector<Json> tokens_;
+  std::unordered_map<std::string, size_t> places_;  // in tokens_, by content
+  std::vector<std::pair<Json, std::string>> tokens_;
 };
 
 }  // namespace
@@ -209,15 +221,17 @@ Tokenizer::State::State(const Json& tokenizer_json, const std::string& place,
   const BpeOptions options = read_bpe_options(model, pre_tokenizers.byte_level);
   bpe = std::make_unique<Bpe>(vocabulary, read_merges(model.required("merges")), options, alphabet,
                               model.place());
-  std::vector<Entry> all, added;
-  if (const auto entry = root.member("added_tokens")) all = entry->elements();
-  const std::vector<Json> missing = MissingTokens(all, vocabulary).of(config);
-  for (const Json& token : missing) all.emplace_back(token, config_place + ": added token");
-  for (const Entry& token : all)
+  std::vector<Entry> added;
+  if (const auto entry = root.member("added_tokens")) added = entry->elements();
+  const ConfiguredTokens configured(added, config, vocabulary);
+  added.clear();
+  for (const auto& [json, where] : configured.list()) {
+    const Entry token(json, where);
     if (token.required("id").integer(Vocabulary::kMaxId) < model_vocab_size)
       added.push_back(token);
     else
       left_out += (left_out.empty() ? "" : ", ") + token.string("content");
+  }
   added_tokens = std::make_unique<AddedTokens>(added, vocabulary, normalizer.get(), categories);
   for (const AddedToken& token : added_tokens->tokens())
     added_vocabulary.add(token.content, token.id);

@@ -62,6 +62,20 @@ TEST(TokenizerConfig, ANamedTokenOfTheVocabularyBecomesSpecial) {
   EXPECT_EQ(made.decode(made.encode("of the")), "of");
 }
 
+TEST(TokenizerConfig, FlagsOfAddedTokensDecoderStandAboveThoseOfTokenizerJson) {
+  Json tokenizer = demo("tokenizer.json"), config = demo("tokenizer_config.json");
+  config["added_tokens_decoder"]["1534"].update({{"special", false}, {"lstrip", true}});
+  config["eos_token"] = {{"content", "<|im_end|>"}, {"rstrip", true}};
+  tokenizer["added_tokens"][0]["special"] = false;
+  config["added_tokens_decoder"].erase("1533");
+  config["pad_token"] = nullptr;
+  const Tokenizer made = tokenizer_of(tokenizer, config);
+  EXPECT_EQ(made.encode("a <|im_start|> b"), (Ids{64, 1534, 269}));
+  EXPECT_EQ(made.decode(Ids{64, 1534, 269}), "a b");  // once special, always special
+  EXPECT_EQ(made.encode("<|im_end|> c"), (Ids{1535, 287}));
+  EXPECT_EQ(made.decode(made.encode("x <|endoftext|> y")), "x <|endoftext|> y");
+}
+
 TEST(TokenizerConfig, AddedTokensBeyondTheModelsVocabularyAreText) {
   TempDirectory directory;
   Json config = demo("tokenizer_config.json");
