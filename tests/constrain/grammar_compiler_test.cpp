@@ -1,8 +1,6 @@
 // From what a request asks for to masks, through the module and its helper process.
 #include <chrono>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -12,6 +10,7 @@
 
 #include "constrain/limits.h"
 #include "constrain/rig.h"
+#include "unit/child_processes.h"
 
 namespace nanovllm {
 namespace {
@@ -191,20 +190,10 @@ TEST_F(Compiled, SeveralThreadsMayCompileAtOnce) {
   EXPECT_EQ(done, std::vector<int>(6, 1));
 }
 
-/// The processes that this one has started.
-std::vector<pid_t> children() {
-  std::vector<pid_t> found;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream file(task.path() / "children");
-    for (pid_t pid = 0; file >> pid;) found.push_back(pid);
-  }
-  return found;
-}
-
 // A busy machine gives a helper little of a processor, and refuses nothing for it.
 TEST_F(Compiled, AHelperThatHasToWaitForAProcessorIsWaitedFor) {
   ASSERT_NE(rig_.compile({.regex = "a"}), nullptr);
-  const std::vector<pid_t> helpers = children();
+  const std::vector<pid_t> helpers = child_processes();
   ASSERT_FALSE(helpers.empty());
   for (const pid_t helper : helpers) ASSERT_EQ(::kill(helper, SIGSTOP), 0);
   const std::jthread later([&] {
@@ -217,7 +206,7 @@ TEST_F(Compiled, AHelperThatHasToWaitForAProcessorIsWaitedFor) {
 // As where the system ran out of memory meanwhile.
 TEST_F(Compiled, AHelperThatEndedWhileItHadNothingToDoIsReplaced) {
   ASSERT_NE(rig_.compile({.regex = "a"}), nullptr);
-  for (const pid_t helper : children()) {
+  for (const pid_t helper : child_processes()) {
     ASSERT_EQ(::kill(helper, SIGKILL), 0);
     siginfo_t ended{};
     ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(helper), &ended, WEXITED | WNOWAIT), 0);

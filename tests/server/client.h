@@ -251,6 +251,14 @@ class ServerOnThread {
   std::thread thread_;
 };
 
+/// Timeouts are no test's but one's.
+inline server::ServerOptions patient() {
+  server::ServerOptions options;
+  options.http.header_timeout = options.http.body_timeout = options.http.idle_timeout = 300;
+  options.http.max_body_bytes = 100000;
+  return options;
+}
+
 /// Whether `condition` comes true; a machine under load has its time.
 template <class Condition>
 bool eventually(const Condition& condition) {

@@ -1,9 +1,10 @@
-// Calls and forms that a grammar enforces, through the server.
+// Calls and structures that a grammar forces, whatever the model.
 #include <filesystem>
-#include <map>
-#include <memory>
 
-#include "server/tool_requests.h"
+#include <gtest/gtest.h>
+
+#include "server/client.h"
+#include "server/tool_bodies.h"
 
 namespace nanovllm {
 namespace {

@@ -1,8 +1,9 @@
 // Tools and reasoning through the server, on a model that says what the test wants.
 #include <gtest/gtest.h>
 
+#include "server/client.h"
 #include "server/scripted_model.h"
-#include "server/tool_requests.h"
+#include "server/tool_bodies.h"
 
 namespace nanovllm {
 namespace {

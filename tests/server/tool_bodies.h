@@ -1,9 +1,13 @@
-// Requests with tools, and the answer that a stream is put together to.
+// A chat with a tool, and its stream, for the tests of calls.
 #pragma once
 
-#include <gtest/gtest.h>
+#include <string>
+#include <vector>
 
-#include "server/client.h"
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "io/json.h"
 
 namespace nanovllm {
 
