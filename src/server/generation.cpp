@@ -1,6 +1,7 @@
 #include "server/generation.h"
 
 #include <ctime>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -77,12 +78,7 @@ size_t Generation::num_logprobs() const {
 }
 
 void Generation::stream(size_t p, RequestOutput& output) {
-  std::string events;
-  if (!is_streaming_) {
-    is_streaming_ = true;
-    exchange_->begin_stream(headers_);
-    writer_->begin(events);
-  }
+  std::string events = begin_stream();
   if (!output.prompt_logprobs.empty()) whole_[p].prompt_logprobs = output.prompt_logprobs;
   for (CompletionOutput& answer : output.outputs) {
     echo(p, answer);
@@ -137,6 +133,15 @@ ChatDelta Generation::parsed(size_t choice, const CompletionOutput& answer) {
   return delta;
 }
 
+/// The events that a stream begins with; none where it has begun.
+std::string Generation::begin_stream() {
+  std::string events;
+  if (std::exchange(is_streaming_, true)) return events;
+  exchange_->begin_stream(headers_);
+  writer_->begin(events);
+  return events;
+}
+
 void Generation::end_stream(std::string_view events) {
   is_done_ = true;
   exchange_->write(events);
@@ -166,7 +171,10 @@ void Generation::watch(std::function<void()> callback) {
 }
 
 void Generation::keep_alive() {
-  if (is_streaming_ && !is_done_) exchange_->write(writer_->keep_alive());
+  if (!request_.stream || is_done_) return;
+  if (!is_streaming_ && !std::exchange(has_waited_, true)) return;
+  std::string events = begin_stream();
+  exchange_->write(events += writer_->keep_alive());
 }
 
 }  // namespace nanovllm::server

@@ -40,6 +40,8 @@ class Generation {
   void fail(int status, const std::string& message, const std::string& param = {});
   /// `callback` runs once if the client goes away before the answer is complete.
   void watch(std::function<void()> callback);
+  /// Shows whoever closes idle connections that the stream lives. One that waits for its first
+  /// token begins with the second call: until then a refusal has its status.
   void keep_alive();
 
   bool is_complete() const { return !request_.stream && !is_done_ && unfinished_ == 0; }
@@ -57,6 +59,7 @@ class Generation {
   ChatChoice& choice_of(size_t choice);
   ChatDelta parsed(size_t choice, const CompletionOutput& answer);
   void stream(size_t p, RequestOutput& output);
+  std::string begin_stream();
   void end_stream(std::string_view events);
 
   const GenerationEndpoint& endpoint_;
@@ -72,7 +75,7 @@ class Generation {
   std::vector<std::optional<ChatChoice>> choices_;  // of a chat
   std::vector<bool> has_begun_;                     // choices whose echo has been made
   size_t unfinished_;
-  bool is_streaming_ = false, is_done_ = false;
+  bool is_streaming_ = false, has_waited_ = false, is_done_ = false;
 };
 
 }  // namespace nanovllm::server

@@ -54,7 +54,8 @@ Generations::Generations(const ServerOptions& options, const RequestDefaults& de
                       fingerprint(options, llm.llm().info())} {}
 
 void Generations::keep_alive() {
-  for (auto& [id, place] : places_) place.generation->keep_alive();
+  for (const auto& [id, place] : places_)
+    if (place.prompt == 0) place.generation->keep_alive();
 }
 
 void Generations::abort_all() {

@@ -120,6 +120,43 @@ TEST(HttpStream, AClientThatDoesNotReadIsCutOffAndItsRequestEnded) {
   EXPECT_TRUE(server.requests().back().starts_with("499")) << server.requests().back();
 }
 
+// Proxies close connections on which nothing comes: 60 s are usual, and a queue may take longer.
+TEST(HttpStream, OneThatWaitsForItsFirstTokenIsKeptAlive) {
+  server::ServerOptions options;
+  options.engine.max_num_seqs = 1;
+  options.sse_keep_alive_interval = 0.05;
+  ServerOnThread server(with_endless(options));
+  Client endless(server.port());
+  endless.send(request_bytes(endless_chat(true)));
+  ASSERT_TRUE(endless.receive());
+  std::vector<std::unique_ptr<Client>> waiting;
+  for (const auto& [path, kept] : std::vector<std::pair<std::string, std::string>>{
+           {"/v1/chat/completions", ": keep-alive\n\n"},
+           {"/v1/completions", ": keep-alive\n\n"},
+           {"/v1/messages", "event: ping\n"}}) {
+    Json body = chat_body();
+    body.update({{"stream", true}, {"max_tokens", 4}});
+    if (path == "/v1/completions") {
+      body.erase("messages");
+      body["prompt"] = Json::array({"a", "b"});
+    }
+    waiting.push_back(std::make_unique<Client>(server.port()));
+    Client& client = *waiting.back();
+    client.send(request_bytes(body, path));
+    for (size_t times = 0, at = 0, found; times < 3; ++times, at = found + kept.size())
+      while ((found = client.received().find(kept, at)) == std::string::npos)
+        ASSERT_TRUE(client.receive()) << path << client.received();
+  }
+  endless.close();
+  for (const auto& client : waiting) {
+    const HttpAnswer answer = client->read_answer();
+    EXPECT_EQ(answer.status, 200);
+    EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n") ||
+                answer.body.ends_with("data: {\"type\":\"message_stop\"}\n\n"))
+        << answer.body;
+  }
+}
+
 // The last events of a response have all of its text and log probabilities, several times.
 TEST(HttpStream, AWriteLargerThanWhatMayWaitReachesAClientThatReads) {
   ServerOnThread server;
