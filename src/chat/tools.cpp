@@ -132,6 +132,19 @@ std::optional<std::string> text_of(const Json& content) {
   return text;
 }
 
+/// A call's arguments as templates take them. Those that a model wrote wrongly or that were cut off
+/// come back with every later turn: as in vLLM the conversation goes on, with none in their place.
+Json as_object(Json arguments) {
+  if (arguments.is_string()) {
+    try {
+      arguments = parse_json(arguments.get<std::string>(), "arguments", kBad);
+    } catch (const Error&) {
+      arguments = Json::object();
+    }
+  }
+  return arguments.is_object() ? std::move(arguments) : Json::object();
+}
+
 /// The developer is OpenAI's newer name for the system, which few templates know. As in vLLM all of
 /// the system's words are one message then, the first: many templates take no other.
 void merge_developer(Json& messages) {
@@ -185,10 +198,7 @@ void complete_messages(Json& messages) {
                 calls[k]["function"]["name"].is_string(),
             kBad, "{} must have a function with a name", place);
       Json& arguments = calls[k]["function"]["arguments"];
-      if (arguments.is_string() && !arguments.get_ref<const std::string&>().empty())
-        arguments = parse_json(arguments.get<std::string>(), place + ".function.arguments", kBad);
-      if (arguments.is_null() || arguments.is_string()) arguments = Json::object();
-      check(arguments.is_object(), kBad, "{}.function.arguments must be a JSON object", place);
+      arguments = as_object(std::move(arguments));
     }
   }
   merge_developer(messages);
