@@ -15,9 +15,10 @@ namespace {
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr size_t kMaxTools = 512, kMaxSchemaBytes = size_t{1} << 20;
 
-/// OpenAI's rule.
+/// OpenAI's rule, with Anthropic's and MCP's length: OpenAI's 64 is less than Claude Code's names
+/// of servers and their tools.
 bool is_tool_name(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](char c) {
+  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '-' || c == '.';
   });
@@ -50,7 +51,7 @@ std::vector<Tool> read_tools(const Json& list) {
     Tool tool;
     tool.name = o.optional_string("name").value_or("");
     check(is_tool_name(tool.name), kBad,
-          "{} must have a name of 1 to 64 letters, digits, dots, dashes and underscores", place);
+          "{} must have a name of 1 to 128 letters, digits, dots, dashes and underscores", place);
     check(!has_tool(tools, tool.name), kBad, "{} has the name {} of another tool", place,
           tool.name);
     tool.description = o.optional_string("description").value_or("");

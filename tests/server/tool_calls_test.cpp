@@ -222,12 +222,15 @@ TEST(Tools, WhatCannotBeDoneIsA400ThatNamesTheField) {
   refused("tools", 5, "tools", "must be a list");
   refused("tools", Json::array({5}), "tools", "tools[0] must be an object");
   refused("tools", tools_of("no spaces"), "tools", "must have a name");
+  refused("tools", tools_of(std::string(129, 'x')), "tools", "must have a name");
   refused("tools", Json::array({tools_of()[0], tools_of()[0]}), "tools", "of another tool");
   refused("tools", Json::array({{{"type", "web_search"}}}), "tools", "web_search");
   refused("tool_choice", "sometimes", "tool_choice", "must be none, auto, required");
   refused("tool_choice", {{"type", "function"}, {"function", {{"name", "other"}}}}, "tool_choice",
           "not among the tools");
   Json body = body_with_tools();
+  body["tools"] = tools_of(std::string(128, 'x'));  // Anthropic's limit
+  EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200);
   body.erase("tools");
   body["tool_choice"] = "required";
   EXPECT_EQ(server.post("/v1/chat/completions", body).status, 400);
