@@ -1,4 +1,6 @@
 // Tools and reasoning through the server, on a model that says what the test wants.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "server/client.h"
@@ -102,6 +104,34 @@ TEST(Tools, ResponsesAndMessagesHaveThemAsItemsAndBlocks) {
   EXPECT_EQ(message["content"][0]["thinking"], "Hm, 天気?");
   EXPECT_EQ(message["content"][2]["input"], Json::parse(kArguments));
   EXPECT_EQ(message["stop_reason"], "tool_use");
+}
+
+// Codex sends such tools in every request; llama.cpp's server leaves them out as well.
+TEST(Tools, AResponsesToolsThatAreNoFunctionsAreLeftOutAndNoted) {
+  const ScriptedModel model(kAnswer, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  Json body = {{"input", "Weather?"}, {"temperature", 0}, {"tools", tools_of()}};
+  const auto answer_to = [&] {
+    const HttpAnswer answer = server.post("/v1/responses", body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return answer.json();
+  };
+  const Json plain = answer_to();
+  for (const char* type : {"web_search", "custom", "namespace"})
+    body["tools"].push_back({{"type", type}, {"name", "x"}, {"tools", tools_of()}});
+  const Json response = answer_to();
+  EXPECT_EQ(response["usage"], plain["usage"]);
+  EXPECT_EQ(response["output"].size(), plain["output"].size());
+  EXPECT_EQ(
+      std::ranges::count(server.notes(), "the field \"tools: web_search\" of requests is ignored"),
+      1);
+  body["tool_choice"] = {{"type", "web_search"}};  // what asks for one gets no other answer
+  EXPECT_EQ(server.post("/v1/responses", body).json()["error"]["param"], "tool_choice");
+  body["tool_choice"] = "auto";
+  body["tools"] = Json::array({{{"type", "web_search"}}});
+  EXPECT_LT(answer_to()["usage"]["input_tokens"], plain["usage"]["input_tokens"]);
+  body["tools"] = Json::array({{{"type", 5}}});
+  EXPECT_EQ(server.post("/v1/responses", body).status, 400);
 }
 
 TEST(Tools, MarksThatAreSpecialTokensAreSeenAndAnswersKeepTheirs) {

@@ -1,3 +1,5 @@
+#include <set>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -138,6 +140,24 @@ Json read_input(const JsonObject& o) {
   return std::move(chat.messages);
 }
 
+/// Leaves out the tools that are no functions: OpenAI runs most of them itself, and Codex names
+/// some in every request. Gives their types.
+std::set<std::string> without_hosted_tools(Json& chat) {
+  std::set<std::string> types;
+  const auto tools = chat.find("tools");
+  if (tools == chat.end() || !tools->is_array()) return types;
+  Json functions = Json::array();
+  for (Json& tool : *tools) {
+    const Json type = tool.is_object() ? tool.value("type", Json()) : Json();
+    if (type.is_string() && type != "function")
+      types.insert(type.get<std::string>());
+    else
+      functions.push_back(std::move(tool));
+  }
+  *tools = std::move(functions);
+  return types;
+}
+
 void read_text_format(const JsonObject& o, Json& chat) {
   const auto text = o.optional_object("text");
   const auto format = text ? text->optional_object("format") : std::nullopt;
@@ -204,7 +224,9 @@ GenerationRequest read_response(const Json& body, const RequestDefaults& default
   if (const auto reasoning = o.optional_object("reasoning"))
     if (const auto effort = reasoning->optional_string("effort"))
       chat["reasoning_effort"] = *effort;
+  const std::set<std::string> left_out = without_hosted_tools(chat);
   GenerationRequest request = read_chat(chat, defaults);
+  for (const std::string& type : left_out) request.ignored.push_back("tools: " + type);
   check(request.params.n == 1, kBad, "n is {}: a response has one answer", request.params.n);
   check(!request.params.prompt_logprobs, kBad, "prompt_logprobs: a response has no place for them");
   request.echo_json = echo_of(body, request);
