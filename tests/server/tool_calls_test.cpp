@@ -39,8 +39,13 @@ server::ServerOptions options_for(const ScriptedModel& model) {
 TEST(Tools, AnAnswerHasItsReasoningItsTextAndItsCalls) {
   const ScriptedModel model(kAnswer, kQwenTemplate);
   ServerOnThread server(options_for(model));
-  const HttpAnswer answer = server.post("/v1/chat/completions", body_with_tools());
+  Json body = body_with_tools();
+  body.update(
+      {{"tool_choice", "auto"}, {"parallel_tool_calls", true}, {"include_reasoning", true}});
+  const HttpAnswer answer = server.post("/v1/chat/completions", body);
   ASSERT_EQ(answer.status, 200) << answer.body;
+  for (const std::string& note : server.notes())
+    EXPECT_EQ(note.find("ignored"), std::string::npos) << note;
   const Json json = answer.json(), choice = json["choices"][0], message = choice["message"];
   EXPECT_EQ(message["reasoning"], "Hm, 天気?");
   EXPECT_EQ(message["content"], "Let me see.");

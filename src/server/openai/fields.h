@@ -62,7 +62,10 @@ inline constexpr Field kChatFields[] = {
     {"add_generation_prompt", schemas::kBool},
     {"continue_final_message", schemas::kBool},
     {"thinking_token_budget", R"({"type": "integer", "minimum": -1, "nullable": true})"},
+    {"tools", schemas::kObjects},
     {"tool_choice", "{}"},
+    {"parallel_tool_calls", schemas::kBool},
+    {"include_reasoning", schemas::kBool},
     {"modalities", schemas::kTexts}};
 
 inline constexpr Field kCompletionFields[] = {
@@ -104,6 +107,7 @@ inline constexpr Field kMessageFields[] = {
 inline constexpr Field kTokenizeFields[] = {{"model", schemas::kText},
                                             {"prompt", schemas::kText},
                                             {"messages", schemas::kMessages},
+                                            {"tools", schemas::kObjects},
                                             {"add_special_tokens", schemas::kBool},
                                             {"return_token_strs", schemas::kBool},
                                             {"chat_template", schemas::kText},
