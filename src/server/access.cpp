@@ -13,7 +13,7 @@ bool is_loopback(std::string_view host) {
 
 Access::Access(const ServerOptions& options) : origins_(options.allowed_origins) {
   for (const std::string& key : options.api_keys) keys_.push_back(digest(key));
-  checks_host_ = options.http.uds.empty() && is_loopback(options.http.host);
+  checks_host_ = options.http.uds.empty() && is_loopback(options.http.host) && keys_.empty();
 }
 
 // All digests have one length: comparing takes the same time for every key.
@@ -48,9 +48,10 @@ bool Access::has_local_host(const HttpRequest& request) const {
   if (!checks_host_) return true;
   const auto* given = request.header("host");
   if (!given) return true;
-  const std::string_view name = *given;
-  return is_loopback(name.starts_with('[') ? name.substr(1, name.find(']') - 1)
-                                           : name.substr(0, name.find(':')));
+  std::string_view name = *given;
+  name =
+      name.starts_with('[') ? name.substr(1, name.find(']') - 1) : name.substr(0, name.find(':'));
+  return is_loopback(name) || name == "0.0.0.0";
 }
 
 void Access::add_cors(const HttpRequest& request, Headers& headers) const {

@@ -23,7 +23,7 @@ class Access {
   /// The index of the key that the request brings, in one header; 0 where there are none.
   std::optional<size_t> key_of(const HttpRequest& request) const;
   /// Whether a server on loopback was asked under a name of this machine: a page of another site
-  /// may reach its address under a name of its own (DNS rebinding).
+  /// may reach its address under a name of its own (DNS rebinding), but has no key.
   bool has_local_host(const HttpRequest& request) const;
   bool allows_origins() const { return !origins_.empty(); }
   /// Adds the headers that let an allowed origin read the answer.

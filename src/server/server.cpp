@@ -248,7 +248,10 @@ class Server {
       access_.add_cors(request, response.headers);
       return exchange->respond(std::move(response));
     }
-    if (!access_.has_local_host(request)) return refuse(403, "the Host header names another host");
+    if (!access_.has_local_host(request))
+      return refuse(403,
+                    "the Host header names another host: send localhost, or give the server an "
+                    "--api-key, with which it is not checked");
     const Guard guard = found == routes_.end() ? guarded : found->second.guard;
     const bool is_open = guard == open || (guard == metrics && options_.metrics_without_key);
     const auto key = is_open ? 0 : access_.key_of(request);

@@ -325,9 +325,30 @@ TEST(Serve, PrefixesAreSharedAmongRequestsOfOneKeyAndSaltAlone) {
 
 TEST(Serve, APageOfAnotherHostIsRefusedOnLoopback) {
   ServerOnThread server;
-  Client client(server.port());
-  client.send("GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n");
-  EXPECT_EQ(client.read_answer().status, 403);
+  const auto ask = [](ServerOnThread& of, const std::string& host, const std::string& more = "") {
+    Client client(of.port());
+    client.send("GET /v1/models HTTP/1.1\r\nHost: " + host + "\r\n" + more + "\r\n");
+    return client.read_answer();
+  };
+  const HttpAnswer refused = ask(server, "evil.example");
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_NE(refused.body.find("--api-key"), std::string::npos) << refused.body;
+  for (const char* host : {"localhost:8000", "127.0.0.1", "[::1]:8000", "0.0.0.0:8000"})
+    EXPECT_EQ(ask(server, host).status, 200) << host;
+}
+
+// A tunnel or a proxy on this machine (ngrok, Tailscale, Caddy) passes the outer name on; a page
+// that comes to this address by a name of its own has no key.
+TEST(Serve, WithAKeyAnyHostIsServedOnLoopback) {
+  server::ServerOptions options;
+  options.api_keys = {"secret"};
+  ServerOnThread server(options);
+  for (const auto& [key, status] : {std::pair{"secret", 200}, std::pair{"guess", 401}}) {
+    Client client(server.port());
+    client.send(std::string("GET /v1/models HTTP/1.1\r\nHost: me.ts.net\r\nX-Api-Key: ") + key +
+                "\r\n\r\n");
+    EXPECT_EQ(client.read_answer().status, status);
+  }
 }
 
 TEST(Serve, AClientThatLeavesEndsItsRequestAndFreesItsBlocks) {
