@@ -1,5 +1,7 @@
 #include "server/access.h"
 
+#include <algorithm>
+
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 
@@ -24,24 +26,28 @@ Access::Digest Access::digest(std::string_view text) {
   return out;
 }
 
-std::optional<size_t> Access::key_of(const HttpRequest& request) const {
-  if (keys_.empty()) return 0;
-  std::string_view given;
-  int times = 0;
-  constexpr std::string_view kScheme = "Bearer ";
-  const auto has_scheme = [&](std::string_view value) {
-    return is_same_name(value.substr(0, kScheme.size()), kScheme);
-  };
-  for (const auto& [name, value] : request.headers) {
-    if (name == "authorization" && has_scheme(value)) given = value, ++times;
-    if (name == "x-api-key") given = value, ++times;
-  }
-  if (has_scheme(given)) given.remove_prefix(kScheme.size());
+std::optional<size_t> Access::find_key(std::string_view given) const {
   const auto hashed = digest(given);
   std::optional<size_t> known;
   for (size_t i = keys_.size(); i-- > 0;)
     if (CRYPTO_memcmp(keys_[i].data(), hashed.data(), hashed.size()) == 0) known = i;
-  return times == 1 ? known : std::nullopt;
+  return known;
+}
+
+// Clients that have a key and a token (Anthropic's) send both, and one is another server's.
+std::optional<size_t> Access::key_of(const HttpRequest& request) const {
+  if (keys_.empty()) return 0;
+  const auto given_by = [&](std::string_view header, bool needs_scheme) -> std::optional<size_t> {
+    const auto is_it = [&](const auto& field) { return field.first == header; };
+    if (std::ranges::count_if(request.headers, is_it) != 1) return std::nullopt;
+    constexpr std::string_view kScheme = "Bearer ";
+    std::string_view value = *request.header(header);
+    const bool has_scheme = is_same_name(value.substr(0, kScheme.size()), kScheme);
+    if (has_scheme) value.remove_prefix(kScheme.size());
+    return has_scheme || !needs_scheme ? find_key(value) : std::nullopt;
+  };
+  const auto bearer = given_by("authorization", true);
+  return bearer ? bearer : given_by("x-api-key", false);
 }
 
 bool Access::has_local_host(const HttpRequest& request) const {

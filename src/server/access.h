@@ -20,7 +20,7 @@ class Access {
  public:
   explicit Access(const ServerOptions& options);
 
-  /// The index of the key that the request brings, in one header; 0 where there are none.
+  /// The index of the key that the request brings, in either header; 0 where there are none.
   std::optional<size_t> key_of(const HttpRequest& request) const;
   /// Whether a server on loopback was asked under a name of this machine: a page of another site
   /// may reach its address under a name of its own (DNS rebinding), but has no key.
@@ -32,6 +32,7 @@ class Access {
  private:
   using Digest = std::array<unsigned char, 32>;
   static Digest digest(std::string_view text);
+  std::optional<size_t> find_key(std::string_view given) const;
 
   std::vector<Digest> keys_;
   std::vector<std::string> origins_;

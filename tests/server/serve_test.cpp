@@ -293,6 +293,12 @@ TEST(Serve, OnlyWhoHasAKeyIsServed) {
   EXPECT_EQ(server.get("/v1/models", "Authorization: bearer secret\r\n").status, 200);
   EXPECT_EQ(server.get("/v1/models", "X-Api-Key: other\r\n").status, 200);
   EXPECT_EQ(server.get("/nowhere", "X-Api-Key: other\r\n").status, 404);
+  // A client that has two keys sends both.
+  EXPECT_EQ(server.get("/v1/models", "X-Api-Key: x\r\nAuthorization: Bearer other\r\n").status,
+            200);
+  EXPECT_EQ(server.get("/v1/models", "Authorization: Bearer x\r\nX-Api-Key: other\r\n").status,
+            200);
+  EXPECT_EQ(server.get("/v1/models", "X-Api-Key: x\r\nAuthorization: Bearer x\r\n").status, 401);
   for (const std::string& line : server.requests())
     EXPECT_EQ(line.find("secret"), std::string::npos) << line;
 }
