@@ -66,7 +66,9 @@ void Access::add_cors(const HttpRequest& request, Headers& headers) const {
   for (const std::string& allowed : origins_) {
     if (allowed != "*" && allowed != *origin) continue;
     headers.emplace_back("Access-Control-Allow-Origin", allowed);
+    if (allowed != "*") headers.emplace_back("Vary", "Origin");
     headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     // Clients bring headers of their own (X-Stainless-Os, Anthropic-Version): whichever they ask
     // for, the origin is what decides.
     if (const auto* asked = request.header("access-control-request-headers"))

@@ -271,6 +271,9 @@ TEST(Serve, ABrowserOfAnAllowedOriginMayReadAnswersAndStreams) {
                                           "Origin: https://example.org\r\nX-Request-Id: abc\r\n");
     EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "https://example.org");
     EXPECT_EQ(answer.headers.at("x-request-id"), "abc");
+    EXPECT_EQ(answer.headers.at("vary"), "Origin");
+    // Scripts see no other headers: OpenAI's client reads these two.
+    EXPECT_EQ(answer.headers.at("access-control-expose-headers"), "X-Request-Id, Retry-After");
   }
 }
 
