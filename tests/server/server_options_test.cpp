@@ -56,6 +56,7 @@ TEST(ServerOptions, MetricsMayBeReadWithoutAKeyAndPreflightsNeedNone) {
   };
   const HttpAnswer allowed = preflight("https://example.org");
   EXPECT_EQ(allowed.status, 204);
+  EXPECT_EQ(allowed.headers.count("content-length"), 0u);  // RFC 9110, 8.6
   EXPECT_EQ(allowed.headers.at("access-control-allow-origin"), "https://example.org");
   // OpenAI's client in a browser sends headers of its own: the browser asks for each by name.
   EXPECT_EQ(allowed.headers.at("access-control-allow-headers"),

@@ -47,10 +47,11 @@ std::string head_text(int status, std::string_view content_type, const Headers& 
 }
 
 std::string whole_head(const HttpResponse& response, bool close) {
-  // The length of a 304 would be that of the answer which it stands for.
+  // The length of a 304 would be that of the answer which it stands for; a 204 may have none (RFC
+  // 9110, 8.6).
+  const bool has_length = response.status != 204 && response.status != 304;
   return head_text(response.status, response.content_type, response.headers, close) +
-         (response.status == 304 ? std::string("\r\n")
-                                 : fmt::format("Content-Length: {}\r\n\r\n", response.body.size()));
+         (has_length ? fmt::format("Content-Length: {}\r\n\r\n", response.body.size()) : "\r\n");
 }
 
 }  // namespace nanovllm::server
