@@ -1,4 +1,6 @@
 // HTTP as bytes: what a client may send, and what happens when it sends something else.
+#include <ctime>
+
 #include <gtest/gtest.h>
 
 #include "server/client.h"
@@ -72,6 +74,35 @@ TEST_F(Http, ARefusedMethodIsToldTheAllowedOnes) {
   EXPECT_EQ(allowed("GET /tokenize"), "POST");
   EXPECT_EQ(allowed("DELETE /v1/models"), "GET, HEAD");
   EXPECT_EQ(allowed("DELETE /v1/models/m"), "GET, HEAD");
+}
+
+// RFC 9110, 6.6.1.
+TEST_F(Http, EveryAnswerHasItsDate) {
+  Json stream = chat_body();
+  stream["stream"] = true;
+  for (const HttpAnswer& answer :
+       {server_.get("/health"), server_.get("/nowhere"), ask("GET / HTTP/1.1\r\n\r\n"),
+        server_.post("/v1/chat/completions", stream)}) {
+    ASSERT_TRUE(answer.headers.contains("date")) << answer.status;
+    const std::string date = answer.headers.at("date");
+    std::tm time{};
+    const char* end = ::strptime(date.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &time);
+    ASSERT_TRUE(end && *end == '\0' && date.size() == 29) << date;
+    EXPECT_LT(std::abs(std::difftime(::timegm(&time), std::time(nullptr))), 120) << date;
+  }
+}
+
+// Java's client offers HTTP/2 so with each request (RFC 9110, 7.8: an offer may be ignored).
+TEST_F(Http, AnOfferOfHttp2IsIgnored) {
+  const std::string body = R"({"prompt": "x"})";
+  const std::string head =
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n";
+  Client client(server_.port());
+  client.send(head + "Transfer-Encoding: chunked\r\n\r\nf\r\n" + body + "\r\n0\r\n\r\n");
+  EXPECT_EQ(client.read_answer().status, 200);
+  client.send(head + "Content-Length: 15\r\n\r\n" + body);
+  EXPECT_EQ(client.read_answer().status, 200);
 }
 
 TEST_F(Http, AMethodThatAClientMadeUpIsNoSeriesOfTheMetrics) {

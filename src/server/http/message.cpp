@@ -1,9 +1,11 @@
 #include "server/http/message.h"
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include <boost/beast/http/status.hpp>
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 namespace nanovllm::server {
@@ -39,7 +41,8 @@ std::string head_text(int status, std::string_view content_type, const Headers& 
                       bool close) {
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
   std::string text =
-      fmt::format("HTTP/1.1 {} {}\r\n", status, std::string_view(reason.data(), reason.size()));
+      fmt::format("HTTP/1.1 {} {}\r\nDate: {:%a, %d %b %Y %H:%M:%S} GMT\r\n", status,
+                  std::string_view(reason.data(), reason.size()), fmt::gmtime(std::time(nullptr)));
   if (!content_type.empty()) text += fmt::format("Content-Type: {}\r\n", content_type);
   for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
   text += close ? "Connection: close\r\n" : "Connection: keep-alive\r\n";
