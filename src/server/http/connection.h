@@ -95,7 +95,7 @@ class Connection final : public ConnectionBase,
     }
     void respond(HttpResponse response) override {
       if (!is_open()) return;
-      const bool close = response.close || !keep_alive_;
+      const bool close = response.close || !keep_alive_ || connection_->context_->is_ending;
       std::string text = whole_head(response, close);
       if (!head_) text += response.body;
       finish(std::move(text), close);

@@ -35,6 +35,7 @@ struct ConnectionContext {
   std::unordered_set<ConnectionBase*> connections;
   int64_t num_refused = 0;  // of them, those that are one too many
   bool is_full = false;     // the next one is
+  bool is_ending = false;   // no answer keeps its connection: clients are to find another server
 };
 
 }  // namespace nanovllm::server

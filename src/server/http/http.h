@@ -102,7 +102,8 @@ class HttpServer {
 
   /// Whether an answer that is complete takes its time to be sent; on that thread.
   bool is_sending_long() const;
-  /// No new connections from now on; on that thread.
+  /// No new connections from now on, and those that are there end with their next answer; on that
+  /// thread.
   void stop_accepting();
   /// Ends all connections and run(); on that thread.
   void stop();

@@ -123,6 +123,7 @@ class HttpServer::State : public std::enable_shared_from_this<HttpServer::State>
   }
   void stop_accepting() {
     error_code ignored;
+    context_->is_ending = true;
     if (tcp_) tcp_->close(ignored);
     if (!local_ || !local_->is_open()) return;
     ::unlink(context_->options.uds.c_str());  // first: who finds it closed takes the path over
