@@ -36,6 +36,12 @@ def over_tls(directory):
     server = Server("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
     host, port = server.url.removeprefix("https://").split(":")
     ask(http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=certificate), timeout=120))
+    # HTTP/1.0, as nginx asks by default: the connection's end is the stream's, and must not look like a cut (RFC 8446, 6.1)
+    with ssl.create_default_context(cafile=certificate).wrap_socket(
+            socket.create_connection((host, int(port)), 120), server_hostname=host, suppress_ragged_eofs=False) as old:
+        old.sendall(f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(BODY)}\r\n\r\n{BODY}".encode())
+        assert b"".join(iter(lambda: old.recv(65536), b"")).endswith(b"data: [DONE]\n\n")
     with socket.create_connection((host, int(port))) as plain:  # no TLS: the server hangs up and serves on
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         plain.settimeout(120)

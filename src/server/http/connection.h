@@ -405,8 +405,12 @@ class Connection final : public ConnectionBase,
   void on_all_sent() {
     if (!std::exchange(is_finishing_, false)) return;
     if (!closes_after_reply_) return begin_request();
-    error_code ignored;
-    lowest_layer().shutdown(asio::socket_base::shutdown_send, ignored);
+    if constexpr (kIsTls) {  // else an answer that the connection's end ends looks cut off
+      stream_.async_shutdown([self = this->shared_from_this()](error_code) {});
+    } else {
+      error_code ignored;
+      stream_.shutdown(asio::socket_base::shutdown_send, ignored);
+    }
     wait_for(Waiting::ending, 2);
     buffer_.clear();
     read();
