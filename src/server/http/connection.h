@@ -3,8 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
+#include <array>
 #include <optional>
 
 #include <boost/asio.hpp>
@@ -69,7 +68,7 @@ class Connection final : public ConnectionBase,
 
   // The system takes a short one at once.
   bool is_sending_long() const override {
-    return is_finishing_ && !is_closed_ && sending_.size() + pending_.size() > 65536;
+    return is_finishing_ && !is_closed_ && sending_.size() + pending_.size() + body_.size() > 65536;
   }
 
  private:
@@ -96,9 +95,8 @@ class Connection final : public ConnectionBase,
     void respond(HttpResponse response) override {
       if (!is_open()) return;
       const bool close = response.close || !keep_alive_ || connection_->context_->is_ending;
-      std::string text = whole_head(response, close);
-      if (!head_) text += response.body;
-      finish(std::move(text), close);
+      const std::string head = whole_head(response, close);
+      finish(head, head_ ? std::string() : std::move(response.body), close);
     }
     void begin_stream(const Headers& headers) override {
       if (!is_open()) return;
@@ -118,7 +116,7 @@ class Connection final : public ConnectionBase,
       connection_->send("\r\n");
     }
     void end_stream() override {
-      if (is_open()) finish(chunked_ ? "0\r\n\r\n" : "", !keep_alive_ || !chunked_);
+      if (is_open()) finish(chunked_ ? "0\r\n\r\n" : "", "", !keep_alive_ || !chunked_);
     }
     void on_abandoned(std::function<void()> callback) override {
       if (was_abandoned_) return callback();
@@ -136,11 +134,11 @@ class Connection final : public ConnectionBase,
 
    private:
     bool is_open() const { return connection_ && !done_; }
-    void finish(std::string bytes, bool close) {
+    void finish(std::string_view bytes, std::string body, bool close) {
       done_ = true;
       abandoned_ = nullptr;
       const auto connection = std::move(connection_);
-      connection->finish(std::move(bytes), close);
+      connection->finish(bytes, std::move(body), close);
     }
 
     std::shared_ptr<Connection> connection_;  // null once answered or abandoned
@@ -341,7 +339,7 @@ class Connection final : public ConnectionBase,
     const HttpResponse response = error_response(status, message);
     parser_.reset();
     ticket_.reset();
-    finish(whole_head(response, true) + response.body, true);
+    finish(whole_head(response, true), response.body, true);
   }
 
   // -- Writing
@@ -382,7 +380,9 @@ class Connection final : public ConnectionBase,
       if (waiting_ == Waiting::writing) wait_for(Waiting::writing, context_->options.write_timeout);
       return error ? 0 : 65536;
     };
-    asio::async_write(stream_, asio::buffer(sending_), go_on,
+    const std::array buffers{asio::buffer(std::as_const(sending_)),
+                             asio::buffer(std::as_const(body_))};
+    asio::async_write(stream_, buffers, go_on,
                       [self = this->shared_from_this()](error_code error, size_t) {
                         self->is_sending_ = false;
                         if (self->sending_.capacity() > 65536) self->sending_ = {};
@@ -393,17 +393,19 @@ class Connection final : public ConnectionBase,
   }
 
   // The answer is complete; the next request may begin once it has been sent.
-  void finish(std::string bytes, bool close) {
+  void finish(std::string_view bytes, std::string body, bool close) {
     is_finishing_ = true;
     streaming_ = false;
     closes_after_reply_ |= close;
     reply_.reset();
     pending_ += bytes;
+    body_ = std::move(body);
     flush();
   }
 
   void on_all_sent() {
     if (!std::exchange(is_finishing_, false)) return;
+    body_ = {};
     if (!closes_after_reply_) return begin_request();
     if constexpr (kIsTls) {  // else an answer that the connection's end ends looks cut off
       stream_.async_shutdown([self = this->shared_from_this()](error_code) {});
@@ -431,6 +433,7 @@ class Connection final : public ConnectionBase,
   std::shared_ptr<size_t> counted_;  // its bytes
   size_t parsed_ = 0;                // bytes of this request
   std::string pending_, sending_;
+  std::string body_;  // of the answer whose head is in either: it may be large, and is not copied
   Clock::time_point deadline_, dispatched_;
   Waiting waiting_ = Waiting::nothing;
   bool is_overflowing_ = false, is_reading_ = false, is_sending_ = false, flush_posted_ = false,
