@@ -199,11 +199,11 @@ class Server {
     is_draining_ = true;
     is_ready_ = false;
     http_.stop_accepting();
-    log_.note(fmt::format("stopping: {} requests have {} s; again to end at once",
-                          generations_->size(), options_.shutdown_timeout));
+    log_.note(fmt::format("stopping: {} requests have {} s; again to end at once", in_work(),
+                          options_.shutdown_timeout));
     const auto begin = Clock::now();
     http_.every(std::chrono::milliseconds(20), [this, begin] {
-      const bool is_answering = generations_->size() > 0 || http_.is_sending_long();
+      const bool is_answering = in_work() > 0 || http_.is_sending_long();
       if (is_answering && seconds_since(begin) < options_.shutdown_timeout) return true;
       generations_->fail_all("the server is shutting down");
       http_.every(std::chrono::milliseconds(50), [this] { return http_.stop(), false; });
@@ -330,8 +330,7 @@ class Server {
            json_response(openapi(operations, options_.version, options_.root_path)));
   }
   void load_now(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    answer(request, exchange,
-           json_response({{"server_load", generations_ ? generations_->size() : 0}}));
+    answer(request, exchange, json_response({{"server_load", in_work()}}));
   }
   void metrics_page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange,
@@ -393,6 +392,7 @@ class Server {
   template <HttpResponse (*make)(const Json&, const RequestDefaults&, const LLM&)>
   void answer_by(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     auto shared = std::make_shared<HttpRequest>(std::move(request));
+    ++in_pool_;
     pool_->add([this, shared, exchange = std::move(exchange)]() mutable {
       Json body;
       HttpResponse response;
@@ -410,11 +410,15 @@ class Server {
     });
   }
 
+        --in_pool_;
   const ServerOptions options_;
   const ServerLog log_;
   const Access access_;
   HttpServer http_;
   std::vector<std::string> names_;
+  /// Requests that have no answer yet.
+  int64_t in_work() const { return in_pool_ + (generations_ ? generations_->size() : 0); }
+
   std::unordered_map<std::string, Endpoint> routes_;
   const int64_t started_ = static_cast<int64_t>(std::time(nullptr));
   EngineWatch watch_{options_, log_};
@@ -429,5 +433,6 @@ class Server {
 };
 
 void serve(const ServerOptions& options, const ServerLog& log) { Server(options, log).run(); }
+  int64_t in_pool_ = 0;                     // requests of answer_by()
 
 }  // namespace nanovllm::server

@@ -148,20 +148,22 @@ TEST(Faults, SigtermUnderLoadLetsAllStreamsEnd) {
 }
 
 TEST(Faults, ARequestThatIsBeingReadAtSigtermIsServed) {
-  server::ServerOptions options;
-  options.trust_request_chat_template = true;
-  ServerOnThread server(options);
-  Json body = chat_body();
-  body["chat_template"] =  // takes long
-      "{% for i in range(1000) %}{% for j in range(1500) %}{% if i > j %}{% endif %}{% endfor %}"
-      "{% endfor %}{{ messages[0].content }}";
-  Client client(server.port());
-  client.send(request_bytes(body));
-  EXPECT_EQ(server.get("/load").json()["server_load"], 1);
-  server.terminate();
-  const HttpAnswer answer = client.read_answer();
-  EXPECT_EQ(answer.status, 200) << answer.body;
-  server.stop();
+  for (const char* path : {"/v1/chat/completions", "/tokenize"}) {
+    server::ServerOptions options;
+    options.trust_request_chat_template = true;
+    ServerOnThread server(options);
+    Json body = chat_body();
+    body["chat_template"] =  // takes long
+        "{% for i in range(1000) %}{% for j in range(1500) %}{% if i > j %}{% endif %}{% endfor %}"
+        "{% endfor %}{{ messages[0].content }}";
+    Client client(server.port());
+    client.send(request_bytes(body, path));
+    EXPECT_EQ(server.get("/load").json()["server_load"], 1) << path;
+    server.terminate();
+    const HttpAnswer answer = client.read_answer();
+    EXPECT_EQ(answer.status, 200) << path << answer.body;
+    server.stop();
+  }
 }
 
 TEST(Faults, StreamsThatTakeTooLongAfterSigtermGetAnError) {
