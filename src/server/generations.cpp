@@ -40,13 +40,14 @@ std::string fingerprint(const ServerOptions& options, const EngineInfo& info) {
 }  // namespace
 
 Generations::Generations(const ServerOptions& options, const RequestDefaults& defaults,
-                         HttpServer& http, AsyncLLM& llm, Pool& pool, Metrics& metrics,
-                         Answer answer, const ServerLog& log)
+                         HttpServer& http, AsyncLLM& llm, Pool& pool, Pool& grammars,
+                         Metrics& metrics, Answer answer, const ServerLog& log)
     : options_(options),
       defaults_(defaults),
       http_(http),
       llm_(llm),
       pool_(pool),
+      grammars_(grammars),
       metrics_(metrics),
       answer_(std::move(answer)),
       log_(log),
@@ -88,7 +89,8 @@ void Generations::add(HttpRequest&& request, std::shared_ptr<Exchange> exchange,
   pool_.add([this, job = std::move(job)]() mutable { read(std::move(job)); });
 }
 
-// On the pool: everything that can be wrong with a request is found before it is answered.
+// On the pools: everything that can be wrong with a request is found before it is answered. A
+// grammar may take seconds: nobody without one waits for it.
 void Generations::read(std::shared_ptr<Job> job) {
   Json body;
   try {
@@ -97,6 +99,18 @@ void Generations::read(std::shared_ptr<Job> job) {
     job->request.body.clear();
     job->request.body_ticket.reset();
     GenerationRequest request = job->endpoint->read(body, defaults_);
+    if (request.params.structured_outputs.empty() && request.parser.tools.empty())
+      return prepare(std::move(job), std::move(request), body);
+    grammars_.add([this, job, request = std::move(request), body = std::move(body)]() mutable {
+      prepare(std::move(job), std::move(request), body);
+    });
+  } catch (...) {
+    refuse(std::move(job), refusal(std::current_exception(), body, job->endpoint->error_style));
+  }
+}
+
+void Generations::prepare(std::shared_ptr<Job> job, GenerationRequest&& request, const Json& body) {
+  try {
     auto prompts = tokenize_prompts(request, defaults_, llm_.llm());
     const int64_t answers = std::ssize(prompts) * request.params.n,
                   most = options_.queue.max_num_queued_reqs;

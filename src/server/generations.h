@@ -20,7 +20,7 @@
 
 namespace nanovllm::server {
 
-/// Belongs to the I/O thread, but for what read() and answer_whole() do on the pool.
+/// Belongs to the I/O thread, but for what read(), prepare() and answer_whole() do on the pools.
 class Generations {
  public:
   /// Sends a whole answer.
@@ -29,7 +29,8 @@ class Generations {
 
   /// All of them outlive this.
   Generations(const ServerOptions& options, const RequestDefaults& defaults, HttpServer& http,
-              AsyncLLM& llm, Pool& pool, Metrics& metrics, Answer answer, const ServerLog& log);
+              AsyncLLM& llm, Pool& pool, Pool& grammars, Metrics& metrics, Answer answer,
+              const ServerLog& log);
 
   /// Answers a request to an endpoint that generates; `headers` go with the answer.
   void add(HttpRequest&& request, std::shared_ptr<Exchange> exchange, Headers headers);
@@ -62,6 +63,7 @@ class Generations {
   };
 
   void read(std::shared_ptr<Job> job);
+  void prepare(std::shared_ptr<Job> job, GenerationRequest&& request, const Json& body);
   void refuse(std::shared_ptr<Job>&& job, HttpResponse response);
   void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
              std::vector<std::vector<int32_t>>&& prompts, const Json& body);
@@ -78,6 +80,7 @@ class Generations {
   HttpServer& http_;
   AsyncLLM& llm_;
   Pool& pool_;
+  Pool& grammars_;  // of requests whose grammars may take seconds
   Metrics& metrics_;
   const Answer answer_;
   const ServerLog& log_;

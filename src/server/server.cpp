@@ -64,7 +64,8 @@ class Server {
     http_.run();
     const std::jthread patience = watch_.watch_end();
     loader.join();
-    pool_.reset();
+    pool_.reset();  // first: its jobs make others for the grammars
+    grammars_.reset();
     llm_.reset();
     live_.reset();
     generations_.reset();
@@ -150,8 +151,9 @@ class Server {
                                                 options_.reasoning_parser);
         for (const std::string& note : llm_->llm().info().notes) log_.note(note);
         pool_ = std::make_unique<Pool>(2);
+        grammars_ = std::make_unique<Pool>(2);
         generations_.emplace(
-            options_, defaults_, http_, *llm_, *pool_, metrics_,
+            options_, defaults_, http_, *llm_, *pool_, *grammars_, metrics_,
             [this](const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
                    HttpResponse response) { answer(request, exchange, std::move(response)); },
             log_);
@@ -392,8 +394,9 @@ class Server {
   template <HttpResponse (*make)(const Json&, const RequestDefaults&, const LLM&)>
   void answer_by(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     auto shared = std::make_shared<HttpRequest>(std::move(request));
+    Pool& pool = shared->path.ends_with("/render") ? *grammars_ : *pool_;
     ++in_pool_;
-    pool_->add([this, shared, exchange = std::move(exchange)]() mutable {
+    pool.add([this, shared, exchange = std::move(exchange)]() mutable {
       Json body;
       HttpResponse response;
       try {
@@ -405,34 +408,34 @@ class Server {
       }
       http_.post([this, shared = std::move(shared), exchange = std::move(exchange),
                   response = std::move(response)]() mutable {
+        --in_pool_;
         answer(*shared, exchange, std::move(response));
       });
     });
   }
 
-        --in_pool_;
+  /// Requests that have no answer yet.
+  int64_t in_work() const { return in_pool_ + (generations_ ? generations_->size() : 0); }
+
   const ServerOptions options_;
   const ServerLog log_;
   const Access access_;
   HttpServer http_;
   std::vector<std::string> names_;
-  /// Requests that have no answer yet.
-  int64_t in_work() const { return in_pool_ + (generations_ ? generations_->size() : 0); }
-
   std::unordered_map<std::string, Endpoint> routes_;
   const int64_t started_ = static_cast<int64_t>(std::time(nullptr));
   EngineWatch watch_{options_, log_};
   Metrics metrics_;
   RequestDefaults defaults_;
   std::unique_ptr<AsyncLLM> llm_;
-  std::unique_ptr<Pool> pool_;
+  std::unique_ptr<Pool> pool_, grammars_;
   std::optional<Generations> generations_;  // from the moment the model is loaded
   std::optional<Live> live_;                // likewise
+  int64_t in_pool_ = 0;                     // requests of answer_by()
   bool is_ready_ = false, is_draining_ = false;
   std::exception_ptr failure_;
 };
 
 void serve(const ServerOptions& options, const ServerLog& log) { Server(options, log).run(); }
-  int64_t in_pool_ = 0;                     // requests of answer_by()
 
 }  // namespace nanovllm::server

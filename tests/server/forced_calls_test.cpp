@@ -1,10 +1,12 @@
 // Calls and structures that a grammar forces, whatever the model.
+#include <csignal>
 #include <filesystem>
 
 #include <gtest/gtest.h>
 
 #include "server/client.h"
 #include "server/tool_bodies.h"
+#include "unit/child_processes.h"
 
 namespace nanovllm {
 namespace {
@@ -61,6 +63,34 @@ TEST_F(Forced, ARequiredCallIsValidWhateverTheModel) {
     EXPECT_EQ(accumulated(server_->post("/v1/chat/completions", request).events())["finish_reason"],
               answer.json()["choices"][0]["finish_reason"]);
   }
+}
+
+TEST_F(Forced, GrammarsThatTakeLongHoldUpNoOtherRequest) {
+  const auto ask = [&](const std::string& pattern) {
+    Json request = chat_body();
+    request["max_tokens"] = 4;
+    request["structured_outputs"] = {{"regex", pattern}};
+    auto client = std::make_unique<Client>(server_->port());
+    client->send(request_bytes(request));
+    return client;
+  };
+  ASSERT_EQ(ask("a")->read_answer().status, 200);
+  const auto stop_helpers = [] {
+    for (const pid_t helper : child_processes()) ASSERT_EQ(::kill(helper, SIGSTOP), 0);
+  };
+  stop_helpers();
+  // One of two finds the helper that stands still, the other starts a second one.
+  const auto first = ask("b"), second = ask("c");
+  ASSERT_TRUE(eventually([&] { return first->receive(0) || second->receive(0); }));
+  stop_helpers();
+  const auto third = ask("d");
+  ASSERT_TRUE(eventually([&] { return server_->get("/load").json()["server_load"] == 2; }));
+  EXPECT_EQ(server_->post("/v1/chat/completions", chat_body()).status, 200);
+  EXPECT_EQ(server_->post("/tokenize", Json{{"prompt", "x"}}).status, 200);
+  EXPECT_EQ(server_->get("/load").json()["server_load"], 2);  // those two still wait
+  for (const pid_t helper : child_processes()) ::kill(helper, SIGCONT);
+  for (const auto& client : {first.get(), second.get(), third.get()})
+    EXPECT_EQ(client->read_answer().status, 200);
 }
 
 TEST_F(Forced, AStrictToolWhoseSchemaCannotBeKeptIsA400AndAFreeOneIsNot) {
