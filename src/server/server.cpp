@@ -234,9 +234,7 @@ class Server {
                                                         "PATCH",  "POST", "PUT"};
     const auto refuse = [&](int status, const std::string& message) {
       metrics_.add_http(handler, known_methods.count(method) > 0 ? method : "other", status, 0);
-      if (std::ranges::find(options_.unlogged_paths, request.path) == options_.unlogged_paths.end())
-        log_.request(request_line(
-            {.status = status, .method = method.substr(0, 8), .path = handler}, options_.json_log));
+      log(request, {.status = status, .method = method.substr(0, 8), .path = handler});
       HttpResponse response = error_response(status, message, {}, error_style(request.path));
       if (status == 405)
         response.headers.emplace_back(
@@ -274,6 +272,11 @@ class Server {
     if (method == "POST" && !is_json(request))
       return refuse(415, "the body must be application/json");
     (this->*endpoint.route)(std::move(request), std::move(exchange));
+  }
+
+  void log(const HttpRequest& request, const RequestLine& line) {
+    if (std::ranges::find(options_.unlogged_paths, request.path) == options_.unlogged_paths.end())
+      log_.request(request_line(line, options_.json_log));
   }
 
   std::string why_not_serving() const {
@@ -409,6 +412,7 @@ class Server {
       http_.post([this, shared = std::move(shared), exchange = std::move(exchange),
                   response = std::move(response)]() mutable {
         --in_pool_;
+        log(*shared, {.status = response.status, .path = shared->path});
         answer(*shared, exchange, std::move(response));
       });
     });

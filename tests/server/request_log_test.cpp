@@ -38,8 +38,10 @@ TEST(RequestLog, HasOneLineForEachRequestAndNeverItsText) {
     body["temperature"] = "canary";
     EXPECT_EQ(server.post("/v1/chat/completions", body).status, 400);
     EXPECT_EQ(server.get("/canary").status, 404);
+    EXPECT_EQ(server.post("/tokenize", Json{{"prompt", "canary"}}).status, 200);
+    EXPECT_EQ(server.post("/detokenize", Json{{"tokens", "canary"}}).status, 400);
     const auto lines = server.requests();
-    ASSERT_EQ(lines.size(), 4u);
+    ASSERT_EQ(lines.size(), 6u);
     for (const std::string& line : lines) {
       EXPECT_EQ(line.find("canary"), std::string::npos) << line;
       EXPECT_EQ(line.starts_with("{\"time\":\"20"), json) << line;
