@@ -166,12 +166,13 @@ export class ChatView {
     const stats = message.stats = {completion: 0, exact: false};
     for await (const event of stream('v1/chat/completions', abort.signal, body)) {
       const choice = event.choices?.[0];
-      if (choice?.delta?.content || choice?.delta?.reasoning || choice?.delta?.tool_calls || choice?.logprobs) {
+      const reasoning = choice?.delta?.reasoning ?? choice?.delta?.reasoning_content;  // with --reasoning-content
+      if (choice?.delta?.content || reasoning || choice?.delta?.tool_calls || choice?.logprobs) {
         stats.first ??= seconds();
         stats.seconds = seconds();
         ++stats.completion;
         message.content += choice.delta.content ?? '';
-        if (choice.delta.reasoning) message.reasoning = (message.reasoning ?? '') + choice.delta.reasoning;
+        if (reasoning) message.reasoning = (message.reasoning ?? '') + reasoning;
         if (choice.delta?.tool_calls) addCalls(message, choice.delta.tool_calls);
         if (choice.logprobs?.content) (this.of(message).tokens ??= []).push(...choice.logprobs.content);
         this.refresh(message);
