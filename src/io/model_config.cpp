@@ -316,17 +316,28 @@ ModelConfig parse_model_config(const Json& json, const FindConfigDefaults& defau
 
 ModelConfig load_model_config(const std::string& directory, const FindConfigDefaults& defaults) {
   check_model_directory(directory);
-  const std::filesystem::path path = std::filesystem::path(directory) / "config.json";
+  namespace fs = std::filesystem;
+  const fs::path path = fs::path(directory) / "config.json";
   std::error_code error;
-  const bool has_config = std::filesystem::exists(path, error);
+  const bool has_config = fs::exists(path, error);
   check(!error, ErrorKind::model, "{}: cannot be read: {}", path.string(), error.message());
   check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory{}",
         directory,
-        std::filesystem::exists(path.parent_path() / "snapshots", error)
+        fs::exists(path.parent_path() / "snapshots", error)
             ? "; give one of those in its snapshots, or the model's name"
             : "");
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
-  return parse_model_config(read_json_file(path, limits), defaults, path.string());
+  Json json = read_json_file(path.string(), limits);
+  // NVIDIA's checkpoints of 2024 have it in a file of its own.
+  const fs::path modelopt = fs::path(directory) / "hf_quant_config.json";
+  if (json.is_object() && !json.contains("quantization_config") && fs::exists(modelopt, error)) {
+    Json quantization = read_json_file(modelopt.string(), limits);
+    if (quantization.is_object() && quantization.contains("quantization"))
+      quantization = Json(quantization["quantization"]);
+    if (quantization.is_object()) quantization["quant_method"] = "modelopt";
+    json["quantization_config"] = std::move(quantization);
+  }
+  return parse_model_config(json, defaults, path.string());
 }
 
 }  // namespace nanovllm

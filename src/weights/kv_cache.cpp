@@ -75,10 +75,14 @@ Buffer load_kv_scales(Backend& device, const Checkpoint& checkpoint,
   std::vector<float> scales;
   for (size_t i = 0; i < layers.size(); ++i)
     for (const char* which : {"k", "v"}) {
-      const std::string attention = fmt::format("model.layers.{}.self_attn.{}", i, which),
-                        early = attention + "_proj.output_scale";  // of early versions
-      const auto all =
-          read_scales(checkpoint, checkpoint.find(early) ? early : attention + "_scale", num_heads);
+      std::string name = fmt::format("model.layers.{}.self_attn.{}_scale", i, which);
+      // Those of early versions of compressed-tensors, and ModelOpt's.
+      for (const std::string end : {"output", which})
+        if (const std::string other =
+                fmt::format("model.layers.{}.self_attn.{}_proj.{}_scale", i, which, end);
+            checkpoint.find(other))
+          name = other;
+      const auto all = read_scales(checkpoint, name, num_heads);
       scales.insert(scales.end(), all.begin() + first, all.begin() + first + heads);
     }
   Buffer buffer = device.allocate(scales.size() * sizeof(float));

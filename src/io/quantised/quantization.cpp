@@ -220,7 +220,7 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
            "fp8",
            config.path("quant_method"));
   method_ = one_of(config, "quant_method", "",
-                   {"compressed-tensors", "gptq", "awq", "fp8", "auto-round"});
+                   {"compressed-tensors", "gptq", "awq", "fp8", "auto-round", "modelopt"});
   ignored_ = std::make_shared<Rules>();
   if (method_ == "compressed-tensors")
     read_compressed_tensors(config, warnings);
@@ -230,8 +230,10 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
     read_awq(config);
   else if (method_ == "fp8")
     read_fp8(config);
-  else
+  else if (method_ == "auto-round")
     read_auto_round(config);
+  else
+    read_modelopt(config, warnings);
 }
 
 bool QuantizationConfig::has_activations() const {
@@ -373,6 +375,31 @@ void QuantizationConfig::read_auto_round(const JsonObject& config) {
         refuse(config, "{} is not supported: one scheme for all modules",
                modules->path(quote(item.key())));
       ignored->names.insert(item.key());
+    }
+  ignored_ = std::move(ignored);
+}
+
+/// NVIDIA's FP8: one scale for a weight, and a static one for what meets it.
+void QuantizationConfig::read_modelopt(const JsonObject& config,
+                                       std::vector<std::string>& warnings) {
+  one_of(config, "quant_algo", "", {"FP8"});
+  if (const auto scheme = config.optional_object("kv_cache_scheme"))
+    kv_cache_scheme_ = kv_cache_scheme_of(*scheme, warnings);
+  else if (config.optional_string("kv_cache_quant_algo").value_or("") == "FP8")
+    kv_cache_scheme_ = KvCacheScheme::fp8_static;
+  add_all_linear({.storage = QuantStorage::e4m3,
+                  .scales = QuantScales::tensor,
+                  .activations = QuantActivations::tensor,
+                  .bits = 8,
+                  .scale_name = "weight_scale"},
+                 config);
+  // Names of modules, in which a star stands for any text.
+  auto ignored = std::make_shared<Rules>();
+  for (const char* key : {"ignore", "exclude_modules"})
+    for (std::string name : config.optional_strings(key).value_or(std::vector<std::string>{})) {
+      for (size_t at = 0; (at = name.find_first_of(".*", at)) != name.npos; at += 2)
+        name.insert(at, name[at] == '.' ? "\\" : ".");
+      ignored->add(config, key, "re:" + name + "$");
     }
   ignored_ = std::move(ignored);
 }

@@ -105,6 +105,7 @@ class QuantizationConfig {
   void read_awq(const JsonObject& config);
   void read_fp8(const JsonObject& config);
   void read_auto_round(const JsonObject& config);
+  void read_modelopt(const JsonObject& config, std::vector<std::string>& warnings);
   /// One scheme for all linear modules but those in lists of names: of modules, and of parts of
   /// them ("self_attn", "layers.0.").
   void add_all_linear(QuantScheme scheme, const JsonObject& config);

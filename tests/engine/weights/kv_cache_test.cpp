@@ -136,6 +136,8 @@ TEST(KvScales, AreReadForEachLayerAndRefusedByName) {
   using Shape = std::vector<int64_t>;
   k_name = "k_proj.output_scale", v_name = "v_proj.output_scale";  // vLLM's get_cache_scale
   EXPECT_EQ(read("F32", {1}, number(0.5f)), std::vector<float>(2, 0.5f));
+  k_name = "k_proj.k_scale", v_name = "v_proj.v_scale";  // ModelOpt's
+  EXPECT_EQ(read("F32", {}, number(0.125f)), std::vector<float>(2, 0.125f));
   k_name = "k_scale", v_name = "v_scale";
   EXPECT_EQ(read("F32", {1}, number(0.25f)), std::vector<float>(2, 0.25f));
   EXPECT_EQ(read("F32", {4, 1, 1}, number(1) + number(2) + number(3) + number(4), 4, 2),

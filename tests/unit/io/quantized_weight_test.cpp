@@ -247,6 +247,40 @@ TEST_F(ChangedScheme, AutoRoundHasTheLayoutsOfGptqAndAwq) {
          with("auto_gptq", R"(, "data_type": "mx_fp")").c_str());
 }
 
+// As vLLM reads NVIDIA's FP8 checkpoints (ModelOptFp8Config), whose tensors are those of static
+// FP8.
+TEST_F(ChangedScheme, ModelOptsFp8HasStaticScalesOfTensors) {
+  const auto with = [](const char* more) {
+    return std::string(R"({"quant_method": "modelopt", "format": null, "config_groups": null, )") +
+           more + "}";
+  };
+  const auto said = [&](const char* found, const char* more, const Change& change = {}) {
+    expect(found, "fp8-tensor-static", with(more).c_str(), change);
+  };
+  said("accepted", R"("quant_algo": "FP8", "ignore": ["lm_head", "*.mlp.gate"])");
+  said("lacks", R"("quant_algo": "FP8")", without(".input_scale"));
+  said("plain", R"("quant_algo": "FP8", "ignore": ["model.layers.*.self_attn*"])");
+  said("accepted", R"("quant_algo": "FP8", "ignore": ["model.layers.*.self", "odel*", "model"])");
+  said("plain", R"("quant_algo": "FP8", "exclude_modules": ["model.layers.0.self_attn.q_proj"])");
+  said("quant_algo \"NVFP4\"", R"("quant_algo": "NVFP4")");
+}
+
+TEST(QuantizationConfig, ModelOptsMayStandInAFileOfItsOwn) {
+  TempDirectory directory;
+  Json config = read_json_file(fixture("fp8-tensor-static") / "config.json");
+  config.erase("quantization_config");
+  std::ofstream(directory.path() / "config.json") << config.dump();
+  std::ofstream(directory.path() / "hf_quant_config.json")
+      << R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8",
+             "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}})";
+  const auto quantization = load_model_config(directory.path(), defaults_of).quantization;
+  ASSERT_NE(quantization, nullptr);
+  EXPECT_EQ(quantization->method(), "modelopt");
+  EXPECT_EQ(quantization->find(kAttention)->activations, QuantActivations::tensor);
+  EXPECT_EQ(quantization->find("lm_head"), nullptr);
+  EXPECT_EQ(quantization->kv_cache_scheme(), KvCacheScheme::fp8_static);
+}
+
 // Fields that are known, but not those of the file.
 TEST_F(ChangedScheme, TensorsThatAreNotTheSchemesAreRefusedByName) {
   const std::string tensor = "tensor " + kAttention;
