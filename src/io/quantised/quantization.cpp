@@ -1,29 +1,18 @@
 #include "io/quantised/quantization.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <unordered_set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-#include <pcre2.h>
 
 #include "core/check.h"
+#include "io/quantised/module_rules.h"
 
 namespace nanovllm {
 namespace {
-
-constexpr size_t kMostExpressions = 64;
-constexpr size_t kLongestExpression = 1024;     // bytes
-constexpr uint32_t kMostBacktracking = 10'000;  // steps of one match
-
-struct FreeCode {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-};
-using Code = std::unique_ptr<pcre2_code, FreeCode>;
 
 template <class... Args>
 [[noreturn]] void refuse(const JsonObject& in, fmt::format_string<Args...> format, Args&&... args) {
@@ -58,62 +47,6 @@ void refuse_unless_empty(const JsonObject& in, const char* key, const char* why)
   const Json* value = in.find(key);
   if (value && !value->empty()) refuse(in, "{} is not supported: {}", in.path(key), why);
 }
-
-}  // namespace
-
-/// Names of modules, and expressions that begin at their first character ("re:..." in
-/// compressed-tensors, Python's re.match).
-struct QuantizationConfig::Rules {
-  std::unordered_set<std::string> names;
-  std::vector<Code> expressions;
-  bool all_linear = false;  // a target "Linear"
-  bool parts_too = false;   // a name also stands for the modules that have it among their parts
-
-  void add(const JsonObject& in, const char* key, const std::string& text) {
-    if (!text.starts_with("re:")) {
-      names.insert(text);
-      return;
-    }
-    const std::string_view expression = std::string_view(text).substr(3);
-    int error = 0;
-    PCRE2_SIZE at = 0;
-    Code code;
-    if (expressions.size() < kMostExpressions && expression.size() <= kLongestExpression)
-      code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
-                               PCRE2_ANCHORED | PCRE2_UTF, &error, &at, nullptr));
-    if (!code)
-      refuse(in, "{} {} is not an expression that is understood", in.path(key), quote(text));
-    expressions.push_back(std::move(code));
-  }
-
-  /// Whether a name is some of the module's parts, one behind the other.
-  bool has_part(const std::string& module) const {
-    const std::string parts = module + ".";
-    for (size_t begin = 0; begin < parts.size(); begin = parts.find('.', begin) + 1)
-      for (size_t end = parts.find('.', begin); end != parts.npos; end = parts.find('.', end + 1))
-        if (names.contains(parts.substr(begin, end - begin))) return true;
-    return false;
-  }
-
-  bool matches(const std::string& module) const {
-    if (names.contains(module)) return true;
-    if (parts_too && has_part(module)) return true;
-    return std::any_of(expressions.begin(), expressions.end(), [&](const Code& code) {
-      const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
-          pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
-      const std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> context(
-          pcre2_match_context_create(nullptr), pcre2_match_context_free);
-      pcre2_set_match_limit(context.get(), kMostBacktracking);
-      const int result = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(module.data()),
-                                     module.size(), 0, 0, data.get(), context.get());
-      check(result >= 0 || result == PCRE2_ERROR_NOMATCH, ErrorKind::model,
-            "config.json: quantization_config: an expression takes too long on {}", module);
-      return result >= 0;
-    });
-  }
-};
-
-namespace {
 
 /// Reads which numbers share a scale, and the order of the columns.
 void read_scales(const JsonObject& args, QuantScheme& scheme) {
@@ -221,7 +154,7 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
            config.path("quant_method"));
   method_ = one_of(config, "quant_method", "",
                    {"compressed-tensors", "gptq", "awq", "fp8", "auto-round", "modelopt"});
-  ignored_ = std::make_shared<Rules>();
+  ignored_ = std::make_shared<ModuleRules>();
   if (method_ == "compressed-tensors")
     read_compressed_tensors(config, warnings);
   else if (method_ == "gptq")
@@ -255,7 +188,7 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     one_of(*sparsity, "format", "dense", {"dense"});
   if (const auto scheme = config.optional_object("kv_cache_scheme"))
     kv_cache_scheme_ = kv_cache_scheme_of(*scheme, warnings);
-  auto ignored = std::make_shared<Rules>();
+  auto ignored = std::make_shared<ModuleRules>();
   for (const std::string& name :
        config.optional_strings("ignore").value_or(std::vector<std::string>{}))
     ignored->add(config, "ignore", name);
@@ -274,7 +207,7 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     Group read{.scheme = weight_args(*weights, format), .targets = {}};
     if (const auto inputs = group->optional_object("input_activations"))
       read.scheme.activations = activation_args(*inputs, read.scheme);
-    auto targets = std::make_shared<Rules>();
+    auto targets = std::make_shared<ModuleRules>();
     for (const std::string& name :
          group->optional_strings("targets").value_or(std::vector<std::string>{})) {
       if (name == "Linear")
@@ -301,7 +234,7 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
   if (config.optional_bool("is_marlin_format").value_or(false))
     refuse(config, "{} is not supported: use GPTQ's own layout", config.path("is_marlin_format"));
   // GPTQModel's rules for single modules: "-:" leaves those plain that the expression matches.
-  auto ignored = std::make_shared<Rules>();
+  auto ignored = std::make_shared<ModuleRules>();
   if (const auto rules = config.optional_object("dynamic"))
     for (const auto& rule : rules->json().items()) {
       if (!rule.key().starts_with("-:"))
@@ -311,7 +244,7 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
     }
   ignored_ = std::move(ignored);
   // Of a layer's linear modules those that are quantised, in lists; without it all.
-  auto targets = std::make_shared<Rules>();
+  auto targets = std::make_shared<ModuleRules>();
   const Json* lists = config.find("modules_in_block_to_quantize");
   targets->all_linear = !lists;
   targets->parts_too = true;
@@ -367,7 +300,7 @@ void QuantizationConfig::read_auto_round(const JsonObject& config) {
     read_gptq(config);
   else
     read_awq(config);
-  auto ignored = std::make_shared<Rules>();
+  auto ignored = std::make_shared<ModuleRules>();
   if (const auto modules = config.optional_object("extra_config"))
     for (const auto& item : modules->json().items()) {
       const auto own = modules->optional_object(item.key());
@@ -394,21 +327,23 @@ void QuantizationConfig::read_modelopt(const JsonObject& config,
                   .scale_name = "weight_scale"},
                  config);
   // Names of modules, in which a star stands for any text.
-  auto ignored = std::make_shared<Rules>();
+  auto ignored = std::make_shared<ModuleRules>();
   for (const char* key : {"ignore", "exclude_modules"})
-    for (std::string name : config.optional_strings(key).value_or(std::vector<std::string>{})) {
-      for (size_t at = 0; (at = name.find_first_of(".*", at)) != name.npos; at += 2)
-        name.insert(at, name[at] == '.' ? "\\" : ".");
-      ignored->add(config, key, "re:" + name + "$");
+    for (const std::string& name :
+         config.optional_strings(key).value_or(std::vector<std::string>{})) {
+      std::string expression = name;
+      for (size_t at = 0; (at = expression.find_first_of(".*", at)) != name.npos; at += 2)
+        expression.insert(at, expression[at] == '.' ? "\\" : ".");
+      ignored->add(config, key, name.find('*') == name.npos ? name : "re:" + expression + "$");
     }
   ignored_ = std::move(ignored);
 }
 
 void QuantizationConfig::add_all_linear(QuantScheme scheme, const JsonObject& config) {
-  auto all = std::make_shared<Rules>();
+  auto all = std::make_shared<ModuleRules>();
   all->all_linear = true;
   groups_.push_back({std::move(scheme), std::move(all)});
-  auto ignored = std::make_shared<Rules>();
+  auto ignored = std::make_shared<ModuleRules>();
   ignored->parts_too = true;
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
     for (const std::string& name :

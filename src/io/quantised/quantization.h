@@ -14,6 +14,8 @@
 
 namespace nanovllm {
 
+class ModuleRules;
+
 /// How the numbers of one module's weight [n, k] lie in the checkpoint.
 enum class QuantStorage : uint8_t {
   packed,  ///< compressed-tensors: weight_packed i32 [n, k / (32 / bits)], low bits first
@@ -95,10 +97,9 @@ class QuantizationConfig {
   void dequantise_while_loading();
 
  private:
-  struct Rules;  // regular expressions and names
   struct Group {
     QuantScheme scheme;
-    std::shared_ptr<const Rules> targets;
+    std::shared_ptr<const ModuleRules> targets;
   };
   void read_compressed_tensors(const JsonObject& config, std::vector<std::string>& warnings);
   void read_gptq(const JsonObject& config);
@@ -112,7 +113,7 @@ class QuantizationConfig {
 
   std::string method_;
   std::vector<Group> groups_;
-  std::shared_ptr<const Rules> ignored_;
+  std::shared_ptr<const ModuleRules> ignored_;
   KvCacheScheme kv_cache_scheme_ = KvCacheScheme::none;
 };
 

@@ -262,6 +262,9 @@ TEST_F(ChangedScheme, ModelOptsFp8HasStaticScalesOfTensors) {
   said("plain", R"("quant_algo": "FP8", "ignore": ["model.layers.*.self_attn*"])");
   said("accepted", R"("quant_algo": "FP8", "ignore": ["model.layers.*.self", "odel*", "model"])");
   said("plain", R"("quant_algo": "FP8", "exclude_modules": ["model.layers.0.self_attn.q_proj"])");
+  std::string many = R"("quant_algo": "FP8", "ignore": ["model.layers.0.self_attn.q_proj")";
+  for (int i = 0; i < 1000; ++i) many += fmt::format(R"(, "model.layers.{}.mlp.gate")", i);
+  said("plain", (many + "]").c_str());
   said("quant_algo \"NVFP4\"", R"("quant_algo": "NVFP4")");
 }
 
