@@ -26,12 +26,11 @@ bool is_plain(const std::string& name) {
 /// The snapshot that refs/main names or, without that file (a download of one revision leaves
 /// none), the only one there is.
 std::optional<fs::path> snapshot_of(const fs::path& repository) {
-  constexpr size_t kMostBytes = 4096;
   std::error_code error;
   const fs::path snapshots = repository / "snapshots", main = repository / "refs" / "main";
   std::string commit;
   if (fs::exists(main, error)) {
-    commit = read_file(main.string(), kMostBytes);  // a regular file: a pipe would be waited for
+    commit = read_file(main.string(), 4096);  // a regular file: a pipe would be waited for
     commit.erase(std::min(commit.find_first_of(" \t\r\n"), commit.size()));
   } else {
     for (const auto& entry : fs::directory_iterator(snapshots, error)) {
@@ -47,16 +46,17 @@ std::optional<fs::path> snapshot_of(const fs::path& repository) {
 
 }  // namespace
 
-fs::path hub_cache() {
-  const auto folder = [](const char* variable) {
-    const char* value = std::getenv(variable);
-    return fs::path(value ? value : "");
-  };
-  if (const fs::path hub = folder("HF_HUB_CACHE"); !hub.empty()) return hub;
-  if (const fs::path home = folder("HF_HOME"); !home.empty()) return home / "hub";
-  if (const fs::path cache = folder("XDG_CACHE_HOME"); !cache.empty())
-    return cache / "huggingface" / "hub";
-  return folder("HOME") / ".cache" / "huggingface" / "hub";
+fs::path hub_cache() {  // as huggingface_hub has it, which expands "~", too
+  using Place = std::pair<const char*, const char*>;
+  for (const auto& [variable, below] :
+       {Place("HF_HUB_CACHE", ""), Place("HUGGINGFACE_HUB_CACHE", ""), Place("HF_HOME", "/hub"),
+        Place("XDG_CACHE_HOME", "/huggingface/hub"), Place("HOME", "/.cache/huggingface/hub")}) {
+    const char *value = std::getenv(variable), *home = std::getenv("HOME");
+    std::string path = value ? value : "";
+    if (path.starts_with("~/") && home) path.replace(0, 1, home);
+    if (!path.empty()) return path + below;
+  }
+  return ".cache/huggingface/hub";
 }
 
 std::string find_model(const std::string& model) {

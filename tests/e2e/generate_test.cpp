@@ -240,13 +240,15 @@ TEST(Generate, FindsAModelInHuggingFacesCache) {
                        const std::string& model) {
     ProcessOptions options;
     options.environment = {
-        {"HF_HUB_CACHE", ""}, {"HF_HOME", ""}, {"XDG_CACHE_HOME", ""}, {"HOME", "/nowhere"}};
+        {"HF_HUB_CACHE", ""}, {"HF_HOME", ""}, {"XDG_CACHE_HOME", ""}, {"HOME", directory.path()}};
     options.environment[variable] = folder;
     return nanovllm_program({"generate", model, "-q", "--prompt", "x", "--max-tokens", "1"},
                             options);
   };
   EXPECT_EQ(run("HF_HUB_CACHE", directory.path() / "hub", "nano/demo").exit_code, 0);
   EXPECT_EQ(run("HF_HOME", directory.path(), "nano/demo").exit_code, 0);
+  EXPECT_EQ(run("HUGGINGFACE_HUB_CACHE", directory.path() / "hub", "nano/demo").exit_code, 0);
+  EXPECT_EQ(run("HF_HOME", "~/", "nano/demo").exit_code, 0);  // as a service's file may have it
   const auto other = run("HF_HOME", directory.path(), "nano/other");
   EXPECT_EQ(other.exit_code, 3);
   EXPECT_EQ(other.errors,
