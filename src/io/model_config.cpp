@@ -93,10 +93,8 @@ class ConfigReader {
       if (*name == "bfloat16") return DType::bf16;
       refuse("{} {} is not supported: use bfloat16, float16 or float32", key, quote(*name));
     };
-    const auto now = one("dtype"), before = one("torch_dtype");
-    if (now && before && *now != *before)
-      refuse("dtype is {}, but torch_dtype is {}", name_of(*now), name_of(*before));
-    return now ? now : before;
+    const auto now = one("dtype");
+    return now ? now : one("torch_dtype");  // of transformers 4
   }
 
   void read_sizes() {

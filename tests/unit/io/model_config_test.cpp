@@ -83,7 +83,6 @@ TEST(ModelConfig, NamesTheFieldAndTheValueItRefuses) {
                  "eos_token_id must be an integer from 0 to 999, got 1000");
   expect_refused(R"({"eos_token_id": [1, -1]})",
                  "eos_token_id must be an integer from 0 to 999, got -1");
-  expect_refused(R"({"dtype": "float32"})", "dtype is f32, but torch_dtype is bf16");
   expect_refused(R"({"vocab_size": 16777216, "hidden_size": 1048576})", "more than 2^40");
   expect_refused(
       R"({"hidden_size": 1048576, "intermediate_size": 1048576, "num_hidden_layers": 4096})",
@@ -129,6 +128,13 @@ TEST(ModelConfig, LooksTheArchitectureUpBeforeItsFields) {
   expect_refused(R"({"architectures": []})", "architectures is missing");
   expect_refused(R"({"architectures": "Qwen3ForCausalLM"})",
                  "architectures must be a list of strings");
+}
+
+// As in transformers: a quantiser may add the one to a file that has the other.
+TEST(ModelConfig, DtypeGoesBeforeTorchDtype) {
+  const Json both = small_with(R"({"dtype": "float32"})");
+  EXPECT_EQ(parse_model_config(both, defaults_of).dtype, DType::f32);
+  EXPECT_EQ(parse_model_config(small_with(R"({"dtype": null})"), defaults_of).dtype, DType::bf16);
 }
 
 // As transformers' MODEL_FOR_CAUSAL_LM_MAPPING_NAMES has them.
