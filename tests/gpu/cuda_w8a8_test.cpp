@@ -50,14 +50,21 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
            {2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 200, 256, 257, 520, 1024, 4150}) {
         if (m > most) continue;
         const int64_t first = m > kMost ? 3 : (kMost - m) / 2;
-        const auto expect = [&](const std::vector<std::byte>& all, int64_t columns, bool is_gated) {
+        const auto expect = [&](const std::vector<std::byte>& all, int64_t columns, bool is_gated,
+                                bool in_micro_batch) {
           const Tensor y = rig.padded(std::vector<float>(static_cast<size_t>(m * columns), 7.0f),
                                       DType::bf16, m, columns, 8);
           const auto before = rig.bytes(y);
-          if (is_gated)
-            gpu_->gemm_silu_and_mul(y, room.rows(0, m), x.rows(first, first + m), w);
+          const auto multiply = [&] {
+            if (is_gated)
+              gpu_->gemm_silu_and_mul(y, room.rows(0, m), x.rows(first, first + m), w);
+            else
+              gpu_->gemm(y, x.rows(first, first + m), w);
+          };
+          if (in_micro_batch)
+            gpu_->run_micro_batches(2, [&](int i) { i == 1 ? multiply() : void(); });
           else
-            gpu_->gemm(y, x.rows(first, first + m), w);
+            multiply();
           const auto got = rig.bytes(y);
           const auto row = static_cast<size_t>(2 * columns), pitch = row + 16;
           for (size_t i = 0; i < static_cast<size_t>(m); ++i) {
@@ -65,7 +72,8 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
                                    all.begin() + (static_cast<size_t>(first) + i) % kMost * row))
                 << fmt::format("row {} of {}, {} x {}, {} bits, rows {}, gated {}", i, m, n, k,
                                format.numbers == WeightFormat::int8 ? "integer" : "float",
-                               static_cast<int>(format.rows), is_gated);
+                               static_cast<int>(format.rows), is_gated)
+                << (in_micro_batch ? ", in a micro-batch" : "");
             if (i + 1 < static_cast<size_t>(m)) {
               ASSERT_TRUE(std::equal(got.begin() + i * pitch + row, got.begin() + (i + 1) * pitch,
                                      before.begin() + i * pitch + row))
@@ -73,8 +81,11 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
             }
           }
         };
-        expect(want, n, false);
-        expect(want_gated, n / 2, true);
+        for (const bool in_micro_batch : {false, true}) {
+          if (in_micro_batch && m > 256) continue;
+          expect(want, n, false, in_micro_batch);
+          expect(want_gated, n / 2, true, in_micro_batch);
+        }
       }
     }
 }

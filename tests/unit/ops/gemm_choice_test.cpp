@@ -59,13 +59,10 @@ TEST(GemmChoice, OfLogits) {
 
 TEST(GemmChoice, OfMicroBatches) {
   GemmGpu gpu = kHopper;
-  gpu.share = SmShare::divided;
   gpu.own_sms = 32;
   EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::heads, 300, gpu),
             "mid 1..256 separate operations 257..300");
   EXPECT_EQ(by_rows(kLargeGateUp, GemmEnd::gate, 256, gpu), "mid 1..256");
-  gpu.share = SmShare::mixed;
-  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 256, gpu), "skinny 1..64 blas 65..256");
 }
 
 TEST(GemmChoice, OfPartsThatAreSent) {

@@ -30,8 +30,6 @@ struct PlanMemory {
 /// Bytes of a ring that keep memory busy. More only makes the SMs compete, and leaves no room for
 /// the kernel after this one.
 constexpr size_t kRingBytes = size_t{128} << 10;
-/// The same where another micro-batch's products have the same SMs.
-constexpr size_t kOverlapRingBytes = size_t{96} << 10;
 /// A little more than half of what an SM has, so that no SM gets two blocks while another has none:
 /// as the kernel before this one ends, its SMs do not become free in turn.
 constexpr size_t kLeastSharedBytes = size_t{115} << 10;
@@ -101,14 +99,12 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
       encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows, class C>() {
-    const bool has_neighbours = runs_micro_batches_ && !divides_sms();
     const bool has_many = arguments.num_seqs * cache.k.shape[1] >= kMostDecodeBlocks * num_sms_;
     const int blocks =
         is_e4m3<C> && is_hopper_ && !runs_micro_batches_ && decode_blocks(kHeadDim) > 1 && has_many
             ? kMostDecodeBlocks
             : 1;
-    const int stages = stages_in<kHeadDim, kRows, C>(
-        has_neighbours ? kOverlapRingBytes : kRingBytes / blocks, max_shared_bytes_);
+    const int stages = stages_in<kHeadDim, kRows, C>(kRingBytes / blocks, max_shared_bytes_);
     const int64_t shares = blocks * (num_sms_ - (divides_sms() ? other_sms_ : 0));
     if (stages == 0) return;
     // An even number: behind their sums the outputs are aligned.

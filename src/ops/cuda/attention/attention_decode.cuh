@@ -193,7 +193,7 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
 }
 
 /// So many blocks could stay on an SM by their registers: two do over E4M3 (attention_decode.cu),
-/// else one, beside those of neighbours.
+/// else one.
 constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
 
 /// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone.

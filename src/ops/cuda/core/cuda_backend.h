@@ -213,7 +213,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   Event copied_ahead_;
   /// Whether the operations issued now share the GPU's SMs with another micro-batch's, each with
   /// its own.
-  bool divides_sms() const { return runs_micro_batches_ && other_sms_ > 0; }
+  bool divides_sms() const { return runs_micro_batches_; }
   /// Of attention in this micro-batch. The last micro-batch's is the comparison's until that is
   /// done.
   std::byte* partial_results() {
@@ -238,10 +238,7 @@ class CudaBackend final : public Backend, KernelLauncher {
             .has_e4m3 = has_e4m3(),
             .num_sms = num_sms_,
             .shared_bytes = max_shared_bytes_,
-            .share = !runs_micro_batches_ ? SmShare::whole
-                     : divides_sms()      ? SmShare::divided
-                                          : SmShare::mixed,
-            .own_sms = other_sms_};
+            .own_sms = divides_sms() ? other_sms_ : 0};
   }
   /// choose_gemm() for this GPU; with NANOVLLM_DEBUG=gemm, said on standard error the first time.
   GemmChoice choose(const GemmProblem& problem);

@@ -24,6 +24,8 @@ int CudaBackend::micro_batches_for(const DecodeSize& size) const {
 void CudaBackend::run_micro_batches(int micro_batches, const std::function<void(int)>& body) {
   check(1 <= micro_batches && micro_batches <= kMostMicroBatches && !runs_micro_batches_,
         "{} micro-batches of {}", micro_batches, kMostMicroBatches);
+  // Where SMs are not divided nothing is gained, and quantised operands have room for one.
+  if (other_sms_ == 0) return Backend::run_micro_batches(micro_batches, body);
   use_device();
   const auto used = std::span(micro_batches_).first(static_cast<size_t>(micro_batches));
   MicroBatch& first = used.front();

@@ -49,7 +49,7 @@ Why try_wide(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
                                                           p.rows <= kMostGatedRows;
   if (few && !may_be_few) return "few rows";
   if (p.rows > kMostRowsOfBlocks) return "many rows";
-  if (gpu.share != SmShare::whole) return "micro-batches share the GPU";
+  if (gpu.divides_sms()) return "micro-batches share the GPU";
   if (p.y != DType::bf16) return "results in f32";
   if (p.weight_bytes() <= kLargeWeight) return "a small weight";
   if (p.outputs() % kWideUnit != 0) return "columns not in eights";
@@ -90,7 +90,7 @@ constexpr int64_t kFewestLogits = 8192;  // columns in f32 that are logits
 constexpr int64_t kFewestSentRows = 97;
 
 int64_t fewest_mid_rows(const GemmProblem& p, const GemmGpu& gpu) {
-  if (gpu.share == SmShare::divided) return 1;
+  if (gpu.divides_sms()) return 1;
   if (p.y == DType::f32) return kFewestLogitsRows;
   const int64_t bytes = p.weight_bytes();
   const bool waits = bytes > kLargeWeight || (p.k >= kLongChain && 2 * bytes > kLargeWeight);
@@ -101,7 +101,7 @@ int64_t fewest_mid_rows(const GemmProblem& p, const GemmGpu& gpu) {
 MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
   constexpr int64_t kBlockCycles = 6000,  // that a block takes besides
       kAgainCycles = 10;                  // for each block that reads a large weight again
-  const bool divided = gpu.share == SmShare::divided;
+  const bool divided = gpu.divides_sms();
   const int64_t steps = p.k / 16, num_sms = divided ? gpu.own_sms : gpu.num_sms,
                 again = p.weight_bytes() > kLargeWeight ? kAgainCycles : 0;
   MidPlan best;
@@ -136,9 +136,7 @@ bool is_for_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) 
 Why try_mid(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   if (p.rows < fewest_mid_rows(p, gpu)) return "few rows for such a weight";
   if (p.rows > kMostRowsOfBlocks && is_for_large(p, gpu, choice)) return "many rows";
-  // Its blocks find no room beside attention's.
-  if (gpu.share == SmShare::mixed) return "micro-batches share the SMs";
-  if (p.end == GemmEnd::heads && gpu.share != SmShare::divided) return "SMs are not divided";
+  if (p.end == GemmEnd::heads && !gpu.divides_sms()) return "SMs are not divided";
   if (p.y == DType::f32 && p.weight.in_halves) return "results in f32 of a weight in halves";
   if (p.y == DType::f32 && p.outputs() < kFewestLogits) return "few columns for logits";
   if (p.outputs() % 8 != 0) return "columns not in eights";

@@ -54,13 +54,6 @@ struct GemmProblem {
   int64_t weight_bytes() const { return n * k * static_cast<int64_t>(size_of(dtype_of(weight))); }
 };
 
-/// The owner of the SMs while the product runs.
-enum class SmShare : uint8_t {
-  whole,    ///< all of them are the step's
-  mixed,    ///< another micro-batch's kernels run on the same ones
-  divided,  ///< the micro-batch has some for itself
-};
-
 /// A GPU and the step under way, as far as the choice depends on them.
 struct GemmGpu {
   bool has_wgmma = false;  ///< code for sm_90a runs
@@ -68,8 +61,8 @@ struct GemmGpu {
   bool has_e4m3 = false;   ///< code for sm_89 or newer: mma.sync of E4M3 numbers
   int num_sms = 0;
   size_t shared_bytes = 0;  ///< of one block, at most
-  SmShare share = SmShare::whole;
-  int own_sms = 0;  ///< the micro-batch's, where they are divided
+  int own_sms = 0;          ///< the micro-batch's alone, while it has some; else 0
+  bool divides_sms() const { return own_sms > 0; }
 };
 
 // How a product is cut. `kernel`: an index into kWideKernels or kMidKernels (gemm_kernels.h);

@@ -13,7 +13,7 @@ inline constexpr Why kServes = nullptr;
 
 /// The SMs that a product's blocks may have.
 inline int sms_of(const GemmGpu& gpu) {
-  return gpu.share == SmShare::divided ? gpu.own_sms : gpu.num_sms;
+  return gpu.divides_sms() ? gpu.own_sms : gpu.num_sms;
 }
 
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
