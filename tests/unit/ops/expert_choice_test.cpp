@@ -40,17 +40,19 @@ TEST(ExpertChoice, FollowsTheTokensOfAnExpert) {
                            kHopper)
                 .kernel,
             ExpertKernel::plain);
-  const auto fp8 = [](int64_t tokens, bool is_even) {
+  const auto fp8 = [](int64_t tokens, bool is_even, const GemmGpu& gpu = kHopper) {
     ExpertProblem problem =
         problem_of(tokens, {WeightFormat::e4m3, 128, WeightFormat::Rows::group});
     problem.is_even = is_even;
-    return choose_experts(problem, kHopper);
+    return choose_experts(problem, gpu);
   };
   EXPECT_EQ(fp8(2, true).kernel, ExpertKernel::fp8);
   EXPECT_FALSE(fp8(2, true).is_sorted);
   EXPECT_EQ(fp8(40, true).tile_tokens, 8);
   EXPECT_EQ(fp8(2000, true).tile_tokens, 128);
   EXPECT_EQ(fp8(2000, false).tile_tokens, 32);  // its scales are not a lane's four
+  EXPECT_EQ(fp8(2, true, kAmpere).kernel, ExpertKernel::w8a8);
+  EXPECT_EQ(fp8(2000, false, kAmpere).tile_tokens, 128);
 }
 
 TEST(ExpertChoice, OfPackedWeightsAndManyTokensIsHoppersOwn) {

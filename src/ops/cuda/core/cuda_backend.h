@@ -343,10 +343,16 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// A product of experts that have many tokens (moe_many_sm90a.cu): y[place] = x w^T, with the
   /// gate where y is half as wide. A tile of the plan has at most 128 rows.
   void multiply_many_experts(Tensor y, Tensor x, Tensor w, const ExpertPlan& plan);
-  /// Of experts that quantise rows (moe_fp8_sm90a.cu), with the gate likewise. A tile of the plan
-  /// has at most `tile_tokens` rows, those of one of kFp8ExpertTiles.
-  void multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
-                            int tile_tokens);
+  /// A product of experts whose weight is quantised, with the gate likewise; false where it is not.
+  bool multiply_quantised_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
+                                  const ExpertChoice& choice);
+  /// Of experts that quantise rows, in the order of their places, with the gate likewise; on
+  /// Hopper (moe_fp8_sm90a.cu), and elsewhere (moe_w8a8.cu). A tile of the plan has at most
+  /// `tile_tokens` rows: 8, 16, 32, 64 or 128.
+  void multiply_fp8_experts(Tensor y, const QuantisedOperand& x, const Weight& w,
+                            const ExpertPlan& plan, int tile_tokens);
+  void multiply_w8a8_experts(Tensor y, const QuantisedOperand& x, const Weight& w,
+                             const ExpertPlan& plan, int tile_tokens);
   /// Of experts whose weights are packed (moe_packed.cu), with the gate likewise, on any GPU. A
   /// tile of the plan has at most 32 rows, or 128 where unpacks_simply().
   void multiply_packed_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan);

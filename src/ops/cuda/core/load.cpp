@@ -98,10 +98,9 @@ bool CudaBackend::keeps(WeightFormat format, int64_t n, int64_t k, bool stacked)
   if (!format.is_quantised() || n % kPackedRows != 0 || k % kPackedColumns != 0) return false;
   if (stacked && n % kPackedExpertRows != 0) return false;
   if (format.quantises_rows()) {
-    // Experts' products with quantised rows are gemm_fp8.cuh's alone.
-    const bool is_int8 = format.numbers == WeightFormat::int8,
-               is_known = is_int8 ? k <= kMostBytesOfRow : format.numbers == WeightFormat::e4m3,
-               has_product = is_known && (is_hopper_ || (!stacked && (is_int8 || has_e4m3())));
+    const bool has_product = format.numbers == WeightFormat::int8
+                                 ? k <= kMostBytesOfRow
+                                 : format.numbers == WeightFormat::e4m3 && has_e4m3();
     return has_product && group == (format.rows == WeightFormat::Rows::group ? kRowGroup : k);
   }
   return k % group == 0 && (group == 32 || group == 64 || group % kPackedColumns == 0);

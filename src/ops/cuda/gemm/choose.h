@@ -145,6 +145,7 @@ enum class ExpertKernel : uint8_t {
   packed,       ///< moe_packed.cuh: quantised weights, which registers unpack
   packed_many,  ///< moe_packed_many.cuh: the same, many tokens of an expert
   fp8,          ///< gemm_fp8.cuh: E4M3 or int8 weights, and rows that are quantised first
+  w8a8,         ///< gemm_w8a8.cuh: the same on other GPUs
 };
 /// `weight`: of weights that differ, one that quantises rows, else a quantised one.
 struct ExpertProblem {
@@ -156,7 +157,7 @@ struct ExpertProblem {
 struct ExpertChoice {
   ExpertKernel kernel = ExpertKernel::plain;
   int tile_tokens = 1;     ///< of an expert, that a block takes at once
-  bool is_sorted = false;  ///< of blocks, packed kinds and fp8: a plan sorts pairs by expert
+  bool is_sorted = false;  ///< of blocks, packed kinds, fp8 and w8a8: a plan sorts pairs by expert
 };
 ExpertChoice choose_experts(const ExpertProblem& problem, const GemmGpu& gpu);
 

@@ -31,9 +31,11 @@ ExpertChoice choose_experts(const ExpertProblem& p, const GemmGpu& gpu) {
                      : pairs <= 56 * p.experts  ? 64
                                                 : 128;
   const int most = p.unpacks_simply ? 128 : kMostAnyPackedTokens;
-  if (p.weight.quantises_rows())
-    return {ExpertKernel::fp8, !is_sorted ? 8 : std::min({tokens, most, p.is_even ? 128 : 32}),
-            is_sorted};
+  if (p.weight.quantises_rows()) {
+    const int most_even = p.is_even || !gpu.has_wgmma ? 128 : 32;
+    return {gpu.has_wgmma ? ExpertKernel::fp8 : ExpertKernel::w8a8,
+            !is_sorted ? 8 : std::min({tokens, most, most_even}), is_sorted};
+  }
   if (p.weight.is_quantised()) {
     const bool is_many = pairs > kMostFewPacked * p.experts && gpu.shared_bytes >= kManyPackedBytes;
     if (is_many && gpu.has_wgmma && p.is_even) return {ExpertKernel::packed_many, 128, true};

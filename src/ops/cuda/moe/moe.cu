@@ -140,6 +140,25 @@ void CudaBackend::stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids,
                map_experts(down, 1, SumCut::kColumns, SumCut::kDepth));
 }
 
+bool CudaBackend::multiply_quantised_experts(Tensor y, Tensor x, const Weight& w,
+                                             const ExpertPlan& plan, const ExpertChoice& choice) {
+  if (!w.format.is_quantised()) return false;
+  if (!w.format.quantises_rows()) {
+#ifdef NANOVLLM_CUDA_HOPPER
+    if (choice.kernel == ExpertKernel::packed_many)
+      return multiply_many_packed_experts(y, x, w, plan), true;
+#endif
+    return multiply_packed_experts(y, x, w, plan), true;
+  }
+  ExpertPlan places = plan;
+  if (y.shape[1] == w.n()) places.token_of = nullptr, places.per_token = 1;  // x has a row for each
+  const QuantisedOperand rows = quantise_rows(x, w, &places);
+#ifdef NANOVLLM_CUDA_HOPPER
+  if (is_hopper_) return multiply_fp8_experts(y, rows, w, plan, choice.tile_tokens), true;
+#endif
+  return multiply_w8a8_experts(y, rows, w, plan, choice.tile_tokens), true;
+}
+
 void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up_weight,
                           Weight down_weight, const MoeWorkspace& work) {
   const Tensor &gate_up = gate_up_weight.data, &down = down_weight.data;
@@ -195,25 +214,13 @@ void CudaBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight
                    Shape::kThreads, Shape::kSharedBytes, product, plan,
                    static_cast<int>(row_blocks), early);
     };
-    const auto quantised_or = [&](const Weight& w, const Tensor& out, const Tensor& in,
-                                  auto other) {
-#ifdef NANOVLLM_CUDA_HOPPER
-      if (w.format.quantises_rows()) return multiply_fp8_experts(out, in, w, plan, Shape::kTokens);
-      if (w.format.is_quantised() && choice.kernel == ExpertKernel::packed_many)
-        return multiply_many_packed_experts(out, in, w, plan);
-#endif
-      if (w.format.is_quantised()) return multiply_packed_experts(out, in, w, plan);
-      other();
-    };
-    quantised_or(gate_up_weight, work.act, x, [&] {
+    if (!multiply_quantised_experts(work.act, x, gate_up_weight, plan, choice))
       multiply(expert_gemm_kernel<Shape, true>, product_of<bf16>(work.act, x, gate_up, true),
                Shape::kRows / 2, false);
-    });
     // The plan is older than the kernel before: this one may begin while that one ends.
-    quantised_or(down_weight, work.out, work.act, [&] {
+    if (!multiply_quantised_experts(work.out, work.act, down_weight, plan, choice))
       multiply(expert_gemm_kernel<Shape, false>, product_of<bf16>(work.out, work.act, down, false),
                Shape::kRows, true);
-    });
     moe_sum(y, work.out, weights, plan);
   });
 }

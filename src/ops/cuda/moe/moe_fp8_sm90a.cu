@@ -1,5 +1,5 @@
-// The products of experts whose weights are numbers of 8 bits, and whose rows are quantised: rows
-// become numbers in the order of their places, and gemm_fp8.cuh multiplies tiles of places.
+// Launches gemm_fp8.cuh for experts whose weights are numbers of 8 bits, and whose rows are
+// quantised: it multiplies tiles of places.
 #include <algorithm>
 #include <limits>
 
@@ -27,13 +27,10 @@ int best_height(const Fp8Tile& tile, int64_t columns, int64_t tiles, int num_sms
 
 }  // namespace
 
-void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, const ExpertPlan& plan,
-                                       int tile_tokens) {
+void CudaBackend::multiply_fp8_experts(Tensor y, const QuantisedOperand& x, const Weight& w,
+                                       const ExpertPlan& plan, int tile_tokens) {
   const bool is_gated = y.shape[1] != w.n();
-  const int64_t k = x.shape[1], room = rows_with_room(plan.pairs);
-  ExpertPlan places = plan;
-  if (!is_gated) places.token_of = nullptr, places.per_token = 1;  // x has a row for each place
-  const QuantisedOperand operand = quantise_rows(x, w, &places);
+  const int64_t k = w.k(), room = rows_with_room(plan.pairs);
   const auto go = [&]<Fp8Tile tile>() {
     Fp8Shape shape{};
     shape.rows = plan.pairs;
@@ -59,9 +56,8 @@ void CudaBackend::multiply_fp8_experts(Tensor y, Tensor x, const Weight& w, cons
                         tile.integers>,
         {grid_size(std::min<int64_t>(plan.most_tiles() * shape.items, sms))}, tile.threads(),
         static_cast<size_t>(tile.shared_bytes(shape.height, shape.block_rows, shape.stages)),
-        static_cast<void*>(y.data),
-        fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),
-        Fp8RowScales{w_scales, reinterpret_cast<const float*>(operand.scales)}, shape);
+        static_cast<void*>(y.data), fp8_maps<tile>(encode_map_, w, shape, x.numbers, x.scales),
+        Fp8RowScales{w_scales, reinterpret_cast<const float*>(x.scales)}, shape);
   };
   const auto* const own =
       std::find_if(std::begin(kFp8ExpertTiles), std::end(kFp8ExpertTiles),

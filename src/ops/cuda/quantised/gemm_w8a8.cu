@@ -5,18 +5,6 @@
 #include "ops/cuda/quantised/gemm_w8a8.cuh"
 
 namespace nanovllm {
-namespace {
-
-/// f<numbers, whether scales are of blocks>() of a weight's format.
-template <class F>
-void with_kind(WeightFormat format, F&& f) {
-  using enum WeightFormat::Numbers;
-  if (format.numbers == int8) return f.template operator()<int8, false>();
-  if (format.rows == WeightFormat::Rows::group) return f.template operator()<e4m3, true>();
-  f.template operator()<e4m3, false>();
-}
-
-}  // namespace
 
 void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan) {
   const int64_t m = x.shape[0], k = x.shape[1], room = rows_with_room(m);
@@ -39,7 +27,7 @@ void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, con
   shape.gated = gated;
   shape.is_f32 = y.dtype == DType::f32;
   shape.is_whole = !shape.is_f32 && wide_rows({y});
-  with_kind(w.format, [&]<WeightFormat::Numbers kNumbers, bool kBlocks>() {
+  with_w8a8_kind(w.format, [&]<WeightFormat::Numbers kNumbers, bool kBlocks>() {
     with_index<static_cast<int>(std::size(kW8a8Tiles))>(plan.tile, [&]<int kTile>() {
       constexpr W8a8Tile tile = kW8a8Tiles[kTile];
       if constexpr (kNumbers == WeightFormat::int8 || tile.takes_e4m3()) {

@@ -8,11 +8,14 @@
 //
 // All warps of a block copy the next stages and multiply the oldest. A row of 128 bytes in shared
 // memory has its pieces of 16 in an order of its own, so that eight rows lie in different banks.
+//
+// Of experts, the rows of x are places (moe.cuh), and a tile has those of a tile of their plan.
 #pragma once
 
 #include "ops/cuda/gemm/gated.cuh"
+#include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/ptx/mma_bytes.cuh"
-#include "ops/cuda/quantised/w8a8_kernels.h"
+#include "ops/cuda/quantised/w8a8_copies.cuh"
 
 namespace nanovllm::w8a8 {
 
@@ -25,6 +28,8 @@ struct Shape {
   int stages;                    // of the ring
   int scale_stride, units;       // of blocks: from a block's scales of x to the next one's; of w
   bool gated, is_f32, is_whole;  // y; whether its rows are made of pieces of 16 bytes
+  ExpertPlan plan;               // of experts
+  int64_t expert_bytes;          // from an expert's weight to the next one's
 };
 
 /// `of_w`: of each row, or [blocks, units] for eights of rows; `of_x`: of each row, or [blocks, m].
@@ -34,69 +39,29 @@ struct Scales {
 
 constexpr int kRowTilesTogether = 8;  // run side by side, so that a weight is read once
 
-/// Where a tile lies, in tiles.
+/// Where a tile lies: the rows of x [first, end), or the first of these; tiles of columns before
+/// it.
 struct Place {
-  int row, column;
-  __device__ Place(const Shape& shape, int item) {
+  int first, end, column, expert = 0;
+  /// A tile of `rows` rows.
+  __device__ Place(const Shape& shape, int item, int rows) : end(shape.rows) {
     const int in_group = kRowTilesTogether * shape.column_tiles, group = item / in_group,
-              first = group * kRowTilesTogether,
-              high = min(kRowTilesTogether, shape.row_tiles - first), rest = item % in_group;
-    row = first + rest % high;
+              first_tile = group * kRowTilesTogether,
+              high = min(kRowTilesTogether, shape.row_tiles - first_tile), rest = item % in_group;
+    first = (first_tile + rest % high) * rows;
     column = rest / high;
   }
-};
-
-/// A thread's copies of one operand: piece threadIdx.x % 8 of some of the tile's rows.
-template <int kTileRows, int kThreads>
-struct Copies {
-  static constexpr int kStep = kThreads / 8, kCount = kTileRows / kStep;
-  static_assert(kStep % 8 == 0 && kTileRows % kStep == 0);
-  const uint8_t* from;
-  int64_t odd,
-      pair;     // from the first row to the second; to the third, and from each to the next but one
-  int count;    // of the rows that are there
-  uint32_t to;  // in a block of the stage
-
-  __device__ Copies(const uint8_t* first, int64_t to_second, int64_t to_third, int rows)
-      : from(first + thread_piece() * 16), odd(to_second), pair(to_third), count(rows) {
-    const uint32_t row = threadIdx.x / 8;
-    to = row * kByteBlock + ((thread_piece() ^ row % 8) << 4);
-  }
-  static __device__ uint32_t thread_piece() { return threadIdx.x % 8; }
-  /// Block `block` of k; zeros where that is `blocks` or above.
-  __device__ void issue(unsigned char* stage, int block, int blocks) const {
-    const uint8_t* const at = from + int64_t{block} * kByteBlock;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      copy_async(stage + to + i * kStep * kByteBlock, at + i % 2 * odd + i / 2 * pair,
-                 i < count && block < blocks);
+  /// Of experts.
+  __device__ Place(const Shape& shape, int item) : column(item % shape.column_tiles) {
+    const ExpertTile tile = tile_at(shape.plan, item / shape.column_tiles);
+    first = tile.first;
+    end = tile.first + tile.rows;
+    expert = tile.expert;
   }
 };
-
-/// How many of the rows first, first + step, ... lie before `end`.
-__device__ inline int rows_before(int end, int first, int step) {
-  return max(end - first + step - 1, 0) / step;
-}
-
-/// A full ring's oldest stage has come, for this thread.
-__device__ inline void wait_stage(int stages) {
-  static_assert(kMostByteStages == 6);
-  switch (stages) {
-    case 2:
-      return wait_copies<0>();
-    case 3:
-      return wait_copies<1>();
-    case 4:
-      return wait_copies<2>();
-    case 5:
-      return wait_copies<3>();
-    default:
-      return wait_copies<4>();
-  }
-}
 
 /// A warp's part of a tile.
-template <int kTile, WeightFormat::Numbers numbers, bool kBlocks>
+template <int kTile, WeightFormat::Numbers numbers, bool kBlocks, bool kGrouped>
 struct Part {
   static constexpr W8a8Tile tile = kW8a8Tiles[kTile];
   static constexpr int kUnits = tile.units(), kEights = tile.eights();
@@ -141,7 +106,17 @@ struct Part {
   }
   /// The lane's first row of x, of two, of an eight of the tile.
   __device__ int row_of_x(const Place& place, int j) const {
-    return place.row * tile.rows + row0 + 8 * j + lane % 4 * 2;
+    return place.first + row0 + 8 * j + lane % 4 * 2;
+  }
+  /// The scales of the weight in that place.
+  __device__ const float* scales_of_w(const Place& place) const {
+    return kGrouped ? scales.of_w + place.expert * (shape.expert_bytes / sizeof(float))
+                    : scales.of_w;
+  }
+  /// Those of rows `row` and the next one, or of the last one: `end` are there, in eights.
+  __device__ float2 scales_of_x(const float* from, int row, int end) const {
+    if (!kGrouped) return *reinterpret_cast<const float2*>(from + min(row, end - 2));
+    return {from[min(row, end - 1)], from[min(row + 1, end - 1)]};
   }
 
   /// c += the products of a block of k, which lies at `block` in shared memory.
@@ -177,13 +152,12 @@ struct Part {
         for (int u = 0; u < kUnits; ++u)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
-            of_w[u][half] =
-                scales.of_w[at * shape.units + min(row_of_w(place, u, half) / 8, shape.units - 1)];
+            of_w[u][half] = scales_of_w(
+                place)[at * shape.units + min(row_of_w(place, u, half) / 8, shape.units - 1)];
 #pragma unroll
-        for (int j = 0; j < kEights; ++j)  // as many as are there, in eights
-          of_x[j] =
-              *reinterpret_cast<const float2*>(scales.of_x + int64_t{at} * shape.scale_stride +
-                                               min(row_of_x(place, j), shape.scale_stride - 2));
+        for (int j = 0; j < kEights; ++j)
+          of_x[j] = scales_of_x(scales.of_x + int64_t{at} * shape.scale_stride, row_of_x(place, j),
+                                shape.scale_stride);
       }
       Sums part{};
       multiply(part, block);
@@ -207,7 +181,7 @@ struct Part {
     float2 of_x[kEights];
 #pragma unroll
     for (int j = 0; !kBlocks && j < kEights; ++j) {
-      const int row = row_of_x(place, j), last = shape.rows - 1;
+      const int row = row_of_x(place, j), last = place.end - 1;
       of_x[j] = {scales.of_x[min(row, last)], scales.of_x[min(row + 1, last)]};
     }
     const int last = shape.columns * (shape.gated ? 2 : 1) - 1;
@@ -216,7 +190,7 @@ struct Part {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float of_w =
-            kBlocks ? 1.0f : scales.of_w[min(row_of_w(place, u, half) + lane / 4, last)];
+            kBlocks ? 1.0f : scales_of_w(place)[min(row_of_w(place, u, half) + lane / 4, last)];
 #pragma unroll
         for (int j = 0; j < kEights; ++j)
 #pragma unroll
@@ -242,14 +216,14 @@ struct Part {
         for (int i = 0; i < 4; ++i) {
           const int row = row_of_x(place, j) + i % 2,
                     column = column_of(place, u, i / 2) + lane / 4;
-          if (row < shape.rows && column < shape.columns)
+          if (row < place.end && column < shape.columns)
             y[row * shape.stride + column] = round_to<Y>(result[u][j][i]);
         }
   }
 
   /// Of an eight of rows of x: v[b], pairs of y's columns 8 b and on, from column0 on.
   template <int kCount>
-  __device__ __forceinline__ void store_row(__nv_bfloat16* y, int row, int column0,
+  __device__ __forceinline__ void store_row(__nv_bfloat16* y, int row, int end, int column0,
                                             uint32_t (&v)[kCount]) const {
     constexpr int kAtOnce = kCount % 4 == 0 ? 4 : kCount;
     const int t = lane % 4;
@@ -264,7 +238,7 @@ struct Part {
                          (kAtOnce == 4   ? 8 * t
                           : kAtOnce == 2 ? t % 2 * 8 + t / 2 * 4
                                          : 2 * t);
-      if (row >= shape.rows || column >= shape.columns) {
+      if (row >= end || column >= shape.columns) {
       } else if constexpr (kAtOnce == 4)
         *reinterpret_cast<uint4*>(y + column) = uint4{some[0], some[1], some[2], some[3]};
       else if constexpr (kAtOnce == 2)
@@ -292,7 +266,7 @@ struct Part {
           v[2 * u + 1] = transposed(second);
         }
       }
-      store_row(y, place.row * tile.rows + row0 + 8 * j + lane / 4, column_of(place, 0, 0), v);
+      store_row(y, place.first + row0 + 8 * j + lane / 4, place.end, column_of(place, 0, 0), v);
     }
   }
   __device__ void finish(void* y, const Place& place) const {
@@ -310,7 +284,7 @@ struct Part {
   }
 };
 
-template <int kTile, WeightFormat::Numbers numbers, bool kBlocks>
+template <int kTile, WeightFormat::Numbers numbers, bool kBlocks, bool kGrouped = false>
 __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
     gemm_w8a8_kernel(void* y, const uint8_t* w, const uint8_t* x, const Scales scales,
                      const __grid_constant__ Shape shape) {
@@ -321,11 +295,17 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
   const int row = static_cast<int>(threadIdx.x) / 8,
             steps = (shape.blocks + tile.depth - 1) / tile.depth;
   const int64_t k = shape.k;
-  Part<kTile, numbers, kBlocks> part(shape, scales);
+  Part<kTile, numbers, kBlocks, kGrouped> part(shape, scales);
+  if constexpr (kGrouped) wait_for_previous();  // with which the plan is there
+  const int items = kGrouped ? num_tiles(shape.plan) * shape.column_tiles : shape.items;
   bool is_first = true;
-  for (int item = static_cast<int>(blockIdx.x); item < shape.items;
-       item += static_cast<int>(gridDim.x)) {
-    const Place place(shape, item);
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+    const Place place = [&] {
+      if constexpr (kGrouped)
+        return Place(shape, item);
+      else
+        return Place(shape, item, tile.rows);
+    }();
     // Of rows of w that lie FromW::kStep apart in the tile: gated, eights of gate and up in turn.
     const int64_t up = shape.columns * k;
     const int first_w = shape.gated ? place.column * (tile.columns / 2) + row / 16 * 8 + row % 8
@@ -334,12 +314,13 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
                        : FromW::kStep == 8 ? 8
                                            : FromW::kStep / 2;
     const bool alternates = shape.gated && FromW::kStep == 8;
-    const FromW from_w(w + first_w * k + (shape.gated && row / 8 % 2 ? up : 0),
-                       alternates ? up : step_w * k, (alternates ? 8 : 2 * step_w) * k,
-                       rows_before(shape.columns, first_w, step_w) * (alternates ? 2 : 1));
-    const int first_x = place.row * tile.rows + row;
+    const FromW from_w(
+        w + place.expert * shape.expert_bytes + first_w * k + (shape.gated && row / 8 % 2 ? up : 0),
+        alternates ? up : step_w * k, (alternates ? 8 : 2 * step_w) * k,
+        rows_before(shape.columns, first_w, step_w) * (alternates ? 2 : 1));
+    const int first_x = place.first + row;
     const FromX from_x(x + first_x * k, FromX::kStep * k, 2 * FromX::kStep * k,
-                       rows_before(shape.rows, first_x, FromX::kStep));
+                       rows_before(place.end, first_x, FromX::kStep));
     const auto copy_w = [&](int step, int slot) {
 #pragma unroll
       for (int d = 0; d < tile.depth; ++d)

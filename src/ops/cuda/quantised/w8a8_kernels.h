@@ -28,6 +28,15 @@ inline constexpr W8a8Tile kW8a8Tiles[] = {
     {64, 64, 2, 2, 1, 4}, {128, 64, 4, 2, 1, 4}, {128, 128, 2, 4, 1, 3}, {128, 256, 2, 4, 1, 4},
 };
 
+/// f<numbers, whether scales are of blocks>() of a weight's format.
+template <class F>
+void with_w8a8_kind(WeightFormat format, F&& f) {
+  using enum WeightFormat::Numbers;
+  if (format.numbers == int8) return f.template operator()<int8, false>();
+  if (format.rows == WeightFormat::Rows::group) return f.template operator()<e4m3, true>();
+  f.template operator()<e4m3, false>();
+}
+
 /// The stages of its ring, 0 where two have no room.
 inline int w8a8_stages(const W8a8Tile& tile, size_t shared_bytes) {
   const int room = static_cast<int>(shared_bytes) / tile.stage_bytes();
