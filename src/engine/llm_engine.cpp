@@ -204,10 +204,8 @@ void LLMEngine::add_answer(Request& request, int index, const std::vector<int32_
   for (const int64_t id : params.stop_token_ids)
     if (!std::ranges::count(sequence.stop_token_ids, id))
       sequence.stop_token_ids.push_back(static_cast<int32_t>(id));
-  if (index == 0)
-    set_token_rules(sequence, tokenizer_.get(), vocab_size_);
-  else
-    copy_token_rules(sequence, request.answers[0].sequence);
+  sequence.rules = index == 0 ? token_rules(params, tokenizer_.get(), vocab_size_)
+                              : request.answers[0].sequence.rules;
   if (tokenizer_ && params.detokenize)
     answer.text = std::make_unique<TextStream>(*tokenizer_, sequence.params);
   scheduler_.add(sequence);

@@ -23,26 +23,22 @@ std::vector<std::vector<int32_t>> tokens_of(const Tokenizer& tokenizer,
 
 }  // namespace
 
-void set_token_rules(Sequence& s, const Tokenizer* tokenizer, int64_t vocab_size) {
-  const SamplingParams& params = s.params;
+TokenRules token_rules(const SamplingParams& params, const Tokenizer* tokenizer,
+                       int64_t vocab_size) {
+  TokenRules rules;
   if (!params.allowed_token_ids.empty())
-    s.allowed_tokens.resize(static_cast<size_t>(vocab_size + 31) / 32);
+    rules.allowed_tokens.resize(static_cast<size_t>(vocab_size + 31) / 32);
   for (const int64_t id : params.allowed_token_ids)
-    s.allowed_tokens[static_cast<size_t>(id) / 32] |= 1u << id % 32;
+    rules.allowed_tokens[static_cast<size_t>(id) / 32] |= 1u << id % 32;
   for (const auto& [id, bias] : params.logit_bias)
-    s.biases.push_back({static_cast<int32_t>(id), static_cast<float>(bias)});
-  if (params.bad_words.empty()) return;
+    rules.biases.push_back({static_cast<int32_t>(id), static_cast<float>(bias)});
+  if (params.bad_words.empty()) return rules;
   for (auto& word : tokens_of(*tokenizer, params.bad_words))
     if (word.size() == 1)
-      s.biases.push_back({word[0], kMasked});
+      rules.biases.push_back({word[0], kMasked});
     else
-      s.bad_words.push_back(std::move(word));
-}
-
-void copy_token_rules(Sequence& s, const Sequence& from) {
-  s.biases = from.biases;
-  s.bad_words = from.bad_words;
-  s.allowed_tokens = from.allowed_tokens;
+      rules.bad_words.push_back(std::move(word));
+  return rules;
 }
 
 Begun is_begun(const ScheduledSequence& s, std::span<const int32_t> word) {
@@ -63,8 +59,8 @@ bool is_below_min_tokens(const ScheduledSequence& s) {
 
 void keep_allowed_tokens(const ScheduledSequence& scheduled, std::span<uint32_t> mask) {
   Sequence& s = *scheduled.sequence;
-  if (!s.allowed_tokens.empty())
-    std::ranges::transform(mask, s.allowed_tokens, mask.begin(), std::bit_and());
+  if (const auto& allowed = s.rules.allowed_tokens; !allowed.empty())
+    std::ranges::transform(mask, allowed, mask.begin(), std::bit_and());
   for_each_bias(scheduled, [mask](int32_t id, float bias, int32_t before) {
     if (bias == kMasked && before < 0) mask[static_cast<size_t>(id) / 32] &= ~(1u << id % 32);
   });

@@ -12,10 +12,9 @@
 
 namespace nanovllm {
 
-/// Fills the rules of a new sequence from its params. `tokenizer` may be null without bad_words.
-void set_token_rules(Sequence& sequence, const Tokenizer* tokenizer, int64_t vocab_size);
-/// Copies the rules of another answer to the same request.
-void copy_token_rules(Sequence& sequence, const Sequence& from);
+/// `tokenizer` may be null without bad_words.
+TokenRules token_rules(const SamplingParams& params, const Tokenizer* tokenizer,
+                       int64_t vocab_size);
 
 /// Whether the answer of `s` ends in all tokens of `word` but its last. unknown: it does
 /// if the token that only the device knows so far is the last but one.
@@ -31,8 +30,8 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 template <class Put>
 void for_each_bias(const ScheduledSequence& s, Put&& put) {
   if (!s.samples) return;
-  for (const TokenBias& bias : s.sequence->biases) put(bias.token_id, bias.bias, -1);
-  for (const auto& word : s.sequence->bad_words)
+  for (const TokenBias& bias : s.sequence->rules.biases) put(bias.token_id, bias.bias, -1);
+  for (const auto& word : s.sequence->rules.bad_words)
     if (const Begun begun = is_begun(s, word); begun != Begun::no)
       put(word.back(), kMasked, begun == Begun::unknown ? word[word.size() - 2] : -1);
   if (!is_below_min_tokens(s)) return;

@@ -66,7 +66,7 @@ struct Expected {
   }
   void add_sample(const ScheduledSequence& s, int32_t row) {
     const SamplingParams& p = s.sequence->params;
-    for (const TokenBias& bias : s.sequence->biases)
+    for (const TokenBias& bias : s.sequence->rules.biases)
       biases.emplace_back(std::ssize(logits_rows), bias.token_id, bias.bias);
     if (s.sequence->num_generated() < p.min_tokens)
       for (const int32_t id : s.sequence->stop_token_ids)
@@ -197,13 +197,13 @@ TEST_F(BatchBuilderTest, BadWordsThatTheAnswerHasBegunAreMasked) {
   for (const bool on_device : {false, true}) {
     Sequence& s = add_sequence(limits, 10, 10);
     s.params = {};
-    s.biases.clear();
+    s.rules.biases.clear();
     s.stop_token_ids.clear();
     s.token_ids[9] = 4;
     for (const int32_t id : {5, 6}) s.token_ids.push_back(id);
     if (!on_device) s.token_ids.push_back(7);
     s.block_table.push_back(1);
-    s.bad_words = {{6, 7, 8}, {7, 9}, {5, 6, 7, 2}, {4, 5, 6, 7, 1}, {5, 7, 8}, {6, 3}};
+    s.rules.bad_words = {{6, 7, 8}, {7, 9}, {5, 6, 7, 2}, {4, 5, 6, 7, 1}, {5, 7, 8}, {6, 3}};
     Plan plan;
     plan.sequences.push_back({.sequence = &s,
                               .start = 12,
@@ -257,8 +257,8 @@ TEST_F(BatchBuilderTest, AnyStepWithinTheLimitsFits) {
       s.params.prompt_logprobs = s.params.logprobs = kMaxLogprobs;
       s.params.min_tokens = 1;
       s.stop_token_ids.assign(kMaxStopTokenIds + kMaxEosIds, 1);
-      s.biases.assign(kMaxLogitBias, {});
-      s.bad_words.assign(2 * kMaxBadWords, {s.token_ids.back(), 1});
+      s.rules.biases.assign(kMaxLogitBias, {});
+      s.rules.bad_words.assign(2 * kMaxBadWords, {s.token_ids.back(), 1});
       s.num_prompt_tokens = length - 1;
       s.params.min_tokens = 2;
       plan.sequences.push_back(

@@ -65,7 +65,7 @@ class BatchBuilderTest : public testing::Test {
     if (pick(0, 2) == 0) p.prompt_logprobs = pick(0, kMaxLogprobs);
     for (int i = pick(0, 4); i > 0; --i) s->stop_token_ids.push_back(pick(0, 999));
     for (int i = pick(0, 4); i > 0; --i)
-      s->biases.push_back({pick(0, 999), 0.5f * static_cast<float>(pick(-200, 200))});
+      s->rules.biases.push_back({pick(0, 999), 0.5f * static_cast<float>(pick(-200, 200))});
     if (pick(0, 2) == 0) p.repetition_penalty = 0.1 * pick(5, 20);
     if (pick(0, 2) == 0) p.frequency_penalty = 0.1 * pick(-20, 20);
     if (pick(0, 2) == 0) p.presence_penalty = 0.1 * pick(-20, 20);

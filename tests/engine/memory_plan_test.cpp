@@ -90,7 +90,7 @@ class StepsWithinLimits {
     if (wants(Asks::biases)) {
       s->params.min_tokens = 1'000'000;
       s->stop_token_ids.assign(kMaxStopTokenIds + kMaxEosIds, 1);
-      s->biases.assign(kMaxLogitBias + 2 * kMaxBadWords, {});
+      s->rules.biases.assign(kMaxLogitBias + 2 * kMaxBadWords, {});
     }
     plan.sequences.push_back({.sequence = s.get(),
                               .start = start,

@@ -55,7 +55,7 @@ TEST_F(BatchBuilderTest, PaddingStoresAndReadsNothing) {
     s.params.top_p = 0.5;
     s.params.min_tokens = 15;
     s.stop_token_ids = {7};
-    s.biases.clear();
+    s.rules.biases.clear();
     plan.sequences.push_back({.sequence = &s, .start = 19, .num_tokens = 1, .samples = true});
     ++plan.num_tokens;
   }

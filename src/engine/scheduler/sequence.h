@@ -24,6 +24,13 @@ struct TokenBias {
   float bias = 0;
 };
 
+/// A request's rules about single tokens, read from its parameters once (engine/token_rules.h).
+struct TokenRules {
+  std::vector<TokenBias> biases;                // logit_bias, and -inf for bad words of one token
+  std::vector<std::vector<int32_t>> bad_words;  // of several tokens
+  std::vector<uint32_t> allowed_tokens;         // bits of allowed_token_ids; empty: all
+};
+
 struct Sequence {
   Request* request = nullptr;  // null in tests of the scheduler alone
   int64_t request_id = 0;      // for messages
@@ -32,14 +39,11 @@ struct Sequence {
   uint64_t seed = 0;  // params.seed, or drawn by the engine
   // EOS and params.stop_token_ids: any of them ends the sequence, but for EOS with ignore_eos.
   std::vector<int32_t> stop_token_ids;
-  // params.logit_bias, and -inf for bad words of one token.
-  std::vector<TokenBias> biases;
-  std::vector<std::vector<int32_t>> bad_words;  // of several tokens
+  TokenRules rules;
   // Where it stands in its grammar, after the tokens that were read back; null: none.
   std::unique_ptr<TokenMatcher> matcher{};
   std::string matcher_error;  // why there is no mask for the token in flight: it fails the sequence
-  std::vector<uint32_t> allowed_tokens;  // bits of params.allowed_token_ids; empty: all
-  int64_t max_tokens = 0;  // params.max_tokens, cut so that prompt + output fit max_model_len
+  int64_t max_tokens = 0;     // params.max_tokens, cut so that prompt + output fit max_model_len
 
   std::vector<int32_t> token_ids;  // the prompt, then what was generated and read back
   int64_t num_prompt_tokens = 0;
@@ -82,7 +86,7 @@ struct Sequence {
   bool is_before(const Sequence& other) const {
     return std::pair(rank, arrival) < std::pair(other.rank, other.arrival);
   }
-  bool has_token_mask() const { return matcher || !allowed_tokens.empty(); }
+  bool has_token_mask() const { return matcher || !rules.allowed_tokens.empty(); }
   bool wants_cache_hits() const { return !params.prompt_logprobs.has_value(); }
 };
 
