@@ -29,11 +29,6 @@ const BlockManager::Block& BlockManager::at(int32_t block) const {
   return blocks_[static_cast<size_t>(block)];
 }
 
-std::span<int32_t> BlockManager::tokens_of(int32_t block) {
-  const auto size = static_cast<size_t>(block_size_);
-  return std::span(tokens_).subspan(static_cast<size_t>(block) * size, size);
-}
-
 std::span<const int32_t> BlockManager::tokens_of(int32_t block) const {
   const auto size = static_cast<size_t>(block_size_);
   return std::span(tokens_).subspan(static_cast<size_t>(block) * size, size);
@@ -127,7 +122,7 @@ bool BlockManager::publish(int32_t parent, int32_t block, std::span<const int32_
   const Hash hash = hash_of(parent, tokens, salt);
   if (find(parent, tokens, salt, hash) != kNone) return false;
   if (parent == kNone && !salt.empty()) salts_[block] = salt;
-  std::ranges::copy(tokens, tokens_of(block).begin());
+  std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{block} * block_size_);
   b.cached = true;
   b.parent = parent;
   b.parent_generation = generation(parent);

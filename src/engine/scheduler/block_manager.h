@@ -96,7 +96,6 @@ class BlockManager {
   Block& at(int32_t block) { return const_cast<Block&>(std::as_const(*this).at(block)); }
   bool can_be_parent(int32_t block) const { return block == kNone || at(block).cached; }
   uint64_t generation(int32_t block) const { return block == kNone ? 0 : at(block).generation; }
-  std::span<int32_t> tokens_of(int32_t block);
   std::span<const int32_t> tokens_of(int32_t block) const;
   std::string_view salt_of(int32_t block) const;
   Hash hash_of(int32_t parent, std::span<const int32_t> tokens, std::string_view salt) const;

@@ -330,8 +330,6 @@ void Scheduler::release_retired(int64_t step) {
   blocks.clear();
 }
 
-void Scheduler::reset_prefix_cache() { blocks_.reset_prefix_cache(); }
-
 // -- Looking in.
 
 SchedulerStats Scheduler::stats() const {

@@ -137,7 +137,7 @@ class Scheduler {
   /// sequences.
   void add_to(EngineSnapshot& snapshot, int64_t most) const;
   /// Forgets all cached prefixes; a sequence that uses such a block keeps it.
-  void reset_prefix_cache();
+  void reset_prefix_cache() { blocks_.reset_prefix_cache(); }
   /// BlockManager's methods of the same names.
   void record_events() { blocks_.record_events(); }
   std::vector<BlockEvent> take_events() { return blocks_.take_events(); }
