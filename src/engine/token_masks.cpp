@@ -36,12 +36,12 @@ void fill_token_mask(Sequence& s, std::span<uint32_t> mask) {
 }  // namespace
 
 /// Threads that do what the caller does beside it.
-class TokenMasks::Helpers {
+class TokenMasks::Pool {
  public:
-  explicit Helpers(int count) {
+  explicit Pool(int count) {
     for (int i = 0; i < count; ++i) threads_.emplace_back([this] { run(); });
   }
-  ~Helpers() {
+  ~Pool() {
     {
       const std::lock_guard lock(mutex_);
       is_ending_ = true;
@@ -110,10 +110,10 @@ void TokenMasks::fill(const Plan& plan, const StepInput& input, std::byte* masks
     }
   };
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int helpers = std::min(kMostThreads, cores) - 1;
-  if (rows_.size() < kMasksWorthSharing || helpers < 1) return work();
-  if (!helpers_) helpers_ = std::make_unique<Helpers>(helpers);
-  helpers_->share(std::ref(work));
+  const int others = std::min(kMostThreads, cores) - 1;
+  if (rows_.size() < kMasksWorthSharing || others < 1) return work();
+  if (!pool_) pool_ = std::make_unique<Pool>(others);
+  pool_->share(std::ref(work));
 }
 
 }  // namespace nanovllm

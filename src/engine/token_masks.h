@@ -20,11 +20,11 @@ class TokenMasks {
   void fill(const Plan& plan, const StepInput& input, std::byte* masks);
 
  private:
-  class Helpers;
+  class Pool;
 
   const int64_t words_;
   std::vector<const ScheduledSequence*> rows_;  // fill()'s, reused
-  std::unique_ptr<Helpers> helpers_;            // from the first step on that has many
+  std::unique_ptr<Pool> pool_;                  // from the first step on that has many
 };
 
 }  // namespace nanovllm
