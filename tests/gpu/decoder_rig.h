@@ -192,99 +192,107 @@ class DecoderRig {
     return rows;
   }
 
-  /// Every layer's tensors lie as the first one's do, a constant number of bytes on.
-  void make_weights() {
+  using W = DecoderWeights;
+  /// A tensor that every layer has, and where it lies in a layer's memory.
+  struct Part {
+    std::variant<Tensor W::*, Weight W::*> member;
+    int64_t n, k;  // k 0: a vector
+    bool wanted;
+    int64_t count = 0;  // of a stack; 0: none
+    WeightFormat format = WeightFormat::bf16;
+    int64_t matrices = 1;  // a plain stack is one
+    size_t stride = 0, at = 0;
+    // What was loaded last.
+    std::vector<float> values{};
+    QuantizedRows quantised{};
+
+    template <class Member>
+    bool is(Member of) const {
+      return member == decltype(member)(of);
+    }
+    int64_t rows() const { return n * std::max<int64_t>(count, 1) / matrices; }
+  };
+
+  std::vector<Part> parts_of_layers() const {
     const int64_t h = shape_.hidden, d = shape_.head_dim, m = shape_.intermediate,
                   qkv = (shape_.heads + 2 * shape_.kv_heads) * d, q = shape_.heads * d;
-    struct Part {
-      std::variant<Tensor DecoderWeights::*, Weight DecoderWeights::*> member;
-      int64_t n, k;  // k 0: a vector
-      bool wanted;
-      int64_t count = 0;  // of a stack; 0: none
-    };
-    using W = DecoderWeights;
-    const Part parts[] = {{&W::input_norm, h, 0, true},
-                          {&W::qkv, qkv, h, true},
-                          {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
-                          {&W::q_norm, d, 0, shape_.head_norms},
-                          {&W::k_norm, d, 0, shape_.head_norms},
-                          {&W::o, h, q, true},
-                          {&W::o_bias, h, 0, shape_.other_biases},
-                          {&W::post_norm, h, 0, true},
-                          {&W::router, shape_.experts, h, shape_.experts > 0},
-                          {&W::gate_up, 2 * m, h, true, shape_.experts},
-                          {&W::gate_up_bias, 2 * m, 0, shape_.other_biases},
-                          {&W::down, h, m, true, shape_.experts},
-                          {&W::down_bias, h, 0, shape_.other_biases}};
-    Backend& backend = rig.backend;
-    std::vector<std::vector<float>> values;
-    std::vector<QuantizedRows> quantised;
+    std::vector<Part> parts = {{&W::input_norm, h, 0, true},
+                               {&W::qkv, qkv, h, true},
+                               {&W::qkv_bias, qkv, 0, shape_.qkv_bias},
+                               {&W::q_norm, d, 0, shape_.head_norms},
+                               {&W::k_norm, d, 0, shape_.head_norms},
+                               {&W::o, h, q, true},
+                               {&W::o_bias, h, 0, shape_.other_biases},
+                               {&W::post_norm, h, 0, true},
+                               {&W::router, shape_.experts, h, shape_.experts > 0},
+                               {&W::gate_up, 2 * m, h, true, shape_.experts},
+                               {&W::gate_up_bias, 2 * m, 0, shape_.other_biases},
+                               {&W::down, h, m, true, shape_.experts},
+                               {&W::down_bias, h, 0, shape_.other_biases}};
+    std::erase_if(parts, [](const Part& p) { return !p.wanted; });
+    return parts;
+  }
+
+  /// Lays a layer's parts one behind the other; the bytes of all.
+  size_t lay_out(std::vector<Part>& parts) const {
+    const auto aligned = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+    size_t end = 0;
+    for (Part& p : parts) {
+      if (p.k > 0 && !p.is(&W::router)) p.format = format_of(p.k);
+      p.format.in_halves = shape_.in_halves && (p.is(&W::o) || p.is(&W::down));
+      if (p.format.is_quantised()) p.matrices = std::max<int64_t>(p.count, 1);
+      p.stride = p.k > 0 ? aligned(rig.backend.weight_bytes(p.format, p.rows(), p.k))
+                         : static_cast<size_t>(p.rows()) * 2;
+      p.at = end;
+      end += aligned(p.stride * static_cast<size_t>(p.matrices));
+    }
+    return end;
+  }
+
+  /// Both make new numbers or, `again`, load the last ones.
+  void load_quantised(Part& p, std::byte* data, uint32_t seed, bool again) {
+    for (int64_t i = 0; i < p.matrices; ++i, data += p.stride) {
+      if (!again) p.quantised = random_rows(p.rows(), p.k, seed + static_cast<uint32_t>(1000 * i));
+      rig.backend.load_quantised(rig.backend.weight_view(data, p.format, p.rows(), p.k),
+                                 p.quantised);
+    }
+  }
+  void load_plain(Part& p, const Tensor& t, uint32_t seed, bool again) {
+    if (!again) {
+      p.values = normal_values(p.rows() * std::max<int64_t>(p.k, 1), seed, p.k > 0 ? 0.03f : 0.2f);
+      if (p.is(&W::input_norm) || p.is(&W::post_norm) || p.is(&W::q_norm) || p.is(&W::k_norm))
+        for (float& value : p.values) value += 1.0f;
+    }
+    const Tensor host = p.k > 0 ? Tensor(p.values.data(), DType::f32, {p.rows(), p.k})
+                                : Tensor(p.values.data(), DType::f32, {p.rows()});
+    rig.backend.load(t, std::span(&host, 1));
+  }
+
+  /// Every layer's tensors lie as the first one's do, a constant number of bytes on.
+  void make_weights() {
+    std::vector<Part> parts = parts_of_layers();
+    bytes_ = lay_out(parts);
+    weights_ = rig.backend.allocate(bytes_ * static_cast<size_t>(shape_.layers));
     for (int64_t i = 0; i < shape_.layers; ++i) {
-      DecoderWeights& layer = stack.layers.emplace_back();
+      W& layer = stack.layers.emplace_back();
       layer.window = shape_.windows.empty() ? 0 : shape_.windows[static_cast<size_t>(i)];
-      size_t at = 0;
-      for (int pass = 0; pass < 2; ++pass, at = 0) {
-        std::byte* base = pass == 0 ? nullptr : weights_.get() + static_cast<size_t>(i) * bytes_;
-        if (pass == 0 && i > 0) continue;
-        size_t index = 0;
-        for (const Part& p : parts) {
-          if (!p.wanted) continue;
-          const auto is_weight = [&](Weight W::*member) {
-            return p.member == decltype(p.member)(member);
-          };
-          WeightFormat format =
-              is_weight(&W::router) || p.k == 0 ? WeightFormat::bf16 : format_of(p.k);
-          format.in_halves = shape_.in_halves && (is_weight(&W::o) || is_weight(&W::down));
-          // A plain stack is one matrix here.
-          const int64_t matrices = format.is_quantised() ? std::max<int64_t>(p.count, 1) : 1,
-                        n = p.n * std::max<int64_t>(p.count, 1) / matrices;
-          const size_t stride = p.k > 0 ? (backend.weight_bytes(format, n, p.k) + 255) / 256 * 256
-                                        : static_cast<size_t>(n) * 2,
-                       bytes = stride * static_cast<size_t>(matrices);
-          if (pass == 1) {
-            const Tensor t = p.k > 0 ? backend.weight_view(base + at, format, n, p.k).data
-                                     : Tensor(base + at, DType::bf16, {n}, backend.device());
-            const int64_t count = n * std::max<int64_t>(p.k, 1);
-            const auto seed = static_cast<uint32_t>(100 * i) + static_cast<uint32_t>(index);
-            values.resize(std::max(values.size(), index + 1));
-            quantised.resize(values.size());
-            const bool makes = i == 0 || !few_values_;
-            if (format.is_quantised()) {
-              for (int64_t one = 0; one < matrices; ++one) {
-                if (makes)
-                  quantised[index] = random_rows(n, p.k, seed + static_cast<uint32_t>(1000 * one));
-                std::byte* const at_matrix = base + at + static_cast<size_t>(one) * stride;
-                backend.load_quantised(backend.weight_view(at_matrix, format, n, p.k),
-                                       quantised[index]);
-              }
-            } else {
-              const auto is = [&](Tensor W::*norm) { return p.member == decltype(p.member)(norm); };
-              const bool is_norm =
-                  is(&W::input_norm) || is(&W::post_norm) || is(&W::q_norm) || is(&W::k_norm);
-              if (makes) {
-                values[index] = normal_values(count, seed, p.k > 0 ? 0.03f : 0.2f);
-                if (is_norm)
-                  for (float& value : values[index]) value += 1.0f;
-              }
-              const Tensor host = p.k > 0 ? Tensor(values[index].data(), DType::f32, {n, p.k})
-                                          : Tensor(values[index].data(), DType::f32, {n});
-              backend.load(t, std::span(&host, 1));
-            }
-            if (const auto* vector = std::get_if<Tensor W::*>(&p.member))
-              layer.** vector = t;
-            else if (p.count > 0 && format.is_quantised())
-              layer.*std::get<Weight W::*>(p.member) = stack_of({t, format}, p.count, stride);
-            else
-              layer.*std::get<Weight W::*>(p.member) = {
-                  p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, format};
-          }
-          at += (bytes + 255) / 256 * 256;
-          ++index;
-        }
-        if (pass == 0) {
-          bytes_ = at;
-          weights_ = backend.allocate(bytes_ * static_cast<size_t>(shape_.layers));
-        }
+      auto seed = static_cast<uint32_t>(100 * i);
+      for (Part& p : parts) {
+        std::byte* const data = weights_.get() + static_cast<size_t>(i) * bytes_ + p.at;
+        const Tensor t = p.k > 0 ? rig.backend.weight_view(data, p.format, p.rows(), p.k).data
+                                 : Tensor(data, DType::bf16, {p.rows()}, rig.backend.device());
+        const bool again = i > 0 && few_values_, is_quantised = p.format.is_quantised();
+        if (is_quantised)
+          load_quantised(p, data, seed++, again);
+        else
+          load_plain(p, t, seed++, again);
+        if (const auto* vector = std::get_if<Tensor W::*>(&p.member))
+          layer.** vector = t;
+        else if (p.count > 0 && is_quantised)
+          layer.*std::get<Weight W::*>(p.member) = stack_of({t, p.format}, p.count, p.stride);
+        else
+          layer.*std::get<Weight W::*>(p.member) = {
+              p.count > 0 ? t.reshape({p.count, p.n, p.k}) : t, p.format};
       }
     }
   }
