@@ -1,6 +1,21 @@
 #include "core/tensor.h"
 
 namespace nanovllm {
+namespace {
+
+/// The places begin .. end of an axis, which `name` stands for in messages.
+Tensor part_of(Tensor t, int axis, const char* name, int64_t begin, int64_t end) {
+  const auto at = static_cast<size_t>(axis);
+  check(0 <= axis && axis < t.rank && 0 <= begin && begin <= end && end <= t.shape[at],
+        "{} {}..{} of {}", name, begin, end, t);
+  check(!t.packed, "a packed tensor cannot be sliced");
+  // Views of a measuring arena have no bytes.
+  if (t.data) t.data += static_cast<size_t>(begin * t.stride[at]) * size_of(t.dtype);
+  t.shape[at] = end - begin;
+  return t;
+}
+
+}  // namespace
 
 Tensor::Tensor(void* bytes, DType type, std::initializer_list<int64_t> dims, Device where)
     : data(static_cast<std::byte*>(bytes)),
@@ -28,26 +43,10 @@ bool Tensor::contiguous() const {
 }
 
 Tensor Tensor::rows(int64_t begin, int64_t end) const {
-  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows {}..{} of {}", begin, end,
-        describe());
-  check(!packed, "a packed tensor cannot be sliced");
-  Tensor t = *this;
-  if (data)
-    t.data += static_cast<size_t>(begin * stride[0]) *
-              size_of(dtype);  // views of a measuring arena have no bytes
-  t.shape[0] = end - begin;
-  return t;
+  return part_of(*this, 0, "rows", begin, end);
 }
-
 Tensor Tensor::cols(int64_t begin, int64_t end) const {
-  const size_t last = static_cast<size_t>(rank) - 1;
-  check(rank >= 1 && 0 <= begin && begin <= end && end <= shape[last], "columns {}..{} of {}",
-        begin, end, describe());
-  check(!packed, "a packed tensor cannot be sliced");
-  Tensor t = *this;
-  if (data) t.data += static_cast<size_t>(begin * stride[last]) * size_of(dtype);
-  t.shape[last] = end - begin;
-  return t;
+  return part_of(*this, rank - 1, "columns", begin, end);
 }
 
 Tensor Tensor::split(int64_t inner) const {
