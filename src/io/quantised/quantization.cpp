@@ -220,29 +220,30 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
   }
 }
 
+namespace {
+
+/// The fields of GPTQ's schemes that rules for single modules may change.
+void change_gptq_scheme(const JsonObject& in, QuantScheme& scheme) {
+  if (in.find("bits")) scheme.bits = bits_of(in, "bits", {4, 8});
+  if (in.find("group_size")) scheme.group_size = group_size_of(in);
+  scheme.scales = scheme.group_size < 0 ? QuantScales::channel : QuantScales::group;
+  scheme.symmetric = in.optional_bool("sym").value_or(scheme.symmetric);
+  scheme.is_ordered = in.optional_bool("desc_act").value_or(scheme.is_ordered);
+}
+
+}  // namespace
+
 void QuantizationConfig::read_gptq(const JsonObject& config) {
   QuantScheme scheme{.storage = QuantStorage::gptq, .scale_name = "scales"};
-  scheme.bits = bits_of(config, "bits", {4, 8});
-  scheme.group_size = group_size_of(config);
-  if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
-  scheme.symmetric = config.optional_bool("sym").value_or(true);
-  scheme.is_ordered = config.optional_bool("desc_act").value_or(false);
+  for (const char* needed : {"bits", "group_size"})
+    if (!config.find(needed)) refuse(config, "{} is missing", config.path(needed));
+  change_gptq_scheme(config, scheme);
   const char* key = config.find("checkpoint_format") ? "checkpoint_format" : "format";
   const std::string format = one_of(config, key, "gptq", {"gptq", "gptq_v2"});
   scheme.zero_offset = format == "gptq" ? 1 : 0;
   one_of(config, "pack_dtype", "int32", {"int32"});
   if (config.optional_bool("is_marlin_format").value_or(false))
     refuse(config, "{} is not supported: use GPTQ's own layout", config.path("is_marlin_format"));
-  // GPTQModel's rules for single modules: "-:" leaves those plain that the expression matches.
-  auto ignored = std::make_shared<ModuleRules>();
-  if (const auto rules = config.optional_object("dynamic"))
-    for (const auto& rule : rules->json().items()) {
-      if (!rule.key().starts_with("-:"))
-        refuse(config, "{} is not supported: one scheme for all modules",
-               rules->path(quote(rule.key())));
-      ignored->add(config, "dynamic", "re:" + rule.key().substr(2));
-    }
-  ignored_ = std::move(ignored);
   // Of a layer's linear modules those that are quantised, in lists; without it all.
   auto targets = std::make_shared<ModuleRules>();
   const Json* lists = config.find("modules_in_block_to_quantize");
@@ -255,6 +256,35 @@ void QuantizationConfig::read_gptq(const JsonObject& config) {
       else
         config.refuse("modules_in_block_to_quantize", "lists of names", name);
   groups_.push_back({std::move(scheme), std::move(targets)});
+  read_dynamic(config);
+}
+
+/// GPTQModel's rules for single modules, of which the first that matches counts: "-:" leaves them
+/// plain, others change their scheme.
+void QuantizationConfig::read_dynamic(const JsonObject& config) {
+  const auto rules = config.optional_object("dynamic");
+  if (!rules) return;
+  auto ignored = std::make_shared<ModuleRules>();
+  for (const auto& item : rules->json().items()) {
+    const std::string& rule = item.key();
+    if (rule.starts_with("-:")) {
+      if (groups_.size() > 1)
+        refuse(config, "{} is not supported behind rules that change a scheme",
+               rules->path(quote(rule)));
+      ignored->add(config, "dynamic", "re:" + rule.substr(2));
+      continue;
+    }
+    const auto changes = rules->optional_object(rule);
+    if (!changes || config.find("modules_in_block_to_quantize"))
+      refuse(config, "{} is not supported", rules->path(quote(rule)));
+    Group group{.scheme = groups_.front().scheme, .targets = {}};
+    change_gptq_scheme(*changes, group.scheme);
+    auto targets = std::make_shared<ModuleRules>();
+    targets->add(config, "dynamic", "re:" + (rule.starts_with("+:") ? rule.substr(2) : rule));
+    group.targets = std::move(targets);
+    groups_.push_back(std::move(group));
+  }
+  ignored_ = std::move(ignored);
 }
 
 void QuantizationConfig::read_awq(const JsonObject& config) {

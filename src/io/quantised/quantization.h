@@ -103,6 +103,7 @@ class QuantizationConfig {
   };
   void read_compressed_tensors(const JsonObject& config, std::vector<std::string>& warnings);
   void read_gptq(const JsonObject& config);
+  void read_dynamic(const JsonObject& config);
   void read_awq(const JsonObject& config);
   void read_fp8(const JsonObject& config);
   void read_auto_round(const JsonObject& config);

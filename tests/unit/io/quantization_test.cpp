@@ -50,6 +50,22 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
       "dynamic": {"-:.*\\.1\\..*down_proj": {}}})");
   EXPECT_TRUE(is_plain(rules, "model.layers.1.mlp.down_proj"));
   EXPECT_FALSE(is_plain(rules, "model.layers.11.mlp.down_proj"));
+  // As ModelCloud/TinyLlama-1.1B-Chat-v1.0-GPTQ-4bits-dynamic-cfg has them; vLLM's re.match.
+  const auto changed = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
+      "desc_act": true, "dynamic": {"-:model\\.layers\\.([2-9]\\d*|[1-9]\\d+)\\..*": {},
+      ".*\\.1\\..*": {"bits": 8, "group_size": 32, "desc_act": false}, "+:.*o_proj": {"sym": false}}})");
+  const auto q_proj = [&](int layer) {
+    return changed.find(fmt::format("model.layers.{}.self_attn.q_proj", layer));
+  };
+  EXPECT_EQ(q_proj(0)->bits + q_proj(0)->group_size, 4 + 128);
+  EXPECT_TRUE(q_proj(0)->is_ordered && q_proj(0)->symmetric);
+  EXPECT_EQ(q_proj(1)->bits + q_proj(1)->group_size, 8 + 32);
+  EXPECT_FALSE(q_proj(1)->is_ordered);
+  EXPECT_EQ(q_proj(2), nullptr);
+  EXPECT_EQ(q_proj(11), nullptr);
+  EXPECT_FALSE(changed.find("model.layers.0.self_attn.o_proj")->symmetric);
+  EXPECT_EQ(changed.find("model.layers.1.self_attn.o_proj")->bits, 8);
+  EXPECT_EQ(changed.describe(), "int4 (gptq)");
   // compressed-tensors: names in full, expressions from the first character on (re.match).
   const auto packed = parse(R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
       "ignore": ["lm_head", "re:.*mlp\\.gate$", "re:layers.3"], "config_groups": {"a": {"targets": ["Linear"],

@@ -215,8 +215,11 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect("group_size 16", "gptq-64-zeros", R"({"group_size": 16})");
   expect("checkpoint_format \"marlin\"", "gptq-64-zeros", R"({"checkpoint_format": "marlin"})");
   expect("pack_dtype \"int8\"", "gptq-64-zeros", R"({"pack_dtype": "int8"})");
-  expect("quantization_config.dynamic.\"+:.*\"", "gptq-64-zeros",
-         R"({"dynamic": {"+:.*": {"bits": 8}}})");
+  expect("quantization_config.dynamic.\"-:x\" is not supported behind", "gptq-64-zeros",
+         R"({"dynamic": {"+:.*": {"bits": 8}, "-:x": {}}})");
+  expect("quantization_config.dynamic..*.bits 3", "gptq-64-zeros",
+         R"({"dynamic": {".*": {"bits": 3}}})");
+  expect("bits is missing", "gptq-64-zeros", R"({"bits": null})");
   expect("version \"gemv\"", "awq-64-experts", R"({"version": "gemv"})");
   expect("zero_point false", "awq-64-experts", R"({"zero_point": false})");
   expect("bits 8", "awq-64-experts", R"({"bits": 8})");
