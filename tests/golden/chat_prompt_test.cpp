@@ -86,6 +86,27 @@ TEST(ChatPrompt, ATemplateThatCannotBeReadFailsChatAlone) {
   }
 }
 
+// As transformers' get_chat_template() and special_tokens_map.
+TEST(ChatPrompt, ToolsHaveTheTemplateNamedForThemAndTemplatesTheNamedTokens) {
+  TempDirectory directory;
+  for (const char* file : {"config.json", "tokenizer.json"})
+    std::filesystem::copy(demo() + "/" + file, directory.path());
+  std::ofstream(directory.path() / "tokenizer_config.json") << R"({
+      "eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"}, "chat_template": [
+      {"name": "default", "template": "{{ messages[0].content }}{{ pad_token }}{{ unk_token }}"},
+      {"name": "tool_use", "template": "{{ tools[0].name }}{{ eos_token }}"}]})";
+  EngineConfig config = demo_config();
+  config.load_format = "dummy";
+  LLM llm(directory.path(), config);
+  const auto prompt = [&](const char* options) {
+    return std::get<std::string>(
+        llm.chat_prompt(R"([{"role": "user", "content": "x"}])", options).value);
+  };
+  EXPECT_EQ(prompt("{}"), "x<|endoftext|>");
+  EXPECT_EQ(prompt(R"({"tools": null})"), "x<|endoftext|>");
+  EXPECT_EQ(prompt(R"({"tools": [{"name": "clock"}]})"), "clock<|im_end|>");
+}
+
 TEST(ChatPrompt, BadMessagesAndOptionsAreRefused) {
   LLM llm(demo(), demo_config());
   const char* good = R"([{"role": "user", "content": "x"}])";
