@@ -267,7 +267,8 @@ void bind_async_engine(nb::module_& m) {
   bind_common(engine);
   engine.def(nb::init<const std::string&, const nb::dict&, const nb::dict&>())
       .def("new_request_id", &AsyncEngine::new_request_id)
-      .def("add_request", &AsyncEngine::add_request)
+      .def("add_request", &AsyncEngine::add_request, nb::arg(), nb::arg(), nb::arg().none(),
+           nb::arg(), nb::arg(), nb::arg())
       .def("abort_request", &AsyncEngine::abort_request)
       .def("ask", &AsyncEngine::ask)
       .def("abandon", &AsyncEngine::abandon)

@@ -186,7 +186,7 @@ void bind_engine(nb::module_& m) {
   engine.def(nb::init<const std::string&, const nb::dict&>())
       .def("generate", &Engine::generate, nb::arg("prompts"), nb::arg("params"),
            nb::arg("on_progress").none())
-      .def("add_request", &Engine::add_request)
+      .def("add_request", &Engine::add_request, nb::arg().none(), nb::arg())
       .def("step", &Engine::step)
       .def("abort_request", &Engine::abort_request)
       .def("stop", &Engine::stop)

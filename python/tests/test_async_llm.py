@@ -127,6 +127,8 @@ def test_a_bad_request_is_a_value_error(engine):
         asyncio.run(outputs_of(engine, [10**6], params()))
     with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
         asyncio.run(outputs_of(engine, "a", {"temperature": 0}))
+    with pytest.raises(TypeError, match="a prompt must be text"):
+        asyncio.run(outputs_of(engine, None, params()))
     wait_until_idle(engine)
     assert not engine._ports
 

@@ -193,6 +193,8 @@ ITSELF["prompt"] = ITSELF
 def test_what_is_no_prompt_is_a_type_error_that_says_so(llm, prompts):
     with pytest.raises(TypeError, match="a prompt must be text"):
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(TypeError, match="a prompt must be text"):
+        llm.add_request(prompts, SamplingParams(max_tokens=1))
 
 
 def test_numpys_numbers_are_numbers(llm):
