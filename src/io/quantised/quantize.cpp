@@ -269,7 +269,10 @@ void choose_quantization(ModelConfig& model, const std::string& quantization, bo
   const bool is_auto = quantization.empty() || quantization == "auto";
   std::shared_ptr<QuantizationConfig> chosen;
   if (model.quantization) {
-    check(is_auto || quantization == model.quantization->method(), ErrorKind::invalid_argument,
+    const std::string& method = model.quantization->method();
+    // vLLM's gptq_marlin and awq_marlin name kernels for the same files.
+    check(is_auto || quantization == method || quantization == method + "_marlin",
+          ErrorKind::invalid_argument,
           "quantization is {}, but the checkpoint is quantised already, {}: leave the option out",
           quote(quantization), model.quantization->describe());
     chosen = std::make_shared<QuantizationConfig>(*model.quantization);

@@ -423,7 +423,8 @@ TEST(ChooseQuantization, RefusesWhatTheCheckpointIsNot) {
   const auto gptq = fs::path(NANOVLLM_SOURCE_DIR) / "tests/data/goldens/quantised-gptq-64-zeros";
   const ModelConfig quantised =
       load_model_config(gptq.string(), [](const std::string&) { return ConfigDefaults{}; });
-  for (const char* same : {"auto", "gptq", ""}) EXPECT_EQ(refusal_of(quantised, same), "accepted");
+  for (const char* same : {"auto", "gptq", "gptq_marlin", ""})
+    EXPECT_EQ(refusal_of(quantised, same), "accepted");
   for (const char* other : {"fp8", "int4", "awq"})
     EXPECT_NE(refusal_of(quantised, other).find("is quantised already, int4 (gptq)"),
               std::string::npos)
