@@ -163,7 +163,7 @@ TEST_F(BadRequests, WhatAnswersWouldNeedAnotherServerFor) {
   rows.push_back({chat_with(R"("stop":[)" + repeated("\"x\",", 100000) + "\"x\"]")});
   rows.push_back({R"({"input":"x","previous_response_id":"r"})", 400, "/v1/responses"});
   rows.push_back({R"({"input":"x","background":true})", 400, "/v1/responses"});
-  rows.push_back({R"({"input":"x","tools":[{"type":"web_search"}]})", 400, "/v1/responses"});
+  rows.push_back({R"({"input":"x","tools":[{"type":"file_search"}]})", 400, "/v1/responses"});
   rows.push_back(
       {R"({"input":"x","tools":[{"type":"mcp","server_label":"a","server_url":"http://127.0.0.1:1/"}]})",
        400, "/v1/responses"});

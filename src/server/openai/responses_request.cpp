@@ -141,7 +141,8 @@ Json read_input(const JsonObject& o) {
 }
 
 /// Leaves out the tools that are no functions: OpenAI runs most of them itself, and Codex names
-/// some in every request. Gives their types.
+/// some in every request. Those that work on something of the client's stay, to be refused. Gives
+/// the types of those that are gone.
 std::set<std::string> without_hosted_tools(Json& chat) {
   std::set<std::string> types;
   const auto tools = chat.find("tools");
@@ -149,7 +150,9 @@ std::set<std::string> without_hosted_tools(Json& chat) {
   Json functions = Json::array();
   for (Json& tool : *tools) {
     const Json type = tool.is_object() ? tool.value("type", Json()) : Json();
-    if (type.is_string() && type != "function")
+    const bool is_kept = !type.is_string() || type == "function" || type == "mcp" ||
+                         type == "file_search" || type == "code_interpreter";
+    if (!is_kept)
       types.insert(type.get<std::string>());
     else
       functions.push_back(std::move(tool));
