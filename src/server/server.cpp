@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/seconds.h"
+#include "io/generation_config.h"
 #include "io/json.h"
 #include "server/access.h"
 #include "server/engine_watch.h"
@@ -131,16 +132,18 @@ class Server {
             });
           });
       const auto chat = read_chat_template(llm->llm().tokenizer());
-      http_.post([this, chat, made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
+      GenerationConfig recommended;
+      if (options_.generation_config == "auto")
+        recommended =
+            load_generation_config(find_model(options_.model), llm->llm().info().vocab_size);
+      http_.post([this, chat, most = recommended.max_new_tokens,
+                  made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
         llm_ = std::move(*made);
         defaults_.model_names = names_;
         defaults_.max_model_len = llm_->llm().info().max_model_len;
         if (options_.generation_config == "auto")
           defaults_.params = llm_->llm().default_sampling_params();
-        // The engine's own default stands for none.
-        if (defaults_.params.max_tokens != SamplingParams().max_tokens)
-          defaults_.chat_max_tokens =
-              std::min(defaults_.params.max_tokens, defaults_.max_model_len);
+        if (most) defaults_.chat_max_tokens = std::min(*most, defaults_.max_model_len);
         defaults_.chat_template_kwargs = options_.chat_template_kwargs;
         defaults_.force_include_usage = options_.force_include_usage;
         defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
