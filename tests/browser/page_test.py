@@ -46,14 +46,15 @@ WIDE = """
 """
 
 ANSWER = """
-const bytes = new TextEncoder(), pieces = arguments[0].match(/[^]{1,9}/g), fetched = window.fetch;
+const bytes = new TextEncoder(), pieces = arguments[0].match(/[^]{1,9}/g), field = arguments[1] ?? 'content', fetched = window.fetch;
 window.fetch = async (path, options) => {
   if (!path.endsWith('completions')) return fetched(path, options);
+  window.asked = JSON.parse(options.body);
   const event = (json) => bytes.encode('data: ' + JSON.stringify(json) + '\\n\\n');
   return new Response(new ReadableStream({async start(stream) {
-    for (const content of pieces) {
+    for (const piece of pieces) {
       if (options.signal.aborted) return stream.error(options.signal.reason);
-      stream.enqueue(event({choices: [{delta: {content}}]}));
+      stream.enqueue(event({choices: [{delta: {[field]: piece}}]}));
       await new Promise((done) => setTimeout(done, 2));
     }
     stream.enqueue(event({choices: [], usage: {prompt_tokens: 5, completion_tokens: pieces.length}}));
@@ -227,6 +228,15 @@ class Page(unittest.TestCase):
             refused = "try { document.createElement('p').innerHTML = '<b>x'; return false; } catch { return true; }"
             self.assertTrue(driver.execute_script(refused))
             driver.get_log("browser")  # it says so
+
+    def test_reasoning_is_shown_under_either_of_its_names(self):
+        for name in ("reasoning", "reasoning_content"):
+            with browser(self.server.url) as driver:
+                driver.execute_script(ANSWER, "Hm, let me see.", name)
+                self.ask(driver, "Why?")
+                self.assertEqual(driver.execute_script("return document.querySelector('.reasoning .plain')?.textContent"), "Hm, let me see.")
+                self.ask(driver, "And then?")  # templates show a model what it thought before its calls
+                self.assertEqual(driver.execute_script("return asked.messages[1].reasoning"), "Hm, let me see.")
 
     def test_code_is_coloured_by_a_highlighter_that_comes_late(self):
         with browser(self.server.url) as driver:
