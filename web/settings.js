@@ -47,7 +47,8 @@ function givenTools() {
 export function requestBody(messages) {
   const system = by('system').value.trim();
   const body = {
-    messages: [...(system ? [{role: 'system', content: system}] : []), ...messages.map(({role, content, tool_calls, tool_call_id}) => ({role, content, tool_calls, tool_call_id}))],
+    messages: [...(system ? [{role: 'system', content: system}] : []),
+      ...messages.map(({role, content, reasoning, tool_calls, tool_call_id}) => ({role, content, reasoning, tool_calls, tool_call_id}))],
     stream: true,
     stream_options: {include_usage: true},
     ...givenTools(),
