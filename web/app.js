@@ -11,7 +11,7 @@ function showProblem(error) {
   if (error?.status === 401) askForKey();
 }
 
-const chats = new Chats(showProblem);
+const chats = new Chats(showProblem, showList);
 const view = new ChatView(chats, showList, showProblem);
 const engine = new EngineView();
 

@@ -3,16 +3,26 @@
 const kPlace = 'nanovllm.chats';
 const kMost = 50;
 
+function saved() {
+  try {
+    return JSON.parse(localStorage.getItem(kPlace) ?? '[]').filter((chat) => Array.isArray(chat.messages));
+  } catch {
+    return [];
+  }
+}
+
 export class Chats {
-  constructor(onProblem) {
+  /** `onNews` after another tab has changed the list. */
+  constructor(onProblem, onNews) {
     this.onProblem = onProblem;
-    try {
-      this.list = JSON.parse(localStorage.getItem(kPlace) ?? '[]').filter((chat) => Array.isArray(chat.messages));
-    } catch {
-      this.list = [];
-    }
+    this.list = saved();
     if (this.list.length === 0) this.add();
     this.current = this.list[0];
+    addEventListener('storage', (event) => {
+      if (event.key !== kPlace) return;
+      this.list = [this.current, ...saved().filter(({id}) => id !== this.current.id)];  // the one that is open here is this tab's
+      onNews();
+    });
   }
 
   add() {

@@ -195,6 +195,22 @@ class Page(unittest.TestCase):
             self.ask(driver, "Hello!")
             self.assertEqual(self.texts(driver, ".chat"), ["Hello!", "What is 37 + 45?"])
 
+    def test_conversations_of_two_tabs_are_all_kept(self):
+        with browser(self.server.url) as driver:
+            self.ask(driver, "What is 1 + 2?")
+            first = driver.current_window_handle
+            driver.switch_to.new_window("tab")
+            driver.get(self.server.url)
+            self.wait(driver, lambda: len(self.texts(driver, ".message")) == 2)
+            self.find(driver, "#new-chat").click()
+            self.ask(driver, "What is 3 + 4?")
+            driver.switch_to.window(first)
+            self.wait(driver, lambda: self.texts(driver, ".chat") == ["What is 1 + 2?", "What is 3 + 4?"])
+            self.ask(driver, "What is 5 + 6?")
+            driver.refresh()
+            self.wait(driver, lambda: self.texts(driver, ".chat") == ["What is 1 + 2?", "What is 3 + 4?"])
+            self.assertEqual(len(self.texts(driver, ".message")), 4)
+
     def test_stop_ends_the_answer_and_keeps_what_came(self):
         with browser(self.server.url) as driver:
             driver.execute_script("arguments[0].open = true", self.find(driver, "#settings"))
