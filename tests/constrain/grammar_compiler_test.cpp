@@ -126,6 +126,29 @@ TEST_F(Compiled, BlanksBetweenValuesAreBounded) {
   }
 }
 
+// The patterns are those of Zod 4's z.uuid() and z.iso.date().
+TEST_F(Compiled, APatternBesideAFormatDecides) {
+  const auto schema = [](const char* format, const std::string& pattern) {
+    return StructuredOutputs{
+        .json =
+            nlohmann::json{{"type", "string"}, {"format", format}, {"pattern", pattern}}.dump()};
+  };
+  const auto uuid = schema(
+      "uuid",
+      "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|"
+      "00000000-0000-0000-0000-000000000000|ffffffff-ffff-ffff-ffff-ffffffffffff)$");
+  EXPECT_TRUE(takes(uuid, R"("123e4567-e89b-12d3-a456-426614174000")"));
+  EXPECT_FALSE(takes(uuid, R"("123e4567-e89b-02d3-a456-426614174000")"));
+  const auto date = schema(
+      "date",
+      R"(^(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|)"
+      R"(\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|)"
+      R"((?:02)-(?:0[1-9]|1\d|2[0-8])))$)");
+  EXPECT_TRUE(takes(date, R"("2024-02-29")"));
+  EXPECT_FALSE(takes(date, R"("2023-02-29")"));
+  EXPECT_TRUE(takes(schema("cuid", "^c[0-9a-z]{4}$"), R"("c0abc")"));
+}
+
 TEST_F(Compiled, EveryKindOfStructureMakesMasks) {
   EXPECT_TRUE(takes({.regex = "ab?c"}, "ac"));
   EXPECT_FALSE(takes({.regex = "ab?c"}, "abbc"));

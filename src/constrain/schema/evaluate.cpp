@@ -57,9 +57,8 @@ bool has_size(int64_t size, const Json& schema, const char* min, const char* max
 bool is_text(const std::string& value, const Json& schema) {
   if (!has_size(num_chars(value), schema, "minLength", "maxLength")) return false;
   const auto pattern = schema.find("pattern");
-  if (pattern != schema.end() &&
-      !matches(parse_regex_search(pattern->get<std::string>(), "json: pattern"), value))
-    return false;
+  if (pattern != schema.end())  // beside it a format is an annotation
+    return matches(parse_regex_search(pattern->get<std::string>(), "json: pattern"), value);
   const auto format = schema.find("format");
   if (format == schema.end()) return true;
   const auto known = format_expr(format->get<std::string>());

@@ -205,6 +205,9 @@ Expr SchemaCompiler::characters(const Conjunction& flat) {
     check_sizes(length, "maxLength");
     return repeat(json_.character(), length.min, length.max);
   }
+  // Zod writes both, and its patterns say more. By default a format is an annotation in the
+  // standard.
+  if (!patterns.empty()) formats.clear();
   if (patterns.size() + formats.size() > 1)
     reader_.refuse(*place, patterns.empty() ? "format" : "pattern",
                    "meets another pattern or format, and a grammar follows only one");
