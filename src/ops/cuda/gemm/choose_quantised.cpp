@@ -23,7 +23,8 @@ PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
   constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
       kAlone = 150, kInTurns = 90, kTileCycles = 40;
   const bool gated = p.end == GemmEnd::gate;
-  const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8,
+  const int cluster = packed_cluster(p.weight);
+  const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8, at_once = num_sms / cluster,
                 row_blocks = ceil_div(p.rows, kMostPackedTile),
                 tensor = 4 * std::max<int64_t>(13, ceil_div(p.rows, row_blocks) / 2);
   PackedPlan best;
@@ -32,9 +33,10 @@ PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
     for (int warps = 1; warps <= 4 * kMostPackedGroups; ++warps) {
       const PackedPlan plan{warps, units, static_cast<int>(row_blocks)};
       const int64_t tile = int64_t{kPackedRows} * (gated ? warps : warps * units),
-                    waves = ceil_div(row_blocks * ceil_div(p.outputs(), tile), num_sms),
-                    alone = takes_turns(p.weight, p.k, plan.groups(), p.rows, waves) ? kInTurns
-                                                                                     : kAlone,
+                    waves = ceil_div(row_blocks * ceil_div(p.outputs(), tile), at_once),
+                    alone = takes_turns(p.weight, p.chain(), plan.groups(), p.rows, waves)
+                                ? kInTurns
+                                : kAlone,
                     cost =
                         waves *
                         (std::max({plan.groups() * units * issue, plan.groups() * tensor, alone}) +

@@ -27,8 +27,8 @@ struct PackedShape {
   int record_bytes;          // of eight rows of w by 128 columns
   int groups;                // PackedLayout::groups
   int depth;                 // chunks in a stage: 1 or 2
-  int steps, stages;         // stages that cover k; of the ring
-  int halves;                // of k, that have sums of their own (WeightFormat::in_halves): 1 or 2
+  int steps, stages;         // stages that cover a block's part of k; of the ring
+  int cluster;               // blocks that have a part of k each: 1, or 2 (packed_cluster())
   int x_bytes, stage_bytes;  // of a stage
   bool in_turns;             // gemm_packed_turns.cuh
 };
@@ -38,9 +38,14 @@ constexpr int kPackedSlices = kPackedColumns / kSliceWidth;
 static_assert(kPackedCopiers ==
               kGroupThreads / kWarp);  // registers are given to four warps at once
 
+constexpr int kPackedBarriers = kSkinnyBarrierBytes + 2 * 8;  // bytes: the ring's, HalfSums's
 /// Shared memory, as skinny_shared_bytes(): B reads kRows rows, whatever there are.
 constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int stages) {
-  return kSkinnyBarrierBytes + 1024 + stages * stage_bytes + (rows - block_rows) * kSliceRowBytes;
+  return kPackedBarriers + 1024 + stages * stage_bytes + (rows - block_rows) * kSliceRowBytes;
+}
+/// Besides, where blocks have halves of k: HalfSums, of so many groups of four warps.
+constexpr int half_sum_bytes(int rows, int units, int groups) {
+  return groups * kGroupThreads * rows / 8 * units * 4;
 }
 
 /// How the copy engine sees a weight, or a stack of them: [matrices, halves, eights of rows,
@@ -94,11 +99,32 @@ __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4],
 
 // -- Copies --
 
+/// The tiles of a block, or of a cluster: this one, and as many as run at once further on.
+__device__ inline int first_packed_item(const PackedShape& shape) {
+  return static_cast<int>(blockIdx.x) >> (shape.cluster - 1);
+}
+__device__ inline int packed_items_at_once(const PackedShape& shape) {
+  return static_cast<int>(gridDim.x) >> (shape.cluster - 1);
+}
+
 /// `in_turns`: rows of x have barriers of their own, behind those of the records.
 template <bool in_turns>
 struct PackedRing : StageRing {
   static constexpr bool kInTurns = in_turns;
   __device__ uint64_t* rows_full() const { return in_turns ? full + kMostTurnStages : full; }
+};
+
+/// A stage, the tile that it is for, and its place among those that cover k.
+struct PackedCursor : RingCursor {
+  int item, part, step = 0;
+  __device__ explicit PackedCursor(const PackedShape& shape)
+      : item(first_packed_item(shape)), part(static_cast<int>(cluster_rank()) * shape.steps) {}
+  __device__ bool done(const PackedShape& shape) const { return item >= shape.items; }
+  __device__ void next(const PackedShape& shape) {
+    ++part;
+    if (++step == shape.steps) step = 0, part -= shape.steps, item += packed_items_at_once(shape);
+    RingCursor::next(shape.stages);
+  }
 };
 
 /// The first eight rows of w of a block's, in the tile of `item`.
@@ -125,30 +151,22 @@ __device__ int packed_row(const PackedShape& shape, int item, int warp, int i) {
          static_cast<int>(threadIdx.x) % kWarp / 4;
 }
 
-/// The part of k in a stage: in turns those of both halves alternate.
-template <class Ring>
-__device__ int packed_part(const PackedShape& shape, const SkinnyCursor& at) {
-  if (!Ring::kInTurns || shape.halves == 1) return at.step;
-  return at.step % 2 * (shape.steps / 2) + at.step / 2;
-}
-
 template <int kUnits, class Ring>
 __device__ void copy_packed(const CUtensorMap& w, const PackedShape& shape, const Ring& ring,
-                            const SkinnyCursor& at) {
+                            const PackedCursor& at) {
   uint64_t* barrier = ring.full + at.stage;
   const int row = shape.depth * shape.record_bytes, bytes = shape.warps * kUnits * row;
   if (Ring::kInTurns) arrive_expecting(ring.rows_full() + at.stage, shape.x_bytes);
   arrive_expecting(barrier, Ring::kInTurns ? bytes : shape.x_bytes + bytes);
-  copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier,
-                packed_part<Ring>(shape, at) * row / kMapUnit, packed_unit<kUnits>(shape, at.item),
-                0, 0);
+  copy_box_once(ring.at(at.stage) + shape.x_bytes, &w, barrier, at.part * row / kMapUnit,
+                packed_unit<kUnits>(shape, at.item), 0, 0);
 }
 
 template <class Ring>
 __device__ void copy_packed_rows(const CUtensorMap& x, const PackedShape& shape, const Ring& ring,
-                                 const SkinnyCursor& at) {
+                                 const PackedCursor& at) {
   copy_box(ring.at(at.stage), &x, ring.rows_full() + at.stage, 0, packed_first_row(shape, at.item),
-           0, packed_part<Ring>(shape, at) * shape.depth * kPackedSlices);
+           0, at.part * shape.depth * kPackedSlices);
 }
 
 /// A thread's part, one of up to kPackedCopiers: the copies of each so-manieth stage, as produce()
@@ -158,12 +176,12 @@ __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const
                                const Ring& ring, int thread) {
   const int threads = min(kPackedCopiers, shape.stages);  // each a round behind the others at most
   if (thread >= threads) return;
-  const auto advance = [&](SkinnyCursor& at, int stages) {
+  const auto advance = [&](PackedCursor& at, int stages) {
     for (int i = 0; i < stages; ++i) at.next(shape);
   };
-  SkinnyCursor weight;
+  PackedCursor weight(shape);
   advance(weight, thread);
-  SkinnyCursor rows = weight;
+  PackedCursor rows = weight;
   for (; weight.parity == 0 && !weight.done(shape); advance(weight, threads))
     copy_packed<kUnits>(w, shape, ring, weight);
   let_next_start();
@@ -184,37 +202,64 @@ __device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
   for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
 }
 
-/// The second half's sums become both halves', of which the first's are stored: some are asked for
-/// at once, as many as registers hold beside the sums.
+/// The sums of the first half of k, rounded, on their way to the block of a cluster that has the
+/// second. Areas are of all warps that have sums, `warps`.
 template <int kRows, int kUnits>
-__device__ __forceinline__ void add_stored(__nv_bfloat16* y, const PackedShape& shape,
-                                           float (&sum)[kRows / 2], int item, int warp) {
-  constexpr int kTiles = kRows / 8, kAtOnce = kTiles < 8 ? kTiles : 8;
-  const int t = threadIdx.x % 4, first_row = packed_first_row(shape, item),
-            rows = min(first_row + shape.block_rows, shape.rows);
-#pragma unroll
-  for (int i = 0; i < kUnits * kTiles; i += kAtOnce) {
-    const int u = i / kTiles, unit = packed_unit<kUnits>(shape, item) + warp * kUnits + u;
-    uint32_t first[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t* const from = place_of_two(y + int64_t{unit} * kPackedRows, shape.stride,
-                                                first_row + 8 * (i % kTiles + j) + 2 * t, rows,
-                                                warp < shape.warps && unit < shape.units);
-      first[j] = from ? *from : 0;
-    }
-    // A lane's two columns of one row, as they are stored, and back again.
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int at = 4 * (i % kTiles + j) + 2 * u;
-      const float2 second = two_of_row(sum[at], sum[at + 1]),
-                   both = add_halves(first[j], second.x, second.y),
-                   mine = two_of_row(both.x, both.y);
-      sum[at] = mine.x, sum[at + 1] = mine.y;
-    }
-    asm volatile("" ::: "memory");
+class HalfSums {
+ public:
+  static constexpr int kWords = kRows / 8 * kUnits, kPiece = kWords < 4 ? kWords : 4;  // of a lane
+  /// `barriers`: two, that init() sets up; `area`: of the block's warps.
+  __device__ HalfSums(uint64_t* barriers, const void* area, int warp, int warps)
+      : came_(barriers),
+        taken_(barriers + 1),
+        area_(shared_address(area) + (warp * kWarp + threadIdx.x % kWarp) * kPiece * 4),
+        pitch_(warps * kWarp * kPiece * 4),
+        arms_(warp == 0 && threadIdx.x % kWarp == 0) {}
+  __device__ static void init(uint64_t* barriers, int warps) {
+    init_barrier(barriers, 1);
+    init_barrier(barriers + 1, warps);
   }
-}
+  /// By the block that has the first half.
+  __device__ __forceinline__ void send(const float (&sum)[kRows / 2]) {
+    wait_barrier(taken_, parity_ ^ 1);
+    parity_ ^= 1;
+    const uint32_t there = address_in(1, area_), barrier = address_in(1, shared_address(came_));
+#pragma unroll
+    for (int i = 0; i < kWords; i += kPiece) {
+      uint32_t v[kPiece];
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j)
+        v[j] = pack_bf16(sum[4 / kUnits * (i + j)], sum[4 / kUnits * (i + j) + 1]);
+      store_in<kPiece>(there + i / kPiece * pitch_, v, barrier);
+    }
+  }
+  /// By the other one, whose sums become both halves'. `again`: there is another tile.
+  __device__ __forceinline__ void add_to(float (&sum)[kRows / 2], bool again) {
+    if (arms_) arrive_expecting(came_, kWords / kPiece * pitch_);
+    wait_barrier(came_, parity_);
+    parity_ ^= 1;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      uint32_t first;
+      asm volatile("ld.shared.b32 %0, [%1];"
+                   : "=r"(first)
+                   : "r"(area_ + i / kPiece * pitch_ + i % kPiece * 4)
+                   : "memory");
+      float* const mine = sum + 4 / kUnits * i;
+      const float2 both = add_halves(first, mine[0], mine[1]);
+      mine[0] = both.x, mine[1] = both.y;
+    }
+    __syncwarp();
+    if (again && threadIdx.x % kWarp == 0) arrive_at(taken_, 0);
+  }
+
+ private:
+  uint64_t *came_, *taken_;
+  uint32_t area_;
+  int pitch_;
+  bool arms_;
+  uint32_t parity_ = 0;
+};
 
 template <int kRows, int kUnits>
 __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
@@ -243,10 +288,23 @@ __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
   }
 }
 
+/// A tile's end: the first half's sums go to the block that has the second, which stores both's.
+template <int kRows, int kUnits>
+__device__ __forceinline__ void end_packed(__nv_bfloat16* y, const PackedShape& shape,
+                                           float (&sum)[kRows / 2], HalfSums<kRows, kUnits>& half,
+                                           int item, int warp) {
+  if (shape.cluster > 1) {
+    if (cluster_rank() == 0) return half.send(sum);
+    half.add_to(sum, item + packed_items_at_once(shape) < shape.items);
+  }
+  store_packed<kRows, kUnits>(y, shape, sum, item, warp);
+}
+
 /// Four warps' part. Two steps are under way, two wait in registers, and two are being unpacked.
 template <WeightFormat::Numbers packing, class Unpacker, int kRows, int kUnits, int kDepth>
 __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
-                               const PackedShape& shape, const StageRing& ring, int warp) {
+                               const PackedShape& shape, const StageRing& ring,
+                               HalfSums<kRows, kUnits>& half, int warp) {
   const bool leader = threadIdx.x % kWarp == 0;
   const int slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
       row = kDepth * shape.record_bytes, unit_bytes = (shape.up > 0 ? shape.warps : 1) * row,
@@ -267,11 +325,8 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     numbers.load(ring.at(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
                  shape.groups > 0);
   };
-  // Halves of k follow each other as tiles do: were the sums set to zero within a loop over both,
-  // ptxas would let no wgmma begin before the one ahead has ended.
-  const int steps = shape.steps / shape.halves;
-  int half = 0;
-  for (int item = static_cast<int>(blockIdx.x); item < shape.items;) {
+  for (int item = first_packed_item(shape); item < shape.items;
+       item += packed_items_at_once(shape)) {
     if (shape.groups == 0)
 #pragma unroll
       for (int u = 0; u < kUnits; ++u)
@@ -283,7 +338,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     unpack_next.template operator()<0>();
     unpack_next.template operator()<1>();
     int last = -1;  // the stage before this one
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < shape.steps; ++step) {
       uint32_t x = describe_rows(ring.at(at.stage));
       const int stage = at.stage;
 #pragma unroll
@@ -304,7 +359,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
         unpack_next.template operator()<3>();
         if (chunk + 1 < kDepth) {
           load(chunk + 1);
-        } else if (step + 1 < steps) {
+        } else if (step + 1 < shape.steps) {
           at.next(shape.stages);
           wait_barrier(ring.full + at.stage, at.parity);
           load(0);
@@ -321,9 +376,7 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
     for (float& s : sum) asm volatile("" : "+f"(s)::"memory");
     if (leader) arrive(ring.empty + last);
     at.next(shape.stages);
-    if (half > 0) add_stored<kRows, kUnits>(y, shape, sum, item, warp);
-    store_packed<kRows, kUnits>(y, shape, sum, item, warp);
-    if (++half == shape.halves) half = 0, item += static_cast<int>(gridDim.x);
+    end_packed<kRows, kUnits>(y, shape, sum, half, item, warp);
   }
 }
 

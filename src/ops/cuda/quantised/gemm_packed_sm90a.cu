@@ -12,14 +12,25 @@ namespace {
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 184 * 1024;
 constexpr int kMostDeepRows = 64;  // of a tile whose stages have two chunks
 
-/// f<rows>() of wgmma's for m rows of a tile.
+/// wgmma's for m rows of a tile.
+int wgmma_rows(int m) {
+  return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : kMostPackedTile;
+}
+/// f<rows>() of those.
 template <class F>
-void with_rows(int64_t m, F&& f) {
-  if (m <= 8) return f.template operator()<8>();
-  if (m <= 16) return f.template operator()<16>();
-  if (m <= 32) return f.template operator()<32>();
-  if (m <= 64) return f.template operator()<64>();
-  f.template operator()<kMostPackedTile>();
+void with_rows(int m, F&& f) {
+  switch (wgmma_rows(m)) {
+    case 8:
+      return f.template operator()<8>();
+    case 16:
+      return f.template operator()<16>();
+    case 32:
+      return f.template operator()<32>();
+    case 64:
+      return f.template operator()<64>();
+    default:
+      f.template operator()<kMostPackedTile>();
+  }
 }
 
 /// f<numbers, coarse>().
@@ -53,16 +64,19 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
   const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
                    shape.block_rows <= kMostDeepRows;
   shape.depth = two ? 2 : 1;
-  shape.steps = layout.columns / shape.depth;
-  shape.halves = w.format.in_halves ? 2 : 1;
+  shape.cluster = packed_cluster(w.format);
+  shape.steps = layout.columns / shape.depth / shape.cluster;
   shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
   const int64_t bytes = shape.x_bytes + plan.warps * plan.units * shape.depth * layout.record_bytes;
   shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
-  const int64_t tiles = ceil_div(shape.items, num_sms), all = tiles * shape.steps,
-                ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
-  shape.in_turns = takes_turns(w.format, w.k(), plan.groups(), rows, tiles);
-  const int64_t room = std::min(ring / shape.stage_bytes, all);
-  shape.stages = shape.in_turns ? turn_stages(room, shape.halves)
+  const int64_t tiles = ceil_div(shape.items, num_sms / shape.cluster), all = tiles * shape.steps;
+  shape.in_turns = takes_turns(w.format, w.k() / shape.cluster, plan.groups(), rows, tiles);
+  const int half_sums = shape.cluster > 1 ? half_sum_bytes(wgmma_rows(shape.block_rows), plan.units,
+                                                           shape.in_turns ? 1 : plan.groups())
+                                          : 0;
+  const int64_t ring = (all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing) - half_sums,
+                room = std::min(ring / shape.stage_bytes, all);
+  shape.stages = shape.in_turns ? turn_stages(room)
                                 : static_cast<int>(std::clamp<int64_t>(room, 2, kMostStages));
   return shape;
 }
@@ -86,13 +100,17 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
   with_numbers(w.format.numbers, is_coarse, [&]<WeightFormat::Numbers numbers, bool coarse>() {
     with_rows(shape.block_rows, [&]<int rows>() {
       const auto go = [&]<int units, int depth, bool in_turns>() {
-        launch_early(
-            gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>, grid_size(num_sms),
-            ((in_turns ? kMostPackedGroups : plan.groups()) + 1) * kGroupThreads,
-            static_cast<size_t>(
-                packed_shared_bytes(rows, shape.block_rows, shape.stage_bytes, shape.stages) +
-                (in_turns ? handed_areas(shape.halves) * handed_bytes(rows, units) : 0)),
-            device_ptr<bf16>(y), records, rows_of_x, row_scales, shape);
+        const int groups = in_turns ? 1 : plan.groups(),
+                  sums = (shape.cluster > 1 ? half_sum_bytes(rows, units, groups) : 0) +
+                         (in_turns ? handed_bytes(rows, units) : 0);
+        launch_clusters(gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>,
+                        grid_size(num_sms / shape.cluster * shape.cluster), shape.cluster,
+                        ((in_turns ? kMostPackedGroups : groups) + 1) * kGroupThreads,
+                        static_cast<size_t>(packed_shared_bytes(rows, shape.block_rows,
+                                                                shape.stage_bytes, shape.stages) +
+                                            sums),
+                        can_launch_early_, device_ptr<bf16>(y), records, rows_of_x, row_scales,
+                        shape);
       };
       const auto with_units = [&]<int depth, bool in_turns>() {
         if (plan.units == 1) return go.template operator()<1, depth, in_turns>();
