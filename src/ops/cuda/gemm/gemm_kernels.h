@@ -53,10 +53,8 @@ constexpr int packed_record_bytes(WeightFormat format, int64_t k) {
 }
 constexpr int kMostPackedGroups = 3;  // of four warps, of a block
 constexpr int kMostPackedTile = 128;  // rows of x
-/// Of a weight in halves of k a tile is a cluster's, of which each block multiplies one half.
-constexpr int packed_cluster(WeightFormat format) { return format.in_halves ? 2 : 1; }
 /// Groups take turns where one has all of a tile's rows of the weight, by stages of so many chunks.
-/// `k`: of a block; `tiles`: likewise.
+/// `tiles`: of a block.
 constexpr int kTurnChunks = 2, kMostTurnRows = 32;  // of x
 constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t rows,
                            int64_t tiles) {
@@ -66,10 +64,14 @@ constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t r
 /// The stages of such a ring, of which `room` would fit. A stage's barrier does not tell a round
 /// from the next but one, so nobody may wait for a stage whose round before is not over. A group,
 /// and a copier, knows that its own turn before, three or four turns ahead, has ended, and all
-/// before that: so no fewer than three.
+/// before that in its chain and its group. Of two chains (`halves`) this leaves out the turn just
+/// before that one. It has the same stage in a ring of four, and for copiers in a ring of five: so
+/// three stages or six.
 constexpr int kPackedCopiers = 4, kMostTurnStages = kMostStages / 2;
-constexpr int turn_stages(int64_t room) {
-  return static_cast<int>(std::clamp<int64_t>(room, kMostPackedGroups, kMostTurnStages));
+constexpr int turn_stages(int64_t room, int halves) {
+  const auto stages =
+      static_cast<int>(std::clamp<int64_t>(room, kMostPackedGroups, kMostTurnStages));
+  return halves == 2 && (stages == 4 || stages == 5) ? 6 : stages;
 }
 
 // -- gemm_mma.cuh --

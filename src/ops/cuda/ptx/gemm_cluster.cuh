@@ -35,21 +35,11 @@ __device__ inline void sync_cluster() {
 }
 /// The same where the threads have written nothing but new barriers, after fence_new_barriers(): it
 /// waits for no memory.
-__device__ inline void arrive_new_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ inline void sync_new_cluster() {
-  arrive_new_cluster();
-  wait_for_cluster();
-}
-/// The place in block `rank` of the cluster that `shared` is in this one.
-__device__ inline uint32_t address_in(uint32_t rank, uint32_t shared) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
-  return there;
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
 }
 /// Arrives at the barrier that is `barrier` in block `rank` of the cluster.
 __device__ inline void arrive_at(uint64_t* barrier, uint32_t rank) {
@@ -61,29 +51,6 @@ __device__ inline void arrive_at(uint64_t* barrier, uint32_t rank) {
       "}" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
-}
-/// Stores 1, 2 or 4 words in another block of the cluster; they complete their bytes on its
-/// barrier.
-template <int words>
-__device__ __forceinline__ void store_in(uint32_t there, const uint32_t* v, uint32_t barrier) {
-  static_assert(words == 1 || words == 2 || words == 4);
-  if constexpr (words == 1)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-        "r"(v[0]), "r"(barrier)
-        : "memory");
-  if constexpr (words == 2)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-            there),
-        "r"(v[0]), "r"(v[1]), "r"(barrier)
-        : "memory");
-  if constexpr (words == 4)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-        "[%5];" ::"r"(there),
-        "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier)
-        : "memory");
 }
 /// One box of a matrix, from global to shared memory. By one thread.
 __device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* barrier, int column,

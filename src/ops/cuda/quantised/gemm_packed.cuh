@@ -12,6 +12,7 @@
 
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
+#include "ops/cuda/quantised/half_sums.cuh"
 #include "ops/cuda/quantised/packed.cuh"
 
 namespace nanovllm {
@@ -28,9 +29,18 @@ struct PackedShape {
   int groups;                // PackedLayout::groups
   int depth;                 // chunks in a stage: 1 or 2
   int steps, stages;         // stages that cover a block's part of k; of the ring
-  int cluster;               // blocks that have a part of k each: 1, or 2 (packed_cluster())
+  int cluster;               // blocks that have a part of k each: 1, or 2 (HalfSums)
   int x_bytes, stage_bytes;  // of a stage
   bool in_turns;             // gemm_packed_turns.cuh
+};
+
+/// The numbers of a weight, and how registers unpack them. `one_group`: of a record, whose code
+/// then has no branches, around which the compiler would wait for products.
+template <WeightFormat::Numbers numbers, bool coarse, bool one_group>
+struct PackedKind {
+  static constexpr WeightFormat::Numbers kNumbers = numbers;
+  using Unpacker = UnpackOf<numbers, coarse>;
+  __device__ static int groups(const PackedShape& shape) { return one_group ? 1 : shape.groups; }
 };
 
 constexpr int kMapUnit = 8;  // bytes of what the copy engine takes for elements of w
@@ -42,10 +52,6 @@ constexpr int kPackedBarriers = kSkinnyBarrierBytes + 2 * 8;  // bytes: the ring
 /// Shared memory, as skinny_shared_bytes(): B reads kRows rows, whatever there are.
 constexpr int packed_shared_bytes(int rows, int block_rows, int stage_bytes, int stages) {
   return kPackedBarriers + 1024 + stages * stage_bytes + (rows - block_rows) * kSliceRowBytes;
-}
-/// Besides, where blocks have halves of k: HalfSums, of so many groups of four warps.
-constexpr int half_sum_bytes(int rows, int units, int groups) {
-  return groups * kGroupThreads * rows / 8 * units * 4;
 }
 
 /// How the copy engine sees a weight, or a stack of them: [matrices, halves, eights of rows,
@@ -179,19 +185,17 @@ __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const
   const auto advance = [&](PackedCursor& at, int stages) {
     for (int i = 0; i < stages; ++i) at.next(shape);
   };
-  PackedCursor weight(shape);
-  advance(weight, thread);
-  PackedCursor rows = weight;
-  for (; weight.parity == 0 && !weight.done(shape); advance(weight, threads))
-    copy_packed<kUnits>(w, shape, ring, weight);
+  PackedCursor at(shape);
+  advance(at, thread);
+  // Rows of x come behind all that was asked for before them: so a stage each of the weight.
+  if (!at.done(shape)) copy_packed<kUnits>(w, shape, ring, at);
   let_next_start();
   wait_for_previous();
-  for (; rows.parity == 0 && !rows.done(shape); advance(rows, threads))
-    copy_packed_rows(x, shape, ring, rows);
-  for (; !weight.done(shape); advance(weight, threads)) {
-    wait_barrier(ring.empty + weight.stage, weight.parity ^ 1);
-    copy_packed<kUnits>(w, shape, ring, weight);
-    copy_packed_rows(x, shape, ring, weight);
+  if (!at.done(shape)) copy_packed_rows(x, shape, ring, at);
+  for (advance(at, threads); !at.done(shape); advance(at, threads)) {
+    wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+    copy_packed<kUnits>(w, shape, ring, at);
+    copy_packed_rows(x, shape, ring, at);
   }
 }
 
@@ -201,65 +205,6 @@ __device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
 #pragma unroll
   for (auto& r : a) asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
 }
-
-/// The sums of the first half of k, rounded, on their way to the block of a cluster that has the
-/// second. Areas are of all warps that have sums, `warps`.
-template <int kRows, int kUnits>
-class HalfSums {
- public:
-  static constexpr int kWords = kRows / 8 * kUnits, kPiece = kWords < 4 ? kWords : 4;  // of a lane
-  /// `barriers`: two, that init() sets up; `area`: of the block's warps.
-  __device__ HalfSums(uint64_t* barriers, const void* area, int warp, int warps)
-      : came_(barriers),
-        taken_(barriers + 1),
-        area_(shared_address(area) + (warp * kWarp + threadIdx.x % kWarp) * kPiece * 4),
-        pitch_(warps * kWarp * kPiece * 4),
-        arms_(warp == 0 && threadIdx.x % kWarp == 0) {}
-  __device__ static void init(uint64_t* barriers, int warps) {
-    init_barrier(barriers, 1);
-    init_barrier(barriers + 1, warps);
-  }
-  /// By the block that has the first half.
-  __device__ __forceinline__ void send(const float (&sum)[kRows / 2]) {
-    wait_barrier(taken_, parity_ ^ 1);
-    parity_ ^= 1;
-    const uint32_t there = address_in(1, area_), barrier = address_in(1, shared_address(came_));
-#pragma unroll
-    for (int i = 0; i < kWords; i += kPiece) {
-      uint32_t v[kPiece];
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j)
-        v[j] = pack_bf16(sum[4 / kUnits * (i + j)], sum[4 / kUnits * (i + j) + 1]);
-      store_in<kPiece>(there + i / kPiece * pitch_, v, barrier);
-    }
-  }
-  /// By the other one, whose sums become both halves'. `again`: there is another tile.
-  __device__ __forceinline__ void add_to(float (&sum)[kRows / 2], bool again) {
-    if (arms_) arrive_expecting(came_, kWords / kPiece * pitch_);
-    wait_barrier(came_, parity_);
-    parity_ ^= 1;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      uint32_t first;
-      asm volatile("ld.shared.b32 %0, [%1];"
-                   : "=r"(first)
-                   : "r"(area_ + i / kPiece * pitch_ + i % kPiece * 4)
-                   : "memory");
-      float* const mine = sum + 4 / kUnits * i;
-      const float2 both = add_halves(first, mine[0], mine[1]);
-      mine[0] = both.x, mine[1] = both.y;
-    }
-    __syncwarp();
-    if (again && threadIdx.x % kWarp == 0) arrive_at(taken_, 0);
-  }
-
- private:
-  uint64_t *came_, *taken_;
-  uint32_t area_;
-  int pitch_;
-  bool arms_;
-  uint32_t parity_ = 0;
-};
 
 template <int kRows, int kUnits>
 __device__ void store_packed(__nv_bfloat16* y, const PackedShape& shape,
@@ -301,12 +246,13 @@ __device__ __forceinline__ void end_packed(__nv_bfloat16* y, const PackedShape& 
 }
 
 /// Four warps' part. Two steps are under way, two wait in registers, and two are being unpacked.
-template <WeightFormat::Numbers packing, class Unpacker, int kRows, int kUnits, int kDepth>
+template <class Kind, int kRows, int kUnits, int kDepth>
 __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
                                const PackedShape& shape, const StageRing& ring,
                                HalfSums<kRows, kUnits>& half, int warp) {
   const bool leader = threadIdx.x % kWarp == 0;
-  const int slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
+  const int groups = Kind::groups(shape),
+            slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
       row = kDepth * shape.record_bytes, unit_bytes = (shape.up > 0 ? shape.warps : 1) * row,
             first_record = shape.x_bytes + packed_slot<kUnits>(shape, slot, 0) * row;
   const uint32_t x_slice = static_cast<uint32_t>(shape.block_rows * kSliceRowBytes >> 4);
@@ -315,19 +261,19 @@ __device__ void consume_packed(__nv_bfloat16* y, const uint32_t* row_scales,
 #pragma unroll
   for (int i = 0; i < 32; ++i)  // 0, where no row of w is: in a register each, not made anew
     if (kUnits == 1) a[i / 8][i / 4 % 2][i % 4] = static_cast<uint32_t>((shape.rows + i) >> 31);
-  PackedNumbers<packing, kUnits> numbers;
-  Unpacker unpack[kUnits];
+  PackedNumbers<Kind::kNumbers, kUnits> numbers;
+  typename Kind::Unpacker unpack[kUnits];
   const auto unpack_next = [&]<int quarter>() {
-    unpack_quarter<quarter>(a[quarter], numbers, unpack, unit_bytes, shape.groups);
+    unpack_quarter<quarter>(a[quarter], numbers, unpack, unit_bytes, groups);
   };
   RingCursor at;
   const auto load = [&](int chunk) {
     numbers.load(ring.at(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
-                 shape.groups > 0);
+                 groups > 0);
   };
   for (int item = first_packed_item(shape); item < shape.items;
        item += packed_items_at_once(shape)) {
-    if (shape.groups == 0)
+    if (groups == 0)
 #pragma unroll
       for (int u = 0; u < kUnits; ++u)
         numbers.scales[u] = row_scales[packed_row<kUnits>(shape, item, slot, u)];

@@ -33,14 +33,19 @@ void with_rows(int m, F&& f) {
   }
 }
 
-/// f<numbers, coarse>().
+/// f<PackedKind>().
 template <class F>
-void with_numbers(WeightFormat::Numbers numbers, bool coarse, F&& f) {
-  if (numbers == WeightFormat::int4 && coarse)
-    return f.template operator()<WeightFormat::int4, true>();
-  if (numbers == WeightFormat::int4) return f.template operator()<WeightFormat::int4, false>();
-  if (numbers == WeightFormat::int8) return f.template operator()<WeightFormat::int8, false>();
-  f.template operator()<WeightFormat::e4m3, false>();
+void with_kind(WeightFormat::Numbers numbers, bool coarse, bool one_group, F&& f) {
+  const auto with_groups = [&]<WeightFormat::Numbers of, bool is_coarse>() {
+    if (one_group) return f.template operator()<PackedKind<of, is_coarse, true>>();
+    f.template operator()<PackedKind<of, is_coarse, false>>();
+  };
+  if (numbers == WeightFormat::int8)
+    return with_groups.template operator()<WeightFormat::int8, false>();
+  if (numbers == WeightFormat::e4m3)
+    return with_groups.template operator()<WeightFormat::e4m3, false>();
+  if (coarse) return with_groups.template operator()<WeightFormat::int4, true>();
+  with_groups.template operator()<WeightFormat::int4, false>();
 }
 
 /// All but y's stride.
@@ -64,7 +69,7 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
   const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
                    shape.block_rows <= kMostDeepRows;
   shape.depth = two ? 2 : 1;
-  shape.cluster = packed_cluster(w.format);
+  shape.cluster = w.format.in_halves ? 2 : 1;
   shape.steps = layout.columns / shape.depth / shape.cluster;
   shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
   const int64_t bytes = shape.x_bytes + plan.warps * plan.units * shape.depth * layout.record_bytes;
@@ -76,7 +81,7 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
                                           : 0;
   const int64_t ring = (all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing) - half_sums,
                 room = std::min(ring / shape.stage_bytes, all);
-  shape.stages = shape.in_turns ? turn_stages(room)
+  shape.stages = shape.in_turns ? turn_stages(room, 1)
                                 : static_cast<int>(std::clamp<int64_t>(room, 2, kMostStages));
   return shape;
 }
@@ -97,13 +102,13 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
                {.parts = 1, .rows = shape.block_rows, .slices = shape.depth * kPackedSlices});
   const auto* row_scales = reinterpret_cast<const uint32_t*>(w.data.data + layout.row_scales());
   const bool is_coarse = w.format.numbers == WeightFormat::int4 && !has_any(fine_, w);
-  with_numbers(w.format.numbers, is_coarse, [&]<WeightFormat::Numbers numbers, bool coarse>() {
+  with_kind(w.format.numbers, is_coarse, shape.groups == 1, [&]<class Kind>() {
     with_rows(shape.block_rows, [&]<int rows>() {
       const auto go = [&]<int units, int depth, bool in_turns>() {
         const int groups = in_turns ? 1 : plan.groups(),
                   sums = (shape.cluster > 1 ? half_sum_bytes(rows, units, groups) : 0) +
                          (in_turns ? handed_bytes(rows, units) : 0);
-        launch_clusters(gemm_packed_kernel<numbers, coarse, rows, units, depth, in_turns>,
+        launch_clusters(gemm_packed_kernel<Kind, rows, units, depth, in_turns>,
                         grid_size(num_sms / shape.cluster * shape.cluster), shape.cluster,
                         ((in_turns ? kMostPackedGroups : groups) + 1) * kGroupThreads,
                         static_cast<size_t>(packed_shared_bytes(rows, shape.block_rows,
@@ -116,9 +121,9 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
         if (plan.units == 1) return go.template operator()<1, depth, in_turns>();
         go.template operator()<2, depth, in_turns>();
       };
-      if constexpr (numbers == WeightFormat::int4 && rows <= kMostTurnRows)
+      if constexpr (Kind::kNumbers == WeightFormat::int4 && rows <= kMostTurnRows)
         if (shape.in_turns) return with_units.template operator()<kTurnChunks, true>();
-      if constexpr (numbers == WeightFormat::int4 && rows <= kMostDeepRows)
+      if constexpr (Kind::kNumbers == WeightFormat::int4 && rows <= kMostDeepRows)
         if (shape.depth == 2) return with_units.template operator()<2, false>();
       with_units.template operator()<1, false>();
     });

@@ -41,14 +41,15 @@ struct HandedSums {
 
 /// The part of a group of four warps where all have the same rows of w: they take stages in turn.
 /// While one multiplies, the others unpack, and each hands its sums on to the next.
-template <WeightFormat::Numbers packing, class Unpacker, int kRows, int kUnits>
+template <class Kind, int kRows, int kUnits>
 __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
                                  const PackedShape& shape, const PackedRing<true>& ring,
                                  const HandedSums<kRows, kUnits>& handed,
                                  HalfSums<kRows, kUnits>& half, int group, int warp) {
   constexpr int kQuarters = 4 * kTurnChunks, kGroups = kMostPackedGroups;
   const bool leader = threadIdx.x % kWarp == 0;
-  const int slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
+  const int groups = Kind::groups(shape),
+            slot = min(warp, shape.warps - 1),  // a warp without rows does another's work again
       row = kTurnChunks * shape.record_bytes, unit_bytes = (shape.up > 0 ? shape.warps : 1) * row,
             first_record = shape.x_bytes + packed_slot<kUnits>(shape, slot, 0) * row;
   const uint32_t x_slice = static_cast<uint32_t>(shape.block_rows * kSliceRowBytes >> 4);
@@ -57,7 +58,7 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
   for (int i = 0; i < kQuarters * 8; ++i)  // 0, where no row of w is, as in consume_packed()
     if (kUnits == 1) a[i / 8][i / 4 % 2][i % 4] = static_cast<uint32_t>((shape.rows + i) >> 31);
   const auto never = static_cast<uint32_t>(shape.rows >> 31);  // 0
-  PackedNumbers<packing, kUnits> numbers[kTurnChunks];
+  PackedNumbers<Kind::kNumbers, kUnits> numbers[kTurnChunks];
   RingCursor at = RingCursor{}.plus(group, shape.stages);
   const int item = first_packed_item(shape);
   if (item >= shape.items) return;
@@ -66,18 +67,17 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
 #pragma unroll
     for (int chunk = 0; chunk < kTurnChunks; ++chunk) {
       numbers[chunk].load(ring.at(at.stage) + first_record + chunk * shape.record_bytes, unit_bytes,
-                          shape.groups > 0);
-      if (shape.groups == 0)
+                          groups > 0);
+      if (groups == 0)
 #pragma unroll
         for (int u = 0; u < kUnits; ++u)
           numbers[chunk].scales[u] = row_scales[packed_row<kUnits>(shape, item, slot, u)];
     }
 #pragma unroll
     for (int chunk = 0; chunk < kTurnChunks; ++chunk) {
-      Unpacker unpack[kUnits];
+      typename Kind::Unpacker unpack[kUnits];
       const auto go = [&]<int quarter>() {
-        unpack_quarter<quarter>(a[4 * chunk + quarter], numbers[chunk], unpack, unit_bytes,
-                                shape.groups);
+        unpack_quarter<quarter>(a[4 * chunk + quarter], numbers[chunk], unpack, unit_bytes, groups);
       };
       go.template operator()<0>();
       go.template operator()<1>();
@@ -122,8 +122,7 @@ __device__ void consume_in_turns(__nv_bfloat16* y, const uint32_t* row_scales,
 /// `w`: boxes of a block's records in a stage; `x`: of `block_rows` rows by the slices of a stage;
 /// `row_scales`: of whole rows, if that is what they are for. `in_turns`: all groups have the same
 /// rows of w.
-template <WeightFormat::Numbers packing, bool coarse, int kRows, int kUnits, int kDepth,
-          bool in_turns>
+template <class Kind, int kRows, int kUnits, int kDepth, bool in_turns>
 __global__ void __launch_bounds__((kMostPackedGroups + 1) * kGroupThreads, 1)
     gemm_packed_kernel(__nv_bfloat16* y, const __grid_constant__ CUtensorMap w,
                        const __grid_constant__ CUtensorMap x, const uint32_t* row_scales,
@@ -156,21 +155,19 @@ __global__ void __launch_bounds__((kMostPackedGroups + 1) * kGroupThreads, 1)
   __syncthreads();
   if (shape.cluster > 1) arrive_new_cluster();  // waited for where copies are under way
   HalfSums<kRows, kUnits> half(half_barriers, half_sums, warp % summing, summing);
-  using Unpacker = UnpackOf<packing, coarse>;
   if (warp >= consumers) {
     if (threadIdx.x % kWarp == 0) produce_packed<kUnits>(w, x, shape, ring, warp - consumers);
     __syncwarp();
     if (shape.cluster > 1) wait_for_cluster();
   } else if constexpr (in_turns) {
     if (shape.cluster > 1) wait_for_cluster();
-    consume_in_turns<packing, Unpacker, kRows, kUnits>(y, row_scales, shape, ring,
-                                                       HandedSums<kRows, kUnits>(handed_sums), half,
-                                                       warp / 4, warp % 4);
+    consume_in_turns<Kind, kRows, kUnits>(y, row_scales, shape, ring,
+                                          HandedSums<kRows, kUnits>(handed_sums), half, warp / 4,
+                                          warp % 4);
   } else {
     if (shape.cluster > 1) wait_for_cluster();
     wait_for_previous();
-    consume_packed<packing, Unpacker, kRows, kUnits, kDepth>(y, row_scales, shape, ring, half,
-                                                             warp);
+    consume_packed<Kind, kRows, kUnits, kDepth>(y, row_scales, shape, ring, half, warp);
   }
 }
 
