@@ -30,6 +30,7 @@ struct PackedShape {
   int depth;                 // chunks in a stage: 1 or 2
   int steps, stages;         // stages that cover a block's part of k; of the ring
   int cluster;               // blocks that have a part of k each: 1, or 2 (HalfSums)
+  int early;                 // stages of the weight that are asked for before rows of x
   int x_bytes, stage_bytes;  // of a stage
   bool in_turns;             // gemm_packed_turns.cuh
 };
@@ -39,6 +40,7 @@ struct PackedShape {
 template <WeightFormat::Numbers numbers, bool coarse, bool one_group>
 struct PackedKind {
   static constexpr WeightFormat::Numbers kNumbers = numbers;
+  static constexpr bool kOneGroup = one_group;
   using Unpacker = UnpackOf<numbers, coarse>;
   __device__ static int groups(const PackedShape& shape) { return one_group ? 1 : shape.groups; }
 };
@@ -86,20 +88,27 @@ inline CUtensorMap map_records(EncodeMap encode, const Weight& w, const PackedLa
                  : __VA_ARGS__                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));                         \
   }
-NANOVLLM_PRODUCT(8, 4, "%4, %5, %6, %7", "%8", NANOVLLM_4("+f", d, 0))
 NANOVLLM_PRODUCT(16, 8, "%8, %9, %10, %11", "%12", NANOVLLM_8("+f", d, 0))
+NANOVLLM_PRODUCT(24, 12, "%12, %13, %14, %15", "%16", NANOVLLM_8("+f", d, 0),
+                 NANOVLLM_4("+f", d, 8))
 NANOVLLM_PRODUCT(32, 16, "%16, %17, %18, %19", "%20", NANOVLLM_16("+f", d, 0))
+NANOVLLM_PRODUCT(48, 24, "%24, %25, %26, %27", "%28", NANOVLLM_16("+f", d, 0),
+                 NANOVLLM_8("+f", d, 16))
 NANOVLLM_PRODUCT(64, 32, "%32, %33, %34, %35", "%36", NANOVLLM_32("+f", d, 0))
+NANOVLLM_PRODUCT(96, 48, "%48, %49, %50, %51", "%52", NANOVLLM_32("+f", d, 0),
+                 NANOVLLM_16("+f", d, 32))
 NANOVLLM_PRODUCT(128, 64, "%64, %65, %66, %67", "%68", NANOVLLM_64("+f", d, 0))
 #undef NANOVLLM_PRODUCT
 
 template <int n>
 __device__ __forceinline__ void packed_product(float* d, const uint32_t (&a)[4], uint32_t b) {
-  static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 128);
-  if constexpr (n == 8) packed_product_n8(d, a, b);
+  static_assert(n == 16 || n == 24 || n == 32 || n == 48 || n == 64 || n == 96 || n == 128);
   if constexpr (n == 16) packed_product_n16(d, a, b);
+  if constexpr (n == 24) packed_product_n24(d, a, b);
   if constexpr (n == 32) packed_product_n32(d, a, b);
+  if constexpr (n == 48) packed_product_n48(d, a, b);
   if constexpr (n == 64) packed_product_n64(d, a, b);
+  if constexpr (n == 96) packed_product_n96(d, a, b);
   if constexpr (n == 128) packed_product_n128(d, a, b);
 }
 
@@ -187,12 +196,14 @@ __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const
   };
   PackedCursor at(shape);
   advance(at, thread);
-  // Rows of x come behind all that was asked for before them: so a stage each of the weight.
-  if (!at.done(shape)) copy_packed<kUnits>(w, shape, ring, at);
+  PackedCursor rows = at;
+  for (int i = thread; i < shape.early && !at.done(shape); i += threads, advance(at, threads))
+    copy_packed<kUnits>(w, shape, ring, at);
   let_next_start();
   wait_for_previous();
-  if (!at.done(shape)) copy_packed_rows(x, shape, ring, at);
-  for (advance(at, threads); !at.done(shape); advance(at, threads)) {
+  for (int i = thread; i < shape.early && !rows.done(shape); i += threads, advance(rows, threads))
+    copy_packed_rows(x, shape, ring, rows);
+  for (; !at.done(shape); advance(at, threads)) {
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
     copy_packed<kUnits>(w, shape, ring, at);
     copy_packed_rows(x, shape, ring, at);

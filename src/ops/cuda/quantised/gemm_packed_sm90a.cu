@@ -1,5 +1,6 @@
 // Launches the kernel of gemm_packed.cuh.
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/quantised/gemm_packed_turns.cuh"
@@ -10,27 +11,28 @@ namespace {
 /// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
 /// weight can come in while this one ends; more for a weight of which that would be a small part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 184 * 1024;
-constexpr int kMostDeepRows = 64;  // of a tile whose stages have two chunks
+/// Stages have two chunks where so many fit a ring, and a tile has no more rows of x.
+constexpr int kFewestDeepStages = 4, kMostDeepRows = 64;
 
-/// wgmma's for m rows of a tile.
-int wgmma_rows(int m) {
-  return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : kMostPackedTile;
+/// wgmma's for m rows of a tile: fewer kinds where scales are finer than a record (PackedKind).
+int wgmma_rows(int m, bool one_group) {
+  for (const int rows : {16, 24, 32, 48, 64, 96})
+    if (m <= rows && (one_group || rows % 24 != 0)) return rows;
+  return kMostPackedTile;
 }
 /// f<rows>() of those.
-template <class F>
+template <bool one_group, class F>
 void with_rows(int m, F&& f) {
-  switch (wgmma_rows(m)) {
-    case 8:
-      return f.template operator()<8>();
-    case 16:
-      return f.template operator()<16>();
-    case 32:
-      return f.template operator()<32>();
-    case 64:
-      return f.template operator()<64>();
-    default:
-      f.template operator()<kMostPackedTile>();
+  const int rows = wgmma_rows(m, one_group);
+  if constexpr (one_group) {
+    if (rows == 24) return f.template operator()<24>();
+    if (rows == 48) return f.template operator()<48>();
+    if (rows == 96) return f.template operator()<96>();
   }
+  if (rows == 16) return f.template operator()<16>();
+  if (rows == 32) return f.template operator()<32>();
+  if (rows == 64) return f.template operator()<64>();
+  f.template operator()<kMostPackedTile>();
 }
 
 /// f<PackedKind>().
@@ -65,24 +67,27 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
                                       shape.units, gated ? plan.warps : plan.warps * plan.units));
   shape.record_bytes = layout.record_bytes;
   shape.groups = layout.groups;
-  // About 1 KB of each eight rows of w, if there is room.
+  const int chunk = kPackedSlices * shape.block_rows * kSliceRowBytes +
+                    plan.warps * plan.units * layout.record_bytes;
   const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
-                   shape.block_rows <= kMostDeepRows;
+                   shape.block_rows <= kMostDeepRows && 2 * kFewestDeepStages * chunk <= kWholeRing;
   shape.depth = two ? 2 : 1;
   shape.cluster = w.format.in_halves ? 2 : 1;
   shape.steps = layout.columns / shape.depth / shape.cluster;
   shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
-  const int64_t bytes = shape.x_bytes + plan.warps * plan.units * shape.depth * layout.record_bytes;
-  shape.stage_bytes = static_cast<int>(ceil_div(bytes, 1024) * 1024);
+  shape.stage_bytes = static_cast<int>(ceil_div(shape.depth * chunk, 1024) * 1024);
   const int64_t tiles = ceil_div(shape.items, num_sms / shape.cluster), all = tiles * shape.steps;
   shape.in_turns = takes_turns(w.format, w.k() / shape.cluster, plan.groups(), rows, tiles);
-  const int half_sums = shape.cluster > 1 ? half_sum_bytes(wgmma_rows(shape.block_rows), plan.units,
-                                                           shape.in_turns ? 1 : plan.groups())
-                                          : 0;
+  const int half_sums = shape.cluster == 1
+                            ? 0
+                            : half_sum_bytes(wgmma_rows(shape.block_rows, layout.groups == 1),
+                                             plan.units, shape.in_turns ? 1 : plan.groups());
   const int64_t ring = (all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing) - half_sums,
                 room = std::min(ring / shape.stage_bytes, all);
   shape.stages = shape.in_turns ? turn_stages(room, 1)
                                 : static_cast<int>(std::clamp<int64_t>(room, 2, kMostStages));
+  static const bool all_early = std::getenv("NANOVLLM_PK_EARLY") != nullptr;
+  shape.early = all_early ? shape.stages : std::min(kPackedCopiers, shape.stages);
   return shape;
 }
 
@@ -103,7 +108,7 @@ void CudaBackend::gemm_packed(Tensor y, Tensor x, const Weight& w, bool gated,
   const auto* row_scales = reinterpret_cast<const uint32_t*>(w.data.data + layout.row_scales());
   const bool is_coarse = w.format.numbers == WeightFormat::int4 && !has_any(fine_, w);
   with_kind(w.format.numbers, is_coarse, shape.groups == 1, [&]<class Kind>() {
-    with_rows(shape.block_rows, [&]<int rows>() {
+    with_rows<Kind::kOneGroup>(shape.block_rows, [&]<int rows>() {
       const auto go = [&]<int units, int depth, bool in_turns>() {
         const int groups = in_turns ? 1 : plan.groups(),
                   sums = (shape.cluster > 1 ? half_sum_bytes(rows, units, groups) : 0) +

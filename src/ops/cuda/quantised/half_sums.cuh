@@ -58,7 +58,9 @@ constexpr int half_sum_bytes(int rows, int units, int groups) {
 template <int kRows, int kUnits>
 class HalfSums {
  public:
-  static constexpr int kWords = kRows / 8 * kUnits, kPiece = kWords < 4 ? kWords : 4;  // of a lane
+  static constexpr int kWords = kRows / 8 * kUnits, kPiece = kWords % 4 == 0   ? 4
+                                                             : kWords % 2 == 0 ? 2
+                                                                               : 1;  // of a lane
   /// `barriers`: two, that init() sets up; `area`: of the block's warps.
   __device__ HalfSums(uint64_t* barriers, const void* area, int warp, int warps)
       : came_(barriers),
