@@ -64,14 +64,10 @@ constexpr bool takes_turns(WeightFormat format, int64_t k, int groups, int64_t r
 /// The stages of such a ring, of which `room` would fit. A stage's barrier does not tell a round
 /// from the next but one, so nobody may wait for a stage whose round before is not over. A group,
 /// and a copier, knows that its own turn before, three or four turns ahead, has ended, and all
-/// before that in its chain and its group. Of two chains (`halves`) this leaves out the turn just
-/// before that one. It has the same stage in a ring of four, and for copiers in a ring of five: so
-/// three stages or six.
+/// before that: so no fewer than three.
 constexpr int kPackedCopiers = 4, kMostTurnStages = kMostStages / 2;
-constexpr int turn_stages(int64_t room, int halves) {
-  const auto stages =
-      static_cast<int>(std::clamp<int64_t>(room, kMostPackedGroups, kMostTurnStages));
-  return halves == 2 && (stages == 4 || stages == 5) ? 6 : stages;
+constexpr int turn_stages(int64_t room) {
+  return static_cast<int>(std::clamp<int64_t>(room, kMostPackedGroups, kMostTurnStages));
 }
 
 // -- gemm_mma.cuh --

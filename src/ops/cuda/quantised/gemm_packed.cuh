@@ -30,7 +30,6 @@ struct PackedShape {
   int depth;                 // chunks in a stage: 1 or 2
   int steps, stages;         // stages that cover a block's part of k; of the ring
   int cluster;               // blocks that have a part of k each: 1, or 2 (HalfSums)
-  int early;                 // stages of the weight that are asked for before rows of x
   int x_bytes, stage_bytes;  // of a stage
   bool in_turns;             // gemm_packed_turns.cuh
 };
@@ -196,14 +195,12 @@ __device__ void produce_packed(const CUtensorMap& w, const CUtensorMap& x, const
   };
   PackedCursor at(shape);
   advance(at, thread);
-  PackedCursor rows = at;
-  for (int i = thread; i < shape.early && !at.done(shape); i += threads, advance(at, threads))
-    copy_packed<kUnits>(w, shape, ring, at);
+  // Rows of x come behind all that was asked for before them: so a stage each of the weight.
+  if (!at.done(shape)) copy_packed<kUnits>(w, shape, ring, at);
   let_next_start();
   wait_for_previous();
-  for (int i = thread; i < shape.early && !rows.done(shape); i += threads, advance(rows, threads))
-    copy_packed_rows(x, shape, ring, rows);
-  for (; !at.done(shape); advance(at, threads)) {
+  if (!at.done(shape)) copy_packed_rows(x, shape, ring, at);
+  for (advance(at, threads); !at.done(shape); advance(at, threads)) {
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
     copy_packed<kUnits>(w, shape, ring, at);
     copy_packed_rows(x, shape, ring, at);

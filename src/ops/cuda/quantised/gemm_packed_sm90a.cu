@@ -1,6 +1,5 @@
 // Launches the kernel of gemm_packed.cuh.
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/quantised/gemm_packed_turns.cuh"
@@ -84,10 +83,8 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
                                              plan.units, shape.in_turns ? 1 : plan.groups());
   const int64_t ring = (all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing) - half_sums,
                 room = std::min(ring / shape.stage_bytes, all);
-  shape.stages = shape.in_turns ? turn_stages(room, 1)
+  shape.stages = shape.in_turns ? turn_stages(room)
                                 : static_cast<int>(std::clamp<int64_t>(room, 2, kMostStages));
-  static const bool all_early = std::getenv("NANOVLLM_PK_EARLY") != nullptr;
-  shape.early = all_early ? shape.stages : std::min(kPackedCopiers, shape.stages);
   return shape;
 }
 
