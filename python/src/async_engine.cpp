@@ -1,5 +1,7 @@
 #include "async_engine.h"
 
+#include <atomic>
+#include <chrono>
 #include <future>
 
 #include "engine.h"
@@ -78,6 +80,10 @@ server::ServerOptions to_options(const std::string& model, const nb::dict& optio
 AsyncEngine::AsyncEngine(const std::string& model, const nb::dict& options,
                          const nb::dict& service) {
   server::ServerOptions serving = to_options(model, options, service);
+  const auto is_left = std::make_shared<std::atomic<bool>>(false);  // by the thread that waits
+  serving.engine.on_progress = [is_left](const char*, int64_t, int64_t) {
+    if (*is_left) throw std::runtime_error("loading was interrupted");
+  };
   const nb::gil_scoped_release release;
   auto ready = std::make_shared<std::promise<server::EmbeddedServer>>();
   serving.embedding = {
@@ -95,9 +101,17 @@ AsyncEngine::AsyncEngine(const std::string& model, const nb::dict& options,
       }
     }
   });
+  std::future<server::EmbeddedServer> future = ready->get_future();
   try {
-    server_ = ready->get_future().get();
+    while (future.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready)
+      raise_signals();
+    server_ = future.get();
   } catch (...) {
+    *is_left = true;
+    try {
+      if (future.valid()) future.get().stop();  // the last weight was loaded meanwhile
+    } catch (const std::exception&) {
+    }
     thread_.join();
     throw;
   }

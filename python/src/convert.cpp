@@ -236,4 +236,9 @@ nb::dict to_python(const SamplingParams& params) {
   return dict;
 }
 
+void raise_signals() {
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+}
+
 }  // namespace nanovllm::python

@@ -41,4 +41,7 @@ nb::dict to_python(const EngineStats& stats);
 /// The parameters that the model's generation_config.json recommends.
 nb::dict to_python(const SamplingParams& params);
 
+/// Runs the handlers of signals that have come, on the main thread, and throws what they raise.
+void raise_signals();
+
 }  // namespace nanovllm::python

@@ -11,8 +11,10 @@ constexpr const char* kFreed = "this LLM has been freed by exit()";
 // Outputs before a request's end are not seen: the engine need not put them together.
 constexpr int kEndAlone = 2;
 
+// Ctrl-C ends loading, too: on the main thread its handler runs between two weights.
 Engine::Engine(const std::string& model, const nb::dict& options) {
-  const EngineConfig config = to_config(options);
+  EngineConfig config = to_config(options);
+  config.on_progress = [](const char*, int64_t, int64_t) { raise_signals(); };
   const nb::gil_scoped_release release;
   llm_ = std::make_unique<LLM>(model, config);
 }
@@ -125,7 +127,7 @@ void Engine::run(Pending& pending, const nb::object& on_progress) {
       continue;
     }
     try {
-      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      raise_signals();
       const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
       if (!on_progress.is_none() && (seconds > 0.1 || pending.places.empty())) {
         const EngineStats now = engine.stats();

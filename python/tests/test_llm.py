@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from conftest import DEMO
+from conftest import DEMO, SOURCE
 
 import nanovllm
 from nanovllm import LLM, ModelError, SamplingParams, TokensPrompt
@@ -195,6 +195,24 @@ def test_what_is_no_prompt_is_a_type_error_that_says_so(llm, prompts):
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
     with pytest.raises(TypeError, match="a prompt must be text"):
         llm.add_request(prompts, SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("name, ranks", [("LLM", 1), ("LLM", 2), ("AsyncLLM", 1)])
+def test_ctrl_c_ends_loading(name, ranks):
+    # Of 1.2 GB of weights the first are made when the signal comes: memory tells that no others are.
+    code = f"""
+import resource, signal
+from nanovllm import {name}
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    {name}({str(SOURCE / "bench/configs/qwen3-0.6b")!r}, device="cpu", load_format="dummy", num_threads={ranks},
+           tensor_parallel_size={ranks}, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=1)
+except KeyboardInterrupt:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000
 
 
 def test_numpys_numbers_are_numbers(llm):

@@ -301,8 +301,13 @@ void RankGroup::load(const std::shared_ptr<const Checkpoint>& checkpoint, uint64
     });
   });
   const Watch watch = watch_progress(progress);
-  finish(watch);
-  watch({});  // all of it
+  try {
+    finish(watch);
+    watch({});     // all of it
+  } catch (...) {  // also what `progress` throws: the ranks need not go on
+    state_->group->fail({0, ErrorKind::engine, "loading was stopped"});
+    throw;
+  }
 }
 
 void RankGroup::launch(const Plan& plan) {
