@@ -81,7 +81,7 @@ class LLM:
         """
         given = as_prompts(prompts)
         params = self._as_params(sampling_params, len(given))
-        wires = {id(p): p._wire()[0] for p in params}
+        wires = {key: p._wire()[0] for key, p in {id(p): p for p in params}.items()}
         with self._lock, _Progress(len(given), use_tqdm) as progress:
             raw = self._engine.generate(given, [wires[id(p)] for p in params], progress.update)
         return [make_output(output, text_of(prompt)) for output, prompt in zip(raw, given)]

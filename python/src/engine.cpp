@@ -66,7 +66,12 @@ nb::list Engine::generate(const std::vector<nb::object>& prompts,
     const nb::gil_scoped_release release;
     std::vector<std::vector<int32_t>> tokens;
     std::vector<SamplingParams> sampling;
+    auto last_look = Clock::now();
     for (size_t i = 0; i < given.size(); ++i) {
+      if (Clock::now() - last_look > std::chrono::milliseconds(100)) {  // there may be very many
+        raise_signals();
+        last_look = Clock::now();
+      }
       // The same parameters for all prompts are read once, and their structure compiled.
       const bool are_new = i == 0 || params[i] != params[i - 1];
       sampling.push_back(are_new ? to_params(params[i], kEndAlone) : sampling.back());

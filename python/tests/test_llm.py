@@ -215,6 +215,22 @@ except KeyboardInterrupt:
     assert int(done.stdout) < 1000
 
 
+def test_ctrl_c_ends_the_reading_of_prompts():
+    code = f"""
+import resource, signal
+from nanovllm import LLM
+llm = LLM({DEMO!r}, device="cpu", num_threads=1)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+try:
+    llm.generate(["a b " * 700] * 100_000, use_tqdm=False)  # 600 MB of tokens
+except KeyboardInterrupt:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 700
+
+
 def test_numpys_numbers_are_numbers(llm):
     numpy = pytest.importorskip("numpy")
     ids = numpy.array([374, 305])
