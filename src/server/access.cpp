@@ -34,7 +34,7 @@ std::optional<size_t> Access::find_key(std::string_view given) const {
   return known;
 }
 
-// Clients that have a key and a token (Anthropic's) send both, and one is another server's.
+// A client that has a key and a token may send both, and one is another server's.
 std::optional<size_t> Access::key_of(const HttpRequest& request) const {
   if (keys_.empty()) return 0;
   const auto given_by = [&](std::string_view header, bool needs_scheme) -> std::optional<size_t> {
