@@ -7,7 +7,8 @@
 // wgmma's A, in registers, 16 to a warp or 8, where that gives more SMs a part; the rows of x are
 // B: one chain of k16 steps from zero, the bits of gemm_in_order. Some warps issue bulk copies into
 // a ring of stages of 128 columns or 256; groups of four multiply, and prepare the next numbers
-// while they do, or in turns (gemm_packed_turns.cuh).
+// while they do, or in turns (gemm_packed_turns.cuh). Of a weight in halves of k each block of a
+// cluster has one (half_sums.cuh).
 #pragma once
 
 #include "ops/cuda/gemm/gated.cuh"

@@ -10,8 +10,7 @@ namespace {
 /// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
 /// weight can come in while this one ends; more for a weight of which that would be a small part.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 184 * 1024;
-/// Stages have two chunks where so many fit a ring, and a tile has no more rows of x.
-constexpr int kFewestDeepStages = 4, kMostDeepRows = 64;
+constexpr int kMostDeepRows = 64;  // of a tile whose stages have two chunks
 
 /// wgmma's for m rows of a tile: fewer kinds where scales are finer than a record (PackedKind).
 int wgmma_rows(int m, bool one_group) {
@@ -69,7 +68,7 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
   const int chunk = kPackedSlices * shape.block_rows * kSliceRowBytes +
                     plan.warps * plan.units * layout.record_bytes;
   const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
-                   shape.block_rows <= kMostDeepRows && 2 * kFewestDeepStages * chunk <= kWholeRing;
+                   shape.block_rows <= kMostDeepRows;
   shape.depth = two ? 2 : 1;
   shape.cluster = w.format.in_halves ? 2 : 1;
   shape.steps = layout.columns / shape.depth / shape.cluster;
