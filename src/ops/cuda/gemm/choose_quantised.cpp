@@ -23,7 +23,7 @@ PackedPlan plan_packed(const GemmProblem& p, int num_sms) {
   constexpr int64_t kWarp4 = 60, kWarp8 = 70,  // of instructions, of eight rows: 4 bits, 8 bits
       kAlone = 150, kInTurns = 90, kTileCycles = 40;
   const bool gated = p.end == GemmEnd::gate;
-  const int cluster = p.weight.in_halves ? 2 : 1;
+  const int cluster = p.weight.in_halves ? 2 : 1;  // blocks that share a tile (half_sums.cuh)
   const int64_t issue = p.weight.bits() == 4 ? kWarp4 : kWarp8, at_once = num_sms / cluster,
                 row_blocks = ceil_div(p.rows, kMostPackedTile),
                 tensor = 4 * std::max<int64_t>(13, ceil_div(p.rows, row_blocks) / 2);
