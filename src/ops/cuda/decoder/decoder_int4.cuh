@@ -285,11 +285,7 @@ __device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Rin
   Sums c = {};
   multiply_records<2, 0>(w, ring, cut, warp * kExpertBytes, chunks_of_stage(cut) * kRecordBytes,
                          kMostChosen, lane, false, kWarps / kMultiplying, c);
-  const int expert = first + warp;
-  if (lane % 4 != expert / 2) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
+  put_expert(sums, first + warp, lane, c);
 }
 
 // -- On the host --

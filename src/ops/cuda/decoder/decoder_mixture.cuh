@@ -168,11 +168,7 @@ __device__ __forceinline__ void multiply_experts(const Worker<kHeadDim>& w, Ring
     }
   }
   pin(c);
-  const int expert = first + warp;  // a warp has 16 rows: the columns of one
-  if (lane % 4 != expert / 2) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
+  put_expert(sums, first + warp, lane, c);
 }
 
 /// A tile's outputs: the sums over the experts in their order, two columns a thread.

@@ -28,6 +28,14 @@ __device__ inline void bring_tile(Ring& ring, const CUtensorMap* map, const Matr
 /// next.
 using Sums = float[1][4];
 
+/// A warp's outputs are columns of one expert: those of that expert's row go into `sums`.
+__device__ __forceinline__ void put_expert(float (*sums)[64], int expert, int lane, const Sums& c) {
+  if (lane % 4 != expert / 2) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
+}
+
 /// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
 /// lies there. The next 16 elements of k are 2 `rows` further on.
 __device__ __forceinline__ uint32_t describe_operand(int rows, uint32_t address) {
