@@ -12,9 +12,7 @@ using Why = const char*;
 inline constexpr Why kServes = nullptr;
 
 /// The SMs that a product's blocks may have.
-inline int sms_of(const GemmGpu& gpu) {
-  return gpu.divides_sms() ? gpu.own_sms : gpu.num_sms;
-}
+inline int sms_of(const GemmGpu& gpu) { return gpu.divides_sms() ? gpu.own_sms : gpu.num_sms; }
 
 Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
 Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
