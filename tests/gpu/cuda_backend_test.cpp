@@ -183,7 +183,7 @@ TEST(CudaModule, RefusesAProgramOfAnotherBuild) {
   char error[32] = {};
   EXPECT_EQ(open("0.0.0-of-another-build", 0, error, sizeof error), nullptr);
   // Cut to the room there is, and terminated.
-  EXPECT_EQ(std::string(error), "the CUDA module belongs to anot");
+  EXPECT_EQ(std::string(error), "libnanovllm-cuda.so belongs to ");
 }
 
 }  // namespace
