@@ -46,7 +46,7 @@ struct Request {
   bool has_ended() const { return std::ranges::all_of(answers, &Answer::has_ended); }
 };
 
-/// What there is to tell of a request: its state or, with OutputKind::delta, what is new since the
+/// The report of a request: its state or, with OutputKind::delta, what is new since the
 /// last report.
 RequestOutput report(Request& request, bool finished);
 

@@ -76,7 +76,7 @@ Buffer load_kv_scales(Backend& device, const Checkpoint& checkpoint,
   for (size_t i = 0; i < layers.size(); ++i)
     for (const char* which : {"k", "v"}) {
       std::string name = fmt::format("model.layers.{}.self_attn.{}_scale", i, which);
-      // Those of early versions of compressed-tensors, and ModelOpt's.
+      // Early versions of compressed-tensors, and ModelOpt, have names of their own.
       for (const std::string end : {"output", which})
         if (const std::string other =
                 fmt::format("model.layers.{}.self_attn.{}_proj.{}_scale", i, which, end);

@@ -202,7 +202,7 @@ class DecoderRig {
     WeightFormat format = WeightFormat::bf16;
     int64_t matrices = 1;  // a plain stack is one
     size_t stride = 0, at = 0;
-    // What was loaded last.
+    // The values that were loaded last.
     std::vector<float> values{};
     QuantizedRows quantised{};
 

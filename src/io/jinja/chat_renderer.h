@@ -39,7 +39,7 @@ class ChatRenderer {
 
   /// The templates' texts, one behind the other.
   const std::string& source() const { return source_; }
-  /// That of conversations with `tools`, which may be null.
+  /// The template of conversations with `tools`, which may be null.
   const ChatTemplate& chat_template(const Json& tools) const {
     return with_tools_ && !tools.is_null() ? *with_tools_ : template_;
   }

@@ -1,4 +1,4 @@
-// What tokenizer_config.json adds to tokenizer.json; the ids and texts are those of transformers
+// tokenizer_config.json's additions to tokenizer.json; the ids and texts are those of transformers
 // 5.24 (AutoTokenizer) for the same two files.
 #include <filesystem>
 #include <fstream>

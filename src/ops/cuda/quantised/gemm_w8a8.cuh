@@ -113,7 +113,7 @@ struct Part {
     return kGrouped ? scales.of_w + place.expert * (shape.expert_bytes / sizeof(float))
                     : scales.of_w;
   }
-  /// Those of rows `row` and the next one, or of the last one: `end` are there, in eights.
+  /// The scales of rows `row` and the next one, or of the last one: `end` are there, in eights.
   __device__ float2 scales_of_x(const float* from, int row, int end) const {
     if (!kGrouped) return *reinterpret_cast<const float2*>(from + min(row, end - 2));
     return {from[min(row, end - 1)], from[min(row + 1, end - 1)]};
