@@ -2,7 +2,6 @@
 // quantised, on GPUs without wgmma.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
-#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/gemm_w8a8.cuh"
 
 namespace nanovllm {
@@ -15,18 +14,9 @@ constexpr int kExpertTiles[] = {0, 1, 2, 5, 6};
 
 void CudaBackend::multiply_w8a8_experts(Tensor y, const QuantisedOperand& x, const Weight& w,
                                         const ExpertPlan& plan, int tile_tokens) {
-  const Fp8Layout layout(w.format, w.n(), w.k());
   const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data);
-  const w8a8::Scales by{reinterpret_cast<const float*>(data + layout.scales()),
-                        reinterpret_cast<const float*>(x.scales)};
-  w8a8::Shape shape{};
-  shape.columns = static_cast<int>(y.shape[1]);
-  shape.stride = y.stride[0];
-  shape.k = static_cast<int>(w.k());
-  shape.blocks = static_cast<int>(w.k() / kByteBlock);
-  shape.scale_stride = static_cast<int>(rows_with_room(plan.pairs));
-  shape.units = static_cast<int>(layout.units());
-  shape.gated = y.shape[1] != w.n();
+  const w8a8::Scales by = w8a8::scales_of(w, x.scales);
+  w8a8::Shape shape = w8a8::shape_of(y, w, plan.pairs, y.shape[1] != w.n());
   shape.is_whole = true;
   shape.plan = plan;
   shape.expert_bytes = w.data.stride[0] * static_cast<int64_t>(sizeof(bf16));

@@ -1,30 +1,18 @@
 // Launches gemm_w8a8.cuh with rows that are quantised.
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
-#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/gemm_w8a8.cuh"
 
 namespace nanovllm {
 
 void CudaBackend::gemm_w8a8(Tensor y, Tensor x, const Weight& w, bool gated, const W8a8Plan& plan) {
-  const int64_t m = x.shape[0], k = x.shape[1], room = rows_with_room(m);
   const QuantisedOperand rows = take_operand(x, w);
-  const Fp8Layout layout(w.format, w.n(), w.k());
   const auto* const data = reinterpret_cast<const uint8_t*>(w.data.data);
-  const w8a8::Scales by{reinterpret_cast<const float*>(data + layout.scales()),
-                        reinterpret_cast<const float*>(rows.scales)};
-  w8a8::Shape shape{};
-  shape.rows = static_cast<int>(m);
-  shape.columns = static_cast<int>(y.shape[1]);
-  shape.stride = y.stride[0];
-  shape.k = static_cast<int>(k);
-  shape.blocks = static_cast<int>(k / kByteBlock);
+  const w8a8::Scales by = w8a8::scales_of(w, rows.scales);
+  w8a8::Shape shape = w8a8::shape_of(y, w, x.shape[0], gated);
   shape.row_tiles = plan.row_tiles;
   shape.column_tiles = plan.column_tiles;
   shape.items = plan.row_tiles * plan.column_tiles;
-  shape.scale_stride = static_cast<int>(room);
-  shape.units = static_cast<int>(layout.units());
-  shape.gated = gated;
   shape.is_f32 = y.dtype == DType::f32;
   shape.is_whole = !shape.is_f32 && wide_rows({y});
   with_w8a8_kind(w.format, [&]<WeightFormat::Numbers kNumbers, bool kBlocks>() {

@@ -15,6 +15,7 @@
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/ptx/mma_bytes.cuh"
+#include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/w8a8_copies.cuh"
 
 namespace nanovllm::w8a8 {
@@ -36,6 +37,26 @@ struct Shape {
 struct Scales {
   const float *of_w, *of_x;
 };
+
+/// `of_x`: in the memory of the rows.
+inline Scales scales_of(const Weight& w, const std::byte* of_x) {
+  const std::byte* const of_w = w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales();
+  return {reinterpret_cast<const float*>(of_w), reinterpret_cast<const float*>(of_x)};
+}
+
+/// A product of so many rows, as its operands decide it: tiles and the ring are the launch's.
+inline Shape shape_of(const Tensor& y, const Weight& w, int64_t rows, bool gated) {
+  Shape shape{};
+  shape.rows = static_cast<int>(rows);
+  shape.columns = static_cast<int>(y.shape[1]);
+  shape.stride = y.stride[0];
+  shape.k = static_cast<int>(w.k());
+  shape.blocks = static_cast<int>(w.k() / kByteBlock);
+  shape.scale_stride = static_cast<int>(rows_with_room(rows));
+  shape.units = static_cast<int>(Fp8Layout(w.format, w.n(), w.k()).units());
+  shape.gated = gated;
+  return shape;
+}
 
 constexpr int kRowTilesTogether = 8;  // run side by side, so that a weight is read once
 
