@@ -7,47 +7,6 @@
 
 namespace nanovllm {
 
-// -- Clusters --
-
-/// sync_new_cluster() in two.
-__device__ inline void arrive_new_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/// The place in block `rank` of the cluster that `shared` is in this one.
-__device__ inline uint32_t address_in(uint32_t rank, uint32_t shared) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
-  return there;
-}
-/// Stores 1, 2 or 4 words in another block of the cluster; they complete their bytes on its
-/// barrier.
-template <int words>
-__device__ __forceinline__ void store_in(uint32_t there, const uint32_t* v, uint32_t barrier) {
-  static_assert(words == 1 || words == 2 || words == 4);
-  if constexpr (words == 1)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-        "r"(v[0]), "r"(barrier)
-        : "memory");
-  if constexpr (words == 2)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-            there),
-        "r"(v[0]), "r"(v[1]), "r"(barrier)
-        : "memory");
-  if constexpr (words == 4)
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-        "[%5];" ::"r"(there),
-        "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier)
-        : "memory");
-}
-
-// -- Sums --
-
 /// Shared memory of so many groups of four warps.
 constexpr int half_sum_bytes(int rows, int units, int groups) {
   return groups * kGroupThreads * rows / 8 * units * 4;
