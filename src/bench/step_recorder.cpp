@@ -167,9 +167,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator, public Ran
   }
 
   int64_t rows_worth_halving() const override { return inner_->fusions().rows_worth_halving(); }
-  bool sums_in_decoder_layers() const override {
-    return inner_->fusions().sums_in_decoder_layers();
-  }
+  bool sums_in_decoder_layers() override { return inner_->fusions().sums_in_decoder_layers(); }
   /// Noted as the product and the sum that it is made of: each can run again by itself.
   bool gemm_for_sum(Tensor y, Tensor x, Weight w) override {
     if (!inner_->fusions().gemm_for_sum(y, x, w)) return false;

@@ -42,7 +42,7 @@ class RankFusions {
   virtual void finish_half(int half) { (void)half; }
   /// Whether the backend's decoder_layers() sums over the ranks by itself, all but the last layer's
   /// output: of that it leaves this rank's part in x.
-  virtual bool sums_in_decoder_layers() const { return false; }
+  virtual bool sums_in_decoder_layers() { return false; }
   /// Backend::sample() of the ranks' logits side by side, without gathering them: `logits` f32
   /// [rows, n] are this rank's columns, of which those from `vocab_size` on are padding.
   virtual bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,

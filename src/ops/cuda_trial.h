@@ -14,6 +14,7 @@ struct CudaLimits {
   uint32_t last_epoch = 0;                  ///< of decoder_layers(); 0: as ever
   bool fails_cooperative_launches = false;  ///< they are refused, as on a GPU that is shared
   bool lacks_cooperative_launches = false;  ///< and are not asked for
+  bool has_uneven_weights = false;          ///< whatever its quantised weights are
 };
 inline constexpr const char* kLimitCudaEntry = "nanovllm_limit_cuda";
 using LimitCudaFunction = void(Backend* backend, const CudaLimits* limits);

@@ -1,6 +1,7 @@
 // Engines of ranks on GPUs against one rank. Ranks need a GPU each: on a shared one the driver may
 // wait for one rank's kernel while it serves another's.
 #include "engine/llm_engine.h"
+#include "io/quantised/quantize.h"
 #include "io/safetensors/checkpoint.h"
 #include "ranks/gpu_ranks.h"
 #include "ranks/rank_group.h"
@@ -59,9 +60,11 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
 
 /// An engine of random weights on these GPUs, as many layers of Qwen3-0.6B as are asked for.
 std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers,
-                                       const std::vector<CudaLimits>& limits = {}) {
+                                       const std::vector<CudaLimits>& limits = {},
+                                       const char* quantization = "auto") {
   ModelConfig model = load_model_config(
       std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b", config_defaults);
+  choose_quantization(model, quantization, false);
   model.num_hidden_layers = layers;
   EngineConfig config;
   config.num_gpu_blocks_override = 1024;
@@ -149,14 +152,16 @@ TEST(CudaParallel, AFewRowsGetTheBitsOfMany) {
   for (const int world : {2, 4, 8}) {
     const auto devices = devices_for(world);
     if (devices.empty()) break;
-    for (const int64_t layers : {1, 4}) {
-      const auto engine = make_engine(devices, layers);
-      for (const float temperature : {0.0F, 0.8F}) {
-        const auto many = scores(*engine, kRequests, true, temperature);
-        EXPECT_EQ(scores(*engine, kRequests, false, temperature), many)
-            << layers << " layers, " << world << " ranks, temperature " << temperature;
+    for (const char* quantization : {"auto", "int4"})
+      for (const int64_t layers : {1, 4}) {
+        const auto engine = make_engine(devices, layers, {}, quantization);
+        for (const float temperature : {0.0F, 0.8F}) {
+          const auto many = scores(*engine, kRequests, true, temperature);
+          EXPECT_EQ(scores(*engine, kRequests, false, temperature), many)
+              << quantization << ", " << layers << " layers, " << world << " ranks, temperature "
+              << temperature;
+        }
       }
-    }
   }
 }
 
@@ -184,6 +189,17 @@ TEST(CudaParallel, RanksOfUnlikeGpusAnswerLikeThoseOfLikeOnes) {
     for (const bool at_once : {true, false})
       EXPECT_EQ(scores(*engine, kRequests, at_once, 0.8F), expected);
   }
+}
+
+// Registers unpack int4 weights in the kernel of all layers: where one rank's do not, none may take
+// it, for it waits for the others' words.
+TEST(CudaParallel, ARankWithUnevenWeightsKeepsTheOthersFromTheOneKernel) {
+  const auto devices = devices_for(2);
+  if (devices.empty()) GTEST_SKIP() << "no two cuda devices here";
+  constexpr int32_t kRequests = 3;
+  const auto expected = scores(*make_engine(devices, 2, {}, "int4"), kRequests, true, 0.8F);
+  const auto engine = make_engine(devices, 2, {{}, {.has_uneven_weights = true}}, "int4");
+  EXPECT_EQ(scores(*engine, kRequests, true, 0.8F), expected);
 }
 
 TEST(CudaParallel, TwoEnginesRunSideBySide) {

@@ -6,6 +6,7 @@
 // and round once: they give the same bits.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ops/cuda/comm/collectives.cuh"
@@ -37,15 +38,16 @@ bool holds_rows(const Tensor& x, const Tensor& residual, const Tensor& w) {
   return true;
 }
 
-/// Every rank's GPU.
-std::vector<int> devices_of(int own, RankMeeting& meeting, int rank) {
+/// Every rank's value.
+template <class T>
+std::vector<T> from_all(T own, RankMeeting& meeting, int rank) {
   meeting.show(rank, &own);
   meeting.barrier(rank);
-  std::vector<int> devices;
+  std::vector<T> values;
   for (int r = 0; r < meeting.world_size(); ++r)
-    devices.push_back(*static_cast<int*>(meeting.shown_by(r)));
+    values.push_back(*static_cast<const T*>(meeting.shown_by(r)));
   meeting.barrier(rank);
-  return devices;
+  return values;
 }
 
 class PeerCommunicator final : public Communicator, public RankFusions {
@@ -69,7 +71,7 @@ class PeerCommunicator final : public Communicator, public RankFusions {
     return true;
   }
   void finish_half(int half) override { copied_sums_.finish(half); }
-  bool sums_in_decoder_layers() const override { return alike_; }
+  bool sums_in_decoder_layers() override;
   bool sample(Tensor token_ids, Tensor logits, int64_t vocab_size,
               const SamplingBatch& params) override {
     backend_.await_gemm_families();
@@ -119,6 +121,7 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   /// The ranks' GPUs are of one kind, so that each takes a product, a step or a sum as the others
   /// do.
   bool alike_ = false;
+  std::optional<bool> sums_in_layers_;  // sums_in_decoder_layers(), once it was asked
   SentSums sent_sums_;
   Buffer sent_memory_, sent_rounds_;
   std::byte* sent_ = nullptr;  // the result whose parts are on their way
@@ -158,7 +161,7 @@ PeerCommunicator::PeerCommunicator(CudaBackend& backend, RankMeeting& meeting, i
 /// Opens every other rank's GPU to this one.
 void PeerCommunicator::reach_peers(RankMeeting& meeting) {
   const int own = backend_.device().index;
-  const std::vector<int> devices = devices_of(own, meeting, table_.rank);
+  const std::vector<int> devices = from_all(own, meeting, table_.rank);
   cuda_check(cudaSetDevice(own));
   for (const int other : devices) {
     if (other == own) continue;  // itself, or a rank beside it
@@ -177,11 +180,10 @@ void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
     int most_blocks;
   } own{words_.get(),       layers_.get(),   flags_.get(),
         sent_memory_.get(), backend_.kind(), resident_blocks()};
-  meeting.show(table_.rank, &own);
-  meeting.barrier(table_.rank);
+  const std::vector<Shown> shown = from_all(own, meeting, table_.rank);
   alike_ = true;
   for (int r = 0; r < table_.world; ++r) {
-    const auto& theirs = *static_cast<const Shown*>(meeting.shown_by(r));
+    const Shown& theirs = shown[static_cast<size_t>(r)];
     table_.words[r] = theirs.words;
     table_.layers[r] = theirs.layers;
     table_.flags[r] = reinterpret_cast<unsigned*>(theirs.flags);
@@ -194,7 +196,16 @@ void PeerCommunicator::exchange_addresses(RankMeeting& meeting) {
   sent_sums_.parts.world = table_.world;
   sent_sums_.parts.round = reinterpret_cast<unsigned*>(sent_rounds_.get());
   sent_sums_.stop = stop_.get();
-  meeting.barrier(table_.rank);
+}
+
+// One rank's part of an int4 weight may have scales that registers do not unpack, and another's
+// not.
+bool PeerCommunicator::sums_in_decoder_layers() {
+  if (!sums_in_layers_)
+    sums_in_layers_ =
+        alike_ && std::ranges::count(from_all(backend_.has_uneven_weights(), meeting_, table_.rank),
+                                     true) == 0;
+  return *sums_in_layers_;
 }
 
 int PeerCommunicator::resident_blocks() const {
@@ -329,7 +340,7 @@ void PeerCommunicator::all_gather(Tensor out, Tensor parts) {
 bool all_reach_each_other(const CudaBackend& backend, RankMeeting& meeting, int rank) {
   const int own = backend.device().index;
   bool reaches = true;
-  for (const int other : devices_of(own, meeting, rank)) {
+  for (const int other : from_all(own, meeting, rank)) {
     int can = 1;
     if (other != own) cuda_check(cudaDeviceCanAccessPeer(&can, own, other));
     reaches = reaches && can != 0;

@@ -266,6 +266,7 @@ void CudaBackend::limit(const CudaLimits& limits) {
   fails_cooperative_launches_ = limits.fails_cooperative_launches;
   can_run_cooperatively_ = can_run_cooperatively_ && !limits.lacks_cooperative_launches;
   last_epoch_ = limits.last_epoch;
+  has_uneven_weights_ = limits.has_uneven_weights;
 }
 
 }  // namespace nanovllm

@@ -155,6 +155,8 @@ class CudaBackend final : public Backend, KernelLauncher {
   Kind kind() const {
     return {code_architecture_, num_sms_, max_shared_bytes_, is_hopper_, can_run_cooperatively_};
   }
+  /// Whether registers do not unpack some quantised weight. Other ranks' parts may differ in that.
+  bool has_uneven_weights() const { return has_uneven_weights_ || !uneven_.empty(); }
   using KernelLauncher::can_launch_early;
   /// Returns when cuBLASLt's families have been compared, which the first start on a GPU does
   /// beside all that needs no cuBLASLt.
@@ -388,6 +390,7 @@ class CudaBackend final : public Backend, KernelLauncher {
   Buffer exchange_, scan_scratch_;
   std::set<const std::byte*> uneven_;  // quantised weights that registers do not unpack
   std::set<const std::byte*> fine_;    // int4 weights that CoarseUnpack does not unpack
+  bool has_uneven_weights_ = false;    // for tests: as if uneven_ had one
   mutable size_t most_unpacked_ = 0;   // bytes as bf16, of the quantised weights asked about
   size_t room_to_unpack_ = 0;          // that a micro-batch has
   size_t room_for_quantised_ = 0;      // likewise

@@ -303,8 +303,7 @@ bool all_weights(const DecoderStack& stack, const F& f) {
 }
 
 /// The part of the arguments that int4 weights give, `layer_stride` bytes from a layer's to the
-/// next one's; false where the kernel does not fit them. Ranks might differ in whether registers
-/// unpack their parts of a weight.
+/// next one's; false where the kernel does not fit them.
 bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, int64_t layer_stride,
                    int blocks);
 

@@ -97,7 +97,7 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
            w.n() % (halves * kPackedRows) == 0;
   };
   const DecoderWeights& w = stack.layers.front();
-  if (a.world > 1 || !all_weights(stack, takes) || w.down.is_stack() != mixture ||
+  if (!all_weights(stack, takes) || w.down.is_stack() != mixture ||
       w.gate_up.is_stack() != mixture || (mixture && w.o.format.in_halves))
     return false;
   // In boxes that are what a stage holds of a tile: first all of gate, or of the first half of k,

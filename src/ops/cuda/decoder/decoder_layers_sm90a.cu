@@ -254,11 +254,9 @@ bool CudaBackend::whole_decoder_layers(Tensor x, Tensor residual, const DecoderS
   a.last_epoch = last_epoch_ > 0 ? last_epoch_ : decoder::kLastEpoch;
   a.words = reinterpret_cast<uint64_t*>(exchange_.get() + decoder::kEpochBytes);
   a.total_words = static_cast<int64_t>((kExchangeBytes - decoder::kEpochBytes) / sizeof(uint64_t));
-  const auto is_even = [&](const Weight& w, int) { return !has_any(uneven_, w); };
   const auto is_coarse = [&](const Weight& w, int) { return !has_any(fine_, w); };
   if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
-      (a.is_int4 && !decoder::all_weights(stack, is_even)) ||
-      !decoder::describe_caches(a, encode_map_, caches) ||
+      (a.is_int4 && has_uneven_weights()) || !decoder::describe_caches(a, encode_map_, caches) ||
       place_words(a, d, batch.max_context_len) > a.total_words || has_many_keys(a, num_sms_))
     return false;
   a.is_coarse = a.is_int4 && decoder::all_weights(stack, is_coarse);
