@@ -30,6 +30,14 @@ class Attention {
     forward(step, out, qkv, cache);
     return out;
   }
+  /// The same of heads that are to be normalised, rotated and stored before.
+  Tensor forward(const Step& step, Tensor qkv, KvCache cache, Tensor cos_sin,
+                 const HeadNorms& norms = {}) const {
+    const Tensor out = take_output(step, qkv);
+    step.ops.rope_store_attention(out.split(head_dim_), query(qkv), key(qkv), value(qkv), norms,
+                                  step.batch, cos_sin, cache, scale_, window_);
+    return out;
+  }
   Tensor take_output(const Step& step, Tensor qkv) const {
     return step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
   }

@@ -41,8 +41,7 @@ class RotaryAttention {
                const RmsNorm& norm) const {
     ArenaScope scope(step.arena);
     const Tensor qkv = qkv_proj_.take_output(step, x.dtype, x.shape[0]);
-    project(step, qkv, x, cache);
-    o_proj_.forward_add_norm(step, x, residual, attn_.forward(step, qkv, cache), norm);
+    o_proj_.forward_add_norm(step, x, residual, attend(step, qkv, x, cache), norm);
   }
 
   /// Makes query, key and value of x, rotates query and key, and puts key and value into the cache.
@@ -51,6 +50,12 @@ class RotaryAttention {
     qkv_proj_.forward(step, qkv, x);
     step.ops.rope_store(attn_.query(qkv), attn_.key(qkv), attn_.value(qkv), step.batch, cos_sin_,
                         cache);
+  }
+
+  /// project(), and the attention of its rows.
+  virtual Tensor attend(const Step& step, Tensor qkv, Tensor x, KvCache cache) const {
+    qkv_proj_.forward(step, qkv, x);
+    return attn_.forward(step, qkv, cache, cos_sin_);
   }
 
   /// Adds this attention to the last layer of `stack`.

@@ -25,6 +25,17 @@ class Qwen3Attention final : public RotaryAttention {
                                 step.batch, cos_sin_, cache);
   }
 
+  Tensor attend(const Step& step, Tensor qkv, Tensor x, KvCache cache) const override {
+    const HeadNorms norms{q_norm_.weight(), k_norm_.weight(), q_norm_.eps()};
+    if (!qkv_proj_.bias().defined() &&
+        step.ops.fused_gemm_qk_norm_rope_store(qkv, attn_.query(qkv), attn_.key(qkv),
+                                               attn_.value(qkv), x, qkv_proj_.weight(), norms.q,
+                                               norms.k, norms.eps, step.batch, cos_sin_, cache))
+      return attn_.forward(step, qkv, cache);
+    qkv_proj_.forward(step, qkv, x);
+    return attn_.forward(step, qkv, cache, cos_sin_, norms);
+  }
+
   void add_to(DecoderStack& stack) const override {
     RotaryAttention::add_to(stack);
     stack.layers.back().q_norm = q_norm_.weight();

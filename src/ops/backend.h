@@ -93,6 +93,12 @@ struct DecoderWeights {
   int64_t window = 0;  // of its attention; 0: none
 };
 
+/// The norms of attention's heads, [head_dim] each; undefined where there are none.
+struct HeadNorms {
+  Tensor q, k;
+  float eps = 0;
+};
+
 /// The layers that decoder_layers() runs. All norms have one eps.
 struct DecoderStack {
   std::vector<DecoderWeights> layers;
@@ -381,6 +387,17 @@ class Backend {
                                              const Batch& batch, Tensor cos_sin, KvCache cache) {
     return (void)qkv, (void)q, (void)k, (void)v, (void)x, (void)w, (void)q_norm, (void)k_norm,
            (void)eps, (void)batch, (void)cos_sin, (void)cache, false;
+  }
+  /// qk_norm_rope_store(), without norms rope_store(), and attention() of the rows; what is left in
+  /// q, k and v is unspecified.
+  virtual void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
+                                    const HeadNorms& norms, const Batch& batch, Tensor cos_sin,
+                                    KvCache cache, float scale, int64_t window) {
+    if (norms.q.defined())
+      qk_norm_rope_store(q, k, v, norms.q, norms.k, norms.eps, batch, cos_sin, cache);
+    else
+      rope_store(q, k, v, batch, cos_sin, cache);
+    attention(out, q, cache, batch, scale, window);
   }
   /// All layers of a decode step: batch row i is the one query row of sequence i, its last
   /// (padding: a context of 0). residual [t, hidden]: the embeddings, then the stream without the

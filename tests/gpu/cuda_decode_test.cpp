@@ -283,6 +283,76 @@ TEST_P(CudaDecode, ManySequencesOfAllLengths) {
   }
 }
 
+/// Outputs of three layers of a step whose heads are as projections make them, and the cache.
+using HeadsResult = std::vector<std::vector<std::byte>>;
+struct HeadsCase {
+  Shape shape;
+  int64_t rotary_dim, window;
+  bool has_norms;
+};
+HeadsResult attend_to_heads(Backend& gpu, const HeadsCase& c, const std::vector<int32_t>& lengths,
+                            bool e4m3, bool composed) {
+  const auto [heads, kv_heads, d, block_size] = c.shape;
+  const int64_t seqs = std::ssize(lengths), q_size = heads * d, kv_size = kv_heads * d,
+                row = q_size + 2 * kv_size;
+  constexpr int64_t kMost = 3000;
+  Rig rig(gpu);
+  const PagedSequences paged(rig, DType::bf16, block_size, kv_heads, d,
+                             std::vector<int>(lengths.begin(), lengths.end()), 5, e4m3);
+  const auto width = static_cast<size_t>(kMost / block_size + 1);
+  std::vector<int32_t> tables(lengths.size() * width, 0x7fffffff);
+  for (size_t s = 0; s < lengths.size(); ++s)
+    std::ranges::copy(paged.blocks[s], tables.begin() + static_cast<std::ptrdiff_t>(s * width));
+  const Batch batch = decode_batch(rig, lengths, tables, block_size, kMost);
+  const Tensor cos_sin =
+      rig.upload(normal_values(kMost * c.rotary_dim, 7), DType::f32, {kMost, c.rotary_dim});
+  HeadNorms norms{{}, {}, 1e-6f};
+  if (c.has_norms) {
+    norms.q = rig.upload(normal_values(d, 11), DType::bf16, {d});
+    norms.k = rig.upload(normal_values(d, 12), DType::bf16, {d});
+  }
+  HeadsResult results;
+  gpu.begin_step(batch);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    const Tensor qkv = rig.upload(normal_values(seqs * row, 20 + layer), DType::bf16, {seqs, row}),
+                 out = rig.empty(DType::bf16, {seqs, heads, d}), q = qkv.cols(0, q_size).split(d),
+                 k = qkv.cols(q_size, q_size + kv_size).split(d),
+                 v = qkv.cols(q_size + kv_size, row).split(d);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    if (composed)
+      gpu.Backend::rope_store_attention(out, q, k, v, norms, batch, cos_sin, paged.cache, scale,
+                                        c.window);
+    else
+      gpu.rope_store_attention(out, q, k, v, norms, batch, cos_sin, paged.cache, scale, c.window);
+    results.push_back(rig.bytes(out));
+  }
+  results.push_back(rig.bytes(paged.cache.k));
+  results.push_back(rig.bytes(paged.cache.v));
+  return results;
+}
+
+// Where attention makes its own heads, it has the bits of separate operations, and the cache, too;
+// what was in the slots of the newest tokens must not show.
+TEST_P(CudaDecode, HeadsOfAProjectionHaveTheBitsOfSeparateOperations) {
+  const std::vector<int32_t> few{700, 0, 1, 64, 65, 256, 257, 1024, 0, 513}, one{2900};
+  std::vector<int32_t> many;
+  for (int32_t i = 0; i < 40; ++i) many.push_back(i % 8 == 5 ? 0 : 1 + i * 7919 % 350);
+  for (const HeadsCase& c : {HeadsCase{{16, 8, 128, 64}, 128, 0, true},
+                             {{32, 8, 128}, 128, 100, true},
+                             {{12, 1, 128, 8}, 64, 0, false},
+                             {{16, 1, 64}, 64, 0, true},
+                             {{6, 3, 64, 256}, 32, 300, false},
+                             {{10, 2, 80, 8}, 80, 0, true},
+                             {{4, 2, 128}, 72, 0, true},
+                             {{4, 2, 256}, 256, 0, false}})
+    for (const auto& lengths : {few, one, many}) {
+      const HeadsResult want = attend_to_heads(*gpu_, c, lengths, GetParam(), true);
+      EXPECT_TRUE(attend_to_heads(*gpu_, c, lengths, GetParam(), false) == want)
+          << c.shape.heads << " heads of " << c.shape.head_dim << ", " << lengths.size()
+          << " sequences";
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cache, CudaDecode, testing::Bool(),
                          [](const auto& e4m3) { return e4m3.param ? "E4m3" : "Bf16"; });
 

@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kPlainThreads)
 
 // -- The op --
 
-void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
-                            int64_t window) {
+void CudaBackend::check_attention(const Tensor& out, const Tensor& q, const KvCache& cache,
+                                  int64_t window) {
   check(window >= 0, "attention: a window of {} keys", window);
   check_pages(cache);
   check(q.rank == 3 && out.rank == 3 && q.shape == out.shape && q.shape[2] == cache.k.shape[3] &&
@@ -101,6 +101,11 @@ void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& ba
   dispatch_head_dim(q.shape[2], [&]<int kHeadDim>() {
     static_assert(kHeadDim % 16 == 0);
   });  // f32 is refused where bf16 is
+}
+
+void CudaBackend::attention(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
+                            int64_t window) {
+  check_attention(out, q, cache, window);
   if (q.numel() == 0 || batch.num_seqs() == 0) return;
   if (q.dtype == DType::f32)
     attention_f32(out, q, cache, batch, scale, window);

@@ -4,6 +4,7 @@
 #include "ops/cuda/attention/attention_decode.cuh"
 #include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/core/micro_batches.h"
+#include "ops/cuda/rowwise/rotary.cuh"
 
 namespace nanovllm {
 namespace {
@@ -87,9 +88,31 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   return plan;
 }
 
+bool CudaBackend::takes_raw_heads(const Tensor& q, const RawHeads& raw, const KvCache& cache,
+                                  const Batch& batch) const {
+  const int64_t d = q.shape[2], rotary_dim = raw.cos_sin.shape[1];
+  const HeadNorms& norms = raw.norms;
+  return code_architecture_ < 90 && q.dtype == DType::bf16 && batch.is_decode() &&
+         (d == 64 || d == 128) && rotary_dim % 16 == 0 &&
+         wide_rows({q, raw.k, raw.v, cache.k, cache.v, raw.cos_sin}) &&
+         (!norms.q.defined() || wide_rows({norms.q, norms.k}));
+}
+
+void CudaBackend::rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
+                                       const HeadNorms& norms, const Batch& batch, Tensor cos_sin,
+                                       KvCache cache, float scale, int64_t window) {
+  check_fused("rope_store_attention", q, k, v, batch, cos_sin, cache);
+  check_attention(out, q, cache, window);
+  const RawHeads raw{k, v, cos_sin, norms};
+  if (q.numel() > 0 && takes_raw_heads(q, raw, cache, batch) &&
+      attention_decode(out, q, cache, batch, scale, window, &raw))
+    return;
+  Backend::rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale, window);
+}
+
 /// False, and nothing done, if the batch or the GPU is none for the decode kernel.
 bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch,
-                                   float scale, int64_t window) {
+                                   float scale, int64_t window, const RawHeads* raw) {
   auto arguments = attention_arguments<bf16>(out, q, cache, batch, scale, window);
   const int64_t head_dim = q.shape[2], slot_bytes = arguments.group * (head_dim + 2) * 4;
   if (batch.max_seqlen_q != 1 || arguments.group > kDecodeRows ||
@@ -135,12 +158,24 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
                      sizeof(DecodeExchange<kHeadDim, kRows, C>),
                  std::min(divides_sms() ? kOverlapAttentionBytes : kLeastSharedBytes / blocks,
                           max_shared_bytes_));
+    served = true;
+    if constexpr (kHeadDim == 64 || kHeadDim == 128) {
+      if (raw) {
+        auto heads = fused_arguments<bf16, C>(q, raw->k, raw->v, batch, raw->cos_sin, cache);
+        if (raw->norms.q.defined()) {
+          heads.q_norm = device_ptr<bf16>(raw->norms.q);
+          heads.k_norm = device_ptr<bf16>(raw->norms.k);
+          heads.eps = raw->norms.eps;
+        }
+        return launch(attention_raw_heads_kernel<kHeadDim, kRows, C>, grid_size(shares),
+                      kDecodeThreads + kWarp, shared_bytes, arguments, work, heads);
+      }
+    }
     // The first kernel after the plan waits for all that went before: the later ones count on it,
     // and on old keys. Where this step makes those, too, every kernel waits.
     launch_with(attention_decode_kernel<kHeadDim, kRows, C>, grid_size(shares), kDecodeThreads,
                 shared_bytes, can_launch_early_ && !is_new && batch.is_decode(), arguments, work,
                 maps);
-    served = true;
   };
   const auto run_rows = [&]<int kHeadDim, class C>() {
     if (arguments.group <= kDecodeRows / 2)

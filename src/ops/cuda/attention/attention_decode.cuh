@@ -13,6 +13,7 @@
 
 #include "ops/cuda/attention/attention_decode_compute.cuh"
 #include "ops/cuda/attention/attention_decode_copy.cuh"
+#include "ops/cuda/attention/attention_decode_heads.cuh"
 
 namespace nanovllm {
 
@@ -140,7 +141,7 @@ __device__ void hand_in_all(const DecodeArguments& a, const DecodeWork& work,
   }
 }
 
-template <int kHeadDim, int kRows, class C>
+template <int kHeadDim, int kRows, class Heads, class C>
 __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
                               const DecodeTile<kHeadDim, C>* ring,
                               DecodeExchange<kHeadDim, kRows, C>& exchange) {
@@ -149,10 +150,12 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
   RingCursor place, query, hand;
   PairState<kHeadDim, kRows> pair;
   if (walk.done()) return hand_in<kHeadDim>(a, work, {}, true, hand, exchange);
-  copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);
-  commit_copies();
-  wait_copies<0>();
-  sync_computing();
+  if constexpr (!kMakesHeads<Heads>) {
+    copy_queries<kHeadDim, kRows>(a, walk, exchange.query[0], threadIdx.x, kDecodeWarps * kWarp);
+    commit_copies();
+    wait_copies<0>();
+    sync_computing();
+  }
   pair.start();
   while (!walk.done()) {
     const UnitPlace at = walk.at;
@@ -192,21 +195,10 @@ __device__ void compute_units(const DecodeArguments& a, const DecodeWork& work,
   hand_in<kHeadDim>(a, work, {}, true, hand, exchange);  // the end
 }
 
-/// So many blocks could stay on an SM by their registers: two do over E4M3 (attention_decode.cu),
-/// else one.
-constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
-
-/// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone.
-///
-/// May be launched before the kernel before it is done. What is read before wait_for_previous(),
-/// the plan, the block tables and keys of earlier steps, is then there nevertheless, however many
-/// kernels before this one are still under way, if some kernel of the step behind the plan was
-/// launched without that leave: the first attention after the plan is (attention_decode.cu).
-template <int kHeadDim, int kRows, class C>
-__global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
-    attention_decode_kernel(const __grid_constant__ DecodeArguments a,
-                            const __grid_constant__ DecodeWork work,
-                            const __grid_constant__ DecodeMaps maps) {
+/// The body of the kernels below.
+template <int kHeadDim, int kRows, class C, class Heads>
+__device__ __forceinline__ void attend_units(const DecodeArguments& a, const DecodeWork& work,
+                                             const DecodeMaps& maps, const Heads& heads) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* ring = reinterpret_cast<DecodeTile<kHeadDim, C>*>(shared);
   auto& exchange = *reinterpret_cast<DecodeExchange<kHeadDim, kRows, C>*>(ring + work.stages);
@@ -222,6 +214,7 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
     for (int i = 0; i < kDecodeQueries; ++i) {
       init_barrier(&exchange.query_full[i], kWarp);
       init_barrier(&exchange.query_empty[i], kDecodeWarps);
+      if (kMakesHeads<Heads>) init_barrier(&exchange.stored[i], kWarp);
     }
     for (int i = 0; i < kDecodeHands; ++i) {
       init_barrier(&exchange.hand_full[i], kDecodeWarps);
@@ -237,17 +230,55 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
 #endif
   }
   if (!work.lets_next_wait) let_next_start();
+  if constexpr (kMakesHeads<Heads>) {
+    if (threadIdx.x >= kDecodeThreads) {
+      const HeadMaker<kHeadDim, kRows, C> maker(a, heads, exchange);
+      __syncthreads();
+      maker.make_all(work);
+      return;
+    }
+  }
   __syncthreads();
   if (threadIdx.x >= (kDecodeWarps + 1) * kWarp) {
     hand_in_all(a, work, exchange);
     return;
   }
   if (threadIdx.x >= kDecodeWarps * kWarp) {
-    copy_units(a, maps, work, ring, exchange);
+    copy_units<kHeadDim, kRows, Heads>(a, maps, work, ring, exchange);
     return;
   }
   wait_for_previous();
-  compute_units(a, work, ring, exchange);
+  compute_units<kHeadDim, kRows, Heads>(a, work, ring, exchange);
+}
+
+/// So many blocks could stay on an SM by their registers: two do over E4M3 (attention_decode.cu),
+/// else one.
+constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
+
+/// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone.
+///
+/// May be launched before the kernel before it is done. What is read before wait_for_previous(),
+/// the plan, the block tables and keys of earlier steps, is then there nevertheless, however many
+/// kernels before this one are still under way, if some kernel of the step behind the plan was
+/// launched without that leave: the first attention after the plan is (attention_decode.cu).
+template <int kHeadDim, int kRows, class C>
+__global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
+    attention_decode_kernel(const __grid_constant__ DecodeArguments a,
+                            const __grid_constant__ DecodeWork work,
+                            const __grid_constant__ DecodeMaps maps) {
+  attend_units<kHeadDim, kRows, C>(a, work, maps, ReadyHeads{});
+}
+
+/// The same of heads as the projection makes them, with a warp more that makes them ready. Before
+/// sm_90, where no kernel may be launched before the one before it is done.
+template <int kHeadDim, int kRows, class C>
+__global__ void __launch_bounds__(kDecodeThreads + kWarp)
+    attention_raw_heads_kernel(const __grid_constant__ DecodeArguments a,
+                               const __grid_constant__ DecodeWork work,
+                               const __grid_constant__ RawHeadsArguments<C> heads) {
+#if __CUDA_ARCH__ < 900
+  attend_units<kHeadDim, kRows, C>(a, work, DecodeMaps{}, heads);
+#endif
 }
 
 }  // namespace nanovllm

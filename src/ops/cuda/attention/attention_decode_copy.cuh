@@ -75,6 +75,10 @@ class UnitCopier {
     if (!waited_) wait_for_previous();
     waited_ = true;
   }
+  /// Whether the newest key is in tile `index` of the unit's chunk.
+  __device__ bool has_newest(int index) const {
+    return at_.chunk * kChunk + (index + 1) * kTileKeys >= keys_end_;
+  }
   /// Tile `index` of the unit's chunk; beside keys all scales of the tile, for stage `stage`.
   template <bool is_key>
   __device__ void copy(Tile& tile, uint64_t* full, const UnitKeys& unit, int index, Scales& scales,
@@ -161,8 +165,9 @@ class UnitCopier {
   int place_[kPieces];
 };
 
-/// Copies the units of a share, and the queries of all pairs but the first. By a whole warp.
-template <int kHeadDim, int kRows, class C>
+/// Copies the units of a share and, where heads are ready, the queries of all pairs but the first.
+/// By a whole warp.
+template <int kHeadDim, int kRows, class Heads, class C>
 __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, const DecodeWork& work,
                            DecodeTile<kHeadDim, C>* ring,
                            DecodeExchange<kHeadDim, kRows, C>& exchange) {
@@ -173,20 +178,25 @@ __device__ void copy_units(const DecodeArguments& a, const DecodeMaps& maps, con
   const auto copy_tiles = [&](auto is_key, const UnitKeys& unit) {
     for (int i = 0; i < unit.tiles; ++i) {
       wait_barrier(&exchange.empty[place.stage], place.parity ^ 1);
+      if constexpr (kMakesHeads<Heads> && is_key)
+        if (copier.has_newest(unit.first_tile + i))
+          wait_barrier(&exchange.stored[query.stage], query.parity);
       copier.template copy<is_key>(ring[place.stage], &exchange.full[place.stage], unit,
                                    unit.first_tile + i, exchange, place.stage);
       place = place.plus(1, work.stages);
     }
   };
-  arrive(&exchange.query_full[0]);  // who computes fetches the first
+  if (!kMakesHeads<Heads>) arrive(&exchange.query_full[0]);  // who computes fetches the first
   int block = exchange.share.blocks[lane];
   for (UnitPlace before = walk.at; !walk.done();) {
     if (!same_pair(walk.at, before)) {
       query = query.plus(1, kDecodeQueries);
-      copier.wait_for_step();
-      wait_barrier(&exchange.query_empty[query.stage], query.parity ^ 1);
-      copy_queries<kHeadDim, kRows>(a, walk, exchange.query[query.stage], lane, kWarp);
-      arrive_after_copies(&exchange.query_full[query.stage]);
+      if constexpr (!kMakesHeads<Heads>) {
+        copier.wait_for_step();
+        wait_barrier(&exchange.query_empty[query.stage], query.parity ^ 1);
+        copy_queries<kHeadDim, kRows>(a, walk, exchange.query[query.stage], lane, kWarp);
+        arrive_after_copies(&exchange.query_full[query.stage]);
+      }
     }
     before = walk.at;
     const UnitKeys unit(walk);

@@ -76,10 +76,16 @@ struct DecodeExchange : StageScales<C> {
   uint32_t weights[kChunk / 16][kWarp][2 * kRows];  // operand A of 16 keys
   uint64_t full[kDecodeStages], empty[kDecodeStages];
   uint64_t query_full[kDecodeQueries], query_empty[kDecodeQueries];
+  uint64_t stored[kDecodeQueries];  // the pair's newest key and value, where this block stores them
   HandIn hand[kDecodeHands];
   uint64_t hand_full[kDecodeHands], hand_empty[kDecodeHands];
   bool is_last;
 };
+
+/// Heads are there as attention takes them.
+struct ReadyHeads {};
+template <class Heads>
+constexpr bool kMakesHeads = !std::is_same_v<Heads, ReadyHeads>;
 
 /// A walk over the units of a share: first those of the pair that a later block goes on with, then
 /// the others. What several blocks share is thus done while there is other work, and the keys that

@@ -120,6 +120,9 @@ class CudaBackend final : public Backend, KernelLauncher {
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
+  void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
+                            const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
+                            int64_t window) override;
 #ifdef NANOVLLM_CUDA_HOPPER
   bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override;
@@ -312,6 +315,8 @@ class CudaBackend final : public Backend, KernelLauncher {
     return f(plain);
   }
   Weight unpack(const Weight& w);
+  static void check_attention(const Tensor& out, const Tensor& q, const KvCache& cache,
+                              int64_t window);
   void attention_bf16(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                       int64_t window);
   /// Many rows, on Hopper (attention_prefill_sm90a.cu). False, and nothing done, where another way
@@ -320,8 +325,16 @@ class CudaBackend final : public Backend, KernelLauncher {
                          int64_t window);
   void attention_f32(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
                      int64_t window);
+  /// Heads as the projection makes them, that decode attention makes its own of.
+  struct RawHeads {
+    Tensor k, v, cos_sin;
+    const HeadNorms& norms;
+  };
   bool attention_decode(Tensor out, Tensor q, KvCache cache, const Batch& batch, float scale,
-                        int64_t window);
+                        int64_t window, const RawHeads* raw = nullptr);
+  /// Whether decode attention takes heads as the projection makes them.
+  bool takes_raw_heads(const Tensor& q, const RawHeads& raw, const KvCache& cache,
+                       const Batch& batch) const;
   size_t plan_decode(const PlanKey& key, bool& is_new);
   /// Both norms, of many rows (norm.cu). False, and nothing done, where another way is better.
   template <bool kAdd>

@@ -130,11 +130,8 @@ bool CudaBackend::decoder_layers(Tensor x, Tensor residual, const DecoderStack& 
   a.eps = stack.eps;
   for (size_t i = 0; i < stack.layers.size(); ++i) {
     const DecoderWeights& w = stack.layers[i];
-    if (w.q_norm.defined())
-      qk_norm_rope_store(q, k, v, w.q_norm, w.k_norm, stack.eps, batch, stack.cos_sin, caches[i]);
-    else
-      rope_store(q, k, v, batch, stack.cos_sin, caches[i]);
-    attention(heads.split(d), q, caches[i], batch, stack.scale, w.window);
+    rope_store_attention(heads.split(d), q, k, v, {w.q_norm, w.k_norm, stack.eps}, batch,
+                         stack.cos_sin, caches[i], stack.scale, w.window);
     const bool is_last = i + 1 == stack.layers.size();
     // The first block writes the next stream while others read this one.
     const Tensor &stream = i == 0 ? residual : streams[i % 2],

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   const bool turned = mine && (is_q || is_k) && c < 2 * a.half, is_first = c < a.half;
   const auto find_place = [&] {
     if (mine && !is_q) slot = a.slots[token];
-    if (turned) load_turns(cosines, sines, a, token, c);
+    if (turned) load_turns(cosines, sines, a, a.positions[token], c);
   };
   if (a.is_settled) find_place();
   wait_for_previous();

@@ -163,15 +163,14 @@ struct alignas(16) Words {
   __device__ float high(int i) const { return high_of(pair[i]); }
 };
 
-/// The rotation of the elements from `c` on of a token's heads: those of both halves turn by the
-/// same angles. `turned_back`: the sines of the first half change their sign.
+/// The rotation at a position of the elements from `c` on of a token's heads: those of both halves
+/// turn by the same angles. `turned_back`: the sines of the first half change their sign.
 template <class Arguments, int kParts>
 __device__ __forceinline__ void load_turns(Vec<float> (&cosines)[kParts],
                                            Vec<float> (&sines)[kParts], const Arguments& a,
-                                           int64_t token, int c, bool turned_back = false) {
+                                           int position, int c, bool turned_back = false) {
   const bool is_first = c < a.half;
-  const float* table =
-      a.cos_sin + a.positions[token] * a.table_stride + (is_first ? c : c - a.half);
+  const float* table = a.cos_sin + position * a.table_stride + (is_first ? c : c - a.half);
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     cosines[i] = load_vec(table + 4 * i, 4, true);
@@ -205,7 +204,10 @@ struct TokenHeads {
         partner(static_cast<int>(threadIdx.x % kWarp) + (c < a.half ? a.half : -a.half) / kSize),
         turned(c < 2 * a.half) {}
   __device__ void load_angles() {
-    if (turned) load_turns(cosines, sines, a, token, c, true);
+    if (turned) load_angles(a.positions[token]);
+  }
+  __device__ void load_angles(int position) {
+    if (turned) load_turns(cosines, sines, a, position, c, true);
   }
   __device__ void normalise_words(Words& x, const Words& weights) const {
     float sum = 0.0f;
