@@ -7,7 +7,8 @@
 // then a part of the head's elements for the output; maxima, weights and sums change hands in
 // shared memory. One warp tells other blocks of the partial results that this one leaves, and
 // merges them: each takes several turns of 1 to 2 us, while memory is busy, for which those who
-// compute do not wait. The arithmetic is that of attention.cuh. Beside a block there is room on its
+// compute do not wait. Before sm_90 one more may make the heads (attention_decode_heads.cuh). The
+// arithmetic is that of attention.cuh. Beside a block there is room on its
 // SM for one of the next kernel, which comes early and fetches what it can.
 #pragma once
 

@@ -1,7 +1,7 @@
 // The warp of the decode kernel that makes heads of what the projection made: queries on their way
 // to shared memory, and of a sequence's newest token key and value on their way to the cache, from
-// where the warp that copies fetches them. No other block reads them. The arithmetic is
-// rotary.cuh's.
+// where the warp that copies fetches them behind a barrier. No other block reads them. The
+// arithmetic is rotary.cuh's.
 #pragma once
 
 #include "ops/cuda/attention/attention_decode_work.cuh"
