@@ -300,6 +300,19 @@ void StepRecorder::attention(Tensor out, Tensor q, KvCache cache, const Batch& b
   next_gemm_ = kOut;
   note(kAttention, [=, this] { ops_->attention(out, q, cache, batch, scale, window); });
 }
+bool StepRecorder::fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
+                                              const HeadNorms& norms, const Batch& batch,
+                                              Tensor cos_sin, KvCache cache, float scale,
+                                              int64_t window) {
+  const auto run = [=, this] {
+    return ops_->fused_rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale,
+                                            window);
+  };
+  if (!run()) return false;
+  next_gemm_ = kOut;
+  current_->push_back({.part = kAttention, .name = kAttention, .run = [run] { (void)run(); }});
+  return true;
+}
 void StepRecorder::silu_and_mul(Tensor y, Tensor gate_up) {
   next_gemm_ = kDown;
   note_small("silu_and_mul", {gate_up, y}, [=, this] { ops_->silu_and_mul(y, gate_up); });

@@ -98,6 +98,9 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
                     Weight reader) override;
   void gemm_add_rms_norm(Tensor y, Tensor residual, Tensor x, Weight w, Tensor norm, float eps,
                          Weight reader) override;
+  bool fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
+                                  const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
+                                  int64_t window) override;
   void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,

@@ -390,14 +390,24 @@ class Backend {
   }
   /// qk_norm_rope_store(), without norms rope_store(), and attention() of the rows; what is left in
   /// q, k and v is unspecified.
-  virtual void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
-                                    const HeadNorms& norms, const Batch& batch, Tensor cos_sin,
-                                    KvCache cache, float scale, int64_t window) {
+  void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
+                            const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
+                            int64_t window) {
+    if (fused_rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale, window))
+      return;
     if (norms.q.defined())
       qk_norm_rope_store(q, k, v, norms.q, norms.k, norms.eps, batch, cos_sin, cache);
     else
       rope_store(q, k, v, batch, cos_sin, cache);
     attention(out, q, cache, batch, scale, window);
+  }
+  /// The same. False, and nothing is done, where the backend would need two steps.
+  virtual bool fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
+                                          const HeadNorms& norms, const Batch& batch,
+                                          Tensor cos_sin, KvCache cache, float scale,
+                                          int64_t window) {
+    return (void)out, (void)q, (void)k, (void)v, (void)norms, (void)batch, (void)cos_sin,
+           (void)cache, (void)scale, (void)window, false;
   }
   /// All layers of a decode step: batch row i is the one query row of sequence i, its last
   /// (padding: a context of 0). residual [t, hidden]: the embeddings, then the stream without the

@@ -140,10 +140,11 @@ class ForwardingBackend : public Backend {
     return ops_->fused_gemm_qk_norm_rope_store(qkv, q, k, v, x, w, q_norm, k_norm, eps, batch,
                                                cos_sin, cache);
   }
-  void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
-                            const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
-                            int64_t window) override {
-    ops_->rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale, window);
+  bool fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
+                                  const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
+                                  int64_t window) override {
+    return ops_->fused_rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale,
+                                            window);
   }
   bool decoder_layers(Tensor x, Tensor residual, const DecoderStack& stack,
                       std::span<const KvCache> caches, const Batch& batch) override {

@@ -319,11 +319,15 @@ HeadsResult attend_to_heads(Backend& gpu, const HeadsCase& c, const std::vector<
                  k = qkv.cols(q_size, q_size + kv_size).split(d),
                  v = qkv.cols(q_size + kv_size, row).split(d);
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    if (composed)
-      gpu.Backend::rope_store_attention(out, q, k, v, norms, batch, cos_sin, paged.cache, scale,
-                                        c.window);
-    else
+    if (!composed) {
       gpu.rope_store_attention(out, q, k, v, norms, batch, cos_sin, paged.cache, scale, c.window);
+    } else {
+      if (c.has_norms)
+        gpu.qk_norm_rope_store(q, k, v, norms.q, norms.k, norms.eps, batch, cos_sin, paged.cache);
+      else
+        gpu.rope_store(q, k, v, batch, cos_sin, paged.cache);
+      gpu.attention(out, q, paged.cache, batch, scale, c.window);
+    }
     results.push_back(rig.bytes(out));
   }
   results.push_back(rig.bytes(paged.cache.k));

@@ -102,16 +102,15 @@ bool CudaBackend::takes_raw_heads(const Tensor& q, const RawHeads& raw, const Kv
          (!norms.q.defined() || wide_rows({norms.q, norms.k}));
 }
 
-void CudaBackend::rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
-                                       const HeadNorms& norms, const Batch& batch, Tensor cos_sin,
-                                       KvCache cache, float scale, int64_t window) {
+bool CudaBackend::fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v,
+                                             const HeadNorms& norms, const Batch& batch,
+                                             Tensor cos_sin, KvCache cache, float scale,
+                                             int64_t window) {
   check_fused("rope_store_attention", q, k, v, batch, cos_sin, cache);
   check_attention(out, q, cache, window);
   const RawHeads raw{k, v, cos_sin, norms};
-  if (q.numel() > 0 && takes_raw_heads(q, raw, cache, batch) &&
-      attention_decode(out, q, cache, batch, scale, window, &raw))
-    return;
-  Backend::rope_store_attention(out, q, k, v, norms, batch, cos_sin, cache, scale, window);
+  return q.numel() > 0 && takes_raw_heads(q, raw, cache, batch) &&
+         attention_decode(out, q, cache, batch, scale, window, &raw);
 }
 
 /// False, and nothing done, if the batch or the GPU is none for the decode kernel.

@@ -120,9 +120,9 @@ class CudaBackend final : public Backend, KernelLauncher {
                   KvCache cache) override;
   void qk_norm_rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps,
                           const Batch& batch, Tensor cos_sin, KvCache cache) override;
-  void rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
-                            const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
-                            int64_t window) override;
+  bool fused_rope_store_attention(Tensor out, Tensor q, Tensor k, Tensor v, const HeadNorms& norms,
+                                  const Batch& batch, Tensor cos_sin, KvCache cache, float scale,
+                                  int64_t window) override;
 #ifdef NANOVLLM_CUDA_HOPPER
   bool fused_gemm_sample(Tensor token_ids, Tensor x, Weight w,
                          const SamplingBatch& params) override;
