@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from nanovllm import _core
@@ -46,20 +45,13 @@ def _unknown(name: str, known: set[str]) -> str:
 
 def _clip_max_model_len(model: str, options: dict[str, Any]) -> None:
     """As nano-vLLM does: no more positions than the model has."""
-    import json
+    asked = options.get("max_model_len")
+    if not isinstance(asked, int) or asked <= (most := _core.longest_context(model)):
+        return
+    import warnings
 
-    asked = options.get("max_model_len", 0)
-    try:
-        with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
-            most = json.load(file).get("max_position_embeddings")
-        is_beyond = isinstance(most, int) and 0 < most < asked
-    except (OSError, ValueError, AttributeError, TypeError):
-        return  # the engine says what is wrong with the directory or the option
-    if is_beyond:
-        import warnings
-
-        options["max_model_len"] = most
-        warnings.warn(
-            f"max_model_len is {most}, not {asked}: the model has no more positions",
-            stacklevel=4,
-        )
+    options["max_model_len"] = most
+    warnings.warn(
+        f"max_model_len is {most}, not {asked}: the model has no more positions",
+        stacklevel=4,
+    )

@@ -4,8 +4,10 @@
 
 #include "engine/request_checks.h"
 #include "io/json.h"
+#include "io/model_config.h"
 #include "io/request_json.h"
 #include "kv_events/config.h"
+#include "models/model.h"
 
 namespace nanovllm::python {
 namespace {
@@ -156,6 +158,10 @@ std::vector<std::string> config_names() {
   std::vector<std::string> names;
   for (const ConfigField& known : kFields) names.emplace_back(known.name);
   return names;
+}
+
+int64_t longest_context(const std::string& directory) {
+  return load_model_config(directory, config_defaults).longest_context();
 }
 
 SamplingParams to_params(const std::string& json, int kind) {

@@ -26,6 +26,8 @@ Prompt to_prompt(nb::handle value);
 EngineConfig to_config(const nb::dict& options);
 /// The names that to_config() takes.
 std::vector<std::string> config_names();
+/// The positions that a model directory's config.json makes it for. Throws Error(model).
+int64_t longest_context(const std::string& directory);
 /// Sampling parameters in their JSON form (io/request_json.h); `kind` as in vLLM:
 /// 0 cumulative, 1 delta, 2 final_only.
 SamplingParams to_params(const std::string& json, int kind);

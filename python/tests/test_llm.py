@@ -421,6 +421,19 @@ def test_more_positions_than_the_model_has_are_clipped_with_a_note():
     engine.exit()
 
 
+def test_positions_that_yarn_adds_are_the_models(tmp_path):
+    with open(f"{DEMO}/config.json") as file:
+        config = json.load(file)
+    most = config["max_position_embeddings"]
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": most}
+    for name in os.listdir(DEMO):
+        os.symlink(f"{DEMO}/{name}", tmp_path / name)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with LLM(tmp_path, device="cpu", num_threads=1, max_num_seqs=1, max_model_len=2 * most) as engine:
+        assert engine.info["max_model_len"] == 2 * most
+
+
 def resident_kib():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
