@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
-from nanovllm.config import to_engine_options
+from nanovllm.config import find_model, to_engine_options
 from nanovllm.llm import Prompt, checked, text_of
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
@@ -71,10 +71,9 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         names = [served_model_name] if isinstance(served_model_name, str) else served_model_name
-        given = os.path.expanduser(os.fspath(model))
-        model = _core.find_model(given)
+        directory = find_model(model)
         service = {
-            "served_model_names": list(names) or [given],
+            "served_model_names": list(names) or [os.path.expanduser(os.fspath(model))],
             "generation_config": generation_config,
             "max_num_queued_reqs": max_num_queued_reqs,
             "max_num_queued_tokens": max_num_queued_tokens,
@@ -82,7 +81,7 @@ class AsyncLLM:
             "version": _core.__version__,
         }
         self._timeout = float(request_timeout)
-        self._engine = _core.AsyncEngine(model, to_engine_options(model, options), service)
+        self._engine = _core.AsyncEngine(directory, to_engine_options(directory, options), service)
         weakref.finalize(self, exit_engine, self._engine)
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._names: dict[str, int] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from numbers import Integral
 from typing import Any
 
 from nanovllm import _core
@@ -11,6 +13,13 @@ __all__: list[str] = []
 # nano-vLLM's name: ours.
 _NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_gpu_blocks_override"}
 _DTYPES = {"bfloat16": "bf16", "float32": "f32", "float": "f32"}
+
+
+def find_model(model: Any) -> str:
+    """The model's directory: as it is given, or that of a name in Hugging Face's cache."""
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model must be a directory or a name in Hugging Face's cache, got {model!r:.80}")
+    return _core.find_model(os.path.expanduser(os.fspath(model)))
 
 
 def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def _unknown(name: str, known: set[str]) -> str:
 def _clip_max_model_len(model: str, options: dict[str, Any]) -> None:
     """As nano-vLLM does: no more positions than the model has."""
     asked = options.get("max_model_len")
-    if not isinstance(asked, int) or asked <= (most := _core.longest_context(model)):
+    if not isinstance(asked, Integral) or asked <= (most := _core.longest_context(model)):
         return
     import warnings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from numbers import Integral
 from typing import Any, TypedDict, Union
 
 from nanovllm import _core
-from nanovllm.config import to_engine_options
+from nanovllm.config import find_model, to_engine_options
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
@@ -46,9 +45,9 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        model = _core.find_model(os.path.expanduser(os.fspath(model)))
+        directory = find_model(model)
         self._lock = threading.RLock()
-        self._engine = _core.Engine(model, to_engine_options(model, options))
+        self._engine = _core.Engine(directory, to_engine_options(directory, options))
         self._tokenizer: Tokenizer | None = None
         weakref.finalize(self, end_engine, self._engine, self._lock)
 

@@ -1,5 +1,6 @@
 #include "convert.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "engine/request_checks.h"
@@ -24,9 +25,13 @@ template <class Value>
 Value to_value(const char* name, nb::handle given) {
   Value value{};
   if (nb::try_cast(given, value)) return value;
-  const std::string message = std::string(name) + " has the wrong type: " +
-                              nb::cast<std::string>(nb::repr(given)).substr(0, 80);
-  throw nb::type_error(message.c_str());
+  const std::string type = std::is_same_v<Value, bool> ? "True or False"
+                           : std::is_integral_v<Value>
+                               ? fmt::format("an integer of {} bits", 8 * sizeof value)
+                           : std::is_floating_point_v<Value> ? "a number"
+                                                             : "a string";
+  const auto shown = nb::cast<std::string>(nb::repr(given)).substr(0, 80);
+  throw nb::type_error(fmt::format("{} must be {}, got {}", name, type, shown).c_str());
 }
 
 struct ConfigField {

@@ -393,14 +393,20 @@ def test_options_are_nano_vllms_and_unknown_ones_are_named():
     with pytest.raises(TypeError, match="kvcache_blocksize: did you mean kvcache_block_size"):
         LLM(DEMO, kvcache_blocksize=256)
     for name in ("max_num_seqs", "max_model_len"):
-        with pytest.raises(TypeError, match=f"{name} has the wrong type"):
+        with pytest.raises(TypeError, match=f"{name} must be an integer of 64 bits, got 'many'"):
             LLM(DEMO, **{name: "many"})
     with pytest.raises(ValueError, match="kv_events_config: there is no field .*end_point"):
         LLM(DEMO, kv_events_config={"end_point": "tcp://127.0.0.1:1"})
     with pytest.raises(ValueError, match="kv_events_config: hwm must be an integer"):
         LLM(DEMO, kv_events_config={"enable_kv_cache_events": True, "hwm": "many"})
+    for name, value, kind in [("enforce_eager", "yes", "True or False"), ("device", 0, "a string"), ("seed", 0.5, "an integer")]:
+        with pytest.raises(TypeError, match=f"{name} must be {kind}"):
+            LLM(DEMO, **{name: value})
     with pytest.raises(ModelError, match="nowhere"):
         LLM("/nowhere")
+    for model in (None, b"x", 3):
+        with pytest.raises(TypeError, match="model must be a directory or a name"):
+            LLM(model)
 
 
 def test_any_integer_is_a_seed_as_on_the_command_line(program):
