@@ -97,11 +97,13 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """The outputs of one request, as they come: `sampling_params.output_kind` says whether each
         has everything so far (the default; a slow reader misses some), what is new, or the end
-        alone. ValueError: the request is not acceptable. UnavailableError: a queue is full.
-        EngineError: the engine has failed."""
+        alone. Lower priorities are served earlier (scheduling_policy). ValueError: the request is
+        not acceptable. UnavailableError: a queue is full. EngineError: the engine has failed."""
         params = self.get_default_sampling_params() if sampling_params is None else checked(sampling_params)
         number = self._engine.new_request_id()
         port = self._port()
@@ -111,7 +113,7 @@ class AsyncLLM:
         self._names[name] = number
         prompt_token_ids: list[int] | None = None
         try:
-            await self._add(port, number, prompt, params)
+            await self._add(port, number, prompt, params, priority)
             text = text_of(prompt)
             while True:
                 while not stream.items:
@@ -201,9 +203,9 @@ class AsyncLLM:
             self._engine.abandon(number)
 
     async def _add(
-        self, port: LoopPort, number: int, prompt: Prompt, params: SamplingParams
+        self, port: LoopPort, number: int, prompt: Prompt, params: SamplingParams, priority: int
     ) -> None:
-        wire, kind = params._wire()
+        wire, kind = params._wire(priority)
         if kind == RequestOutputKind.CUMULATIVE:
             kind = RequestOutputKind.DELTA  # GrowingStream adds up
         text = text_of(prompt)

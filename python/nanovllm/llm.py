@@ -70,19 +70,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Runs all prompts to their ends and returns their outputs in order.
 
         A prompt is text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}. One SamplingParams
-        is for all prompts, a list for each its own; None takes the model's defaults. A request that
-        is not acceptable raises ValueError before any runs. Ctrl-C raises KeyboardInterrupt within a
+        is for all prompts, a list for each its own; None takes the model's defaults. `priority` has
+        one number for each prompt, of which lower ones are served earlier (scheduling_policy). A
+        request that is not acceptable raises ValueError before any runs. Ctrl-C raises KeyboardInterrupt within a
         step, and the engine can be used on.
         """
         given = as_prompts(prompts)
         params = self._as_params(sampling_params, len(given))
-        wires = {key: p._wire()[0] for key, p in {id(p): p for p in params}.items()}
+        priorities = [0] * len(given) if priority is None else list(priority)
+        if len(priorities) != len(given):
+            raise ValueError(f"{len(given)} prompts, but {len(priorities)} numbers in priority")
+        keys = [(id(p), number) for p, number in zip(params, priorities)]
+        wires = {key: p._wire(key[1])[0] for key, p in dict(zip(keys, params)).items()}
         with self._lock, _Progress(len(given), use_tqdm) as progress:
-            raw = self._engine.generate(given, [wires[id(p)] for p in params], progress.update)
+            raw = self._engine.generate(given, [wires[key] for key in keys], progress.update)
         return [make_output(output, text_of(prompt)) for output, prompt in zip(raw, given)]
 
     def chat(
@@ -115,10 +121,10 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def add_request(self, prompt: Prompt, sampling_params: SamplingParams) -> int:
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams, priority: int = 0) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
-            return self._engine.add_request(prompt, checked(sampling_params)._wire()[0])
+            return self._engine.add_request(prompt, checked(sampling_params)._wire(priority)[0])
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,

@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 import pytest
 from conftest import DEMO, skip_without_grammars
 
-from nanovllm import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
+from nanovllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
 from nanovllm.engine.arg_utils import EngineArgs as EngineArgsByPath
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.utils import FlexibleArgumentParser
@@ -137,6 +137,35 @@ def test_an_llm_engine_ends_requests_by_name():
     assert ended == dict.fromkeys(("first", "second", "third"), "abort")
     engine.add_request("first", PROMPTS[0], SamplingParams(max_tokens=1))
     assert engine.step()[0].request_id == "first"
+
+
+def test_a_lower_priority_is_served_earlier(llm):
+    options = {"device": "cpu", "num_threads": 1, "max_num_seqs": 1, "block_size": 8}
+    short, same = SamplingParams(max_tokens=1), [list(range(20))] * 3
+    with LLM(DEMO, scheduling_policy="priority", **options) as engine:
+        # The first that is served finds nothing in the prefix cache.
+        outputs = engine.generate(same, short, use_tqdm=False, priority=[300, -300, 0])
+        assert [output.num_cached_tokens for output in outputs] == [16, 0, 16]
+        with pytest.raises(ValueError, match="3 prompts, but 2 numbers in priority"):
+            engine.generate(same, short, use_tqdm=False, priority=[1, 2])
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            engine.generate("a", short, use_tqdm=False, priority=["high"])
+    engine = LLMEngine(DEMO, scheduling_policy="priority", **options)
+    for number in (2, 1, 0):
+        engine.add_request(f"{number}", PROMPTS[0], short, priority=64 * number)
+    order = []
+    while engine.has_unfinished_requests():
+        order += [output.request_id for output in engine.step()]
+    assert order == ["0", "1", "2"]
+    with pytest.raises(ValueError, match="prompt 1: priority needs scheduling_policy priority"):
+        llm.generate(PROMPTS, short, use_tqdm=False, priority=[0, 1, 0])
+
+    async def main():
+        async for _ in AsyncLLM(DEMO, **options).generate(PROMPTS[0], short, priority=1):
+            pass
+
+    with pytest.raises(ValueError, match="priority needs scheduling_policy priority"):
+        asyncio.run(main())
 
 
 def test_structures_of_each_kind(llm):
