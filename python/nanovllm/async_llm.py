@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import find_model, to_engine_options
-from nanovllm.llm import Prompt, checked, text_of
+from nanovllm.inputs import PromptType, text_of
+from nanovllm.llm import checked
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
@@ -94,7 +95,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -203,7 +204,7 @@ class AsyncLLM:
             self._engine.abandon(number)
 
     async def _add(
-        self, port: LoopPort, number: int, prompt: Prompt, params: SamplingParams, priority: int
+        self, port: LoopPort, number: int, prompt: PromptType, params: SamplingParams, priority: int
     ) -> None:
         wire, kind = params._wire(priority)
         if kind == RequestOutputKind.CUMULATIVE:

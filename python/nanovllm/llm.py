@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from numbers import Integral
-from typing import Any, TypedDict, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from nanovllm import _core
 from nanovllm.config import find_model, to_engine_options
+from nanovllm.inputs import PromptType, as_prompts, text_of
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Prompt", "TextPrompt", "TokensPrompt"]
-
-
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
-
-    prompt_token_ids: list[int]
-
-
-Prompt = Union[str, Sequence[int], TextPrompt, TokensPrompt, _core.Prompt]
+__all__ = ["LLM"]
 
 
 class LLM:
@@ -67,7 +52,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
@@ -93,12 +78,12 @@ class LLM:
 
     def chat(
         self,
-        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
@@ -121,7 +106,7 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def add_request(self, prompt: Prompt, sampling_params: SamplingParams, priority: int = 0) -> int:
+    def add_request(self, prompt: PromptType, sampling_params: SamplingParams, priority: int = 0) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
             return self._engine.add_request(prompt, checked(sampling_params)._wire(priority)[0])
@@ -201,21 +186,6 @@ def checked(params: Any) -> SamplingParams:
     if isinstance(params, SamplingParams):
         return params
     raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {params!r:.80}")
-
-
-def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt, or a list of them. The engine refuses bytes and what is no list, as it does in a list."""
-    if isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__"):
-        return [prompts]
-    listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
-
-
-def text_of(prompt: Any) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    if isinstance(text, _core.Prompt):
-        return text.text
-    return text if isinstance(text, str) else None
 
 
 class _Progress:

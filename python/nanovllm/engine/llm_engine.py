@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from nanovllm.engine.arg_utils import EngineArgs
-from nanovllm.llm import LLM, Prompt, text_of
+from nanovllm.inputs import PromptType, text_of
+from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ class LLMEngine:
         return cls(**asdict(engine_args))
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+        self, request_id: str, prompt: PromptType, params: SamplingParams, *, priority: int = 0
     ) -> None:
         """ValueError if the request is not acceptable, or one of that name has not ended."""
         if any(name == request_id for name, _ in self._requests.values()):

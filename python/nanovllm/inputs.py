@@ -1,0 +1,41 @@
+"""Prompts: text, or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, TypedDict, Union
+
+from nanovllm import _core
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
+PromptType = Union[str, Sequence[int], TextPrompt, TokensPrompt, _core.Prompt]
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt, or a list of them. The engine refuses bytes and what is no list, as it does in a list."""
+    if isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__"):
+        return [prompts]
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def text_of(prompt: Any) -> str | None:
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    if isinstance(text, _core.Prompt):
+        return text.text
+    return text if isinstance(text, str) else None
