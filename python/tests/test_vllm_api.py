@@ -8,7 +8,7 @@ import re
 from argparse import ArgumentParser
 
 import pytest
-from conftest import DEMO, skip_without_grammars
+from conftest import DEMO, PROMPTS, skip_without_grammars
 
 import nanovllm
 from nanovllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
@@ -16,7 +16,6 @@ from nanovllm.engine.arg_utils import EngineArgs as EngineArgsByPath
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.utils import FlexibleArgumentParser
 
-PROMPTS = ["Once upon a time", "23 + 58 =", "What is paged attention?"]
 PARAMS = [
     SamplingParams(temperature=0, logprobs=1, prompt_logprobs=1, max_tokens=6),
     SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, seed=2, max_tokens=12),
