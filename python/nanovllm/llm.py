@@ -91,13 +91,14 @@ class LLM:
 
         `messages` is a conversation or a list of them.
         """
-        variables = dict(chat_template_kwargs or {}, add_generation_prompt=add_generation_prompt)
+        variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if continue_final_message:
             variables["continue_final_message"] = True
         if tools is not None:
             variables["tools"] = tools
         if chat_template is not None:
             variables["chat_template"] = chat_template
+        variables.update(chat_template_kwargs or {})
         lists = (list, tuple)
         several = isinstance(messages, lists) and all(isinstance(one, lists) for one in messages)
         prompts = [

@@ -28,6 +28,18 @@ def test_a_chat_template_may_be_given(llm):
         llm.chat(question, greedy, use_tqdm=False, chat_template="{% if")
 
 
+def test_chat_template_kwargs_go_before_arguments(llm):
+    """As in vLLM, which updates the one with the other."""
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+    question = [{"role": "user", "content": "23 + 58"}]
+    bare = {"add_generation_prompt": False}
+    by_name, by_kwargs = (
+        llm.chat(question, greedy, use_tqdm=False, **options)[0].prompt
+        for options in (bare, {"chat_template_kwargs": bare})
+    )
+    assert by_kwargs == by_name and not by_name.endswith("assistant\n")
+
+
 def test_a_developers_message_is_the_systems(llm):
     """As in vLLM, where a template does not know OpenAI's newer name: it would leave the message out."""
     prompts = [
