@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
+# Arguments of transformers' apply_chat_template() that are no variables of the template.
+_ABSENT = {
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+
 
 class Tokenizer:
     """Text to token ids and back, and conversations to prompts. Safe to use from any thread."""
@@ -34,6 +40,8 @@ class Tokenizer:
         return {"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError(f"encode() takes one text, got {text!r:.80}")
         return self._engine.encode(text, add_special_tokens)
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -81,6 +89,9 @@ class Tokenizer:
     ) -> str | list[int]:
         """The prompt of a conversation: its token ids, or its text with tokenize=False. Further
         arguments are variables of the template, such as enable_thinking."""
+        for name in _ABSENT & variables.keys():
+            if variables.pop(name):
+                raise TypeError(f"apply_chat_template() has no {name} here: it gives a text, or a list of ids")
         variables["add_generation_prompt"] = add_generation_prompt
         if tools is not None:
             variables["tools"] = tools
