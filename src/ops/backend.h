@@ -343,9 +343,11 @@ class Backend {
                                  const SamplingBatch& params) {
     return (void)token_ids, (void)x, (void)w, (void)params, false;
   }
-  /// logits f32 [t, experts] = x w^T, and moe_route() of them.
+  /// logits f32 [t, experts] = x w^T, and moe_route() of them. Rows without a slot in slot_mapping
+  /// (i32 [t], or undefined: all have one) are padding, and may get another row's.
   virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                          bool normalise) {
+                          bool normalise, Tensor slot_mapping) {
+    (void)slot_mapping;
     gemm(logits, x, w);
     moe_route(weights, ids, logits, normalise);
   }
