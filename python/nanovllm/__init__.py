@@ -64,6 +64,10 @@ _LATE = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
+
+
 def __getattr__(name: str) -> Any:
     # asyncio takes as long to import as all the rest, dataclasses longer: programs that do without do not wait.
     if name in _LATE:
