@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
 from nanovllm.config import find_model, to_engine_options
-from nanovllm.inputs import PromptType, text_of
+from nanovllm.inputs import PromptType, salt_of, text_of
 from nanovllm.llm import checked
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
@@ -206,7 +206,7 @@ class AsyncLLM:
     async def _add(
         self, port: LoopPort, number: int, prompt: PromptType, params: SamplingParams, priority: int
     ) -> None:
-        wire, kind = params._wire(priority)
+        wire, kind = params._wire(priority, salt_of(prompt))
         if kind == RequestOutputKind.CUMULATIVE:
             kind = RequestOutputKind.DELTA  # GrowingStream adds up
         text = text_of(prompt)

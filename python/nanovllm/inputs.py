@@ -11,14 +11,18 @@ from nanovllm import _core
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
 
 
-class TextPrompt(TypedDict):
-    """A prompt as text."""
+class _Salted(TypedDict, total=False):
+    cache_salt: str
+
+
+class TextPrompt(_Salted):
+    """A prompt as text. Only prompts of the same `cache_salt`, or of none, share cached prefixes."""
 
     prompt: str
 
 
-class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
+class TokensPrompt(_Salted):
+    """A prompt as token ids; `cache_salt` as of TextPrompt."""
 
     prompt_token_ids: list[int]
 
@@ -39,3 +43,7 @@ def text_of(prompt: Any) -> str | None:
     if isinstance(text, _core.Prompt):
         return text.text
     return text if isinstance(text, str) else None
+
+
+def salt_of(prompt: Any) -> str | None:
+    return prompt.get("cache_salt") if isinstance(prompt, dict) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanovllm import _core
 from nanovllm.config import find_model, to_engine_options
-from nanovllm.inputs import PromptType, as_prompts, text_of
+from nanovllm.inputs import PromptType, as_prompts, salt_of, text_of
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
@@ -70,8 +70,8 @@ class LLM:
         priorities = [0] * len(given) if priority is None else list(priority)
         if len(priorities) != len(given):
             raise ValueError(f"{len(given)} prompts, but {len(priorities)} numbers in priority")
-        keys = [(id(p), number) for p, number in zip(params, priorities)]
-        wires = {key: p._wire(key[1])[0] for key, p in dict(zip(keys, params)).items()}
+        keys = [(id(p), number, salt_of(one)) for p, number, one in zip(params, priorities, given)]
+        wires = {key: p._wire(*key[1:])[0] for key, p in dict(zip(keys, params)).items()}
         with self._lock, _Progress(len(given), use_tqdm) as progress:
             raw = self._engine.generate(given, [wires[key] for key in keys], progress.update)
         return [make_output(output, text_of(prompt)) for output, prompt in zip(raw, given)]
@@ -110,7 +110,8 @@ class LLM:
     def add_request(self, prompt: PromptType, sampling_params: SamplingParams, priority: int = 0) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
-            return self._engine.add_request(prompt, checked(sampling_params)._wire(priority)[0])
+            wire, _ = checked(sampling_params)._wire(priority, salt_of(prompt))
+            return self._engine.add_request(prompt, wire)
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,

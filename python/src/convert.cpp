@@ -135,14 +135,16 @@ Prompt to_prompt(nb::handle value) {
     const nb::dict dict = nb::borrow<nb::dict>(value);
     for (const auto& [key, given] : dict) {
       const auto name = nb::cast<std::string>(nb::str(key));
-      if (name == "prompt" || name == "prompt_token_ids" || PyObject_IsTrue(given.ptr()) == 0)
+      if (name == "prompt" || name == "prompt_token_ids" || name == "cache_salt" ||
+          PyObject_IsTrue(given.ptr()) == 0)
         continue;
       throw nb::type_error(
-          ("a prompt has no " + name + " here: prompt or prompt_token_ids").c_str());
+          ("a prompt has no " + name + " here: prompt, prompt_token_ids or cache_salt").c_str());
     }
-    if (dict.contains("prompt_token_ids")) return {to_ids(dict["prompt_token_ids"])};
-    if (dict.contains("prompt") && !nb::isinstance<nb::dict>(dict["prompt"]))
-      return to_prompt(dict["prompt"]);
+    const nb::object none = nb::none();
+    const nb::object ids = dict.get("prompt_token_ids", none), text = dict.get("prompt", none);
+    if (!ids.is_none()) return {to_ids(ids)};
+    if (!nb::isinstance<nb::dict>(text)) return to_prompt(text);
   }
   return {to_ids(value)};
 }

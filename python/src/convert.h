@@ -18,8 +18,9 @@ namespace nb = nanobind;
 
 /// A str's UTF-8. Throws UnicodeEncodeError, a ValueError, for half of a surrogate pair.
 std::string to_text(nb::handle text);
-/// Text, a sequence of token ids, or {"prompt": ...} or {"prompt_token_ids": ...}. A Prompt of
-/// apply_chat_template() is taken as it is. Throws TypeError or ValueError.
+/// Text, a sequence of token ids, or {"prompt": ...} or {"prompt_token_ids": ...}, whose cache_salt
+/// is a parameter of the request. A Prompt of apply_chat_template() is taken as it is. Throws
+/// TypeError or ValueError.
 Prompt to_prompt(nb::handle value);
 /// Sets the fields of EngineConfig that `options` names. Throws TypeError for a name that there is
 /// not and for a value of another type.

@@ -17,9 +17,36 @@ def test_prompts_come_as_text_ids_and_dicts(llm):
 def test_what_a_prompts_dict_asks_for_and_this_engine_lacks_is_refused(llm):
     params = SamplingParams(temperature=0, max_tokens=1)
     llm.generate({"prompt": "a", "multi_modal_data": None, "mm_processor_kwargs": {}}, params, use_tqdm=False)
-    for asked in [{"cache_salt": "mine"}, {"multi_modal_data": {"image": "x"}}]:
-        with pytest.raises(TypeError, match=f"a prompt has no {list(asked)[0]} here"):
-            llm.generate({"prompt": "a", **asked}, params, use_tqdm=False)
+    llm.generate({"prompt": "a", "prompt_token_ids": None}, params, use_tqdm=False)
+    llm.generate({"prompt": None, "prompt_token_ids": [1]}, params, use_tqdm=False)
+    with pytest.raises(TypeError, match="a prompt has no multi_modal_data here"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": "x"}}, params, use_tqdm=False)
+
+
+def test_prompts_of_another_salt_find_no_cached_prefix(llm):
+    ids, params = list(range(200, 300)), SamplingParams(temperature=0, max_tokens=1)
+
+    def cached(**salt):
+        prompts = [{"prompt_token_ids": ids, **salt}] * 2
+        outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+        assert outputs[0] == outputs[1]
+        return [output.num_cached_tokens for output in outputs]
+
+    assert cached() == cached(cache_salt="mine") == cached(cache_salt="yours") == [0, 64]
+    both = llm.generate([{"prompt_token_ids": ids, "cache_salt": s} for s in ("mine", "new")], params, use_tqdm=False)
+    assert [output.num_cached_tokens for output in both] == [64, 0]
+    with pytest.raises(ValueError, match="cache_salt must be a string"):
+        llm.generate({"prompt": "a", "cache_salt": ""}, params, use_tqdm=False)
+
+
+def test_prompts_may_be_cut_to_their_last_tokens(llm):
+    ids = list(range(200, 300))
+    last = SamplingParams(temperature=0, max_tokens=1, truncate_prompt_tokens=9)
+    outputs = llm.generate([ids, ids[-9:]], last, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [ids[-9:]] * 2
+    assert outputs[0] == outputs[1]
+    with pytest.raises(ValueError, match="truncate_prompt_tokens"):
+        llm.generate(ids, SamplingParams(truncate_prompt_tokens=-2), use_tqdm=False)
 
 
 def test_a_bad_request_among_good_ones_is_named_and_none_runs(llm):
