@@ -37,8 +37,10 @@ def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
         import json
 
         options["kv_events_config"] = json.dumps(events)
-    options["dtype"] = _DTYPES.get(options.get("dtype", "auto"), options.get("dtype", "auto"))
-    options["num_gpu_blocks_override"] = max(0, options.get("num_gpu_blocks_override", 0))
+    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")  # or one of PyTorch's own
+    options["dtype"] = _DTYPES.get(dtype, dtype)
+    if options.get("num_gpu_blocks_override") == -1:  # nano-vLLM's way to leave it open
+        del options["num_gpu_blocks_override"]
     if not options.get("allow_long_max_model_len"):
         _clip_max_model_len(model, options)
     return options

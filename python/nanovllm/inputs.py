@@ -46,4 +46,7 @@ def text_of(prompt: Any) -> str | None:
 
 
 def salt_of(prompt: Any) -> str | None:
-    return prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    if salt is None or isinstance(salt, str):
+        return salt
+    raise TypeError(f"a prompt's cache_salt must be a string, got {salt!r:.80}")

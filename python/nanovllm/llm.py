@@ -62,8 +62,8 @@ class LLM:
         A prompt is text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}. One SamplingParams
         is for all prompts, a list for each its own; None takes the model's defaults. `priority` has
         one number for each prompt, of which lower ones are served earlier (scheduling_policy). A
-        request that is not acceptable raises ValueError before any runs. Ctrl-C raises KeyboardInterrupt within a
-        step, and the engine can be used on.
+        request that is not acceptable raises ValueError before any runs. Ctrl-C raises
+        KeyboardInterrupt within a step, and the engine can be used on.
         """
         given = as_prompts(prompts)
         params = self._as_params(sampling_params, len(given))

@@ -118,7 +118,7 @@ def test_importing_takes_no_library_that_is_not_needed():
 
 def test_help_reads_well():
     text = pydoc.render_doc(nanovllm.LLM)
-    assert "KeyboardInterrupt within a" in text and "tensor_parallel_size" in text
+    assert "KeyboardInterrupt within a step" in text and "tensor_parallel_size" in text
     for name in nanovllm.__all__:
         assert name in dir(nanovllm)  # what Jupyter completes
         assert getattr(nanovllm, name).__doc__ or name in ("__version__", "PromptType")

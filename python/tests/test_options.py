@@ -34,7 +34,14 @@ def test_options_are_nano_vllms_and_unknown_ones_are_named():
         LLM(DEMO, kv_events_config={"end_point": "tcp://127.0.0.1:1"})
     with pytest.raises(ValueError, match="kv_events_config: hwm must be an integer"):
         LLM(DEMO, kv_events_config={"enable_kv_cache_events": True, "hwm": "many"})
-    for name, value, kind in [("enforce_eager", "yes", "True or False"), ("device", 0, "a string"), ("seed", 0.5, "an integer")]:
+    with pytest.raises(TypeError, match="num_gpu_blocks_override must be an integer"):
+        LLM(DEMO, num_kvcache_blocks="many")
+    with pytest.raises(ValueError, match="num_gpu_blocks_override is -5"):
+        LLM(DEMO, num_kvcache_blocks=-5)
+    with LLM(DEMO, device="cpu", num_threads=1, dtype="torch.float32") as engine:  # str() of PyTorch's
+        assert engine.info["dtype"] == "f32"
+    wrong = {"enforce_eager": ("yes", "True or False"), "device": (0, "a string"), "seed": (0.5, "an integer")}
+    for name, (value, kind) in wrong.items():
         with pytest.raises(TypeError, match=f"{name} must be {kind}"):
             LLM(DEMO, **{name: value})
     with pytest.raises(ModelError, match="nowhere"):

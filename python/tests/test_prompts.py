@@ -35,7 +35,9 @@ def test_prompts_of_another_salt_find_no_cached_prefix(llm):
     assert cached() == cached(cache_salt="mine") == cached(cache_salt="yours") == [0, 64]
     both = llm.generate([{"prompt_token_ids": ids, "cache_salt": s} for s in ("mine", "new")], params, use_tqdm=False)
     assert [output.num_cached_tokens for output in both] == [64, 0]
-    with pytest.raises(ValueError, match="cache_salt must be a string"):
+    with pytest.raises(TypeError, match="cache_salt must be a string, got .1"):
+        llm.generate({"prompt": "a", "cache_salt": [1]}, params, use_tqdm=False)
+    with pytest.raises(ValueError, match="cache_salt must be a string of 1 to 256 bytes"):
         llm.generate({"prompt": "a", "cache_salt": ""}, params, use_tqdm=False)
 
 
