@@ -9,6 +9,7 @@ if [ -z "${CXX:-}" ]; then
   if [ "${version%%.*}" -lt 12 ]; then export CXX=g++-12; fi
 fi
 # Structured output needs XGrammar, which no distribution packages; where it cannot be fetched the build goes on without.
+if [ ! -e build/xgrammar/recipe ]; then echo "Building XGrammar first: minutes without a word, once."; fi
 if ! scripts/build-grammar.sh; then echo "Going on without structured output."; fi
 cmake --preset release "$@"
 cmake --build --preset release

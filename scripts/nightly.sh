@@ -53,7 +53,7 @@ structures() {
 # 32 threads and 4 event loops on one engine for half of the time, and 1,000 engines made and dropped.
 package() {
   NANOVLLM_TEST_SECONDS=$((seconds / 2)) NANOVLLM_TEST_ENGINES=1000 PYTHONPATH=build/release/python OMP_WAIT_POLICY=PASSIVE \
-    build/python-env/bin/python -m pytest -q -s -p no:cacheprovider python/tests/test_async_llm.py python/tests/test_llm.py \
+    build/python-env/bin/python -m pytest -q -s -p no:cacheprovider python/tests/test_async_llm.py python/tests/test_threads.py \
     -k 'threads_and_loops or engines_that_are_dropped'
 }
 fuzz() { scripts/fuzz.sh $((seconds / 10 + 1)) http requests chat_parser sampling_params; }

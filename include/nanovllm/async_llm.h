@@ -1,7 +1,7 @@
 // An LLM that many threads share: one engine thread, callers that never wait for it.
 //
-//   nanovllm::AsyncLLM llm("path/to/Qwen3-0.6B", {}, {}, [&](std::span<nanovllm::RequestOutput>
-//   step) {
+//   using Outputs = std::span<nanovllm::RequestOutput>;
+//   nanovllm::AsyncLLM llm("path/to/Qwen3-0.6B", {}, {}, [&](Outputs step) {
 //     for (auto& output : step) deliver(std::move(output));
 //   });
 //   const int64_t id = llm.new_request_id();

@@ -19,19 +19,22 @@ from nanovllm._core import (
     UnavailableError,
     __version__,
 )
-from nanovllm.llm import LLM, TextPrompt, TokensPrompt
+from nanovllm.inputs import PromptType, TextPrompt, TokensPrompt
+from nanovllm.llm import LLM
 from nanovllm.outputs import CompletionOutput, Logprob, RequestOutput
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from nanovllm.async_llm import AsyncLLM, OpenAIError
     from nanovllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from nanovllm.engine.async_llm_engine import AsyncLLMEngine
     from nanovllm.engine.llm_engine import LLMEngine
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "DeviceError",
     "EngineArgs",
@@ -40,6 +43,7 @@ __all__ = [
     "Logprob",
     "ModelError",
     "OpenAIError",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -52,11 +56,16 @@ __all__ = [
 
 _LATE = {
     "AsyncLLM": "nanovllm.async_llm",
+    "AsyncLLMEngine": "nanovllm.engine.async_llm_engine",
     "OpenAIError": "nanovllm.async_llm",
     "AsyncEngineArgs": "nanovllm.engine.arg_utils",
     "EngineArgs": "nanovllm.engine.arg_utils",
     "LLMEngine": "nanovllm.engine.llm_engine",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanovllm import _core
-from nanovllm.config import to_engine_options
-from nanovllm.llm import Prompt, checked, text_of
+from nanovllm.config import find_model, to_engine_options
+from nanovllm.inputs import PromptType, salt_of, text_of
+from nanovllm.llm import checked
 from nanovllm.loop_port import GrowingStream, LoopPort, Stream
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import RequestOutputKind, SamplingParams, to_json
@@ -71,10 +72,9 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         names = [served_model_name] if isinstance(served_model_name, str) else served_model_name
-        given = os.path.expanduser(os.fspath(model))
-        model = _core.find_model(given)
+        directory = find_model(model)
         service = {
-            "served_model_names": list(names) or [given],
+            "served_model_names": list(names) or [os.path.expanduser(os.fspath(model))],
             "generation_config": generation_config,
             "max_num_queued_reqs": max_num_queued_reqs,
             "max_num_queued_tokens": max_num_queued_tokens,
@@ -82,7 +82,7 @@ class AsyncLLM:
             "version": _core.__version__,
         }
         self._timeout = float(request_timeout)
-        self._engine = _core.AsyncEngine(model, to_engine_options(model, options), service)
+        self._engine = _core.AsyncEngine(directory, to_engine_options(directory, options), service)
         weakref.finalize(self, exit_engine, self._engine)
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._names: dict[str, int] = {}
@@ -95,14 +95,16 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """The outputs of one request, as they come: `sampling_params.output_kind` says whether each
         has everything so far (the default; a slow reader misses some), what is new, or the end
-        alone. ValueError: the request is not acceptable. UnavailableError: a queue is full.
-        EngineError: the engine has failed."""
+        alone. Lower priorities are served earlier (scheduling_policy). ValueError: the request is
+        not acceptable. UnavailableError: a queue is full. EngineError: the engine has failed."""
         params = self.get_default_sampling_params() if sampling_params is None else checked(sampling_params)
         number = self._engine.new_request_id()
         port = self._port()
@@ -112,7 +114,7 @@ class AsyncLLM:
         self._names[name] = number
         prompt_token_ids: list[int] | None = None
         try:
-            await self._add(port, number, prompt, params)
+            await self._add(port, number, prompt, params, priority)
             text = text_of(prompt)
             while True:
                 while not stream.items:
@@ -202,9 +204,9 @@ class AsyncLLM:
             self._engine.abandon(number)
 
     async def _add(
-        self, port: LoopPort, number: int, prompt: Prompt, params: SamplingParams
+        self, port: LoopPort, number: int, prompt: PromptType, params: SamplingParams, priority: int
     ) -> None:
-        wire, kind = params._wire()
+        wire, kind = params._wire(priority, salt_of(prompt))
         if kind == RequestOutputKind.CUMULATIVE:
             kind = RequestOutputKind.DELTA  # GrowingStream adds up
         text = text_of(prompt)

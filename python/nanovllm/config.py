@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from numbers import Integral
 from typing import Any
 
 from nanovllm import _core
@@ -12,6 +13,13 @@ __all__: list[str] = []
 # nano-vLLM's name: ours.
 _NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_gpu_blocks_override"}
 _DTYPES = {"bfloat16": "bf16", "float32": "f32", "float": "f32"}
+
+
+def find_model(model: Any) -> str:
+    """The model's directory: as it is given, or that of a name in Hugging Face's cache."""
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model must be a directory or a name in Hugging Face's cache, got {model!r:.80}")
+    return _core.find_model(os.path.expanduser(os.fspath(model)))
 
 
 def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -29,8 +37,10 @@ def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
         import json
 
         options["kv_events_config"] = json.dumps(events)
-    options["dtype"] = _DTYPES.get(options.get("dtype", "auto"), options.get("dtype", "auto"))
-    options["num_gpu_blocks_override"] = max(0, options.get("num_gpu_blocks_override", 0))
+    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")  # or one of PyTorch's own
+    options["dtype"] = _DTYPES.get(dtype, dtype)
+    if options.get("num_gpu_blocks_override") == -1:  # nano-vLLM's way to leave it open
+        del options["num_gpu_blocks_override"]
     if not options.get("allow_long_max_model_len"):
         _clip_max_model_len(model, options)
     return options
@@ -46,20 +56,13 @@ def _unknown(name: str, known: set[str]) -> str:
 
 def _clip_max_model_len(model: str, options: dict[str, Any]) -> None:
     """As nano-vLLM does: no more positions than the model has."""
-    import json
+    asked = options.get("max_model_len")
+    if not isinstance(asked, Integral) or asked <= (most := _core.longest_context(model)):
+        return
+    import warnings
 
-    asked = options.get("max_model_len", 0)
-    try:
-        with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
-            most = json.load(file).get("max_position_embeddings")
-        is_beyond = isinstance(most, int) and 0 < most < asked
-    except (OSError, ValueError, AttributeError, TypeError):
-        return  # the engine says what is wrong with the directory or the option
-    if is_beyond:
-        import warnings
-
-        options["max_model_len"] = most
-        warnings.warn(
-            f"max_model_len is {most}, not {asked}: the model has no more positions",
-            stacklevel=4,
-        )
+    options["max_model_len"] = most
+    warnings.warn(
+        f"max_model_len is {most}, not {asked}: the model has no more positions",
+        stacklevel=4,
+    )

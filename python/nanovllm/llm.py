@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from numbers import Integral
-from typing import Any, TypedDict, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from nanovllm import _core
-from nanovllm.config import to_engine_options
+from nanovllm.config import find_model, to_engine_options
+from nanovllm.inputs import PromptType, as_prompts, salt_of, text_of
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams, to_json
 from nanovllm.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Prompt", "TextPrompt", "TokensPrompt"]
-
-
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
-
-    prompt_token_ids: list[int]
-
-
-Prompt = Union[str, Sequence[int], TextPrompt, TokensPrompt, _core.Prompt]
+__all__ = ["LLM"]
 
 
 class LLM:
@@ -46,9 +30,9 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        model = _core.find_model(os.path.expanduser(os.fspath(model)))
+        directory = find_model(model)
         self._lock = threading.RLock()
-        self._engine = _core.Engine(model, to_engine_options(model, options))
+        self._engine = _core.Engine(directory, to_engine_options(directory, options))
         self._tokenizer: Tokenizer | None = None
         weakref.finalize(self, end_engine, self._engine, self._lock)
 
@@ -68,32 +52,38 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Runs all prompts to their ends and returns their outputs in order.
 
         A prompt is text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}. One SamplingParams
-        is for all prompts, a list for each its own; None takes the model's defaults. A request that
-        is not acceptable raises ValueError before any runs. Ctrl-C raises KeyboardInterrupt within a
-        step, and the engine can be used on.
+        is for all prompts, a list for each its own; None takes the model's defaults. `priority` has
+        one number for each prompt, of which lower ones are served earlier (scheduling_policy). A
+        request that is not acceptable raises ValueError before any runs. Ctrl-C raises
+        KeyboardInterrupt within a step, and the engine can be used on.
         """
         given = as_prompts(prompts)
         params = self._as_params(sampling_params, len(given))
-        wires = {key: p._wire()[0] for key, p in {id(p): p for p in params}.items()}
+        priorities = [0] * len(given) if priority is None else list(priority)
+        if len(priorities) != len(given):
+            raise ValueError(f"{len(given)} prompts, but {len(priorities)} numbers in priority")
+        keys = [(id(p), number, salt_of(one)) for p, number, one in zip(params, priorities, given)]
+        wires = {key: p._wire(*key[1:])[0] for key, p in dict(zip(keys, params)).items()}
         with self._lock, _Progress(len(given), use_tqdm) as progress:
-            raw = self._engine.generate(given, [wires[id(p)] for p in params], progress.update)
+            raw = self._engine.generate(given, [wires[key] for key in keys], progress.update)
         return [make_output(output, text_of(prompt)) for output, prompt in zip(raw, given)]
 
     def chat(
         self,
-        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
@@ -101,13 +91,14 @@ class LLM:
 
         `messages` is a conversation or a list of them.
         """
-        variables = dict(chat_template_kwargs or {}, add_generation_prompt=add_generation_prompt)
+        variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if continue_final_message:
             variables["continue_final_message"] = True
         if tools is not None:
             variables["tools"] = tools
         if chat_template is not None:
             variables["chat_template"] = chat_template
+        variables.update(chat_template_kwargs or {})
         lists = (list, tuple)
         several = isinstance(messages, lists) and all(isinstance(one, lists) for one in messages)
         prompts = [
@@ -116,10 +107,11 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def add_request(self, prompt: Prompt, sampling_params: SamplingParams) -> int:
+    def add_request(self, prompt: PromptType, sampling_params: SamplingParams, priority: int = 0) -> int:
         """Queues a request for step() and returns its id; ValueError if it is not acceptable."""
         with self._lock:
-            return self._engine.add_request(prompt, checked(sampling_params)._wire()[0])
+            wire, _ = checked(sampling_params)._wire(priority, salt_of(prompt))
+            return self._engine.add_request(prompt, wire)
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine, as nano-vLLM's: (id, token ids) of each request that has ended,
@@ -196,21 +188,6 @@ def checked(params: Any) -> SamplingParams:
     if isinstance(params, SamplingParams):
         return params
     raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {params!r:.80}")
-
-
-def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt, or a list of them. The engine refuses bytes and what is no list, as it does in a list."""
-    if isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__"):
-        return [prompts]
-    listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
-
-
-def text_of(prompt: Any) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    if isinstance(text, _core.Prompt):
-        return text.text
-    return text if isinstance(text, str) else None
 
 
 class _Progress:

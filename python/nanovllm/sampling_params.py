@@ -108,6 +108,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -120,13 +121,17 @@ class SamplingParams:
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         _core.check_params(self._wire()[0])
 
-    def _wire(self) -> tuple[str, int]:
+    def _wire(self, priority: int = 0, cache_salt: str | None = None) -> tuple[str, int]:
         """The JSON form of a request (docs/cli.md), and the kind of output."""
         # nano-vLLM's default for max_tokens is not the engine's; all others are, and stay away.
         given = {"max_tokens": self.max_tokens, **_given(self)}
         if self.max_tokens is None:
             given["max_tokens"] = 2**31 - 1
         kind = int(RequestOutputKind(given.pop("output_kind", 0)))
+        if priority != 0:
+            given["priority"] = priority
+        if cache_salt is not None:
+            given["cache_salt"] = cache_salt
         if isinstance(self.structured_outputs, StructuredOutputsParams):
             given["structured_outputs"] = _given(self.structured_outputs)
         return to_json(given), kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from nanovllm import _core
 
 __all__ = ["Tokenizer"]
+
+# Arguments of transformers' apply_chat_template() that are no variables of the template.
+_ABSENT = {
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
 
 
 class Tokenizer:
@@ -34,6 +40,8 @@ class Tokenizer:
         return {"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError(f"encode() takes one text, got {text!r:.80}")
         return self._engine.encode(text, add_special_tokens)
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -71,9 +79,9 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        documents: list[dict[str, Any]] | None = None,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
@@ -81,6 +89,9 @@ class Tokenizer:
     ) -> str | list[int]:
         """The prompt of a conversation: its token ids, or its text with tokenize=False. Further
         arguments are variables of the template, such as enable_thinking."""
+        for name in _ABSENT & variables.keys():
+            if variables.pop(name):
+                raise TypeError(f"apply_chat_template() has no {name} here: it gives a text, or a list of ids")
         variables["add_generation_prompt"] = add_generation_prompt
         if tools is not None:
             variables["tools"] = tools

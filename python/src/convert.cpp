@@ -1,11 +1,14 @@
 #include "convert.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "engine/request_checks.h"
 #include "io/json.h"
+#include "io/model_config.h"
 #include "io/request_json.h"
 #include "kv_events/config.h"
+#include "models/model.h"
 
 namespace nanovllm::python {
 namespace {
@@ -22,9 +25,13 @@ template <class Value>
 Value to_value(const char* name, nb::handle given) {
   Value value{};
   if (nb::try_cast(given, value)) return value;
-  const std::string message = std::string(name) + " has the wrong type: " +
-                              nb::cast<std::string>(nb::repr(given)).substr(0, 80);
-  throw nb::type_error(message.c_str());
+  const std::string type = std::is_same_v<Value, bool> ? "True or False"
+                           : std::is_integral_v<Value>
+                               ? fmt::format("an integer of {} bits", 8 * sizeof value)
+                           : std::is_floating_point_v<Value> ? "a number"
+                                                             : "a string";
+  const auto shown = nb::cast<std::string>(nb::repr(given)).substr(0, 80);
+  throw nb::type_error(fmt::format("{} must be {}, got {}", name, type, shown).c_str());
 }
 
 struct ConfigField {
@@ -128,14 +135,16 @@ Prompt to_prompt(nb::handle value) {
     const nb::dict dict = nb::borrow<nb::dict>(value);
     for (const auto& [key, given] : dict) {
       const auto name = nb::cast<std::string>(nb::str(key));
-      if (name == "prompt" || name == "prompt_token_ids" || PyObject_IsTrue(given.ptr()) == 0)
+      if (name == "prompt" || name == "prompt_token_ids" || name == "cache_salt" ||
+          PyObject_IsTrue(given.ptr()) == 0)
         continue;
       throw nb::type_error(
-          ("a prompt has no " + name + " here: prompt or prompt_token_ids").c_str());
+          ("a prompt has no " + name + " here: prompt, prompt_token_ids or cache_salt").c_str());
     }
-    if (dict.contains("prompt_token_ids")) return {to_ids(dict["prompt_token_ids"])};
-    if (dict.contains("prompt") && !nb::isinstance<nb::dict>(dict["prompt"]))
-      return to_prompt(dict["prompt"]);
+    const nb::object none = nb::none();
+    const nb::object ids = dict.get("prompt_token_ids", none), text = dict.get("prompt", none);
+    if (!ids.is_none()) return {to_ids(ids)};
+    if (!nb::isinstance<nb::dict>(text)) return to_prompt(text);
   }
   return {to_ids(value)};
 }
@@ -156,6 +165,10 @@ std::vector<std::string> config_names() {
   std::vector<std::string> names;
   for (const ConfigField& known : kFields) names.emplace_back(known.name);
   return names;
+}
+
+int64_t longest_context(const std::string& directory) {
+  return load_model_config(directory, config_defaults).longest_context();
 }
 
 SamplingParams to_params(const std::string& json, int kind) {

@@ -18,14 +18,17 @@ namespace nb = nanobind;
 
 /// A str's UTF-8. Throws UnicodeEncodeError, a ValueError, for half of a surrogate pair.
 std::string to_text(nb::handle text);
-/// Text, a sequence of token ids, or {"prompt": ...} or {"prompt_token_ids": ...}. A Prompt of
-/// apply_chat_template() is taken as it is. Throws TypeError or ValueError.
+/// Text, a sequence of token ids, or {"prompt": ...} or {"prompt_token_ids": ...}, whose cache_salt
+/// is a parameter of the request. A Prompt of apply_chat_template() is taken as it is. Throws
+/// TypeError or ValueError.
 Prompt to_prompt(nb::handle value);
 /// Sets the fields of EngineConfig that `options` names. Throws TypeError for a name that there is
 /// not and for a value of another type.
 EngineConfig to_config(const nb::dict& options);
 /// The names that to_config() takes.
 std::vector<std::string> config_names();
+/// The positions that a model directory's config.json makes it for. Throws Error(model).
+int64_t longest_context(const std::string& directory);
 /// Sampling parameters in their JSON form (io/request_json.h); `kind` as in vLLM:
 /// 0 cumulative, 1 delta, 2 final_only.
 SamplingParams to_params(const std::string& json, int kind);

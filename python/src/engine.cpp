@@ -76,7 +76,7 @@ nb::list Engine::generate(const std::vector<nb::object>& prompts,
       const bool are_new = i == 0 || params[i] != params[i - 1];
       sampling.push_back(are_new ? to_params(params[i], kEndAlone) : sampling.back());
       try {
-        tokens.push_back(engine.tokenize(given[i]));
+        tokens.push_back(engine.tokenize(given[i], sampling.back()));
         engine.check_request(tokens.back(), sampling.back());
         if (are_new) (void)engine.compile_grammar(sampling.back());
       } catch (const Error& error) {
@@ -157,7 +157,7 @@ int64_t Engine::add_request(nb::handle prompt, const std::string& params) {
   const Prompt given = to_prompt(prompt);
   const nb::gil_scoped_release release;
   const SamplingParams sampling = to_params(params, kEndAlone);
-  std::vector<int32_t> tokens = engine.tokenize(given);
+  std::vector<int32_t> tokens = engine.tokenize(given, sampling);
   engine.check_request(tokens, sampling);
   (void)engine.compile_grammar(sampling);
   return engine.add_request(Prompt(std::move(tokens)), sampling);

@@ -63,6 +63,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate, exceptions);
   m.attr("__version__") = NANOVLLM_VERSION;
   m.def("find_model", &nanovllm::find_model);
+  m.def("longest_context", &longest_context);
   m.def("config_names", &config_names);
   m.def("check_params", &check_params);
   bind_engine(m);

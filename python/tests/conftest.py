@@ -12,6 +12,7 @@ from nanovllm import LLM, SamplingParams, StructuredOutputsParams
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DEMO = str(SOURCE / "models/demo")
+PROMPTS = ["Once upon a time", "23 + 58 =", "What is paged attention?"]
 PROGRAM = os.path.join(os.path.dirname(nanovllm.__file__), "nanovllm")
 
 

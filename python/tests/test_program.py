@@ -42,7 +42,7 @@ def test_the_types_hold_in_strict_mode():
     mypy = pytest.importorskip("mypy.api")
     text, errors, status = mypy.run(
         ["--config-file", str(SOURCE / "pyproject.toml"), "--cache-dir", os.devnull,
-         str(SOURCE / "python/nanovllm")]
+         str(SOURCE / "python/nanovllm"), str(SOURCE / "python/tests/typed_program.py")]
     )
     assert status == 0, text + errors
 

@@ -36,6 +36,19 @@ def test_the_chat_template_is_hugging_faces(llm, reference):
         assert ids == reference.encode(text, add_special_tokens=False)
 
 
+def test_what_would_shape_the_ids_otherwise_is_refused(llm):
+    """No template reads these, so that they would be lost without a word."""
+    plain = llm.tokenizer.apply_chat_template(MESSAGES)
+    asked = {"return_tensors": "pt", "return_dict": True, "truncation": True, "max_length": 4, "padding": "longest"}
+    for name, value in asked.items():
+        with pytest.raises(TypeError, match=f"has no {name} here"):
+            llm.tokenizer.apply_chat_template(MESSAGES, **{name: value})
+        assert llm.tokenizer.apply_chat_template(MESSAGES, **{name: None}) == plain
+    for text in (["a"], None, b"a"):
+        with pytest.raises(TypeError, match="encode.. takes one text"):
+            llm.tokenizer.encode(text)
+
+
 def test_facts_are_hugging_faces(llm, reference):
     ours = llm.get_tokenizer()
     assert ours.eos_token_id == reference.eos_token_id

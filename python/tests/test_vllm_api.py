@@ -8,14 +8,14 @@ import re
 from argparse import ArgumentParser
 
 import pytest
-from conftest import DEMO, skip_without_grammars
+from conftest import DEMO, PROMPTS, skip_without_grammars
 
-from nanovllm import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
+import nanovllm
+from nanovllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams, _core
 from nanovllm.engine.arg_utils import EngineArgs as EngineArgsByPath
 from nanovllm.sampling_params import StructuredOutputsParams
 from nanovllm.utils import FlexibleArgumentParser
 
-PROMPTS = ["Once upon a time", "23 + 58 =", "What is paged attention?"]
 PARAMS = [
     SamplingParams(temperature=0, logprobs=1, prompt_logprobs=1, max_tokens=6),
     SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, seed=2, max_tokens=12),
@@ -55,10 +55,12 @@ def test_a_command_line_makes_an_engine():
 
 def test_async_engine_args_are_the_options_of_an_async_llm():
     """As vLLM's async_llm_streaming.py has it."""
-    from nanovllm import AsyncEngineArgs
+    from nanovllm import AsyncEngineArgs, AsyncLLMEngine
+    from nanovllm.engine.async_llm_engine import AsyncLLMEngine as EngineByPath
     from nanovllm.engine.arg_utils import AsyncEngineArgs as ArgsByPath
     from nanovllm.v1.engine.async_llm import AsyncLLM
 
+    assert AsyncLLMEngine is EngineByPath is AsyncLLM
     own = list(inspect.signature(AsyncLLM.__init__).parameters)[2:-1]
     names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     assert names == [*(field.name for field in dataclasses.fields(EngineArgs)), *own]
@@ -94,6 +96,15 @@ def test_a_stop_reason_is_a_string_or_a_token(llm):
     assert (by_token.stop_reason, by_token.token_ids[-1]) == (token, token)
     stop = SamplingParams(temperature=0, max_tokens=12, stop=[plain.text[2:4]])
     assert llm.generate(PROMPTS[0], stop, use_tqdm=False)[0].outputs[0].stop_reason == plain.text[2:4]
+
+
+def test_prompts_have_vllms_types(llm):
+    from nanovllm.inputs import PromptType, TextPrompt, TokensPrompt
+
+    assert (PromptType, TextPrompt, TokensPrompt) == (nanovllm.PromptType, nanovllm.TextPrompt, nanovllm.TokensPrompt)
+    same: list[PromptType] = [TextPrompt(prompt=PROMPTS[0]), llm.tokenizer.encode(PROMPTS[0])]
+    first, second = llm.generate(same, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    assert first == second
 
 
 def test_best_of_is_refused_as_vllm_does():
@@ -137,6 +148,35 @@ def test_an_llm_engine_ends_requests_by_name():
     assert ended == dict.fromkeys(("first", "second", "third"), "abort")
     engine.add_request("first", PROMPTS[0], SamplingParams(max_tokens=1))
     assert engine.step()[0].request_id == "first"
+
+
+def test_a_lower_priority_is_served_earlier(llm):
+    options = {"device": "cpu", "num_threads": 1, "max_num_seqs": 1, "block_size": 8}
+    short, same = SamplingParams(max_tokens=1), [list(range(20))] * 3
+    with LLM(DEMO, scheduling_policy="priority", **options) as engine:
+        # The first that is served finds nothing in the prefix cache.
+        outputs = engine.generate(same, short, use_tqdm=False, priority=[300, -300, 0])
+        assert [output.num_cached_tokens for output in outputs] == [16, 0, 16]
+        with pytest.raises(ValueError, match="3 prompts, but 2 numbers in priority"):
+            engine.generate(same, short, use_tqdm=False, priority=[1, 2])
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            engine.generate("a", short, use_tqdm=False, priority=["high"])
+    engine = LLMEngine(DEMO, scheduling_policy="priority", **options)
+    for number in (2, 1, 0):
+        engine.add_request(f"{number}", PROMPTS[0], short, priority=64 * number)
+    order = []
+    while engine.has_unfinished_requests():
+        order += [output.request_id for output in engine.step()]
+    assert order == ["0", "1", "2"]
+    with pytest.raises(ValueError, match="prompt 1: priority needs scheduling_policy priority"):
+        llm.generate(PROMPTS, short, use_tqdm=False, priority=[0, 1, 0])
+
+    async def main():
+        async for _ in AsyncLLM(DEMO, **options).generate(PROMPTS[0], short, priority=1):
+            pass
+
+    with pytest.raises(ValueError, match="priority needs scheduling_policy priority"):
+        asyncio.run(main())
 
 
 def test_structures_of_each_kind(llm):

@@ -352,9 +352,10 @@ void StepRecorder::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weigh
   note(kExperts, [=, this] { ops_->moe_mlp(y, x, weights, ids, gate_up, down, work); });
 }
 void StepRecorder::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                              bool normalise) {
+                              bool normalise, Tensor slot_mapping) {
   // With the experts: alone, those would follow what others have left where the ids were.
-  note(kExperts, [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise); });
+  note(kExperts,
+       [=, this] { ops_->moe_router(weights, ids, logits, x, w, normalise, slot_mapping); });
 }
 void StepRecorder::bias_logits(Tensor logits, Tensor biases, const Batch& batch,
                                int64_t first_row) {

@@ -85,8 +85,8 @@ class StepRecorder : public ForwardingBackend, public BackendProxy {
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                  bool normalise) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w, bool normalise,
+                  Tensor slot_mapping) override;
   void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override;
   void bias_logits(Tensor logits, Tensor biases, const Batch& batch, int64_t first_row) override;
   void apply_penalties(Tensor logits, const SamplingBatch& params, Tensor slot_tokens,

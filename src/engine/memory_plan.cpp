@@ -27,12 +27,13 @@ std::string size_text(size_t bytes) {
 
 StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig& config) {
   StepLimits limits;
-  const int64_t longest = model.max_position_embeddings;
-  check(config.max_model_len <= longest || config.allow_long_max_model_len,
-        ErrorKind::invalid_argument,
-        "max_model_len {} is beyond the model's max_position_embeddings {}; "
-        "--allow-long-max-model-len takes it all the same",
-        config.max_model_len, longest);
+  const int64_t longest = model.longest_context();
+  check(
+      config.max_model_len <= longest || config.allow_long_max_model_len,
+      ErrorKind::invalid_argument,
+      "max_model_len {} is beyond the model's {} positions (config.json: max_position_embeddings); "
+      "--allow-long-max-model-len takes it all the same",
+      config.max_model_len, longest);
   limits.max_model_len =
       config.max_model_len > 0 ? config.max_model_len : std::min(kDefaultMaxModelLen, longest);
   limits.max_num_seqs = config.max_num_seqs;

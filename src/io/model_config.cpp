@@ -284,6 +284,13 @@ bool MoeConfig::is_sparse(int64_t index) const {
          std::find(mlp_only_layers.begin(), mlp_only_layers.end(), index) == mlp_only_layers.end();
 }
 
+int64_t ModelConfig::longest_context() const {
+  if (rope.type != RopeType::yarn) return max_position_embeddings;
+  const double stretched = rope.factor * static_cast<double>(rope.original_max_position_embeddings);
+  return std::max(max_position_embeddings,
+                  static_cast<int64_t>(std::min(stretched, static_cast<double>(kMaxPositions))));
+}
+
 int64_t ModelConfig::window(int64_t index) const {
   const auto i = static_cast<size_t>(index);  // configurations made by hand may name no types
   return i < layer_types.size() && layer_types[i] == AttentionType::sliding ? sliding_window : 0;

@@ -67,6 +67,9 @@ struct ModelConfig {
 
   std::vector<std::string> warnings;  ///< one line each, for the log
 
+  /// Positions that the model is made for: max_position_embeddings, or those that YaRN stretches
+  /// to, which Qwen's instructions add to config.json beside a max_position_embeddings that stays.
+  int64_t longest_context() const;
   /// Keys that a row of layer `index` (from 0) sees, its own included; 0: all up to its own.
   int64_t window(int64_t index) const;
   /// Whether one rank multiplies o and down in halves (WeightFormat::in_halves), as far as they are

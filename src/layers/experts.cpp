@@ -39,7 +39,11 @@ void Experts::forward(const Step& step, Tensor x) const {
   const MoeWorkspace work{step.arena.take(x.dtype, {pairs, inner_size_}),
                           step.arena.take(x.dtype, {pairs, x.shape[1]}),
                           step.arena.take(DType::i32, {moe_plan_size(pairs, num_experts_)})};
-  step.ops.moe_router(weights, ids, logits, x, router_, normalise_);
+  // Padded to few sizes: a row that nobody reads needs no experts of its own.
+  const Batch& batch = step.batch;
+  const bool may_pad = batch.is_decode() && tokens == batch.num_tokens();
+  step.ops.moe_router(weights, ids, logits, x, router_, normalise_,
+                      may_pad ? batch.slot_mapping : Tensor{});
   step.ops.moe_mlp(x, x, weights, ids, gate_up_, down_, work);
 }
 

@@ -3,6 +3,7 @@
 // steps of many rows on several ranks; and the last layer with only the rows that need logits.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "layers/layernorm.h"
@@ -164,12 +165,13 @@ class LayerSchedule {
     double weights = 0, bytes_per_key = 0;
     for (const DecoderWeights& layer : stack_.layers) {
       for (const Weight& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
-        weights += static_cast<double>(w.bytes());
+        weights += static_cast<double>(w.n() * w.k() * std::max(16, w.format.bits())) / 8;
       bytes_per_key += static_cast<double>(2 * stack_.kv_heads * stack_.head_dim) *
                        static_cast<double>(size_of(step.kv_cache[0].k.dtype));
     }
     return {batch.num_seqs(), weights,
-            static_cast<double>(batch.num_seqs() * batch.max_context_len) * bytes_per_key};
+            static_cast<double>(batch.num_seqs() * batch.max_context_len) * bytes_per_key,
+            stack_.layers.front().qkv.format};
   }
 
   std::vector<Layer> layers_;

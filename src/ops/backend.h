@@ -123,11 +123,12 @@ struct OperandLimits {
 /// Parts of a decode step that may run at the same time, at most.
 constexpr int kMostMicroBatches = 2;
 
-/// A decode step in figures: its sequences, and the bytes that its layers read of weights and, at
-/// most, of keys and values.
+/// A decode step in figures: its sequences, the bytes that its layers read of keys and values, at
+/// most, and those of their weights, which count as bf16 where they are quantised.
 struct DecodeSize {
   int64_t rows = 0;
   double weight_bytes = 0, cache_bytes = 0;
+  WeightFormat format = WeightFormat::bf16;  // of the weights
 };
 
 /// Result of measuring a product's algorithms: seconds with the choice as it was, with the fastest
@@ -349,9 +350,11 @@ class Backend {
                                  const SamplingBatch& params) {
     return (void)token_ids, (void)x, (void)w, (void)params, false;
   }
-  /// logits f32 [t, experts] = x w^T, and moe_route() of them.
+  /// logits f32 [t, experts] = x w^T, and moe_route() of them. Rows without a slot in slot_mapping
+  /// (i32 [t], or undefined: all have one) are padding, and may get another row's.
   virtual void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                          bool normalise) {
+                          bool normalise, Tensor slot_mapping) {
+    (void)slot_mapping;
     gemm(logits, x, w);
     moe_route(weights, ids, logits, normalise);
   }

@@ -118,9 +118,9 @@ class ForwardingBackend : public Backend {
                          Weight reader) override {
     ops_->gemm_add_rms_norm(y, residual, x, w, norm, eps, reader);
   }
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                  bool normalise) override {
-    ops_->moe_router(weights, ids, logits, x, w, normalise);
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w, bool normalise,
+                  Tensor slot_mapping) override {
+    ops_->moe_router(weights, ids, logits, x, w, normalise, slot_mapping);
   }
   void rope_store(Tensor q, Tensor k, Tensor v, const Batch& batch, Tensor cos_sin,
                   KvCache cache) override {

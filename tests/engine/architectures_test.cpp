@@ -184,10 +184,24 @@ TEST(Architectures, ALengthBeyondTheModelsOwnNeedsTheOverride) {
     const Json config = config_of(architecture, "{}");
     EXPECT_EQ(refusal(config, {.max_model_len = 512}), "") << architecture.name;
     const std::string found = refusal(config, {.max_model_len = 513});
-    EXPECT_NE(found.find("max_model_len 513 is beyond the model's max_position_embeddings 512"),
+    EXPECT_NE(found.find("max_model_len 513 is beyond the model's 512 positions"),
               std::string::npos)
         << found;
     EXPECT_EQ(refusal(config, {.max_model_len = 513, .allow_long_max_model_len = true}), "");
+  }
+}
+
+// Qwen's way to long prompts is this addition to config.json alone, and vLLM's limit is the
+// product.
+TEST(Architectures, YarnStretchesTheModelsPositions) {
+  for (const Architecture& architecture : architectures()) {
+    const Json config = config_of(architecture, R"({"rope_scaling": {"rope_type": "yarn",
+        "factor": 4.0, "original_max_position_embeddings": 256}})");
+    EXPECT_EQ(refusal(config, {.max_model_len = 1024}), "") << architecture.name;
+    EXPECT_NE(refusal(config, {.max_model_len = 1025}).find("1024 positions"), std::string::npos);
+    const Json shorter = config_of(architecture, R"({"rope_scaling": {"rope_type": "yarn",
+        "factor": 1.5, "original_max_position_embeddings": 256}})");
+    EXPECT_EQ(refusal(shorter, {.max_model_len = 512}), "") << architecture.name;
   }
 }
 

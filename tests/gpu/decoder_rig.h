@@ -147,7 +147,7 @@ class DecoderRig {
     Backend& ops = rig.backend;
     const Tensor logits = rig.empty(DType::f32, {rows, shape_.experts}),
                  weights = rig.empty(DType::f32, {rows, k}), ids = rig.empty(DType::i32, {rows, k});
-    ops.moe_router(weights, ids, logits, x, w.router, stack.normalises_experts);
+    ops.moe_router(weights, ids, logits, x, w.router, stack.normalises_experts, {});
     ops.moe_mlp(x, x, weights, ids, w.gate_up, w.down,
                 {rig.empty(x.dtype, {pairs, shape_.intermediate}),
                  rig.empty(x.dtype, {pairs, shape_.hidden}),

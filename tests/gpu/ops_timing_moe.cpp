@@ -75,7 +75,7 @@ void time_moe(Backend& gpu, WeightFormat format) {
     gpu.synchronize();
     const int count = tokens <= 64 ? 32 : 4;
     const double route = microseconds(
-        gpu, count, [&](int) { gpu.moe_router(weights, ids, logits, x, router, true); });
+        gpu, count, [&](int) { gpu.moe_router(weights, ids, logits, x, router, true, {}); });
     const double mlp = microseconds(gpu, count, [&](int i) {
       gpu.moe_mlp(y, x, weights, chosen[static_cast<size_t>(i % sets)], gate_up, down, work);
     });

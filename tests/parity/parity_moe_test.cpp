@@ -333,9 +333,9 @@ TEST_P(MoeParity, TheRouterIsItsProductAndTheRouting) {
                      Operand(ops(), DType::i32, {tokens, r.k}),
                      Operand(ops(), DType::f32, {tokens, r.experts})};
           if (fused)
-            ops().moe_router(out.weights, out.ids, out.logits, x, w, normalise);
+            ops().moe_router(out.weights, out.ids, out.logits, x, w, normalise, {});
           else
-            ops().Backend::moe_router(out.weights, out.ids, out.logits, x, w, normalise);
+            ops().Backend::moe_router(out.weights, out.ids, out.logits, x, w, normalise, {});
           ops().synchronize();
           for (const Operand* o : {&out.weights, &out.ids, &out.logits}) o->expect_guards("output");
           return out;
@@ -346,6 +346,40 @@ TEST_P(MoeParity, TheRouterIsItsProductAndTheRouting) {
         EXPECT_EQ(fused.weights.bits(), parts.weights.bits()) << tokens << " tokens, h " << r.h;
       }
     }
+  }
+}
+
+// Nobody reads what a row of padding gets: on a GPU, where steps are padded, it has experts that
+// another row reads already.
+TEST_P(MoeParity, PaddingHasTheExpertsOfAnotherRow) {
+  constexpr int64_t kHidden = 256, kExperts = 128, kChosen = 8, kPadding = 5;
+  const Weight w(ops(), dtype(), kExperts, kHidden,
+                 random_values(dtype(), kExperts * kHidden, 5, 1 / 16.0));
+  for (const int64_t tokens : {8, 64, 80}) {
+    const auto real = static_cast<size_t>((tokens - kPadding) * kChosen);
+    const Operand x(ops(), dtype(), {tokens, kHidden}, random_values(dtype(), tokens * kHidden, 6));
+    Values slots(static_cast<size_t>(tokens));
+    std::iota(slots.begin(), slots.end(), 0);
+    std::fill(slots.end() - kPadding, slots.end(), -1);
+    const Operand slot_mapping(ops(), DType::i32, {tokens}, slots);
+    const auto route = [&](const Tensor& of_slots) {
+      const Operand weights(ops(), DType::f32, {tokens, kChosen}),
+          ids(ops(), DType::i32, {tokens, kChosen}), logits(ops(), DType::f32, {tokens, kExperts});
+      ops().moe_router(weights, ids, logits, x, w, true, of_slots);
+      ops().synchronize();
+      return std::pair{weights.get(), ids.get()};
+    };
+    const auto [weights, ids] = route({});
+    const auto [padded_weights, padded_ids] = route(slot_mapping);
+    const auto first = [&](const Values& values) {
+      return Values(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(real));
+    };
+    EXPECT_EQ(first(padded_weights), first(weights)) << tokens << " tokens";
+    EXPECT_EQ(first(padded_ids), first(ids)) << tokens << " tokens";
+    if (ops().device().kind == Device::cpu) continue;
+    const std::set<double> read(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(real)),
+        all(padded_ids.begin(), padded_ids.end());
+    EXPECT_EQ(all, read) << tokens << " tokens";
   }
 }
 

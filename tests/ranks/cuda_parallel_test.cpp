@@ -58,12 +58,13 @@ TEST(CudaParallel, EnginesOfSeveralRanksAnswerLikeOne) {
   }
 }
 
-/// An engine of random weights on these GPUs, as many layers of Qwen3-0.6B as are asked for.
+/// An engine of random weights on these GPUs, with as many layers of a shape as are asked for.
 std::unique_ptr<LLMEngine> make_engine(const std::vector<std::string>& devices, int64_t layers,
                                        const std::vector<CudaLimits>& limits = {},
-                                       const char* quantization = "auto") {
+                                       const char* quantization = "auto",
+                                       const std::string& shape = "qwen3-0.6b") {
   ModelConfig model = load_model_config(
-      std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/qwen3-0.6b", config_defaults);
+      std::string(NANOVLLM_SOURCE_DIR) + "/bench/configs/" + shape, config_defaults);
   choose_quantization(model, quantization, false);
   model.num_hidden_layers = layers;
   EngineConfig config;
@@ -152,14 +153,17 @@ TEST(CudaParallel, AFewRowsGetTheBitsOfMany) {
   for (const int world : {2, 4, 8}) {
     const auto devices = devices_for(world);
     if (devices.empty()) break;
-    for (const char* quantization : {"auto", "int4"})
+    for (const auto& [shape, quantization] : {std::pair{"qwen3-0.6b", "auto"},
+                                              {"qwen3-0.6b", "int4"},
+                                              {"qwen3-30b-a3b", "auto"},
+                                              {"qwen3-30b-a3b", "int4"}})
       for (const int64_t layers : {1, 4}) {
-        const auto engine = make_engine(devices, layers, {}, quantization);
+        const auto engine = make_engine(devices, layers, {}, quantization, shape);
         for (const float temperature : {0.0F, 0.8F}) {
           const auto many = scores(*engine, kRequests, true, temperature);
           EXPECT_EQ(scores(*engine, kRequests, false, temperature), many)
-              << quantization << ", " << layers << " layers, " << world << " ranks, temperature "
-              << temperature;
+              << shape << ", " << quantization << ", " << layers << " layers, " << world
+              << " ranks, temperature " << temperature;
         }
       }
   }

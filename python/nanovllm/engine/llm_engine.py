@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from nanovllm.engine.arg_utils import EngineArgs
-from nanovllm.llm import LLM, Prompt, text_of
+from nanovllm.inputs import PromptType, text_of
+from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput, make_output
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.tokenizer import Tokenizer
@@ -29,11 +30,14 @@ class LLMEngine:
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
         return cls(**asdict(engine_args))
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt: PromptType, params: SamplingParams, *, priority: int = 0
+    ) -> None:
         """ValueError if the request is not acceptable, or one of that name has not ended."""
         if any(name == request_id for name, _ in self._requests.values()):
             raise ValueError(f"a request {request_id} is running")
-        self._requests[self._llm.add_request(prompt, params)] = (request_id, text_of(prompt))
+        number = self._llm.add_request(prompt, params, priority)
+        self._requests[number] = (request_id, text_of(prompt))
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
         """Ends requests; unknown names are ignored."""

@@ -101,8 +101,8 @@ class CudaBackend final : public Backend, KernelLauncher {
                  int64_t window) override;
   void silu_and_mul(Tensor y, Tensor gate_up) override;
   void moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) override;
-  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w,
-                  bool normalise) override;
+  void moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight w, bool normalise,
+                  Tensor slot_mapping) override;
   void moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight gate_up, Weight down,
                const MoeWorkspace& work) override;
   void apply_token_masks(Tensor logits, Tensor mask_rows, Tensor masks) override;
@@ -379,6 +379,9 @@ class CudaBackend final : public Backend, KernelLauncher {
   void note(std::set<const std::byte*>& list, const Weight& w, bool belongs);
   /// Whether a weight, or any matrix of a stack, is in such a list.
   static bool has_any(const std::set<const std::byte*>& list, const Weight& w);
+  /// moe_route(), as moe_router() does it: `slots` are its slot_mapping's, or null.
+  void route(const Tensor& weights, const Tensor& ids, const Tensor& logits, bool normalise,
+             const int* slots);
   void moe_plan(const ExpertPlan& plan);
   /// moe_mlp() by ExpertKernel::stream or, not `sorted`, ExpertKernel::pairs.
   void stream_experts(Tensor y, Tensor x, Tensor weights, Tensor ids, Tensor gate_up, Tensor down,

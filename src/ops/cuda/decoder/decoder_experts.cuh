@@ -35,9 +35,10 @@ inline bool takes_experts(const Arguments& a, const DecoderStack& stack) {
   const DecoderWeights& w = stack.layers.front();
   const int64_t experts = w.router.n(), per_token = stack.experts_per_token, hidden = w.down.n(),
                 n = w.down.k(), columns = n * w.down.format.bits() / 16;  // as of bf16
-  return w.qkv.format.rows != WeightFormat::Rows::token && a.rows == 1 && a.world == 1 &&
-         experts % kWarp == 0 && experts <= kMostExperts &&
-         (per_token == kExpertsAtOnce || per_token == kMostChosen) && hidden % kAtomDepth == 0 &&
+  return w.qkv.format.rows != WeightFormat::Rows::token && a.rows == 1 &&
+         (a.world == 1 || !w.qkv.format.quantises_rows()) && experts % kWarp == 0 &&
+         experts <= kMostExperts && (per_token == kExpertsAtOnce || per_token == kMostChosen) &&
+         hidden % kAtomDepth == 0 &&
          (a.is_int4 || (columns % (kExpertAtoms * kAtomDepth) == 0 &&
                         columns <= kWarp * kAtomDepth && takes(w.gate_up) && takes(w.down))) &&
          !w.qkv_bias.defined() && !w.o_bias.defined() && !w.gate_up_bias.defined() &&

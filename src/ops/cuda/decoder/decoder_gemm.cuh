@@ -52,7 +52,7 @@ struct Outlet {
     words = a.words + cut.words + (int64_t{row} * cut.columns + column) / 2;
     const bool present = at < cut.columns_of_tile && column < cut.columns,
                ends = product == kDown && w.layer + 1 == a.layers,
-               sums = !w.alone && a.world > 1 && (product == kOut || product == kDown);
+               sums = !w.one_rank && a.world > 1 && (product == kOut || product == kDown);
     is = present ? (row < w.rows() ? 1 : 0) | (row + apart < w.rows() ? 2 : 0) : 0;
     if (!ends && !sums) is |= kPlain;
     biases = 0;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
         e == 0 ? outlet.words
                : outlet.words + row_apart(w, product) * w.a.cuts[product].columns / 2;
     // A mixture's down has an end of its own.
-    if ((w.alone && !w.lean) || outlet.is & Outlet::kPlain)
+    if ((w.one_rank && !w.lean) || outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
     else
       send_elsewhere(w, product, row_of(w, product, lane) + e * row_apart(w, product), outlet,

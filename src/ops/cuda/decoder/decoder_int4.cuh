@@ -290,9 +290,9 @@ __device__ __forceinline__ void multiply_int4_experts(const Worker& w, const Rin
 
 // -- On the host --
 
-/// The kernel of all layers. C: of the cache's elements. `coarse`: all weights are.
+/// The kernel of all layers. C: of the cache's elements.
 template <int kHeadDim, class C>
-Kernel* int4_kernel(bool mixture, bool coarse);
+Kernel* int4_kernel(const Arguments& a);
 
 /// Whether f(weight, its halves) holds for all weights of all layers.
 template <class F>

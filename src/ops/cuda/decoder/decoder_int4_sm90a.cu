@@ -132,16 +132,19 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
 }
 
 template <int kHeadDim, class C>
-Kernel* int4_kernel(bool mixture, bool coarse) {
-  if (mixture)
-    return coarse ? decoder_layers_kernel<kHeadDim, C, true, false, Scales::coarse_groups>
-                  : decoder_layers_kernel<kHeadDim, C, true, false, Scales::groups>;
-  return coarse ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::coarse_groups>
-                : decoder_layers_kernel<kHeadDim, C, false, false, Scales::groups>;
+Kernel* int4_kernel(const Arguments& a) {
+  const auto of = [&]<Scales kScales>() -> Kernel* {
+    if (a.mixture.per_token == 0) return decoder_layers_kernel<kHeadDim, C, false, false, kScales>;
+    return a.world > 1
+               ? decoder_layers_kernel<kHeadDim, C, true, false, kScales, Halves::none, false>
+               : decoder_layers_kernel<kHeadDim, C, true, false, kScales>;
+  };
+  return a.is_coarse ? of.template operator()<Scales::coarse_groups>()
+                     : of.template operator()<Scales::groups>();
 }
-template Kernel* int4_kernel<64, __nv_bfloat16>(bool, bool);
-template Kernel* int4_kernel<64, E4m3>(bool, bool);
-template Kernel* int4_kernel<128, __nv_bfloat16>(bool, bool);
-template Kernel* int4_kernel<128, E4m3>(bool, bool);
+template Kernel* int4_kernel<64, __nv_bfloat16>(const Arguments&);
+template Kernel* int4_kernel<64, E4m3>(const Arguments&);
+template Kernel* int4_kernel<128, __nv_bfloat16>(const Arguments&);
+template Kernel* int4_kernel<128, E4m3>(const Arguments&);
 
 }  // namespace nanovllm::decoder

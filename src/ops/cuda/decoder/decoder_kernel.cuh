@@ -86,7 +86,7 @@ enum class Halves { none, in_turn, beside, beside_many };
 
 /// C: of the cache's elements.
 template <int kHeadDim, class C, bool kMixture, bool kLean, Scales kScales = Scales::none,
-          Halves kHalves = Halves::none>
+          Halves kHalves = Halves::none, bool kOneRank = kMixture || kLean>
 __global__ void __launch_bounds__(kLaunched, 1)
     decoder_layers_kernel(const __grid_constant__ Arguments a) {
 #if __CUDA_ARCH__ >= 900
@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     worker.epoch = epoch + 1;
     worker.lean = kLean;
     worker.alone = kLean || kMixture;
+    worker.one_rank = kOneRank;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
     worker.int4 = kInt4;

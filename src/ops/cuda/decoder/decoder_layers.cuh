@@ -321,9 +321,11 @@ struct Worker {
   /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
   /// code is little more than half as long.
   bool lean = false;
-  /// Likewise, of it and of mixtures: one row of one rank, of weights without biases, and no thread
-  /// has more than one vector of a norm's row.
+  /// Likewise, of it and of mixtures: one row, of weights without biases, and no thread has more
+  /// than one vector of a norm's row.
   bool alone = false;
+  /// Likewise, of it and of most mixtures: no sums over ranks.
+  bool one_rank = false;
   /// Likewise, for o and down in halves of k (keep_first_half()).
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).

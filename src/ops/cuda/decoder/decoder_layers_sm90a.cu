@@ -141,7 +141,7 @@ template <int kHeadDim, class C>
 decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::decoder_layers_kernel, decoder::Scales;
   using decoder::Halves;
-  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a.mixture.per_token > 0, a.is_coarse);
+  if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a);
   if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
   if (decoder::has_halves_beside(a))
     return a.rows > 4
@@ -151,8 +151,10 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   if (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0)
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::in_turn>;
   if (a.mixture.per_token > 0)
-    return plain ? decoder_layers_kernel<kHeadDim, C, true, false>
-                 : decoder_layers_kernel<kHeadDim, C, true, false, Scales::blocks>;
+    return a.world > 1
+               ? decoder_layers_kernel<kHeadDim, C, true, false, Scales::none, Halves::none, false>
+           : plain ? decoder_layers_kernel<kHeadDim, C, true, false>
+                   : decoder_layers_kernel<kHeadDim, C, true, false, Scales::blocks>;
   if (plain) return decoder_layers_kernel<kHeadDim, C, false, false>;
   if (a.has_integers)
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows_of_integers>;

@@ -188,6 +188,8 @@ __device__ __forceinline__ void emit_sums(const Worker<kHeadDim>& w, int tile, i
   const uint32_t pair = pack_bf16(sum[0], sum[1]);
   if (w.layer + 1 == w.a.layers)
     *reinterpret_cast<uint32_t*>(w.a.x + column) = pair;
+  else if (!w.one_rank && w.a.world > 1)
+    send_to_ranks(w.a, kDown, column / 2, pair, w.epoch);
   else
     w.send_all(w.a.words + w.a.cuts[kDown].words + column / 2, pair);
 }

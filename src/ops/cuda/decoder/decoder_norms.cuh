@@ -41,7 +41,7 @@ __device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t 
     const int64_t at = (int64_t{row} * a.hidden + c) / 2;
     if (product < 0) {
       values = *reinterpret_cast<const Packed*>(a.residual + row * a.residual_stride + c);
-    } else if (w.alone || a.world == 1) {
+    } else if (w.one_rank || a.world == 1) {
       values = load_shared(residual);
       add(values, Eight{}.receive(inbox(a, a.cuts[product].words + at), epoch));
     } else {

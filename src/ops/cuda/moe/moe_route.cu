@@ -17,17 +17,18 @@ struct Candidate {
   }
 };
 
-/// A warp for a token; lane i holds the logits i, i + 32, ...
+/// A warp for a token; lane i holds the logits i, i + 32, ... Tokens without a slot in `slots`, if
+/// that is not null, are padding, and have the first token's experts.
 template <int kPerLane>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
-    route_kernel(float* weights, int* ids, const float* logits, int64_t stride, int tokens,
-                 int experts, int k, bool normalise) {
+    route_kernel(float* weights, int* ids, const float* logits, const int* slots, int64_t stride,
+                 int tokens, int experts, int k, bool normalise) {
   wait_for_previous();
   let_next_start();
   const int lane = threadIdx.x % kWarp, token = blockIdx.x * kRouteWarps + threadIdx.x / kWarp;
   if (token >= tokens) return;
   const float lowest = -INFINITY;
-  const float* row = logits + token * stride;
+  const float* row = logits + (slots && slots[token] < 0 ? 0 : token * stride);
   float value[kPerLane];
   bool is_left[kPerLane];
   float top = lowest;
@@ -174,6 +175,11 @@ __global__ void __launch_bounds__(kSumThreads)
 }  // namespace
 
 void CudaBackend::moe_route(Tensor weights, Tensor ids, Tensor logits, bool normalise) {
+  route(weights, ids, logits, normalise, nullptr);
+}
+
+void CudaBackend::route(const Tensor& weights, const Tensor& ids, const Tensor& logits,
+                        bool normalise, const int* slots) {
   const int64_t tokens = logits.shape[0], experts = logits.shape[1], k = ids.shape[1];
   check(weights.shape == ids.shape && ids.shape[0] == tokens && weights.contiguous() &&
             ids.contiguous() && 1 <= k && k <= experts,
@@ -183,9 +189,9 @@ void CudaBackend::moe_route(Tensor weights, Tensor ids, Tensor logits, bool norm
         kMostExperts);
   const auto run = [&](auto kernel) {
     launch_early(kernel, {grid_size(ceil_div(tokens, kRouteWarps))}, kRouteWarps * kWarp, 0,
-                 weights.ptr<float>(), ids.ptr<int32_t>(), logits.ptr<float>(), logits.stride[0],
-                 static_cast<int>(tokens), static_cast<int>(experts), static_cast<int>(k),
-                 normalise);
+                 weights.ptr<float>(), ids.ptr<int32_t>(), logits.ptr<float>(), slots,
+                 logits.stride[0], static_cast<int>(tokens), static_cast<int>(experts),
+                 static_cast<int>(k), normalise);
   };
   if (experts <= 4 * kWarp)
     run(route_kernel<4>);

@@ -22,6 +22,7 @@ struct Router {
   int64_t x_stride;
   float *weights, *logits;
   int* ids;
+  const int* slots;  // of the tokens, or null
   int64_t logits_stride;
   int tokens, experts, k, per_token;
   int block_experts;  // a multiple of 16
@@ -159,9 +160,13 @@ __global__ void NANOVLLM_CLUSTER __launch_bounds__(kRouterThreads)
     wait_for_previous();
     if (lane == 0) arrive_expecting(&tokens_here, present * row_bytes);
     __syncwarp();
-    if (lane < present)
-      copy_bytes(tokens + lane * r.pitch(), r.x + (first_token + lane) * r.x_stride, row_bytes,
+    if (lane < present) {
+      // Padding has the first token's experts, whose weights are read once then.
+      const bool is_padding = r.slots && r.slots[first_token + lane] < 0;
+      copy_bytes(tokens + lane * r.pitch(),
+                 r.x + (first_token + (is_padding ? 0 : lane)) * r.x_stride, row_bytes,
                  &tokens_here);
+    }
   } else {
     wait_for_previous();
   }
@@ -193,7 +198,7 @@ __global__ void NANOVLLM_CLUSTER __launch_bounds__(kRouterThreads)
 }  // namespace
 
 void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x, Weight weight,
-                             bool normalise) {
+                             bool normalise, Tensor slot_mapping) {
   const Tensor& w = weight.data;
   const int64_t tokens = x.shape[0], k = x.shape[1], experts = w.shape[0], per_token = ids.shape[1];
   check(w.shape[1] == k && logits.shape[0] == tokens && logits.shape[1] == experts &&
@@ -201,6 +206,7 @@ void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x
             ids.contiguous() && 1 <= per_token && per_token <= experts,
         "moe_router: {} times {} into {}, {}", x.describe(), w.describe(), logits.describe(),
         ids.describe());
+  const int* const slots = slot_mapping.defined() ? slot_mapping.ptr<int32_t>() : nullptr;
   Router router{};
   router.k = static_cast<int>(k);
   router.experts = static_cast<int>(experts);
@@ -208,13 +214,16 @@ void CudaBackend::moe_router(Tensor weights, Tensor ids, Tensor logits, Tensor x
   if (!encode_map_ || weight.format.is_quantised() || x.dtype != DType::bf16 || tokens < 1 ||
       tokens > kMostRouterTokens || k % 128 != 0 || per_token > kWarp ||
       router.block_experts > kRouterWarps * 16 || router.shared_bytes() > max_shared_bytes_ ||
-      !wide_rows({x, w}))
-    return Backend::moe_router(weights, ids, logits, x, weight, normalise);
+      !wide_rows({x, w})) {
+    gemm(logits, x, weight);
+    return route(weights, ids, logits, normalise, slots);
+  }
   router.x = device_ptr<bf16>(x);
   router.w = device_ptr<bf16>(w);
   router.x_stride = x.stride[0];
   router.weights = weights.ptr<float>();
   router.ids = ids.ptr<int32_t>();
+  router.slots = slots;
   router.logits = logits.ptr<float>();
   router.logits_stride = logits.stride[0];
   router.tokens = static_cast<int>(tokens);
