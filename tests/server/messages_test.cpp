@@ -302,7 +302,7 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
       {"role": "user", "content": "Thanks."}],
     "tools": [{"type": "function", "function": {"name": "weather", "description": "d",
       "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]})");
-  const Json message = Json::parse(R"({"max_tokens": 5,
+  Json message = Json::parse(R"({"max_tokens": 5,
     "messages": [
       {"role": "user", "content": "Weather?"},
       {"role": "assistant", "content": [
@@ -330,6 +330,13 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
   const HttpAnswer own = server.post("/v1/messages/render", message);
   ASSERT_EQ(own.status, 200) << own.body;
   EXPECT_EQ(own.json()["token_ids"], rendered.json()["token_ids"]);
+  // Claude Code's search for tools; such a result stays in its conversation for ever.
+  Json& result = message["messages"][2]["content"][0]["content"];
+  result = Json::parse(R"([{"type": "tool_reference", "tool_name": "sunny"}])");
+  EXPECT_EQ(server.post("/v1/messages/render", message).json()["token_ids"],
+            rendered.json()["token_ids"]);
+  result = nullptr;
+  EXPECT_EQ(server.post("/v1/messages/render", message).status, 200);
   const HttpAnswer answer = server.post("/v1/responses", response);
   ASSERT_EQ(answer.status, 200) << answer.body;
   EXPECT_EQ(answer.json()["usage"]["input_tokens"], rendered.json()["token_ids"].size());

@@ -34,6 +34,17 @@ std::string text_of(const Json& content, const std::string& place, const char* b
   return text;
 }
 
+/// A tool's result. References to tools, which a search for them gives, are their names: the
+/// request has the tools themselves.
+std::string result_of(const Json& block, const std::string& place) {
+  Json content = block.value("content", Json());
+  if (content.is_null()) return {};
+  for (Json& part : content)
+    if (part.is_object() && part.value("type", Json()) == "tool_reference")
+      part = {{"type", "text"}, {"text", text_field(part, "tool_name", place)}};
+  return text_of(content, place + ".content", "\n");
+}
+
 Json tool_call(const Json& block, const std::string& place) {
   const auto input = block.find("input");
   check(input != block.end() && input->is_object(), kBad, "{}.input must be an object", place);
@@ -56,11 +67,9 @@ void add_blocks(Json& messages, const std::string& role, const Json& content,
     if (type == "text") {
       parts.push_back({{"type", "text"}, {"text", text_field(block, "text", at)}});
     } else if (type == "tool_result" && role == "user") {
-      const auto result = block.find("content");
-      messages.push_back(
-          {{"role", "tool"},
-           {"tool_call_id", text_field(block, "tool_use_id", at)},
-           {"content", result == block.end() ? "" : text_of(*result, at + ".content", "\n")}});
+      messages.push_back({{"role", "tool"},
+                          {"tool_call_id", text_field(block, "tool_use_id", at)},
+                          {"content", result_of(block, at)}});
     } else if (type == "tool_use" && role == "assistant") {
       calls.push_back(tool_call(block, at));
     } else if (type == "thinking" && role == "assistant") {
