@@ -122,8 +122,8 @@ TEST(Tools, AResponsesToolsThatAreNoFunctionsAreLeftOutAndNoted) {
     return answer.json();
   };
   const Json plain = answer_to();
-  for (const char* type : {"web_search", "custom", "namespace"})
-    body["tools"].push_back({{"type", type}, {"name", "x"}, {"tools", tools_of()}});
+  for (const char* type : {"web_search", "custom"})
+    body["tools"].push_back({{"type", type}, {"name", "x"}});
   const Json response = answer_to();
   EXPECT_EQ(response["usage"], plain["usage"]);
   EXPECT_EQ(response["output"].size(), plain["output"].size());
@@ -137,6 +137,62 @@ TEST(Tools, AResponsesToolsThatAreNoFunctionsAreLeftOutAndNoted) {
   EXPECT_LT(answer_to()["usage"]["input_tokens"], plain["usage"]["input_tokens"]);
   body["tools"] = Json::array({{{"type", 5}}});
   EXPECT_EQ(server.post("/v1/responses", body).status, 400);
+}
+
+// OpenAI's reference of a function_call: "namespace: the namespace of the function to run", beside
+// the name that it has there. A chat has the tools as vLLM's flat_namespace_tool_name() calls them.
+TEST(Tools, ANamespacesToolsAreCalledByTheirNamesInIt) {
+  std::string said = kAnswer;
+  said.replace(said.find("get_weather"), 3, "sky__get");
+  const ScriptedModel model(said, kQwenTemplate);
+  ServerOnThread server(options_for(model));
+  Json tool = tools_of()[0]["function"], chat = body_with_tools();
+  tool["type"] = "function";
+  const Json space = {{"type", "namespace"},
+                      {"name", "sky"},
+                      {"description", "The sky."},
+                      {"tools", {tool, {{"type", "custom"}, {"name", "exec"}}}}};
+  Json call = {{"type", "function_call"},
+               {"call_id", "c1"},
+               {"name", "get_weather"},
+               {"arguments", "{}"},
+               {"namespace", "sky"}};
+  const Json question = {{"role", "user"}, {"content", "Weather?"}},
+             output = {{"type", "function_call_output"}, {"call_id", "c1"}, {"output", "sunny"}},
+             later = {{"type", "additional_tools"},
+                      {"role", "developer"},
+                      {"tools", Json::array({space})}};
+  chat["tools"][0]["function"]["name"] = "sky__get_weather";
+  chat["tools"][0]["function"]["type"] = "function";
+  chat["messages"] = {
+      question,
+      {{"role", "assistant"},
+       {"tool_calls",
+        Json::array({{{"id", "c1"},
+                      {"type", "function"},
+                      {"function", {{"name", "sky__get_weather"}, {"arguments", "{}"}}}}})}},
+      {{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "sunny"}}};
+  const Json tokens = server.post("/v1/chat/completions/render", chat).json()["token_ids"];
+  const auto ask = [&](const Json& input, const Json& tools) {
+    const HttpAnswer answer =
+        server.post("/v1/responses", {{"input", input}, {"tools", tools}, {"temperature", 0}});
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return answer.json();
+  };
+  for (const Json& response : {ask({question, call, output}, Json::array({space})),
+                               ask({question, call, output, later}, nullptr),
+                               ask({question, later, call, output, later}, Json::array({space}))}) {
+    EXPECT_EQ(response["usage"]["input_tokens"], tokens.size());
+    ASSERT_EQ(response["output"].size(), 3u) << response;
+    EXPECT_EQ(response["output"][2]["name"], "get_weather");
+    EXPECT_EQ(response["output"][2]["namespace"], "sky");
+    EXPECT_EQ(response["output"][2]["arguments"], kArguments);
+  }
+  const Json nameless = {{"type", "namespace"}, {"tools", Json::array({tool})}};
+  for (const Json& wrong : {nameless, Json{{"type", "namespace"}, {"name", "sky"}}})
+    EXPECT_EQ(server.post("/v1/responses", {{"input", "x"}, {"tools", Json::array({wrong})}})
+                  .json()["error"]["param"],
+              "tools");
 }
 
 TEST(Tools, MarksThatAreSpecialTokensAreSeenAndAnswersKeepTheirs) {

@@ -1,6 +1,7 @@
 // The bodies of /v1/chat/completions and /v1/completions, read and checked.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,11 @@ struct Conversation {
   Prompt take_prompt();
 };
 
+/// A tool's name of /v1/responses, where tools may lie in a namespace.
+struct NamespacedName {
+  std::string space, name;
+};
+
 struct GenerationRequest {
   bool is_chat = false;
   std::string model;            ///< as the client wrote it
@@ -42,8 +48,9 @@ struct GenerationRequest {
   ToolChoice tool_choice;
   bool parallel_tool_calls = true;
   bool include_reasoning = true;
-  bool tokens_as_ids = false;        ///< log probabilities name tokens as "token_id:5"
-  std::string echo_json;             ///< of a response: what it repeats of its request
+  bool tokens_as_ids = false;  ///< log probabilities name tokens as "token_id:5"
+  std::string echo_json;       ///< of a response: what it repeats of its request
+  std::map<std::string, NamespacedName> namespaced;  ///< of a response: its tools, by a call's name
   std::vector<std::string> ignored;  ///< fields that change nothing, and those that we do not know
 };
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -23,6 +25,11 @@ void refuse_what_needs_a_store(const JsonObject& o) {
   const auto truncation = o.optional_string("truncation").value_or("disabled");
   check(truncation == "disabled", kBad, "truncation may be disabled only, got {}",
         quote(truncation.substr(0, 64)));
+}
+
+/// The name of a namespace's tool in a chat, which knows no namespaces: vLLM's.
+std::string name_in_chat(const std::string& space, const std::string& name) {
+  return space + "__" + name;
 }
 
 /// A content as a chat has it: a text, or parts of the type text.
@@ -72,10 +79,10 @@ class ChatMessages {
            {"content", content_of(item.value("output", Json()), place + ".output")}});
     else if (type == "reasoning")
       add_reasoning(item, place);
-    else
+    else if (type != "additional_tools")  // read_tools() has them
       fail(kBad,
-           "{} has the type {}: this server takes message, function_call, function_call_output and "
-           "reasoning",
+           "{} has the type {}: this server takes message, function_call, function_call_output, "
+           "reasoning and additional_tools",
            place, quote(type.substr(0, 64)));
   }
 
@@ -98,11 +105,14 @@ class ChatMessages {
   void add_call(const Json& item, const std::string& place) {
     Json& calls = assistant()["tool_calls"];
     if (calls.is_null()) calls = Json::array();
-    calls.push_back({{"id", text_field(item, "call_id", place)},
-                     {"type", "function"},
-                     {"function",
-                      {{"name", text_field(item, "name", place)},
-                       {"arguments", text_field(item, "arguments", place)}}}});
+    std::string name = text_field(item, "name", place);
+    if (item.contains("namespace") && !item["namespace"].is_null())
+      name = name_in_chat(text_field(item, "namespace", place), name);
+    calls.push_back(
+        {{"id", text_field(item, "call_id", place)},
+         {"type", "function"},
+         {"function",
+          {{"name", std::move(name)}, {"arguments", text_field(item, "arguments", place)}}}});
   }
   // Models read what they thought, or a summary of it; what is encrypted nobody here can read.
   void add_reasoning(const Json& item, const std::string& place) {
@@ -140,25 +150,63 @@ Json read_input(const JsonObject& o) {
   return std::move(chat.messages);
 }
 
-/// Leaves out the tools that are no functions: OpenAI runs most of them itself, and Codex names
-/// some in every request. Those that work on something of the client's stay, to be refused. Gives
-/// the types of those that are gone.
-std::set<std::string> without_hosted_tools(Json& chat) {
-  std::set<std::string> types;
-  const auto tools = chat.find("tools");
-  if (tools == chat.end() || !tools->is_array()) return types;
-  Json functions = Json::array();
-  for (Json& tool : *tools) {
+/// The tools as a chat has them: those of a namespace stand under a name that has both. Tools that
+/// are no functions are left out: OpenAI runs most of them itself, and Codex names some in every
+/// request. Those that work on something of the client's stay, to be refused.
+class ChatTools {
+ public:
+  void add(const Json& tools, const std::string& place) {
+    check(tools.is_array(), kBad, "{} must be a list", place);
+    for (size_t i = 0; i < tools.size(); ++i)
+      add_one(tools[i], fmt::format("{}[{}]", place, i), nullptr);
+  }
+  bool replaces = false;  // a tool that comes takes the place of the one of its name
+  Json list = Json::array();
+  std::set<std::string> left_out;               // their types
+  std::map<std::string, NamespacedName> names;  // of tools of namespaces, by the name in the chat
+
+ private:
+  void add_one(Json tool, const std::string& place, const std::string* space) {
     const Json type = tool.is_object() ? tool.value("type", Json()) : Json();
+    if (type == "namespace" && !space) {
+      const std::string name = text_field(tool, "name", place);
+      const Json& tools = tool["tools"];
+      check(tools.is_array(), kBad, "{}.tools must be a list", place);
+      for (size_t i = 0; i < tools.size(); ++i)
+        add_one(tools[i], fmt::format("{}.tools[{}]", place, i), &name);
+      return;
+    }
     const bool is_kept = !type.is_string() || type == "function" || type == "mcp" ||
                          type == "file_search" || type == "code_interpreter";
-    if (!is_kept)
-      types.insert(type.get<std::string>());
+    if (!is_kept) {
+      left_out.insert(type.get<std::string>());
+      return;
+    }
+    if (space && type == "function") {
+      const std::string name = text_field(tool, "name", place);
+      tool["name"] = name_in_chat(*space, name);
+      names[name_in_chat(*space, name)] = {*space, name};
+    }
+    const Json name = tool.is_object() ? tool.value("name", Json()) : Json();
+    const auto [known, is_new] = places_.try_emplace(dump_json(name), list.size());
+    if (replaces && !is_new)
+      list[known->second] = std::move(tool);
     else
-      functions.push_back(std::move(tool));
+      list.push_back(std::move(tool));
   }
-  *tools = std::move(functions);
-  return types;
+
+  std::map<std::string, size_t> places_;  // in the list, by name
+};
+
+ChatTools read_tools(const JsonObject& o) {
+  ChatTools tools;
+  if (const Json* given = o.find("tools")) tools.add(*given, "tools");
+  tools.replaces = true;
+  const Json& input = *o.find("input");
+  for (size_t i = 0; input.is_array() && i < input.size(); ++i)
+    if (input[i].value("type", Json()) == "additional_tools")
+      tools.add(input[i].value("tools", Json()), fmt::format("input[{}].tools", i));
+  return tools;
 }
 
 void read_text_format(const JsonObject& o, Json& chat) {
@@ -227,11 +275,13 @@ GenerationRequest read_response(const Json& body, const RequestDefaults& default
   if (const auto reasoning = o.optional_object("reasoning"))
     if (const auto effort = reasoning->optional_string("effort"))
       chat["reasoning_effort"] = *effort;
-  const std::set<std::string> left_out = without_hosted_tools(chat);
+  ChatTools tools = read_tools(o);
+  chat["tools"] = std::move(tools.list);
   GenerationRequest request = read_chat(chat, defaults);
-  for (const std::string& type : left_out) request.ignored.push_back("tools: " + type);
+  for (const std::string& type : tools.left_out) request.ignored.push_back("tools: " + type);
   check(request.params.n == 1, kBad, "n is {}: a response has one answer", request.params.n);
   check(!request.params.prompt_logprobs, kBad, "prompt_logprobs: a response has no place for them");
+  request.namespaced = std::move(tools.names);
   request.echo_json = echo_of(body, request);
   return request;
 }

@@ -138,12 +138,15 @@ class ResponseWriter final : public AnswerWriter {
                     {"logprobs", Json::array()}});
   }
   void open_call(std::string& out, const ToolCallDelta& call) {
-    open(out, Item::call, "fc",
-         {{"type", "function_call"},
-          {"call_id", call.id},
-          {"name", call.name},
-          {"arguments", ""},
-          {"status", "in_progress"}});
+    Json fields = {{"type", "function_call"},
+                   {"call_id", call.id},
+                   {"name", call.name},
+                   {"arguments", ""},
+                   {"status", "in_progress"}};
+    const auto& namespaced = context_.request.namespaced;
+    if (const auto found = namespaced.find(call.name); found != namespaced.end())
+      fields.update({{"name", found->second.name}, {"namespace", found->second.space}});
+    open(out, Item::call, "fc", std::move(fields));
   }
 
   void grow(std::string& out, std::string_view type, const std::string& text,
