@@ -94,6 +94,19 @@ Json parameters_of(const Tool& tool, Json absent) {
   return tool.parameters.empty() ? std::move(absent) : parse_json(tool.parameters, "tools", kBad);
 }
 
+Tool with_names_alone(Tool tool) {
+  const Json schema = parameters_of(tool, Json::object());
+  const Json required = schema.value("required", Json()),
+             others = schema.value("additionalProperties", Json());
+  Json names = {{"type", "object"}}, properties = schema.value("properties", Json());
+  for (Json& property : properties) property = Json::object();
+  if (properties.is_object()) names["properties"] = std::move(properties);
+  if (required.is_array()) names["required"] = required;
+  if (others.is_boolean()) names["additionalProperties"] = others;
+  tool.parameters = names.dump();
+  return tool;
+}
+
 Json tools_for_template(const std::vector<Tool>& tools) {
   Json list = Json::array();
   for (const Tool& tool : tools) {

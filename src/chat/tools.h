@@ -30,6 +30,9 @@ ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools);
 /// A tool's schema, or `absent` where it has none.
 Json parameters_of(const Tool& tool, Json absent);
 
+/// The tool with a schema that has no more than the names of the arguments.
+Tool with_names_alone(Tool tool);
+
 /// The list as chat templates expect it.
 Json tools_for_template(const std::vector<Tool>& tools);
 

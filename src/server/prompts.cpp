@@ -65,6 +65,23 @@ bool compiles(const StructuredOutputs& asked, const LLM& llm) {
   }
 }
 
+bool is_enforceable(const ChatFormat& format, const Tool& tool) {
+  try {
+    const CallConstraint call{.tools = std::span(&tool, 1), .choice = {ToolChoice::required}};
+    (void)grammar_source({.structural_tag = structural_tag(format, call)});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Of the schemas that no grammar can keep, but for strict tools', the names are left.
+std::vector<Tool> enforceable(const ChatFormat& format, std::vector<Tool> tools) {
+  for (Tool& tool : tools)
+    if (!tool.strict && !is_enforceable(format, tool)) tool = with_names_alone(std::move(tool));
+  return tools;
+}
+
 /// The grammar that makes calls valid, where one is asked for. Calls that nothing has to force stay
 /// free where there can be no grammar. An answer with a structure of its own has that or calls;
 /// one that must be calls has no other.
@@ -86,16 +103,25 @@ void constrain_calls(GenerationRequest& r, std::string_view prompt, const Reques
         "{} and a structural tag of the answer exclude each other: leave one of them out", field);
   check(why_not.empty(), kBad, "{} asks for calls that a grammar forces, and {}: leave it out",
         field, why_not);
-  asked = {.structural_tag = structural_tag(
-               r.format,
-               {.tools = r.parser.tools,
-                .choice = r.tool_choice,
-                .parallel = r.parallel_tool_calls,
-                .may_reason = may_open && !has_budget,  // else constrain_reasoning() sees to it
-                .after_reasoning = r.parser.is_reasoning || has_budget,
-                .structure = given.has_structure() ? &given : nullptr}),
+  const auto tag_of = [&](std::span<const Tool> tools) {
+    return structural_tag(
+        r.format, {.tools = tools,
+                   .choice = r.tool_choice,
+                   .parallel = r.parallel_tool_calls,
+                   .may_reason = may_open && !has_budget,  // else constrain_reasoning() sees to it
+                   .after_reasoning = r.parser.is_reasoning || has_budget,
+                   .structure = given.has_structure() ? &given : nullptr});
+  };
+  asked = {.structural_tag = tag_of(r.parser.tools),
            .thinking_token_budget = given.thinking_token_budget};
   if (compiles(asked, llm)) return;
+  if (is_automatic) {
+    const std::string loose = tag_of(enforceable(r.format, r.parser.tools));
+    if (loose != asked.structural_tag) {
+      asked.structural_tag = loose;
+      if (compiles(asked, llm)) return;
+    }
+  }
   if (may_be_free)
     asked = given;
   else if (given.has_structure())

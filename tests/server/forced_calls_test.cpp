@@ -103,6 +103,42 @@ TEST_F(Forced, AStrictToolWhoseSchemaCannotBeKeptIsA400AndAFreeOneIsNot) {
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
 }
 
+// An MCP server's one odd schema frees its own arguments alone, and those keep their names.
+TEST_F(Forced, AToolWhoseSchemaCannotBeKeptLeavesTheOthersTheirs) {
+  Json request = body(), odd = request["tools"][0];
+  odd["function"]["name"] = "get_weird";
+  odd["function"]["parameters"]["properties"] = {
+      {"path", {{"type", "string"}, {"format", "uri-reference"}}}};
+  odd["function"]["parameters"]["required"] = {"path"};
+  request["tools"].push_back(odd);
+  request["structured_outputs"] = {{"choice", {"ЖЖ~~"}}};  // models/demo would rather call
+  std::map<std::string, int> calls;
+  for (const bool strict : {false, true})
+    for (int seed = 0; seed < 12; ++seed) {
+      request["tools"][0]["function"]["strict"] = strict;
+      request["temperature"] = 2;
+      request["seed"] = seed;
+      const HttpAnswer answer = server_->post("/v1/chat/completions", request);
+      ASSERT_EQ(answer.status, 200) << answer.body;
+      const Json choice = answer.json()["choices"][0];
+      if (!choice["message"].contains("tool_calls")) continue;
+      const Json call = choice["message"]["tool_calls"][0]["function"];
+      ++calls[call["name"]];
+      const Json arguments = Json::parse(call["arguments"].get<std::string>(), nullptr, false);
+      if (arguments.is_discarded()) continue;  // max_tokens cut it
+      ASSERT_EQ(arguments.size(), 1u) << call;
+      if (call["name"] == "get_weird") {
+        EXPECT_TRUE(arguments.contains("path")) << call;
+      } else {
+        EXPECT_TRUE(arguments["city"] == "Berlin" || arguments["city"] == "東京") << call;
+      }
+    }
+  EXPECT_GT(calls["get_weather"], 0);
+  EXPECT_GT(calls["get_weird"], 0);
+  request["tools"][1]["function"]["strict"] = true;
+  EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
+}
+
 TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
   start("qwen3");
   Json request = body();
