@@ -349,8 +349,8 @@ TEST_P(MoeParity, TheRouterIsItsProductAndTheRouting) {
   }
 }
 
-// Nobody reads what a row of padding gets: on a GPU, where steps are padded, it has experts that
-// another row reads already.
+// A row of padding, whose results are not read, has experts that another row reads already: on a
+// GPU, where steps are padded.
 TEST_P(MoeParity, PaddingHasTheExpertsOfAnotherRow) {
   constexpr int64_t kHidden = 256, kExperts = 128, kChosen = 8, kPadding = 5;
   const Weight w(ops(), dtype(), kExperts, kHidden,

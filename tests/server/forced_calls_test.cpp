@@ -39,6 +39,19 @@ class Forced : public testing::Test {
     body["seed"] = 7;
     return body;
   }
+  /// Calls check(message) for many answers to the request, whose first tool is strict in half.
+  template <class Check>
+  void for_drawn_messages(Json& request, const Check& check) {
+    for (const bool strict : {false, true})
+      for (int seed = 0; seed < 12; ++seed) {
+        request["tools"][0]["function"]["strict"] = strict;
+        request["temperature"] = 2;
+        request["seed"] = seed;
+        const HttpAnswer answer = server_->post("/v1/chat/completions", request);
+        ASSERT_EQ(answer.status, 200) << answer.body;
+        check(answer.json()["choices"][0]["message"]);
+      }
+  }
   std::unique_ptr<ServerOnThread> server_;
 };
 
@@ -113,26 +126,19 @@ TEST_F(Forced, AToolWhoseSchemaCannotBeKeptLeavesTheOthersTheirs) {
   request["tools"].push_back(odd);
   request["structured_outputs"] = {{"choice", {"ЖЖ~~"}}};  // models/demo would rather call
   std::map<std::string, int> calls;
-  for (const bool strict : {false, true})
-    for (int seed = 0; seed < 12; ++seed) {
-      request["tools"][0]["function"]["strict"] = strict;
-      request["temperature"] = 2;
-      request["seed"] = seed;
-      const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-      ASSERT_EQ(answer.status, 200) << answer.body;
-      const Json choice = answer.json()["choices"][0];
-      if (!choice["message"].contains("tool_calls")) continue;
-      const Json call = choice["message"]["tool_calls"][0]["function"];
-      ++calls[call["name"]];
-      const Json arguments = Json::parse(call["arguments"].get<std::string>(), nullptr, false);
-      if (arguments.is_discarded()) continue;  // max_tokens cut it
-      ASSERT_EQ(arguments.size(), 1u) << call;
-      if (call["name"] == "get_weird") {
-        EXPECT_TRUE(arguments.contains("path")) << call;
-      } else {
-        EXPECT_TRUE(arguments["city"] == "Berlin" || arguments["city"] == "東京") << call;
-      }
+  for_drawn_messages(request, [&](const Json& message) {
+    if (!message.contains("tool_calls")) return;
+    const Json call = message["tool_calls"][0]["function"];
+    ++calls[call["name"]];
+    const Json arguments = Json::parse(call["arguments"].get<std::string>(), nullptr, false);
+    if (arguments.is_discarded()) return;  // max_tokens cut it
+    ASSERT_EQ(arguments.size(), 1u) << call;
+    if (call["name"] == "get_weird") {
+      EXPECT_TRUE(arguments.contains("path")) << call;
+    } else {
+      EXPECT_TRUE(arguments["city"] == "Berlin" || arguments["city"] == "東京") << call;
     }
+  });
   EXPECT_GT(calls["get_weather"], 0);
   EXPECT_GT(calls["get_weird"], 0);
   request["tools"][1]["function"]["strict"] = true;
@@ -209,20 +215,13 @@ TEST_F(Forced, AnAnswerWithToolsAndAResponseFormatIsCallsOrHasTheFormat) {
       {"type", "json_schema"},
       {"json_schema", {{"name", "sum"}, {"schema", {{"enum", {"one", "two"}}}}}}};
   std::map<bool, int> answers;
-  for (const bool strict : {false, true})
-    for (int seed = 0; seed < 12; ++seed) {
-      request["tools"][0]["function"]["strict"] = strict;
-      request["temperature"] = 2;
-      request["seed"] = seed;
-      const HttpAnswer answer = server_->post("/v1/chat/completions", request);
-      ASSERT_EQ(answer.status, 200) << answer.body;
-      const Json message = answer.json()["choices"][0]["message"];
-      const bool calls = message.contains("tool_calls");
-      ++answers[calls];
-      if (!calls) {
-        EXPECT_TRUE(message["content"] == "\"one\"" || message["content"] == "\"two\"") << message;
-      }
+  for_drawn_messages(request, [&](const Json& message) {
+    const bool calls = message.contains("tool_calls");
+    ++answers[calls];
+    if (!calls) {
+      EXPECT_TRUE(message["content"] == "\"one\"" || message["content"] == "\"two\"") << message;
     }
+  });
   EXPECT_GT(answers[true], 0);
   EXPECT_GT(answers[false], 0);
   request["tool_choice"] = "required";

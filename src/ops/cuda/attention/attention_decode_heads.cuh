@@ -41,7 +41,7 @@ class HeadMaker {
   static constexpr int kLanes = kHeadDim / 8, kAtOnce = kWarp / kLanes,
                        kParts = 8 * kRows / kAtOnce;
 
-  /// Those of the pair that `walk` is at, which then is at the next one.
+  /// Makes the heads of the pair that `walk` is at, and takes it to the next one.
   template <bool kNorm>
   __device__ void make(UnitWalk& walk, const RingCursor& place) const {
     const RowKeys keys = walk.keys;
