@@ -175,7 +175,7 @@ class StepRecorder::RecordedCommunicator final : public Communicator, public Ran
                        [=, this] { recorder_.ops_->gemm(y, x, w); });
     return true;
   }
-  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override {
+  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps, Weight) override {
     return note_if(kCommunication, x, [=, this] {
       return inner_->fusions().all_reduce_add_rms_norm(x, residual, w, eps);
     });

@@ -24,10 +24,11 @@ class RankFusions {
   virtual bool gemm_for_sum(Tensor y, Tensor x, Weight w) {
     return (void)y, (void)x, (void)w, false;
   }
-  /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps).
+  /// all_reduce(x) and, of the backend's operations, add_rms_norm(x, residual, x, w, eps, reader).
   /// x, residual [t, n]; w [n].
-  virtual bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
-    return (void)x, (void)residual, (void)w, (void)eps, false;
+  virtual bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps,
+                                       Weight reader = {}) {
+    return (void)x, (void)residual, (void)w, (void)eps, (void)reader, false;
   }
   /// From how many rows on a step should be done in halves (start_add_rms_norm()); 0: never.
   virtual int64_t rows_worth_halving() const { return 0; }

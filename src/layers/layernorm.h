@@ -22,10 +22,10 @@ class RmsNorm {
   }
   /// residual += the sum of the ranks' x; x = norm(residual)
   void add_forward(const Step& step, Tensor x, Tensor residual) const {
-    if (step.comm.fusions().all_reduce_add_rms_norm(x, residual, weight_, eps_)) return;
+    const Weight reader = step.halves.rows == 0 ? reader_ : Weight{};  // a product of each half
+    if (step.comm.fusions().all_reduce_add_rms_norm(x, residual, weight_, eps_, reader)) return;
     step.comm.all_reduce(x);
-    const bool whole = step.comm.world_size() == 1;  // a step in halves has products of each half
-    step.ops.add_rms_norm(x, residual, x, weight_, eps_, whole ? reader_ : Weight{});
+    step.ops.add_rms_norm(x, residual, x, weight_, eps_, reader);
   }
   /// residual += x w^T; y = norm(residual), on one rank
   void gemm_add_forward(const Step& step, Tensor y, Tensor residual, Tensor x, Weight w) const {

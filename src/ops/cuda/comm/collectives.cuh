@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/cuda/comm/peer_exchange.cuh"
-#include "ops/cuda/rowwise/row_math.cuh"
+#include "ops/cuda/rowwise/norm_rows.cuh"
 
 namespace nanovllm {
 
@@ -132,14 +132,29 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   exchange.end();
 }
 
-/// The result of all_reduce, then add_rms_norm (norm.cu), bit for bit: residual += sum of x, x =
-/// norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld vectors each
-/// at most. kShares: every rank sums some warps' vectors of each row for all (WarpSum), and hears
-/// every other in every round.
-template <class T, int kHeld, bool kShares>
+/// Normalises a row of n elements, of which a thread has the vectors that held(use) names, and
+/// hands them to `end`. One that quantises takes rows of whole warps. For all threads.
+template <class End, class T, int kHeld, class Held>
+__device__ void end_row(const End& end, int64_t row, int64_t n, float squares, float eps,
+                        Vec<T> (&values)[kHeld], const Vec<T> (&weights)[kHeld], float* shared,
+                        Held&& held) {
+  const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
+  held([&](int j, int) { normalise(values[j], reciprocal, weights[j]); });
+  float most = 0.0f;
+  if constexpr (End::kNeedsMost) most = most_of_row(values);
+  held([&](int j, int i) {
+    end.put(static_cast<unsigned>(row), i * Vec<T>::size, values[j], most);
+  });
+}
+
+/// The result of all_reduce, then add_rms_norm (norm.cu), bit for bit: residual += sum of x, and
+/// norm(residual) to `end`. A row is a block's, whose threads are those of add_rms_norm, kHeld
+/// vectors each at most. kShares: every rank sums some warps' vectors of each row for all
+/// (WarpSum), and hears every other in every round.
+template <class T, int kHeld, bool kShares, class End>
 __global__ void __launch_bounds__(512, 2)  // on 128 SMs and more a step's rows are one wave
-    all_reduce_norm_kernel(T* x, T* residual, const T* w, int64_t rows, int64_t n, float eps,
-                           const __grid_constant__ PeerTable table) {
+    all_reduce_norm_kernel(const End end, const T* x, T* residual, const T* w, int64_t rows,
+                           int64_t n, float eps, const __grid_constant__ PeerTable table) {
   __shared__ float shared[kWarp];
   let_next_start();
   const int vectors = static_cast<int>(n) / Vec<T>::size, pieces = (vectors + kWarp - 1) / kWarp;
@@ -161,7 +176,7 @@ __global__ void __launch_bounds__(512, 2)  // on 128 SMs and more a step's rows 
   wait_for_previous();
   Exchange exchange(table);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    auto* own = reinterpret_cast<Vec<T>*>(x + row * n);
+    const auto* own = reinterpret_cast<const Vec<T>*>(x + row * n);
     auto* stream = reinterpret_cast<Vec<T>*>(residual + row * n);
     Vec<T> values[kHeld] = {}, before[kHeld];
     exchange.begin_round();
@@ -182,11 +197,7 @@ __global__ void __launch_bounds__(512, 2)  // on 128 SMs and more a step's rows 
       stream[i] = values[j];
       squares = add_squares(squares, values[j]);
     });
-    const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
-    held([&](int j, int i) {
-      normalise(values[j], reciprocal, weights[j]);
-      own[i] = values[j];
-    });
+    end_row(end, row, n, squares, eps, values, weights, shared, held);
     __syncthreads();  // before the next row's sum, and before its words overtake this row's
   }
   exchange.end();

@@ -62,7 +62,8 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   RankFusions& fusions() override { return *this; }
   void settle() override { meeting_.barrier(table_.rank); }
   bool gemm_for_sum(Tensor y, Tensor x, Weight w) override;
-  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) override;
+  bool all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps,
+                               Weight reader) override;
   int64_t rows_worth_halving() const override { return kRowsWorthHalving; }
   bool start_add_rms_norm(int half, Tensor x, Tensor residual, Tensor w, float eps,
                           bool whole) override {
@@ -92,7 +93,18 @@ class PeerCommunicator final : public Communicator, public RankFusions {
   int resident_blocks() const;
   /// How ranks sum rows of n columns that products send: each a share of the columns for all.
   SentSums sent_sums(int64_t n) const;
-  void sum_sent(Tensor x, Tensor residual, Tensor w, float eps);
+  void sum_sent(Tensor x, Tensor residual, Tensor w, float eps, const Weight& reader);
+  /// sum(end) of a kernel whose rows of x, normalised, end as `reader` or, without one, x has them.
+  template <class Sum>
+  void sum_for(const Weight& reader, Tensor x, Sum&& sum) {
+    const bool whole_warps = x.shape[1] % (int64_t{kWarp} * Vec<__nv_bfloat16>::size) == 0;
+    const auto launched = [&](const auto& end) { return sum(end), true; };
+    if (x.dtype == DType::bf16 && whole_warps && backend_.with_rows_for(reader, x, launched))
+      return;
+    dispatch_float(x.dtype, [&]<class T>() {
+      sum(RowsInPlace<DeviceType<T>>{device_ptr<T>(x), x.shape[1]});
+    });
+  }
   /// Blocks that have a vector of 16 bytes to a thread, or several one after another.
   unsigned blocks_for(int64_t bytes) const {
     return grid_size(
@@ -214,17 +226,24 @@ int PeerCommunicator::resident_blocks() const {
     blocks =
         std::min(blocks, backend_.resident_blocks(reinterpret_cast<const void*>(kernel), threads));
   };
-  const auto take_of = [&]<class T>(T*) {
-    take(all_reduce_kernel<T>, kSumThreads);
-    take(all_reduce_norm_kernel<T, 1, false>, kSumThreads);
-    take(all_reduce_norm_kernel<T, 2, false>, kSumThreads);
-    take(all_reduce_norm_kernel<T, 1, true>, kSumThreads);
-    take(all_reduce_norm_kernel<T, 2, true>, kSumThreads);
+  const auto take_ending = [&]<class T, class End>() {
+    take(all_reduce_norm_kernel<T, 1, false, End>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 2, false, End>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 1, true, End>, kSumThreads);
+    take(all_reduce_norm_kernel<T, 2, true, End>, kSumThreads);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      take(sum_sent_norm_kernel<1, End>, kSumThreads);
+      take(sum_sent_norm_kernel<2, End>, kSumThreads);
+    }
   };
-  take_of(static_cast<float*>(nullptr));
-  take_of(static_cast<__nv_bfloat16*>(nullptr));
-  take(sum_sent_norm_kernel<1>, kSumThreads);
-  take(sum_sent_norm_kernel<2>, kSumThreads);
+  using T = __nv_bfloat16;
+  take(all_reduce_kernel<float>, kSumThreads);
+  take(all_reduce_kernel<T>, kSumThreads);
+  take_ending.template operator()<float, RowsInPlace<float>>();
+  take_ending.template operator()<T, RowsInPlace<T>>();
+  take_ending.template operator()<T, RowsOfGroups>();
+  take_ending.template operator()<T, RowsOfTokens<WeightFormat::e4m3>>();
+  take_ending.template operator()<T, RowsOfTokens<WeightFormat::int8>>();
   take(all_gather_kernel, kSumThreads);
   check(blocks > 0, ErrorKind::device, "{} cannot run the kernels that exchange sums",
         backend_.name());
@@ -250,15 +269,20 @@ bool PeerCommunicator::gemm_for_sum(Tensor y, Tensor x, Weight w) {
   return true;
 }
 
-void PeerCommunicator::sum_sent(Tensor x, Tensor residual, Tensor w, float eps) {
+void PeerCommunicator::sum_sent(Tensor x, Tensor residual, Tensor w, float eps,
+                                const Weight& reader) {
   check(sent_ == x.data && holds_rows(x, residual, w), "the sum of another product than was sent");
   sent_ = nullptr;
   const int64_t rows = x.shape[0], n = x.shape[1];
   const unsigned threads = row_threads(n);
-  launch_with(sent_sums(n),
-              n * 2 <= int64_t{threads} * 16 ? sum_sent_norm_kernel<1> : sum_sent_norm_kernel<2>,
-              static_cast<unsigned>(rows), threads, true, device_ptr<bf16>(x),
-              device_ptr<bf16>(residual), device_ptr<bf16>(w), eps, sent_sums_.parts.round + 1);
+  sum_for(reader, x, [&]<class End>(const End& end) {
+    if constexpr (!std::is_same_v<End, RowsInPlace<float>>)
+      launch_with(sent_sums(n),
+                  n * 2 <= int64_t{threads} * 16 ? sum_sent_norm_kernel<1, End>
+                                                 : sum_sent_norm_kernel<2, End>,
+                  static_cast<unsigned>(rows), threads, true, end, device_ptr<bf16>(residual),
+                  device_ptr<bf16>(w), eps, sent_sums_.parts.round + 1);
+  });
 }
 
 template <class Table, class... Parameters, class... Arguments>
@@ -298,8 +322,9 @@ void PeerCommunicator::all_reduce(Tensor x) {
   });
 }
 
-bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) {
-  if (sent_) return sum_sent(x, residual, w, eps), true;
+bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps,
+                                               Weight reader) {
+  if (sent_) return sum_sent(x, residual, w, eps, reader), true;
   const int64_t rows = x.shape[0], n = x.shape[1], row_bytes = n * int64_t(size_of(x.dtype));
   const unsigned threads = row_threads(n);
   if (!holds_rows(x, residual, w) || 16 * WarpVectors::words(row_bytes / 16) > kPlaceBytes)
@@ -310,15 +335,16 @@ bool PeerCommunicator::all_reduce_add_rms_norm(Tensor x, Tensor residual, Tensor
   const int64_t to_all = rows * row_bytes * (table_.world - 1);
   if ((shares ? 2 * to_all / table_.world : to_all) > kFusedBytes) return false;
   if (rows == 0) return true;
-  dispatch_float(x.dtype, [&]<class T>() {
+  sum_for(reader, x, [&]<class End>(const End& end) {
+    using T = std::conditional_t<std::is_same_v<End, RowsInPlace<float>>, float, bf16>;
     using D = DeviceType<T>;
     const bool one_each = row_bytes <= int64_t{threads} * 16;
-    const auto kernel =
-        shares ? one_each ? all_reduce_norm_kernel<D, 1, true> : all_reduce_norm_kernel<D, 2, true>
-        : one_each ? all_reduce_norm_kernel<D, 1, false>
-                   : all_reduce_norm_kernel<D, 2, false>;
+    const auto kernel = shares     ? one_each ? all_reduce_norm_kernel<D, 1, true, End>
+                                              : all_reduce_norm_kernel<D, 2, true, End>
+                            : one_each ? all_reduce_norm_kernel<D, 1, false, End>
+                                   : all_reduce_norm_kernel<D, 2, false, End>;
     launch(kernel, static_cast<unsigned>(std::min<int64_t>(rows, table_.most_blocks)), threads,
-           true, device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
+           true, end, device_ptr<T>(x), device_ptr<T>(residual), device_ptr<T>(w), rows, n, eps);
   });
   return true;
 }

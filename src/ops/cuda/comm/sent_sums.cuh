@@ -1,8 +1,8 @@
 // The sum over the ranks of what products have sent (sent_parts.cuh), with residual and norm.
 #pragma once
 
+#include "ops/cuda/comm/collectives.cuh"
 #include "ops/cuda/comm/sent_parts.cuh"
-#include "ops/cuda/rowwise/row_math.cuh"
 
 namespace nanovllm {
 
@@ -96,12 +96,12 @@ class SentSum {
 };
 
 /// The result of all_reduce of the parts, then add_rms_norm (norm.cu), bit for bit: residual +=
-/// sum, x = norm(residual). A row is a block's, whose threads are those of add_rms_norm, kHeld
-/// vectors each at most. All blocks run at once (PeerTable::most_blocks).
-template <int kHeld>
+/// sum, and norm(residual) to `end`. A row is a block's, whose threads are those of add_rms_norm,
+/// kHeld vectors each at most. All blocks run at once (PeerTable::most_blocks).
+template <int kHeld, class End>
 __global__ void __launch_bounds__(512, 2)
-    sum_sent_norm_kernel(__nv_bfloat16* x, __nv_bfloat16* residual, const __nv_bfloat16* w,
-                         float eps, unsigned* arrivals, const __grid_constant__ SentSums table) {
+    sum_sent_norm_kernel(const End end, __nv_bfloat16* residual, const __nv_bfloat16* w, float eps,
+                         unsigned* arrivals, const __grid_constant__ SentSums table) {
   using V = Vec<__nv_bfloat16>;
   __shared__ float shared[kWarp];
   let_next_start();
@@ -114,9 +114,8 @@ __global__ void __launch_bounds__(512, 2)
   };
   held([&](int j, int i) { weights[j] = reinterpret_cast<const V*>(w)[i]; });
   wait_for_previous();
-  auto* own = reinterpret_cast<V*>(x + int64_t{row} * n);
   auto* stream = reinterpret_cast<V*>(residual + int64_t{row} * n);
-  V values[kHeld], before[kHeld];
+  V values[kHeld] = {}, before[kHeld];
   const unsigned round = *static_cast<volatile unsigned*>(table.parts.round);
   held([&](int j, int i) { before[j] = stream[i]; });
   const auto sum_of = [&](int i) { return SentSum<4 / kHeld>(table, round & 1, row, i); };
@@ -128,11 +127,7 @@ __global__ void __launch_bounds__(512, 2)
     stream[i] = values[j];
     squares = add_squares(squares, values[j]);
   });
-  const float reciprocal = reciprocal_rms(block_sum(squares, shared), n, eps);
-  held([&](int j, int i) {
-    normalise(values[j], reciprocal, weights[j]);
-    own[i] = values[j];
-  });
+  end_row(end, row, n, squares, eps, values, weights, shared, held);
   // The last block to come here: all have read the round.
   if (threadIdx.x == 0 && atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1)
     *static_cast<volatile unsigned*>(table.parts.round) = round + 1;

@@ -143,6 +143,10 @@ class CudaBackend final : public Backend, KernelLauncher {
   bool gemm_sent(Tensor y, Tensor x, const Weight& w, const SentParts& to) {
     return run_gemm(y, x, w, GemmEnd::send, nullptr, &to);
   }
+  /// go(end) for a kernel that makes the rows of y, which `reader` multiplies next: it quantises
+  /// them with `end` (norm_rows.cuh). False where go is, or rows are to stay as they are.
+  template <class Go>
+  bool with_rows_for(const Weight& reader, Tensor y, Go&& go);
   /// The kernel that serves a product, and why others do not (choose.h), where nothing runs beside.
   std::string explain(const GemmProblem& problem) const {
     return explain_gemm(problem, gemm_gpu());
@@ -277,13 +281,15 @@ class CudaBackend final : public Backend, KernelLauncher {
   /// The same on any GPU (gemm_mma.cu).
   void gemm_mma(Tensor y, Tensor x, const Weight& w, bool gated, const MmaPlan& plan);
   /// Of E4M3 numbers and rows that become such (gemm_fp8_sm90a.cu).
-  void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  void gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan,
+                const SentParts* sent);
   /// The same of int8 (gemm_int8_sm90a.cu).
-  void gemm_int8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan);
+  void gemm_int8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan,
+                 const SentParts* sent);
   /// Launches a tile of either (fp8_maps.cuh).
   template <auto tile>
   void launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan& plan,
-                  const QuantisedOperand& operand);
+                  const QuantisedOperand& operand, const SentParts* sent);
   /// Room for `rows` rows of `reader`'s columns in the micro-batch's memory, until the next call.
   QuantisedOperand quantised_room(int64_t rows, const Weight& reader);
   /// `places`: the rows to be are these, of the tokens that are x's rows.
@@ -341,10 +347,6 @@ class CudaBackend final : public Backend, KernelLauncher {
   bool norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
   /// add_rms_norm() of add() of the two `parts` [2, t, n]. False, and nothing done, likewise.
   bool add_norm_of_parts(Tensor y, Tensor residual, Tensor parts, Tensor w, float eps);
-  /// add_rms_norm() whose rows are quantised for `reader`. False, and nothing done, likewise.
-  bool add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w, float eps);
-  template <class End>
-  bool add_norm_quantised(const End& end, Tensor residual, Tensor x, Tensor w, float eps);
   /// Whether what a kernel of this step reads of the batch is there before it is launched: since
   /// begin_step() a kernel has waited for all before it, as the first attention after a plan does.
   bool is_settled(const Batch& batch) const {

@@ -86,8 +86,6 @@ Why try_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
 constexpr int64_t kFewestMidRows = 65, kFewestOfLargeWeight = 9, kFewestLogitsRows = 33;
 constexpr int64_t kLongChain = 2048;     // k
 constexpr int64_t kFewestLogits = 8192;  // columns in f32 that are logits
-/// A product that sends its results ends later than one that does not with fewer rows: two H200s.
-constexpr int64_t kFewestSentRows = 97;
 
 int64_t fewest_mid_rows(const GemmProblem& p, const GemmGpu& gpu) {
   if (gpu.divides_sms()) return 1;
@@ -265,7 +263,9 @@ constexpr Row kTable[] = {
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8},
+    {GemmEnd::send, WeightFormat::e4m3, GemmKernel::fp8, true, false, try_fp8_to_send},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::int8, true, false, try_int8},
+    {GemmEnd::send, WeightFormat::int8, GemmKernel::int8, true, false, try_int8_to_send},
     {GemmEnd::store, WeightFormat::int8, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::store, WeightFormat::e4m3, GemmKernel::w8a8, false, false, try_w8a8},
     {GemmEnd::gate, WeightFormat::int8, GemmKernel::int8, true, false, try_int8},

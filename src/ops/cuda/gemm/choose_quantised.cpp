@@ -137,6 +137,7 @@ int64_t shared_rows(const Fp8Tile& t, int64_t height, int64_t block_rows) {
 /// at 32 to 512 rows, in six tiles, on an H100; what it takes is within 0.4 us of the best of them.
 Fp8Plan plan_fp8(const GemmProblem& p, const GemmGpu& gpu) {
   constexpr int64_t kRow = 1000, kRowOfMemory = 58, kPercentOfSharing = 3;
+  constexpr int64_t kNextTile = 1000 * kRow;  // that an SM goes on to
   constexpr int64_t kFewestSharedRows = 257, kFewestFirstRows = 17;
   const int num_sms = sms_of(gpu);
   const int64_t parts = p.end == GemmEnd::gate ? 2 : 1;
@@ -161,7 +162,8 @@ Fp8Plan plan_fp8(const GemmProblem& p, const GemmGpu& gpu) {
       const auto wave = [&](int64_t some) {
         return some == 0 ? 0 : std::max(of_tile, some * of_memory);
       };
-      const int64_t cost = items / at_once * wave(at_once) + wave(items % at_once);
+      const int64_t cost = items / at_once * wave(at_once) + wave(items % at_once) +
+                           (items - 1) / at_once * kNextTile * kFp8Block / p.k;
       if (cost < least - least / 64)  // what comes first has been measured longer
         least = cost, best = {i, height, static_cast<int>(row_blocks), static_cast<int>(items)};
     }
@@ -178,6 +180,12 @@ Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
     return "columns not in 32s";
   choice.fp8 = plan_fp8(p, gpu);
   return kServes;
+}
+
+Why try_fp8_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  if (p.rows < kFewestSentRows) return "few rows";
+  if (!p.is_even) return "scales within a group of rows";
+  return try_fp8(p, gpu, choice);
 }
 
 std::string describe(const Fp8Plan& plan, bool integers) {

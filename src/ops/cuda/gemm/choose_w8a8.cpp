@@ -56,6 +56,10 @@ Why try_int8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   return kServes;
 }
 
+Why try_int8_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
+  return p.rows < kFewestSentRows ? "few rows" : try_int8(p, gpu, choice);
+}
+
 // -- w8a8 --
 
 namespace {

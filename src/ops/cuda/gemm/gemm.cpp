@@ -57,10 +57,10 @@ bool CudaBackend::run_gemm(Tensor y, Tensor x, const Weight& weight, GemmEnd end
       gemm_packed(y, x, weight, end == GemmEnd::gate, choice.packed);
       return true;
     case GemmKernel::fp8:
-      gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8);
+      gemm_fp8(y, x, weight, end == GemmEnd::gate, choice.fp8, sent);
       return true;
     case GemmKernel::int8:
-      gemm_int8(y, x, weight, end == GemmEnd::gate, choice.fp8);
+      gemm_int8(y, x, weight, end == GemmEnd::gate, choice.fp8, sent);
       return true;
 #endif
     case GemmKernel::mma:

@@ -42,6 +42,8 @@ struct Fp8Tile {
   constexpr int even_units() const { return std::gcd(columns / parts(), kFp8Height) / kFp8Unit; }
   /// Whether pieces of 16 bytes leave its registers where half of its columns are gates.
   constexpr bool can_be_gated() const { return columns % 64 == 0; }
+  /// Whether results may go to the ranks that sum them.
+  constexpr bool can_send() const { return has_rows_first() && !gated && !grouped; }
   constexpr int consumers() const { return groups() * kGroupThreads; }
   constexpr int threads() const { return consumers() + kGroupThreads; }
   constexpr int pitch() const { return kFp8Height / parts() * 2 + 16; }  // bytes of a result's row

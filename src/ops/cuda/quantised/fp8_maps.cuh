@@ -74,7 +74,7 @@ constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 template <auto tile>
 void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan& plan,
-                             const QuantisedOperand& operand) {
+                             const QuantisedOperand& operand, const SentParts* sent) {
   Fp8Shape shape{};
   shape.rows = static_cast<int>(x.shape[0]);
   shape.columns = static_cast<int>(y.shape[1]);
@@ -90,6 +90,7 @@ void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan&
   shape.stage_bytes = tile.stage_bytes(plan.height, shape.block_rows);
   shape.is_f32 = y.dtype == DType::f32;
   shape.is_whole = !shape.is_f32 && wide_rows({y});
+  if (sent) shape.sent = *sent;
   const int sms = divides_sms() ? other_sms_ : num_sms_,
             blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
   const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,

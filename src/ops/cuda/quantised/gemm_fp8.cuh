@@ -320,6 +320,8 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
     consumer.sum_up(sum);
     if constexpr (!tile.blocks) fp8_scale<tile>(sum, shape, scales, place, group, warp);
     auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
+    if constexpr (tile.can_send())
+      if (shape.sends()) return fp8_send_many<tile>(shape, place, sum, group, warp);
     if (!tile.gated && shape.is_f32)
       fp8_store_each<tile>(static_cast<float*>(y), shape, place, sum, group, warp);
     else if (!tile.gated && !shape.is_whole)

@@ -1,6 +1,7 @@
 // The ends of gemm_fp8.cuh's tiles: scales of whole rows, the gate, and the way to y.
 #pragma once
 
+#include "ops/cuda/comm/sent_parts.cuh"
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_pieces.cuh"
 #include "ops/cuda/moe/moe.cuh"
@@ -25,6 +26,8 @@ struct Fp8Shape {
   // the way from an expert's weight to the next one's, in blocks of k.
   ExpertPlan plan;
   int64_t expert_blocks;
+  SentParts sent;  // where there are rounds of it, results go there for y
+  __device__ bool sends() const { return sent.round != nullptr; }
 };
 
 /// Scales of whole rows; not for blocks.
@@ -150,10 +153,10 @@ __device__ void fp8_store_few(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8
         *reinterpret_cast<const uint4*>(results + row * kPitch + unit * 2);
 }
 
-/// Results of many rows leave registers as pieces of rows.
-template <Fp8Tile tile>
-__device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8Place& place,
-                               float (&sum)[tile.sums()], int group, int warp) {
+/// Results of many rows leave registers as pieces of rows, for put(row, column, piece).
+template <Fp8Tile tile, class Put>
+__device__ void fp8_put_many(const Fp8Shape& shape, const Fp8Place& place,
+                             float (&sum)[tile.sums()], int group, int warp, const Put& put) {
   constexpr int kColumns = 2 * tile.sums() / tile.parts();
   float result[kColumns / 2];
 #pragma unroll
@@ -171,7 +174,22 @@ __device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp
     const int own = first + half, row = place.row + own, column = place.tile * height + in_tile;
     if (own < shape.block_rows && row >= place.own && row < place.end && in_tile < height &&
         column < shape.columns)
-      *reinterpret_cast<uint4*>(y + row * shape.stride + column) = piece;
+      put(row, column, piece);
+  });
+}
+template <Fp8Tile tile>
+__device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8Place& place,
+                               float (&sum)[tile.sums()], int group, int warp) {
+  fp8_put_many<tile>(shape, place, sum, group, warp, [&](int row, int column, const uint4& piece) {
+    *reinterpret_cast<uint4*>(y + row * shape.stride + column) = piece;
+  });
+}
+template <Fp8Tile tile>
+__device__ void fp8_send_many(const Fp8Shape& shape, const Fp8Place& place,
+                              float (&sum)[tile.sums()], int group, int warp) {
+  const PartSender sender(shape.sent, place.tile * shape.height);
+  fp8_put_many<tile>(shape, place, sum, group, warp, [&](int row, int column, const uint4& piece) {
+    sender.send(row, column, piece);
   });
 }
 

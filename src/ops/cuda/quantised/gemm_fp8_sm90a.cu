@@ -3,14 +3,15 @@
 
 namespace nanovllm {
 
-void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan) {
+void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, const Fp8Plan& plan,
+                           const SentParts* sent) {
   const QuantisedOperand operand = take_operand(x, w);
   with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
     with_fp8_kind(w, gated, [&]<bool kGated, bool kBlocks>() {
       constexpr Fp8Tile t = kFp8Tiles[i];
       if constexpr (!kGated || t.can_be_gated())
         launch_fp8<Fp8Tile{t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks}>(y, x, w, plan,
-                                                                                    operand);
+                                                                                    operand, sent);
     });
   });
 }

@@ -138,37 +138,6 @@ auto one_row_kernel_for(const Tensor& x, bool wide) {
 
 }  // namespace
 
-template <class End>
-bool CudaBackend::add_norm_quantised(const End& end, Tensor residual, Tensor x, Tensor w,
-                                     float eps) {
-  const auto kernel = one_row_kernel_for<true, End>(x, wide_rows({residual, x, w}));
-  if (kernel)
-    launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0, end,
-                 rows_of<bf16>(residual), PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
-  return kernel != nullptr;
-}
-
-bool CudaBackend::add_norm_for(const Weight& reader, Tensor y, Tensor residual, Tensor x, Tensor w,
-                               float eps) {
-  if (!reader.format.quantises_rows() || divides_sms() || x.numel() == 0) return false;
-  QuantisedOperand operand = quantised_room(x.shape[0], reader);
-  operand.x = y.data, operand.reader = reader.data.data;
-  using enum WeightFormat::Numbers;
-  const auto rows = [&]<WeightFormat::Numbers kind>() {
-    return rows_in<kind>(operand.numbers, operand.scales, x.shape[0], x.shape[1]);
-  };
-  const auto kind = reader.format.rows;
-  bool done = false;
-  if (kind == WeightFormat::Rows::group)
-    done = add_norm_quantised(RowsOfGroups{rows.operator()<e4m3>()}, residual, x, w, eps);
-  else if (kind == WeightFormat::Rows::token && reader.format.numbers == int8)
-    done = add_norm_quantised(RowsOfTokens<int8>{rows.operator()<int8>()}, residual, x, w, eps);
-  else if (kind == WeightFormat::Rows::token)
-    done = add_norm_quantised(RowsOfTokens<e4m3>{rows.operator()<e4m3>()}, residual, x, w, eps);
-  if (done) micro_batch_->operand = operand;
-  return done;
-}
-
 template <bool kAdd>
 bool CudaBackend::norm_many_rows(Tensor y, Tensor residual, Tensor x, Tensor w, float eps) {
   const bool wide = wide_rows({y, x, w}) && (!kAdd || wide_rows({residual}));
@@ -231,8 +200,14 @@ void CudaBackend::add_rms_norm(Tensor y, Tensor residual, Tensor x, Tensor w, fl
             x.dtype == residual.dtype && x.dtype == w.dtype,
         "add_rms_norm: {} from {} + {} with {}", y.describe(), residual.describe(), x.describe(),
         w.describe());
-  if (add_norm_for(reader, y, residual, x, w, eps) || norm_many_rows<true>(y, residual, x, w, eps))
-    return;
+  const auto quantised = [&]<class End>(const End& end) {
+    const auto kernel = one_row_kernel_for<true, End>(x, wide_rows({residual, x, w}));
+    if (kernel)
+      launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0, end,
+                   rows_of<bf16>(residual), PlainRows{rows_of<bf16>(x)}, device_ptr<bf16>(w), eps);
+    return kernel != nullptr;
+  };
+  if (with_rows_for(reader, y, quantised) || norm_many_rows<true>(y, residual, x, w, eps)) return;
   const bool wide = wide_rows({y, residual, x, w});
   if (const auto kernel = one_row_kernel_for<true, StoredRows>(x, wide))
     return launch_early(kernel, grid_size(x.shape[0]), row_threads(x.shape[1]), 0,

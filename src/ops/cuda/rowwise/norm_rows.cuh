@@ -4,6 +4,7 @@
 // lane with a sixteenth of a row takes too long over its quotients.
 #pragma once
 
+#include "ops/cuda/core/cuda_backend.h"
 #include "ops/cuda/quantised/quantised_rows.cuh"
 #include "ops/cuda/rowwise/row_math.cuh"
 
@@ -48,7 +49,17 @@ __device__ float most_of_row(const Vec<__nv_bfloat16> (&v)[kHeld]) {
   return most;
 }
 
-/// Ends of a row: it is stored, or quantised with scales of groups, or with its own.
+/// Ends of a row: it is stored, where it was or elsewhere, or quantised with scales of groups, or
+/// with its own.
+template <class T>
+struct RowsInPlace {
+  static constexpr bool kNeedsMost = false;
+  T* x;
+  int64_t n;
+  __device__ void put(int64_t row, int column, const Vec<T>& v, float) const {
+    *reinterpret_cast<Vec<T>*>(x + row * n + column) = v;
+  }
+};
 struct StoredRows {
   static constexpr bool kNeedsMost = false;
   RowsOf<__nv_bfloat16> y;
@@ -73,6 +84,27 @@ struct RowsOfTokens {
     to.put(row, column, v, scale);
   }
 };
+
+template <class Go>
+bool CudaBackend::with_rows_for(const Weight& reader, Tensor y, Go&& go) {
+  if (!reader.format.quantises_rows() || divides_sms() || y.numel() == 0) return false;
+  QuantisedOperand operand = quantised_room(y.shape[0], reader);
+  operand.x = y.data, operand.reader = reader.data.data;
+  using enum WeightFormat::Numbers;
+  const auto rows = [&]<WeightFormat::Numbers kind>() {
+    return rows_in<kind>(operand.numbers, operand.scales, y.shape[0], y.shape[1]);
+  };
+  const auto kind = reader.format.rows;
+  bool done = false;
+  if (kind == WeightFormat::Rows::group)
+    done = go(RowsOfGroups{rows.template operator()<e4m3>()});
+  else if (kind == WeightFormat::Rows::token && reader.format.numbers == int8)
+    done = go(RowsOfTokens<int8>{rows.template operator()<int8>()});
+  else if (kind == WeightFormat::Rows::token)
+    done = go(RowsOfTokens<e4m3>{rows.template operator()<e4m3>()});
+  if (done) micro_batch_->operand = operand;
+  return done;
+}
 
 /// Rows that are added or normalised: those of a tensor, or the rounded sums of two.
 struct PlainRows {
