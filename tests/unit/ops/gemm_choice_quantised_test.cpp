@@ -84,8 +84,11 @@ TEST(GemmChoice, OfQuantisedRows) {
     };
     EXPECT_EQ(explained(product(1, kLargeQkv)),
               "fp8, 64 rows of the weight by 8 rows, 1 blocks of rows");
+    // Each tile more that an SM takes has a beginning and an end: a rank's half is one for 96 SMs.
     EXPECT_EQ(explained(product(64, kLargeGateUp, GemmEnd::gate)),
-              "fp8, 64 rows of the weight by 64 rows, 1 blocks of rows");
+              "fp8, 128 rows of the weight by 64 rows, 1 blocks of rows");
+    EXPECT_EQ(explained(product(32, {12288, 4096}, GemmEnd::gate)),
+              "fp8, 128 rows of the weight by 128 rows, 1 blocks of rows");
     EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::store, DType::f32)),
               "fp8, 64 rows of the weight by 8 rows, 1 blocks of rows");
     // 6144 rows of the weight are 128 tiles of 96 by 128, or by two blocks of 64 rows.
@@ -104,7 +107,12 @@ TEST(GemmChoice, OfQuantisedRows) {
     EXPECT_EQ(explained(product(4096, kLargeQkv), false),
               "fp8, 64 rows of the weight by 32 rows, 128 blocks of rows");
     EXPECT_EQ(explained(product(8, kLargeQkv, GemmEnd::heads)), "separate operations");
-    EXPECT_EQ(explained(product(8, {4096, 2048}, GemmEnd::send)), "separate operations");
+    EXPECT_EQ(explained(product(96, {4096, 2048}, GemmEnd::send)),
+              "separate operations; not fp8 (few rows)");
+    EXPECT_EQ(explained(product(97, {4096, 2048}, GemmEnd::send)),
+              "fp8, 64 rows of the weight by 64 rows, 2 blocks of rows");
+    EXPECT_EQ(explained(product(97, {4096, 2048}, GemmEnd::send), false),
+              "separate operations; not fp8 (scales within a group of rows)");
     // y of half the columns: halves whose scales do not begin on 16 bytes.
     EXPECT_EQ(explained(product(8, {96, 1024}, GemmEnd::gate)),
               "separate operations; not fp8 (columns not in 32s), w8a8 (its sums are not fp8's)");
