@@ -35,8 +35,12 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
   DecoderShape three{"halves 3B", 1, 3072, 24, 8, 128, 8192};
   DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
-  middle.qkv_bias = true;
-  for (DecoderShape shape : {small, middle, three, narrow, large, wide}) {
+  // Chains that end with shorter runs: of 12 and 70 atoms; of 86 in turn, the first of whose
+  // columns come while gate_up goes on.
+  DecoderShape uneven{"halves 1.5B", 2, 1536, 12, 2, 128, 8960};
+  DecoderShape odd{"halves Llama 2", 1, 4096, 32, 32, 128, 11008};
+  middle.qkv_bias = uneven.qkv_bias = true;
+  for (DecoderShape shape : {small, middle, three, narrow, uneven, odd, large, wide}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }

@@ -95,6 +95,8 @@ TEST_P(QuantisedParity, InHalvesItHasTheBitsOfThePlainWeightInHalves) {
                                       {264, 3072, 128},
                                       {264, 3072, 3072},
                                       {24, 3072, 1024},
+                                      {40, 1792, 128},
+                                      {40, 1280, 32},
                                       {1024, 1024, 256}})
       for (const Scales& scales : {kUsual, kPlain}) {
         WeightFormat format(numbers, group);

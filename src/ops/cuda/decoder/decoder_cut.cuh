@@ -98,7 +98,9 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
     return;
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
-  const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
+  // Those of one chain: where it ends with a shorter run, later ones begin elsewhere.
+  const int made = std::min((cut.tiles - 1) / blocks * blocks * cut.columns_of_tile,
+                            (a.cuts[kDown].atoms - a.cuts[kDown].second_atoms) * kAtomDepth);
   const int64_t of_input = int64_t{a.hidden} * 2;
   a.operand_bytes += std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
   const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
@@ -169,16 +171,23 @@ inline int64_t place_words(Arguments& a, int64_t head_dim, int64_t max_context) 
   return used;
 }
 
-/// Whether separate operations take less time: the more rows, the less room the ring has for the
-/// next unit's keys beside this one's. Measured on an H200, Qwen3-0.6B: 8 rows of 2,000 tokens and
-/// 4 of 8,000 are a tie, 6 and 8 of 4,000 would take 7 and 18 % longer, 2 of 8,000 take 20 % less.
-/// Over E4M3 separate operations read half as much: on an H100 8 rows of 1,000 take 7 % less so.
-inline bool has_many_keys(const Arguments& a, int blocks) {
-  const int fewer = a.has_e4m3_cache ? 3 : 0,
-            most_units = a.rows > 4   ? 5 - fewer
-                         : a.rows > 2 ? 8 - fewer
-                                      : INT_MAX;  // of a block
-  return int64_t{a.rows} * a.kv_heads * a.max_chunks > int64_t{most_units} * blocks;
+/// Whether separate operations take less time, by what each block receives in a layer: the operands
+/// of four products, and what units of attention beyond its first cost, in elements. Measured on
+/// H200s at context 1,000, 22 shapes and 2 to 8 rows (docs/performance/tried.md): with halves one
+/// after the other a product's chain is longer; int4's separate operations are cheap; and over E4M3
+/// a second unit costs as much as they do.
+inline bool are_faster_apart(const Arguments& a, int64_t head_dim, int blocks) {
+  constexpr int64_t kMostBeside = 54'000, kMostOfOthers = 46'000, kMostOfInt4 = 34'000,
+                    kMostOfFewInt4 = 110'000, kOfUnit = 4'000;
+  if (a.rows == 1) return false;
+  const int64_t units = int64_t{a.rows} * a.kv_heads * a.max_chunks,
+                of_row = (a.world > 1 ? 3 : 2) * int64_t{a.hidden} + a.heads * head_dim +
+                         a.cuts[kGateUp].columns,
+                received = a.rows * of_row + (a.rows > 2 ? kOfUnit * units / blocks : 0),
+                most = a.is_int4              ? (a.rows > 3 ? kMostOfInt4 : kMostOfFewInt4)
+                       : has_halves_beside(a) ? kMostBeside
+                                              : kMostOfOthers;
+  return received > most || (a.has_e4m3_cache && a.rows > 2 && units > blocks);
 }
 
 /// Of a tile of gate, and as many of up: where they fit, E4M3 weights have the higher tiles, whose

@@ -97,9 +97,6 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
            w.n() % (halves * kPackedRows) == 0;
   };
   const DecoderWeights& w = stack.layers.front();
-  // Two H100s at 2 / 4 / 8 rows: of separate operations the 8B takes 4 % more / 10 % less / as
-  // much, the 0.6B 10 % and 11 % more / 2 % less.
-  if (a.world > 1 && a.rows > (a.hidden < kFewestInTurn ? 4 : 2)) return false;
   if (!all_weights(stack, takes) || w.down.is_stack() != mixture ||
       w.gate_up.is_stack() != mixture || (mixture && w.o.format.in_halves))
     return false;

@@ -97,7 +97,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     WeightFormat format = weight.format;
     format.in_halves = false;
     if (format != decoder::format_of(like, w.shape[1]) || (w.packed > 0) != format.is_quantised() ||
-        (weight.format.in_halves && w.shape[1] % (8 * decoder::kAtomDepth) != 0) ||
+        (weight.format.in_halves && w.shape[1] % (4 * decoder::kAtomDepth) != 0) ||
         !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
@@ -259,7 +259,7 @@ bool CudaBackend::whole_decoder_layers(Tensor x, Tensor residual, const DecoderS
   const auto is_coarse = [&](const Weight& w, int) { return !has_any(fine_, w); };
   if (!place_parts(a, peers_) || !describe_weights(a, encode_map_, stack, num_sms_) ||
       (a.is_int4 && has_uneven_weights()) || !decoder::describe_caches(a, encode_map_, caches) ||
-      place_words(a, d, batch.max_context_len) > a.total_words || has_many_keys(a, num_sms_))
+      place_words(a, d, batch.max_context_len) > a.total_words || are_faster_apart(a, d, num_sms_))
     return false;
   a.is_coarse = a.is_int4 && decoder::all_weights(stack, is_coarse);
   return d == 64 ? launch_decoder_layers<64>(a) : launch_decoder_layers<128>(a);
