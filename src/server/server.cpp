@@ -7,6 +7,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -353,10 +354,15 @@ class Server {
   void page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange, page_response(request));
   }
+  // In OpenAI's form and in Anthropic's, whose clients read the list under the same path.
   Json model_card(const std::string& name) const {
     return {{"id", name},
             {"object", "model"},
+            {"type", "model"},
+            {"display_name", name},
             {"created", started_},
+            {"created_at", fmt::format("{:%FT%TZ}", fmt::gmtime(started_))},
+            {"lifecycle", "active"},
             {"owned_by", "nano-vllm.cpp"},
             {"root", options_.model},
             {"parent", nullptr},
@@ -366,7 +372,8 @@ class Server {
   void models(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     Json list = Json::array();
     for (const std::string& name : names_) list.push_back(model_card(name));
-    answer(request, exchange, json_response({{"object", "list"}, {"data", std::move(list)}}));
+    answer(request, exchange,
+           json_response({{"object", "list"}, {"data", std::move(list)}, {"has_more", false}}));
   }
   void model(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     const std::string name =

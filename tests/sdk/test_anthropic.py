@@ -9,8 +9,13 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 ASK = {"model": "demo", "max_tokens": 100, "messages": MESSAGES}  # models/demo is greedy unless told otherwise
 
 
-def client(server, **options):
-    return anthropic.Anthropic(**{"base_url": server.url, "api_key": KEY, **options})
+def client(server, **options):  # every answer has the fields that the SDK's types have
+    return anthropic.Anthropic(**{"base_url": server.url, "api_key": KEY, "_strict_response_validation": True, **options})
+
+
+def test_models(server):
+    assert [model.display_name for model in client(server).models.list()] == ["demo"]
+    assert client(server).models.retrieve("demo").lifecycle == "active"
 
 
 def test_message(server):

@@ -193,6 +193,8 @@ TEST_F(OtherApis, AResponseHasTheTextOfTheChat) {
   EXPECT_EQ(response["output"][0]["content"][0]["type"], "output_text");
   EXPECT_EQ(response["output"][0]["content"][0]["text"], text);
   EXPECT_EQ(response["usage"]["input_tokens"], prompt_length(chat));
+  EXPECT_EQ(response["usage"]["input_tokens_details"],
+            (Json{{"cached_tokens", 0}, {"cache_write_tokens", 0}}));  // the SDK has both
   body["max_output_tokens"] = 2;
   const Json cut = server_.post("/v1/responses", body).json();
   EXPECT_EQ(cut["status"], "incomplete");

@@ -197,7 +197,8 @@ class ResponseWriter final : public AnswerWriter {
     const GenerationSummary& s = context_.summary;
     json["usage"] = {{"input_tokens", s.prompt_tokens},
                      {"input_tokens_details",
-                      {{"cached_tokens", context_.options.prompt_details ? s.cached_tokens : 0}}},
+                      {{"cached_tokens", context_.options.prompt_details ? s.cached_tokens : 0},
+                       {"cache_write_tokens", 0}}},
                      {"output_tokens", s.completion_tokens},
                      {"output_tokens_details", {{"reasoning_tokens", s.reasoning_tokens}}},
                      {"total_tokens", s.prompt_tokens + s.completion_tokens}};
