@@ -67,18 +67,42 @@ std::vector<Tool> read_tools(const Json& list) {
   return tools;
 }
 
+namespace {
+
+std::string read_choice_name(const Json& choice, const std::vector<Tool>& tools) {
+  const JsonObject o(function_of(choice, "tool_choice"), "tool_choice", kBad);
+  std::string name = o.optional_string("name").value_or("");
+  check(has_tool(tools, name), kBad, "tool_choice names {}, which is not among the tools",
+        quote(name));
+  return name;
+}
+
+ToolChoice read_allowed_tools(const JsonObject& o, const std::vector<Tool>& tools) {
+  const auto nested = o.optional_object("allowed_tools");
+  const Json& allowed = nested ? nested->json() : o.json();
+  const Json mode = allowed.value("mode", Json()), list = allowed.value("tools", Json());
+  check(mode == "auto" || mode == "required", kBad,
+        "tool_choice: the mode must be auto or required");
+  check(list.is_array() && !list.empty() && list.size() <= kMaxTools, kBad,
+        "tool_choice: the allowed tools must be a list of 1 to {}", kMaxTools);
+  ToolChoice result = read_tool_choice(mode, tools);
+  for (const Json& tool : list) result.allowed.push_back(read_choice_name(tool, tools));
+  return result;
+}
+
+}  // namespace
+
 ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools) {
   ToolChoice result;
   if (choice == "none") {
     result.kind = ToolChoice::none;
   } else if (choice == "required") {
     result.kind = ToolChoice::required;
+  } else if (choice.is_object() && choice.value("type", Json()) == "allowed_tools") {
+    return read_allowed_tools(JsonObject(choice, "tool_choice", kBad), tools);
   } else if (choice.is_object()) {
     result.kind = ToolChoice::named;
-    const JsonObject o(function_of(choice, "tool_choice"), "tool_choice", kBad);
-    result.name = o.optional_string("name").value_or("");
-    check(has_tool(tools, result.name), kBad, "tool_choice names {}, which is not among the tools",
-          quote(result.name));
+    result.name = read_choice_name(choice, tools);
   } else {
     check(choice == "auto", kBad,
           "tool_choice must be none, auto, required or {{\"type\": \"function\", \"function\": "

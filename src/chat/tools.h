@@ -18,14 +18,16 @@ struct Tool {
 
 struct ToolChoice {
   enum Kind { none, automatic, required, named } kind = automatic;
-  std::string name{};  ///< of the one tool that must be called
+  std::string name{};                  ///< of the one tool that must be called
+  std::vector<std::string> allowed{};  ///< names of those that may be called; empty: all
 };
 
 /// OpenAI's list of {"type": "function", "function": {...}}, or of the flat objects of its
 /// Responses API. Throws Error(invalid_argument) that begins with "tools" and names what is wrong.
 std::vector<Tool> read_tools(const Json& tools);
-/// OpenAI's "none", "auto", "required" or {"type": "function", "function": {"name"}} (Responses:
-/// {"type": "function", "name"}). Throws Error(invalid_argument) that begins with "tool_choice".
+/// OpenAI's "none", "auto", "required", {"type": "function", "function": {"name"}} or {"type":
+/// "allowed_tools", "allowed_tools": {"mode", "tools"}} (Responses: flat objects). Throws
+/// Error(invalid_argument) that begins with "tool_choice".
 ToolChoice read_tool_choice(const Json& choice, const std::vector<Tool>& tools);
 /// A tool's schema, or `absent` where it has none.
 Json parameters_of(const Tool& tool, Json absent);

@@ -88,7 +88,8 @@ std::vector<Tool> enforceable(const ChatFormat& format, std::vector<Tool> tools)
 void constrain_calls(GenerationRequest& r, std::string_view prompt, const RequestDefaults& defaults,
                      const LLM& llm) {
   if (r.parser.tools.empty()) return;
-  const bool is_strict = std::ranges::any_of(r.parser.tools, &Tool::strict);
+  const bool is_restricted = !r.tool_choice.allowed.empty();
+  const bool is_strict = is_restricted || std::ranges::any_of(r.parser.tools, &Tool::strict);
   const bool is_automatic = r.tool_choice.kind == ToolChoice::automatic;
   const bool may_be_free = is_automatic && !is_strict;
   if (may_be_free && !defaults.enforce_auto_tool_arguments) return;
@@ -98,7 +99,7 @@ void constrain_calls(GenerationRequest& r, std::string_view prompt, const Reques
   const bool has_budget = may_open && asked.thinking_token_budget >= 0;
   const std::string why_not = no_grammar(r, llm.tokenizer());
   if (may_be_free && (!given.structural_tag.empty() || !why_not.empty())) return;
-  const char* field = is_automatic ? "tools (strict)" : "tool_choice";
+  const char* field = is_automatic && !is_restricted ? "tools (strict)" : "tool_choice";
   check(given.structural_tag.empty(), kBad,
         "{} and a structural tag of the answer exclude each other: leave one of them out", field);
   check(why_not.empty(), kBad, "{} asks for calls that a grammar forces, and {}: leave it out",

@@ -145,6 +145,49 @@ TEST_F(Forced, AToolWhoseSchemaCannotBeKeptLeavesTheOthersTheirs) {
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
 }
 
+// OpenAI's way to show a prompt that stays as it is, and so cached, with fewer tools to call.
+TEST_F(Forced, OnlyAllowedToolsAreCalledAndThePromptNamesThemAll) {
+  Json request = body(), other = request["tools"][0];
+  other["function"]["name"] = "get_time";
+  request["tools"].push_back(other);
+  request["structured_outputs"] = {{"choice", {"ЖЖ~~"}}};  // models/demo would rather call
+  const Json plain = server_->post("/v1/chat/completions/render", request).json();
+  const Json names = {{{"type", "function"}, {"function", {{"name", "get_time"}}}}};
+  const auto choose = [&](const char* mode, const Json& tools) {
+    request["tool_choice"] = {{"type", "allowed_tools"},
+                              {"allowed_tools", {{"mode", mode}, {"tools", tools}}}};
+  };
+  for (const char* mode : {"auto", "required"}) {
+    choose(mode, names);
+    EXPECT_EQ(server_->post("/v1/chat/completions/render", request).json()["token_ids"],
+              plain["token_ids"]);
+    int calls = 0;
+    for_drawn_messages(request, [&](const Json& message) {
+      for (const Json& call : message.value("tool_calls", Json::array())) {
+        EXPECT_EQ(call["function"]["name"], "get_time");
+        ++calls;
+      }
+      EXPECT_TRUE(mode == std::string("auto") || message.contains("tool_calls"));
+    });
+    EXPECT_GT(calls, 0) << mode;
+  }
+  const Json unknown = {{{"type", "function"}, {"function", {{"name", "get_rich"}}}}};
+  for (const auto& [mode, tools] :
+       {std::pair{"none", names}, {"auto", unknown}, {"auto", Json::array()}, {"auto", Json(1)}}) {
+    choose(mode, tools);
+    const HttpAnswer answer = server_->post("/v1/chat/completions", request);
+    EXPECT_EQ(answer.status, 400) << request["tool_choice"];
+    EXPECT_EQ(answer.json()["error"]["param"], "tool_choice") << answer.body;
+  }
+  Json response = Json::parse(R"({"input": "Weather?", "max_output_tokens": 120,
+    "tools": [{"type": "function", "name": "a"}, {"type": "function", "name": "b"}],
+    "tool_choice": {"type": "allowed_tools", "mode": "required",
+                    "tools": [{"type": "function", "name": "b"}]}})");
+  const HttpAnswer answer = server_->post("/v1/responses", response);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.json()["output"][0]["name"], "b") << answer.body;
+}
+
 TEST_F(Forced, ABudgetBoundsTheReasoningOfAModelThatReasonsAndNoOthersAnswer) {
   start("qwen3");
   Json request = body();

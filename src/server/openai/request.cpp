@@ -250,7 +250,10 @@ void read_calls(const JsonObject& o, const RequestDefaults& defaults, Generation
       r.format.tools != nullptr, kBad,
       "tools: this model's chat template does not show how it writes calls; the server's operator "
       "may name the way by --tool-call-parser");
-  r.parser.tools = tools;
+  const std::vector<std::string>& allowed = r.tool_choice.allowed;
+  for (const Tool& tool : tools)
+    if (allowed.empty() || std::ranges::count(allowed, tool.name) > 0)
+      r.parser.tools.push_back(tool);
 }
 
 }  // namespace
