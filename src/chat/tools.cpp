@@ -217,7 +217,8 @@ void complete_messages(Json& messages) {
   if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
-    if (message.is_object() && message.value("role", Json()) == "assistant" &&
+    const Json role = message.is_object() ? message.value("role", Json()) : Json();
+    if ((role == "assistant" || role == "tool") &&
         (!message.contains("content") || message["content"].is_null()))
       message["content"] = "";  // as vLLM does: templates look into it
     if (message.is_object() && message.contains("content") && message["content"].is_array())

@@ -39,8 +39,8 @@ Tool with_names_alone(Tool tool);
 Json tools_for_template(const std::vector<Tool>& tools);
 
 /// Messages in OpenAI's form as templates expect them: the argument strings of "tool_calls" as
-/// objects, an answer's content where there is none, the developer's as the system's and all
-/// of these in the first, texts of all kinds as parts of the type text. Throws
+/// objects, an answer's or a tool's content where there is none, the developer's as the system's
+/// and all of these in the first, texts of all kinds as parts of the type text. Throws
 /// Error(invalid_argument) that names the message. Leaves alone what is no list: the template's to
 /// refuse.
 void complete_messages(Json& messages);

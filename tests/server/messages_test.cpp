@@ -344,5 +344,21 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
   EXPECT_EQ(answer.json()["usage"]["input_tokens"], rendered.json()["token_ids"].size());
 }
 
+// A tool that gives nothing back; vLLM takes it, too.
+TEST_F(OtherApis, AResultThatIsNullIsAnEmptyOne) {
+  Json body = Json::parse(R"({"messages": [
+      {"role": "user", "content": "Weather?"},
+      {"role": "assistant", "content": null, "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]},
+      {"role": "tool", "tool_call_id": "a", "content": null}]})");
+  const HttpAnswer null = server_.post("/v1/chat/completions/render", body);
+  ASSERT_EQ(null.status, 200) << null.body;
+  body["messages"][2]["content"] = "";
+  EXPECT_EQ(null.json()["token_ids"],
+            server_.post("/v1/chat/completions/render", body).json()["token_ids"]);
+  body["messages"][0]["content"] = nullptr;
+  EXPECT_EQ(server_.post("/v1/chat/completions/render", body).status, 400);
+}
+
 }  // namespace
 }  // namespace nanovllm

@@ -164,7 +164,7 @@ Json read_messages(const JsonObject& o) {
           i, quote(role.substr(0, 64)));
     const auto content = message.find("content");
     const bool is_absent = content == message.end() || content->is_null();
-    if (is_absent && role == "assistant") continue;
+    if (is_absent && (role == "assistant" || role == "tool")) continue;
     check(content != message.end(), kBad, "messages[{}] has no content", i);
     check(content->is_string() || content->is_array(), kBad,
           "messages[{}].content must be a text or a list of parts, got {}", i, describe(*content));
