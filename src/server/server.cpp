@@ -230,7 +230,9 @@ class Server {
   void handle(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     if (!options_.root_path.empty() && request.path.starts_with(options_.root_path + "/"))
       request.path.erase(0, options_.root_path.size());
-    const auto found = routes_.find(request.path);
+    auto found = routes_.find(request.path);
+    if (found == routes_.end()) found = routes_.find(without_extra_slashes(request.path));
+    if (found != routes_.end()) request.path = found->first;
     const std::string handler = found == routes_.end() ? "other" : found->first;
     const std::string method = request.method == "HEAD" ? "GET" : request.method;
     // Names that clients make up would each be a series of their own.
@@ -303,7 +305,10 @@ class Server {
         "/embedding",  "/apply-template", "/completions", "/chat/completions"};
     return llama.count(path) > 0
                ? fmt::format("{} is not here: use /v1/completions or /v1/chat/completions", path)
-               : fmt::format("{} is not here", quote(path.substr(0, 80)));
+               : fmt::format(
+                     "{} is not here: this server generates text, and /openapi.json lists its "
+                     "endpoints",
+                     quote(path.substr(0, 80)));
   }
 
   void answer(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,

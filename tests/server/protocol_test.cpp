@@ -21,6 +21,23 @@ TEST(Protocol, AModelIsFoundByItsNameAsClientsSpellIt) {
   EXPECT_EQ(client.read_answer().status, 405);
 }
 
+// vLLM's server sends clients on from a path with a slash at its end; OpenAI's SDK cuts the base
+// address's, and other clients do not.
+TEST(Protocol, ASlashTooManyInAPathDoesNotMatter) {
+  server::ServerOptions options;
+  options.served_model_names = {"demo", "demo/"};
+  ServerOnThread server(options);
+  for (const char* path :
+       {"//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions/"})
+    EXPECT_EQ(server.post(path, chat_body()).status, 200) << path;
+  EXPECT_EQ(server.get("/v1/models/").json()["data"][1]["id"], "demo/");
+  EXPECT_EQ(server.get("/v1/models/demo/").json()["id"], "demo/");
+  EXPECT_EQ(server.post("/v1/messages/", Json::object()).json()["type"], "error");
+  for (const char* path : {"/v1", "/v1/", "/v1/chat", "/v1/embeddings", "/chat/completions/"})
+    EXPECT_EQ(server.get(path).status, 404) << path;
+  EXPECT_NE(server.get("/v1/embeddings").body.find("/openapi.json"), std::string::npos);
+}
+
 // Prometheus' text format: a quote, a backslash and an end of line have a backslash before them.
 TEST(Protocol, MetricsHaveTheModelsNameEscaped) {
   server::ServerOptions options;

@@ -37,6 +37,10 @@ bool is_same_name(std::string_view a, std::string_view b);
 /// A part of a path as it was meant: "a%2Fb" is "a/b". A % without two digits stays.
 std::string decode_percents(std::string_view text);
 
+/// The path without slashes behind a slash or at the end: a client's base address often ends in
+/// one.
+std::string without_extra_slashes(std::string_view path);
+
 struct HttpResponse {
   int status = 200;
   std::string body{};

@@ -68,6 +68,14 @@ std::string decode_percents(std::string_view text) {
   return out;
 }
 
+std::string without_extra_slashes(std::string_view path) {
+  std::string single;
+  for (const char c : path)
+    if (c != '/' || !single.ends_with('/')) single += c;
+  if (single.size() > 1 && single.ends_with('/')) single.pop_back();
+  return single;
+}
+
 class HttpServer::State : public std::enable_shared_from_this<HttpServer::State> {
  public:
   State(const HttpOptions& options, Handler handler, Admission takes_body)
