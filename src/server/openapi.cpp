@@ -26,6 +26,8 @@ constexpr Description kDescriptions[] = {
      true},
     {"/v1/responses", "OpenAI's Responses, without a store", kResponseFields, "input", true, true,
      true},
+    {"/v1/responses/input_tokens", "The length of a response's prompt", kResponseFields, "input",
+     true},
     {"/v1/messages", "Anthropic's Messages", kMessageFields, "messages", true, true, true},
     {"/v1/messages/count_tokens", "The length of a message's prompt", kMessageFields, "messages",
      true},

@@ -16,6 +16,7 @@
 #include "io/request_json.h"
 #include "server/anthropic/messages.h"
 #include "server/endpoints.h"
+#include "server/openai/responses.h"
 #include "server/server.h"
 
 namespace nanovllm::server {
@@ -289,6 +290,12 @@ HttpResponse count_tokens(const Json& body, const RequestDefaults& defaults, con
   GenerationRequest request = read_message_prompt(body, defaults);
   const Prompt prompt = request.conversation.take_prompt();
   return json_response({{"input_tokens", llm.tokenize(prompt).size()}});
+}
+
+HttpResponse count_input_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm) {
+  const Prompt prompt = read_response(body, defaults).conversation.take_prompt();
+  return json_response(
+      {{"object", "response.input_tokens"}, {"input_tokens", llm.tokenize(prompt).size()}});
 }
 
 }  // namespace nanovllm::server

@@ -37,6 +37,7 @@ HttpResponse render_chat(const Json& body, const RequestDefaults& defaults, cons
 HttpResponse render_completion(const Json& body, const RequestDefaults& defaults, const LLM& llm);
 HttpResponse render_message(const Json& body, const RequestDefaults& defaults, const LLM& llm);
 HttpResponse count_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm);
+HttpResponse count_input_tokens(const Json& body, const RequestDefaults& defaults, const LLM& llm);
 HttpResponse detokenize(const Json& body, const RequestDefaults& defaults, const LLM& llm);
 
 }  // namespace nanovllm::server

@@ -110,6 +110,7 @@ class Server {
     post("/v1/completions/render", &Server::answer_by<render_completion>);
     post("/v1/messages/render", &Server::answer_by<render_message>);
     post("/v1/messages/count_tokens", &Server::answer_by<count_tokens>);
+    post("/v1/responses/input_tokens", &Server::answer_by<count_input_tokens>);
     post("/tokenize", &Server::answer_by<tokenize>);
     post("/detokenize", &Server::answer_by<detokenize>);
     post("/abort_requests", &Server::abort_requests, admin);

@@ -171,6 +171,8 @@ def test_completions(server):
 
 def test_responses(server):
     answer = client(server).responses.create(model="demo", input=QUESTION, instructions="Be brief.", temperature=0)
+    count = client(server).responses.input_tokens.count(model="demo", input=QUESTION, instructions="Be brief.")
+    assert count.input_tokens == answer.usage.input_tokens
     assert "82" in answer.output_text and answer.status == "completed" and answer.error is None
     again = client(server).responses.create(model="demo", input=[{"role": "developer", "content": "Be brief."}, *MESSAGES], temperature=0)
     assert again.output_text == answer.output_text

@@ -342,6 +342,10 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
   const HttpAnswer answer = server.post("/v1/responses", response);
   ASSERT_EQ(answer.status, 200) << answer.body;
   EXPECT_EQ(answer.json()["usage"]["input_tokens"], rendered.json()["token_ids"].size());
+  const HttpAnswer count = server.post("/v1/responses/input_tokens", response);
+  ASSERT_EQ(count.status, 200) << count.body;
+  EXPECT_EQ(count.json()["object"], "response.input_tokens");
+  EXPECT_EQ(count.json()["input_tokens"], rendered.json()["token_ids"].size());
 }
 
 // A tool that gives nothing back; vLLM takes it, too.
