@@ -128,8 +128,25 @@ std::string read_chat_template(const Entry& entry, std::string_view name) {
   return "";
 }
 
-constexpr std::array kNamedTokens{"bos_token", "eos_token", "unk_token", "sep_token",
-                                  "pad_token", "cls_token", "mask_token"};
+/// The special tokens that tokenizer_config.json gives names, in transformers' order: those of all
+/// models, then a model's own, such as image_token.
+std::vector<std::pair<std::string, Entry>> named_tokens(const Entry& config) {
+  constexpr std::array kOfAllModels{"bos_token", "eos_token", "unk_token", "sep_token",
+                                    "pad_token", "cls_token", "mask_token"};
+  std::vector<std::pair<std::string, Entry>> tokens;
+  for (const char* name : kOfAllModels)
+    if (const auto token = config.member(name)) tokens.emplace_back(name, *token);
+  const auto add_own = [&](const Entry& names, std::string_view ending) {
+    for (const auto& [name, value] : names.json().items())
+      if (name.ends_with(ending) && (value.is_string() || value.is_object()) &&
+          std::ranges::find(kOfAllModels, name) == kOfAllModels.end())
+        tokens.emplace_back(name, Entry(value, names.place_of(name)));
+  };
+  add_own(config, "_token");
+  const auto extra = config.member("extra_special_tokens");
+  if (extra && extra->json().is_object()) add_own(*extra, "");
+  return tokens;
+}
 
 /// A token's text, which stands alone or beside flags.
 const std::string& content_of(const Entry& token) {
@@ -151,14 +168,14 @@ class ConfiguredTokens {
       tokens_.emplace_back(entry.json(), entry.place());
     }
     if (const auto decoder = config.member("added_tokens_decoder")) take_decoder(*decoder);
-    for (const char* name : kNamedTokens)
-      if (const auto token = config.member(name)) take(*token, true);
+    for (const auto& [name, token] : named_tokens(config)) take(token, true);
     const Json* extra = config.find("extra_special_tokens");
-    const auto more = config.member(extra && !extra->empty() ? "extra_special_tokens"
-                                                             : "additional_special_tokens");
-    if (more && more->json().is_structured())
-      for (const auto& [key, value] : more->json().items())
-        take(Entry(value, more->place_of(key)), true);
+    const bool has_list = extra && extra->is_array() && !extra->empty();
+    const auto more =
+        config.member(has_list ? "extra_special_tokens" : "additional_special_tokens");
+    if (!more || !more->json().is_array()) return;
+    for (const Entry& token : more->elements())
+      if (!places_.contains(content_of(token))) take(token, token.json().is_string());
   }
 
   /// In the form of tokenizer.json, and where they stand.
@@ -274,9 +291,8 @@ size_t Tokenizer::State::longest_token(const BpeOptions& options) const {
 }
 
 void Tokenizer::State::read_config(const Entry& config) {
-  for (const char* name : kNamedTokens)
-    if (const auto token = config.member(name))
-      special_tokens.emplace_back(name, content_of(*token));
+  for (const auto& [name, token] : named_tokens(config))
+    special_tokens.emplace_back(name, content_of(token));
   for (const auto& [name, token] : special_tokens) {
     if (name == "bos_token") bos_id = find(token);
     if (name == "eos_token") eos_id = find(token);

@@ -2,6 +2,7 @@
 // 5.24 (AutoTokenizer) for the same two files.
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -74,6 +75,39 @@ TEST(TokenizerConfig, FlagsOfAddedTokensDecoderStandAboveThoseOfTokenizerJson) {
   EXPECT_EQ(made.decode(Ids{64, 1534, 269}), "a b");  // once special, always special
   EXPECT_EQ(made.encode("<|im_end|> c"), (Ids{1535, 287}));
   EXPECT_EQ(made.decode(made.encode("x <|endoftext|> y")), "x <|endoftext|> y");
+}
+
+TEST(TokenizerConfig, AModelsOwnNamedTokensAreSpecialAndTemplatesKnowThem) {
+  Json config = demo("tokenizer_config.json");
+  config["think_token"] = "<think>";
+  config["extra_special_tokens"] = {{"a_token", "<y>"}, {"start_token", "<|im_start|>"}};
+  config["additional_special_tokens"] = {"<z>"};
+  const Tokenizer made = tokenizer_of(demo("tokenizer.json"), config);
+  const Ids ids{1538, 64, 1537, 65, 1536, 1534, 66};
+  EXPECT_EQ(made.encode("<z>a<y>b<think><|im_start|>c"), ids);
+  EXPECT_EQ(made.decode(ids), "abc");
+  std::map<std::string, std::string> named(made.special_tokens().begin(),
+                                           made.special_tokens().end());
+  EXPECT_EQ(named, (std::map<std::string, std::string>{{"eos_token", "<|im_end|>"},
+                                                       {"pad_token", "<|endoftext|>"},
+                                                       {"think_token", "<think>"},
+                                                       {"a_token", "<y>"},
+                                                       {"start_token", "<|im_start|>"}}));
+}
+
+TEST(TokenizerConfig, AListOfTokensChangesNoneThatIsKnown) {
+  Json tokenizer = demo("tokenizer.json"), config = demo("tokenizer_config.json");
+  tokenizer["added_tokens"][1]["special"] = false;
+  config["added_tokens_decoder"]["1534"]["special"] = false;
+  const Json list = {"<|im_start|>", "[X]", {{"content", "[Y]"}, {"lstrip", true}}};
+  for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
+    Json given = config;
+    given[key] = list;
+    const Tokenizer made = tokenizer_of(tokenizer, given);
+    const Ids ids{64, 1534, 65, 1536, 66, 1537};
+    EXPECT_EQ(made.encode("a<|im_start|>b[X]c [Y]"), ids) << key;
+    EXPECT_EQ(made.decode(ids), "a<|im_start|>bc[Y]") << key;
+  }
 }
 
 TEST(TokenizerConfig, AddedTokensBeyondTheModelsVocabularyAreText) {
