@@ -123,7 +123,7 @@ class ConfigReader {
 
     if (const auto head_dim = in_.optional_integer("head_dim", 1, kMaxHeadDim))
       out_.head_dim = *head_dim;
-    else if (defaults_.head_dim > 0)
+    else if (defaults_.head_dim > 0 && !in_.contains("head_dim"))
       out_.head_dim = defaults_.head_dim;
     else if (out_.hidden_size % heads == 0)
       out_.head_dim = out_.hidden_size / heads;

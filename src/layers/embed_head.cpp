@@ -34,7 +34,7 @@ Tensor VocabParallelEmbedding::forward(const Step& step, Tensor tokens) const {
 
 ParallelLMHead::ParallelLMHead(WeightLoader& load, const VocabParallelEmbedding& tied_to)
     : weight_(tied_to.weight_) {
-  load.ignore("lm_head.weight");  // some checkpoints carry the tied copy
+  load.ignore("lm_head.weight", "model.embed_tokens.weight");
 }
 
 ParallelLMHead::ParallelLMHead(WeightLoader& load, const std::string& name, int64_t vocab_size,

@@ -16,7 +16,6 @@
 #include <map>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "core/tensor.h"
@@ -72,9 +71,11 @@ class WeightLoader {
                   int64_t n, int64_t k);
   /// A plain [n] vector in the model's dtype: norm weights, biases.
   Tensor vector(std::vector<WeightPart> parts, int64_t n);
-  /// A tensor that checkpoints may carry and this model does not read (the copy of a tied head,
-  /// rotary buffers).
-  void ignore(std::string name) { ignored_.insert(std::move(name)); }
+  /// A tensor that checkpoints may carry and this model does not read (a tied head, rotary
+  /// buffers). Where there is one, it has to be a copy of `original`.
+  void ignore(const std::string& name, std::string original = {}) {
+    ignored_[name] = std::move(original);
+  }
 
   /// The matrices so far: the checkpoint's name of the first part, and all of them together.
   void for_each_matrix(
@@ -134,7 +135,7 @@ class WeightLoader {
   int64_t num_parameters_ = 0, num_quantised_ = 0, num_row_quantising_ = 0;
   int64_t quantised_columns_ = 0, quantised_expert_columns_ = 0;
   std::vector<Parameter> parameters_;
-  std::unordered_set<std::string> ignored_;
+  std::map<std::string, std::string> ignored_;  // and what they are copies of
 };
 
 }  // namespace nanovllm

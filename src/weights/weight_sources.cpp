@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_set>
 
 #include <fmt/ranges.h>
 
@@ -53,7 +54,7 @@ class WeightLoader::CheckpointSources {
 
   /// Throws unless the parameters find their tensors, and the tensors their parameters.
   void check_complete(const std::vector<Parameter>& parameters,
-                      const std::unordered_set<std::string>& ignored) {
+                      const std::map<std::string, std::string>& ignored) {
     std::unordered_set<std::string> wanted;
     for (const Parameter& parameter : parameters)
       for (const WeightPart& part : parameter.parts) {
@@ -68,6 +69,11 @@ class WeightLoader::CheckpointSources {
       check(wanted.contains(name) || ignored.contains(name) || may_be_left(name), ErrorKind::model,
             "{}: tensor {} has no place in this architecture; is config.json of another model{}?",
             checkpoint_.file_of(name), name, quantization_ ? ", or quantised otherwise" : "");
+    for (const auto& [name, original] : ignored)
+      check(is_copy(name, original), ErrorKind::model,
+            "{}: tensor {} is no copy of {}, as config.json has it: if it was trained apart, set "
+            "tie_word_embeddings to false",
+            checkpoint_.directory(), name, original);
   }
 
   /// Makes the sources of the parameters from `first` on: all that are plain, and as many as
@@ -144,6 +150,20 @@ class WeightLoader::CheckpointSources {
       return "; names without \"model.\" are those of a model that makes embeddings, which is no "
              "model for text";
     return "";
+  }
+
+  /// Whether the first tensor has the second's bytes, where both are there. A page of every MiB is
+  /// compared: what was trained apart differs everywhere, and reading all would double the time.
+  bool is_copy(const std::string& name, const std::string& original) const {
+    const StoredTensor *copy = checkpoint_.find(name), *one = checkpoint_.find(original);
+    if (!copy || !one) return true;
+    if (copy->dtype != one->dtype || copy->shape != one->shape) return false;
+    for (size_t at = 0; at < one->data.size(); at += size_t{1} << 20) {
+      const size_t size = std::min(one->data.size() - at, size_t{4096});
+      if (!std::ranges::equal(one->data.subspan(at, size), copy->data.subspan(at, size)))
+        return false;
+    }
+    return true;
   }
 
   /// Tensors beside a quantised model's that change none of its numbers: scales of an FP8 KV

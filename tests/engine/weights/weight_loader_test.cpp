@@ -209,12 +209,25 @@ TEST_F(WeightLoaderTest, AVocabularyThatTheRanksDoNotDivideEndsInZeros) {
 TEST_F(WeightLoaderTest, ATiedCheckpointMayCarryItsHead) {
   ModelConfig tied = config_;
   tied.tie_word_embeddings = true;
-  write(weights_.tensors);
-  const auto with_head = load_shard(tied, checkpoint(), {});
-  auto without = weights_.tensors;
-  std::erase_if(without, [](const StoredBytes& t) { return t.name == "lm_head.weight"; });
-  write(without);
-  EXPECT_EQ(load_shard(tied, checkpoint(), {}), with_head);
+  auto tensors = weights_.tensors;
+  std::erase_if(tensors, [](const StoredBytes& t) { return t.name == "lm_head.weight"; });
+  write(tensors);
+  const auto without = load_shard(tied, checkpoint(), {});
+  tensors.push_back(*std::ranges::find(tensors, "model.embed_tokens.weight", &StoredBytes::name));
+  tensors.back().name = "lm_head.weight";
+  write(tensors);
+  EXPECT_EQ(load_shard(tied, checkpoint(), {}), without);
+  // A head that was trained apart: transformers 5 does not tie it, whatever config.json says.
+  tensors.back().bytes.back() ^= 1;
+  write(tensors);
+  const Checkpoint apart = checkpoint();
+  try {
+    load_shard(tied, apart, {});
+    ADD_FAILURE() << "a head of its own was passed over";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::model);
+    EXPECT_NE(std::string(error.what()).find("tie_word_embeddings"), std::string::npos);
+  }
 }
 
 // Checkpoints of Llama 2's days; transformers passes over these as well.

@@ -249,7 +249,7 @@ TEST(ModelConfig, ReadsOnlyTheFieldsThatTheArchitectureHas) {
   EXPECT_TRUE(all.qkv_bias && all.output_bias && all.mlp_bias);
   EXPECT_EQ(all.moe->num_experts, 4);
   EXPECT_EQ(all.sliding_window, 16);
-  EXPECT_EQ(all.head_dim, 8);
+  EXPECT_EQ(all.head_dim, 16);  // null: as in SeedOssConfig, no default
   EXPECT_EQ(read({.use_sliding_window = false, .sliding = SlidingLayers::all}).sliding_window, 16);
   const ModelConfig apart = read({.attention_bias = false, .attention_out_bias = false});
   EXPECT_TRUE(apart.qkv_bias);
