@@ -142,11 +142,9 @@ class Scheduler {
   void record_events() { blocks_.record_events(); }
   std::vector<BlockEvent> take_events() { return blocks_.take_events(); }
   const BlockManager& blocks() const { return blocks_; }
-  /// Throws Error(engine) if any invariant of scheduler and block manager is broken. For tests:
-  /// O(everything).
-  void check_integrity() const;
 
  private:
+  friend class Integrity;  // the tests' check of all invariants
   // There is an idle block; one comes back with a plan in flight; the sequence itself had to go.
   enum class Room { yes, wait, no };
 
@@ -166,7 +164,6 @@ class Scheduler {
   int64_t blocks_for(int64_t num_tokens) const;
   bool is_in_flight(const Sequence& sequence) const { return sequence.last_step > last_processed_; }
   std::vector<int32_t>& retiring(int64_t step);
-  void check_sequence(const Sequence& sequence) const;
 
   SchedulerConfig config_;
   BlockManager blocks_;

@@ -5,6 +5,7 @@
 #include "engine/scheduler/block_manager.h"
 #include "kv_events/block_event.h"
 #include "unit/engine/scheduler/cache_run.h"
+#include "unit/engine/scheduler/integrity.h"
 
 namespace nanovllm {
 namespace {
@@ -97,7 +98,7 @@ TEST(BlockEvents, BlocksAfterAForgottenOneAreRemovedWithIt) {
   blocks.take_events();
   blocks.forget(first);
   blocks.forget_orphans();
-  blocks.check_integrity();
+  Integrity::verify(blocks);
   const auto events = blocks.take_events();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].hashes.size(), 3u);

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "engine/scheduler/block_manager.h"
+#include "unit/engine/scheduler/integrity.h"
 #include "unit/engine/scheduler/model_based.h"
 
 namespace nanovllm {
@@ -112,7 +113,7 @@ class BlockManagerRun {
   }
 
   void compare() {
-    blocks_.check_integrity();
+    Integrity::verify(blocks_);
     check(blocks_.num_idle() == model_.num_idle(), "{} idle, model {}", blocks_.num_idle(),
           model_.num_idle());
     check(blocks_.num_cached() == model_.num_cached(), "{} cached, model {}", blocks_.num_cached(),

@@ -8,6 +8,8 @@
 
 #include "nanovllm/error.h"
 
+#include "unit/engine/scheduler/integrity.h"
+
 namespace nanovllm {
 namespace {
 
@@ -28,7 +30,7 @@ TEST(BlockManager, GivesOutEveryBlockOnceAndThenNone) {
   EXPECT_EQ(given, (std::vector<int32_t>{0, 1, 2}));
   EXPECT_EQ(blocks.allocate(), kNone);
   EXPECT_EQ(blocks.num_idle(), 0);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, ReturnsABlockToThePoolWithItsLastReference) {
@@ -39,7 +41,7 @@ TEST(BlockManager, ReturnsABlockToThePoolWithItsLastReference) {
   EXPECT_EQ(blocks.num_idle(), 0);
   blocks.release(block);
   EXPECT_EQ(blocks.num_idle(), 1);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, RefusesAReleaseTooManyAndAReferenceToAFreeBlock) {
@@ -50,7 +52,7 @@ TEST(BlockManager, RefusesAReleaseTooManyAndAReferenceToAFreeBlock) {
   EXPECT_THROW(blocks.add_ref(block), Error);
   EXPECT_THROW(blocks.add_ref(2), Error);
   EXPECT_THROW(blocks.add_ref(-1), Error);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, RefusesSizesThatAreNoSizes) {
@@ -84,7 +86,7 @@ TEST(BlockManager, FreedBlocksStayCachedUntilEvicted) {
   EXPECT_EQ(blocks.allocate(), block);
   EXPECT_EQ(blocks.find(kNone, Tokens{7}), kNone);
   EXPECT_EQ(blocks.num_cached(), 0);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, EvictsTheLeastRecentlyReleasedFirst) {
@@ -136,7 +138,7 @@ TEST(BlockManager, ForgetsTheChildrenOfAnEvictedBlockEvenIfItsNumberComesBack) {
   ASSERT_TRUE(blocks.publish(kNone, same, Tokens{1}));
   EXPECT_EQ(blocks.find(same, Tokens{2}), kNone);
   blocks.release(child);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, PublishesNothingUnderABlockThatIsNotCached) {
@@ -159,7 +161,7 @@ TEST(BlockManager, ResetForgetsEverythingButTakesNothingAway) {
   EXPECT_EQ(blocks.ref_count(used), 1);
   EXPECT_EQ(blocks.num_idle(), 2);
   EXPECT_FALSE(blocks.publish(used, blocks.allocate(), Tokens{2}));
-  blocks.check_integrity();
+  Integrity::verify(blocks);
 }
 
 TEST(BlockManager, IsRightThoughAllHashesAreEqual) {
@@ -177,7 +179,7 @@ TEST(BlockManager, IsRightThoughAllHashesAreEqual) {
     parent = chain[static_cast<size_t>(i)];
   }
   for (const int32_t block : {13, 0, 63, 31}) blocks.forget(block);
-  blocks.check_integrity();
+  Integrity::verify(blocks);
   EXPECT_EQ(blocks.num_cached(), 60);
 }
 

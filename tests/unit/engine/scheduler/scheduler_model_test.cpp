@@ -47,7 +47,7 @@ class SchedulerRun {
 
   /// Everything that must hold between two operations.
   void compare() {
-    scheduler_.check_integrity();
+    Integrity::verify(scheduler_);
     for (auto& sequence : scheduler_.take_finished()) take(*sequence);
     for (auto& [id, request] : requests_) {
       const Sequence* s = scheduler_.find(id);

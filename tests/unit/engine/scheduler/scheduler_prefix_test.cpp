@@ -89,7 +89,7 @@ TEST(Scheduler, HitsAreWithinOneSalt) {
     sequence->params.cache_salt = salt;
     const Sequence& s = scheduler.add(std::move(sequence));
     step(scheduler);
-    scheduler.check_integrity();
+    Integrity::verify(scheduler);
     return s.num_cached_tokens;
   };
   for (const std::string salt : {"", "a", "b"}) {

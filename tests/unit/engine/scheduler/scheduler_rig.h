@@ -12,6 +12,7 @@
 
 #include "engine/scheduler/scheduler.h"
 #include "unit/engine/scheduler/fake_runner.h"
+#include "unit/engine/scheduler/integrity.h"
 
 namespace nanovllm {
 
@@ -87,12 +88,12 @@ inline Sequence& add(OwningScheduler& scheduler, int64_t id, Tokens prompt,
 inline void process(Scheduler& scheduler, Plan plan, int32_t token = 1) {
   const auto samples = std::ranges::count(plan.sequences, true, &ScheduledSequence::samples);
   scheduler.process(plan, Tokens(static_cast<size_t>(samples), token));
-  scheduler.check_integrity();
+  Integrity::verify(scheduler);
 }
 
 inline Plan step(OwningScheduler& scheduler, int32_t token = 1) {
   Plan plan = scheduler.schedule();
-  scheduler.check_integrity();
+  Integrity::verify(scheduler);
   if (!plan.empty()) process(scheduler, plan, token);
   return plan;
 }
@@ -123,7 +124,7 @@ inline void expect_plain_outputs(OwningScheduler& scheduler, FakeRunner& runner,
   for (int steps = 0; scheduler.has_unfinished() || !plans.empty(); ++steps) {
     ASSERT_LT(steps, 10000);
     Plan plan = scheduler.schedule();
-    scheduler.check_integrity();
+    Integrity::verify(scheduler);
     const bool planned = !plan.empty();
     if (planned) {
       runner.launch(plan);

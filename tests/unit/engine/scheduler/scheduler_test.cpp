@@ -186,7 +186,7 @@ TEST(Scheduler, FinishIsIdempotentAndIgnoresUnknownIds) {
   EXPECT_FALSE(scheduler.finish(1, FinishReason::abort));
   EXPECT_TRUE(scheduler.finish(2, FinishReason::error, "why"));
   EXPECT_TRUE(scheduler.finish(3, FinishReason::abort));
-  scheduler.check_integrity();
+  Integrity::verify(scheduler);
   const auto finished = scheduler.take_finished();
   ASSERT_EQ(finished.size(), 3u);
   EXPECT_EQ(finished[0]->finish_reason, FinishReason::stop);
@@ -204,7 +204,7 @@ TEST(Scheduler, LogitsThatAreNotFiniteFailThatSequenceAloneAndLeaveNothingInTheC
   Plan plan = scheduler.schedule();
   EXPECT_EQ(scheduler.blocks().num_cached(), 4);
   scheduler.process(plan, Tokens{-1, 5});
-  scheduler.check_integrity();
+  Integrity::verify(scheduler);
   EXPECT_EQ(scheduler.blocks().num_cached(), 2);
   const auto finished = scheduler.take_finished();
   ASSERT_EQ(finished.size(), 1u);
