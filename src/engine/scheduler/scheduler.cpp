@@ -5,6 +5,15 @@
 #include "core/check.h"
 
 namespace nanovllm {
+namespace {
+
+BlockState state_of(const BlockManager& blocks, int32_t block) {
+  if (blocks.ref_count(block) == 0)
+    return blocks.is_cached(block) ? BlockState::cached : BlockState::free;
+  return blocks.is_cached(block) ? BlockState::used_and_cached : BlockState::used;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(config), blocks_(config.num_blocks, config.block_size, config.prefix_hash_mask) {
@@ -75,11 +84,10 @@ void Scheduler::schedule(Plan& plan) {
   plan.step = last_planned_ + 1;
   schedule_running(plan);
   schedule_waiting(plan);
-  if (plan.empty()) {
+  if (plan.empty())
     plan.step = 0;
-  } else {
+  else
     last_planned_ = plan.step;
-  }
 }
 
 void Scheduler::schedule_running(Plan& plan) {
@@ -338,6 +346,27 @@ SchedulerStats Scheduler::stats() const {
   stats.running = running_.size();
   stats.free_blocks = blocks_.num_idle();
   return stats;
+}
+
+void Scheduler::add_to(EngineSnapshot& snapshot, int64_t most) const {
+  snapshot.blocks.resize(static_cast<size_t>(blocks_.num_blocks()));
+  for (int32_t block = 0; block < blocks_.num_blocks(); ++block)
+    snapshot.blocks[static_cast<size_t>(block)] = state_of(blocks_, block);
+  const auto add = [&](const SequenceQueue& queue, std::vector<SequenceSnapshot>& into) {
+    for (const Sequence* s = queue.front(); s && std::ssize(into) < most; s = s->next)
+      into.push_back(
+          {.arrival = s->arrival,
+           .num_prompt_tokens = s->num_prompt_tokens,
+           .num_generated = s->num_generated(),
+           .max_tokens = s->max_tokens,
+           .num_computed_tokens = s->num_computed_tokens,
+           .num_cached_tokens = s->num_cached_tokens,
+           .num_scheduled_tokens = s->last_step == last_planned_ ? s->num_scheduled_tokens : 0,
+           .num_preemptions = s->num_preemptions,
+           .block_table = s->block_table});
+  };
+  add(running_, snapshot.running);
+  add(waiting_, snapshot.waiting);
 }
 
 }  // namespace nanovllm
