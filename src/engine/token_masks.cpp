@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 #include "core/check.h"
@@ -39,36 +40,26 @@ void fill_token_mask(Sequence& s, std::span<uint32_t> mask) {
 class TokenMasks::Pool {
  public:
   explicit Pool(int count) {
-    for (int i = 0; i < count; ++i) threads_.emplace_back([this] { run(); });
-  }
-  ~Pool() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_ending_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (int i = 0; i < count; ++i)
+      threads_.emplace_back([this](const std::stop_token& end) { run(end); });
   }
   /// Calls `work` on this thread and on each of the others; returns when all have done it.
   void share(const std::function<void()>& work) {
-    {
-      const std::lock_guard lock(mutex_);
-      work_ = &work;
-      num_working_ = threads_.size();
-      ++round_;
-    }
-    wake_.notify_all();
-    work();
     std::unique_lock lock(mutex_);
+    work_ = &work;
+    num_working_ = threads_.size();
+    ++round_;
+    wake_.notify_all();
+    lock.unlock();
+    work();
+    lock.lock();
     done_.wait(lock, [this] { return num_working_ == 0; });
   }
 
  private:
-  void run() {
+  void run(const std::stop_token& end) {
     std::unique_lock lock(mutex_);
-    for (int64_t seen = 0;;) {
-      wake_.wait(lock, [&] { return is_ending_ || round_ > seen; });
-      if (is_ending_) return;
+    for (int64_t seen = 0; wake_.wait(lock, end, [&] { return round_ > seen; });) {
       seen = round_;
       lock.unlock();
       (*work_)();
@@ -78,12 +69,12 @@ class TokenMasks::Pool {
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_, done_;
+  std::condition_variable_any wake_;
+  std::condition_variable done_;
   const std::function<void()>* work_ = nullptr;
   size_t num_working_ = 0;
   int64_t round_ = 0;
-  bool is_ending_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<std::jthread> threads_;  // the first to go: they end, and are waited for
 };
 
 TokenMasks::TokenMasks(const StepLimits& limits) : words_(limits.token_mask_words) {}
