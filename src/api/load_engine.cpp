@@ -170,7 +170,7 @@ LoadedEngine load_parts(const std::string& directory, const EngineConfig& config
                     is_open_to_others(config.kv_events)
                         ? ": they carry the token ids of prompts, and other machines may read them"
                         : ""));
-    loaded.engine->publish_events(std::move(publisher));
+    loaded.engine->publish_events_to(std::move(publisher));
   }
   return loaded;
 }

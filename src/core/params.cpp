@@ -1,21 +1,12 @@
 #include "nanovllm/params.h"
 
+#include <array>
+
 namespace nanovllm {
 
 const char* to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::none:
-      return "";
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::error:
-      return "error";
-    case FinishReason::abort:
-      return "abort";
-  }
-  return "";
+  constexpr std::array kNames{"", "stop", "length", "error", "abort"};  // in the enum's order
+  return kNames.at(static_cast<size_t>(reason));
 }
 
 }  // namespace nanovllm

@@ -48,8 +48,8 @@ std::pair<StepHalves, bool> halves_of(const Plan& plan) {
   return {halves, row > halves.rows};
 }
 
-/// The batch's sequence that has the first rows of the plan's i-th sequence. Where the batch has
-/// one more than the plan, the halves cut a sequence in two.
+/// The batch's sequence that has the first rows of the plan's i-th sequence; that before the next
+/// one's has its last row. Where the batch has one more than the plan, the halves cut one in two.
 int64_t first_part(const Plan& plan, const StepInput& input, size_t i) {
   const bool cut = input.halves.rows > 0 && std::ssize(plan.sequences) < input.batch.num_seqs();
   const auto s = static_cast<int64_t>(i);

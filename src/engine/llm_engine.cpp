@@ -301,7 +301,7 @@ void LLMEngine::reset_prefix_cache() {
   publish_events();
 }
 
-void LLMEngine::publish_events(std::unique_ptr<KvEventPublisher> publisher) {
+void LLMEngine::publish_events_to(std::unique_ptr<KvEventPublisher> publisher) {
   publisher_ = std::move(publisher);
   if (publisher_) scheduler_.record_events();
 }

@@ -44,7 +44,7 @@ class LLMEngine {
   void reset_prefix_cache();
   /// Gives `publisher`, if there is one, the events of the prefix cache from now on, a step's at
   /// its end.
-  void publish_events(std::unique_ptr<KvEventPublisher> publisher);
+  void publish_events_to(std::unique_ptr<KvEventPublisher> publisher);
 
   EngineStats stats() const;
   EngineSnapshot snapshot(int64_t most) const;

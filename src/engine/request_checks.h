@@ -1,5 +1,5 @@
-// The checks of a request. It is checked in full when it is added; a request that passes can never
-// hurt a step.
+// The checks of a request, in full when it is added: one that passes can never hurt a step. And
+// those of an engine's options.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace nanovllm {
 
-/// Why these parameters are not acceptable ("temperature is nan: it must be finite and at least
-/// 0"), or nothing.
+/// Why these parameters are not acceptable ("temperature is nan: it must be from 0 to 10000"), or
+/// nothing.
 std::optional<std::string> problem_with(const SamplingParams& params, int64_t vocab_size);
 /// Why these tokens cannot be a prompt, or nothing.
 std::optional<std::string> problem_with(std::span<const int32_t> prompt, int64_t vocab_size);

@@ -24,13 +24,17 @@ class Attention {
     return qkv.cols(q_size() + kv_size(), q_size() + 2 * kv_size()).split(head_dim_);
   }
 
-  /// [t, heads * head_dim], in step.arena: dense, as the output projection's GEMM wants it.
+  /// Room in step.arena for the result of all rows: dense, as the output projection wants it.
+  Tensor take_output(const Step& step, Tensor qkv) const {
+    return step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
+  }
+  /// [t, heads * head_dim] of heads that are rotated, whose keys and values are in the cache.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache) const {
     const Tensor out = take_output(step, qkv);
     forward(step, out, qkv, cache);
     return out;
   }
-  /// The same of heads that are to be normalised, rotated and stored before.
+  /// The same of heads that are normalised, rotated and stored first.
   Tensor forward(const Step& step, Tensor qkv, KvCache cache, Tensor cos_sin,
                  const HeadNorms& norms = {}) const {
     const Tensor out = take_output(step, qkv);
@@ -38,10 +42,7 @@ class Attention {
                                   step.batch, cos_sin, cache, scale_, window_);
     return out;
   }
-  Tensor take_output(const Step& step, Tensor qkv) const {
-    return step.arena.take(qkv.dtype, {qkv.shape[0], q_size()});
-  }
-  /// The same for the rows of the batch's sequences, which may be some of qkv's and out's.
+  /// Into `out`, the rows of the batch's sequences, which may be some of qkv's and out's.
   void forward(const Step& step, Tensor out, Tensor qkv, KvCache cache) const {
     step.ops.attention(out.split(head_dim_), query(qkv), cache, step.batch, scale_, window_);
   }

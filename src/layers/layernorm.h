@@ -31,7 +31,7 @@ class RmsNorm {
   void gemm_add_forward(const Step& step, Tensor y, Tensor residual, Tensor x, Weight w) const {
     step.ops.gemm_add_rms_norm(y, residual, x, w, weight_, eps_, reader_);
   }
-  /// The same beside what the backend does until RankFusions::finish_half(half): see
+  /// add_forward() beside what the backend does until RankFusions::finish_half(half): see
   /// RankFusions::start_add_rms_norm().
   void start_add_forward(const Step& step, int half, Tensor x, Tensor residual, bool whole) const {
     if (!step.comm.fusions().start_add_rms_norm(half, x, residual, weight_, eps_, whole))

@@ -26,10 +26,9 @@ void write_logprobs(const Step& step, const Chunk& c, Tensor logits, const Sampl
                     const SamplerOutput& output) {
   const int64_t num_samples = output.token_ids.shape[0];
   const auto top = [&](int64_t from, int64_t to, Tensor chosen) {
-    if (from < to)
-      step.ops.top_logprobs(output.ids.rows(from, to), output.logprobs.rows(from, to),
-                            output.ranks.rows(from, to), logits.rows(from - c.begin, to - c.begin),
-                            chosen);
+    step.ops.top_logprobs(output.ids.rows(from, to), output.logprobs.rows(from, to),
+                          output.ranks.rows(from, to), logits.rows(from - c.begin, to - c.begin),
+                          chosen);
   };
   if (c.samples_end > c.begin)
     top(c.begin, c.samples_end, output.token_ids.rows(c.begin, c.samples_end));
