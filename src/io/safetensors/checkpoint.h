@@ -17,8 +17,8 @@ namespace nanovllm {
 /// fine.
 class Checkpoint {
  public:
-  /// Throws Error(model): no weights, pickle weights only, a missing or damaged shard, or an index
-  /// and shards that disagree about where a tensor is.
+  /// Throws Error(model): no weights, pickle weights only, a missing or damaged shard, or a tensor
+  /// that is in two of them.
   explicit Checkpoint(const std::string& directory);
 
   /// Null if there is no such tensor. O(1).
