@@ -138,7 +138,7 @@ std::vector<std::pair<std::string, Entry>> named_tokens(const Entry& config) {
     if (const auto token = config.member(name)) tokens.emplace_back(name, *token);
   const auto add_own = [&](const Entry& names, std::string_view ending) {
     for (const auto& [name, value] : names.json().items())
-      if (name.ends_with(ending) && (value.is_string() || value.is_object()) &&
+      if (name.ends_with(ending) && (value.is_string() || value.contains("content")) &&
           std::ranges::find(kOfAllModels, name) == kOfAllModels.end())
         tokens.emplace_back(name, Entry(value, names.place_of(name)));
   };
