@@ -154,6 +154,8 @@ class LayerSchedule {
   int micro_batches_of(const Step& step) const {
     if (step.comm.world_size() > 1) return 1;
     if (stack_.experts_per_token > 0) return 1;  // not a few large products
+    // Attention of small heads waits less for memory, and would rather have all SMs.
+    if (stack_.head_dim <= 64 && step.micro_batches == 0) return 1;
     const int micro_batches = step.micro_batches > 0
                                   ? step.micro_batches
                                   : step.ops.micro_batches_for(size_of_decode(step));

@@ -117,11 +117,13 @@ class MicroBatchesBackend final : public NullBackend {
     int begins = 0;
   };
   std::vector<Seen> micro_batches = std::vector<Seen>(1);  // 0: what no micro-batch does
+  int advised = 1;
 
   void begin_step(const Batch& batch) override {
     micro_batches.back().batch = batch;
     ++micro_batches.back().begins;
   }
+  int micro_batches_for(const DecodeSize&) const override { return advised; }
   void run_micro_batches(int count, const std::function<void(int)>& body) override {
     for (int i = 0; i < count; ++i) {
       micro_batches.emplace_back();
@@ -152,8 +154,10 @@ class MicroBatchesOfAStep : public testing::Test {
   static constexpr int64_t kRows = 7, kBlocks = 4;
 
   /// A step of seven decodes over the null backend, with real memory for its activations.
-  void run(int micro_batches) {
-    const ModelConfig config = small_model();
+  void run(int micro_batches, int64_t head_dim = 64) {
+    ModelConfig config = small_model();
+    config.head_dim = head_dim;
+    ops_.micro_batches.resize(1);
     WeightLoader loader(ops_, DType::f32, {});
     const auto model = find_architecture(config.architecture).make(config, {loader, {}});
     batch_ = {i32({kRows}), i32({kRows}),          i32({kRows}), i32({kRows + 1}),
@@ -232,8 +236,15 @@ TEST(MicroBatchesRule, WeighsTheKeysAgainstASecondReadingOfTheWeights) {
 TEST_F(MicroBatchesOfAStep, AreAsManyAsAskedForOrAdvised) {
   run(1);
   EXPECT_EQ(ops_.micro_batches.size(), 1);
-  run(0);  // the null backend advises one
+  run(0, 128);
   EXPECT_EQ(ops_.micro_batches.size(), 1);
+  ops_.advised = 2;
+  run(0, 128);
+  EXPECT_EQ(ops_.micro_batches.size(), 3);
+  run(0, 64);  // small heads have one, unless more are asked for
+  EXPECT_EQ(ops_.micro_batches.size(), 1);
+  run(2, 64);
+  EXPECT_EQ(ops_.micro_batches.size(), 3);
 }
 
 }  // namespace

@@ -269,17 +269,19 @@ TEST_P(CudaDecode, SharedPairsAreMergedInEveryLaunch) {
 }
 
 TEST_P(CudaDecode, ManySequencesOfAllLengths) {
-  const Shape shape{16, 8, 128, 64};
-  DecodeSteps steps(*gpu_, shape, {2500}, GetParam());
-  for (const size_t count : {1, 2, 5, 33, 256, 1024}) {
-    const auto step = steps.step(std::vector<int>(count, 0));
-    std::vector<int32_t> lengths;
-    for (size_t i = 0; i < count; ++i)
-      lengths.push_back(static_cast<int32_t>(count <= 2 ? 2500 - i : i * 7919 % 2500));
-    steps.set_lengths(step, lengths);
-    gpu_->begin_step(step.batch);
-    for (int layer = 0; layer < 3; ++layer) steps.run(step, 0);
-    EXPECT_EQ(steps.different(step, lengths, 0), 0) << count << " sequences";
+  for (const Shape& shape : {Shape{16, 8, 128, 64}, {12, 4, 64, 64}}) {
+    DecodeSteps steps(*gpu_, shape, {2500}, GetParam());
+    for (const size_t count : {1, 2, 5, 33, 256, 1024}) {
+      const auto step = steps.step(std::vector<int>(count, 0));
+      std::vector<int32_t> lengths;
+      for (size_t i = 0; i < count; ++i)
+        lengths.push_back(static_cast<int32_t>(count <= 2 ? 2500 - i : i * 7919 % 2500));
+      steps.set_lengths(step, lengths);
+      gpu_->begin_step(step.batch);
+      for (int layer = 0; layer < 3; ++layer) steps.run(step, 0);
+      EXPECT_EQ(steps.different(step, lengths, 0), 0)
+          << count << " sequences, head_dim " << shape.head_dim;
+    }
   }
 }
 

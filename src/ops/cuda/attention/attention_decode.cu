@@ -9,10 +9,19 @@
 namespace nanovllm {
 namespace {
 
-/// Blocks of an SM over E4M3, at most: a key takes half the time of one of bf16, and its arithmetic
-/// as long, so that the warps of one block wait for one another too long. Where there are fewer
-/// pairs of a sequence and a KV head than such blocks, two only divide pairs.
+/// Blocks of an SM over E4M3 and for heads of 64, at most: a key takes half the time of one of bf16
+/// and 128 elements, and its arithmetic as long, so that the warps of one block wait for one
+/// another too long.
 constexpr int kMostDecodeBlocks = 2;
+
+/// Whether a step has work for so many blocks. Over E4M3 two only divide pairs of a sequence and a
+/// KV head where there are fewer of these than blocks; those of 64 elements gain, too, as soon as
+/// one block of an SM would have a second unit.
+template <int kHeadDim, class C>
+bool fills_most_blocks(int64_t pairs, int64_t keys, int num_sms) {
+  if constexpr (kHeadDim == 64) return pairs * ceil_div(keys, int64_t{kChunk}) > num_sms;
+  return is_e4m3<C> && decode_blocks(kHeadDim) > 1 && pairs >= kMostDecodeBlocks * num_sms;
+}
 
 /// Where things lie in the memory of plans: the counters, then the plans.
 struct PlanMemory {
@@ -123,13 +132,14 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
     return false;
   const DecodeMaps maps =
       encode_map_ ? maps_of(encode_map_, cache, arguments.block_shift) : DecodeMaps{};
+  const int64_t longest =
+      window > 0 ? std::min(window, batch.max_context_len) : batch.max_context_len;
   bool served = false;
   const auto run = [&]<int kHeadDim, int kRows, class C>() {
-    const bool has_many = arguments.num_seqs * cache.k.shape[1] >= kMostDecodeBlocks * num_sms_;
-    const int blocks =
-        is_e4m3<C> && is_hopper_ && !runs_micro_batches_ && decode_blocks(kHeadDim) > 1 && has_many
-            ? kMostDecodeBlocks
-            : 1;
+    const int64_t pairs = arguments.num_seqs * cache.k.shape[1];
+    const bool has_most = is_hopper_ && !runs_micro_batches_ &&
+                          fills_most_blocks<kHeadDim, C>(pairs, longest, num_sms_);
+    const int blocks = has_most ? kMostDecodeBlocks : 1;
     const int stages = stages_in<kHeadDim, kRows, C>(kRingBytes / blocks, max_shared_bytes_);
     const int64_t shares = blocks * (num_sms_ - (divides_sms() ? other_sms_ : 0));
     if (stages == 0) return;

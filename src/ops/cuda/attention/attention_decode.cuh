@@ -252,8 +252,8 @@ __device__ __forceinline__ void attend_units(const DecodeArguments& a, const Dec
   compute_units<kHeadDim, kRows, Heads>(a, work, ring, exchange);
 }
 
-/// So many blocks could stay on an SM by their registers: two do over E4M3 (attention_decode.cu),
-/// else one.
+/// So many blocks could stay on an SM by their registers: two do over E4M3 and with heads of 64
+/// (attention_decode.cu), else one.
 constexpr int decode_blocks(int head_dim) { return head_dim > 128 ? 1 : 2; }
 
 /// Grid: the shares of the plan. Rows of sequences without keys (padding) are left alone.
