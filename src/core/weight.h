@@ -14,10 +14,10 @@ namespace nanovllm {
 /// those bf16 numbers gives. One that meets quantised rows has products of their own definition.
 struct WeightFormat {
   enum Numbers : uint8_t { f32, bf16, int4, int8, e4m3 } numbers = bf16;
-  /// Which numbers of a row share a scale when gemm() quantises it, to E4M3 numbers beside such, to
-  /// int8 ones beside integers: none, for it stays as it is; all (by its largest magnitude); each
-  /// kRowGroup (by theirs; E4M3 with `group` kRowGroup); those of all rows (the checkpoint's
-  /// input_scale; E4M3). With token, but for int4, and tensor `group` is k.
+  /// How gemm() quantises the rows that meet the weight, to E4M3 beside E4M3 numbers and to int8
+  /// beside integers. plain: not at all. token: a row has one scale, by its largest magnitude.
+  /// group: each kRowGroup of its numbers has one (E4M3 with `group` kRowGroup). tensor: all rows
+  /// have the checkpoint's input_scale (E4M3). With token, but for int4, and tensor `group` is k.
   enum class Rows : uint8_t { plain, token, group, tensor } rows = Rows::plain;
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
   /// k, or a multiple of 32 that divides k.
