@@ -118,11 +118,12 @@ void check_present(const std::string& directory) {
        directory);
 }
 
-/// A template: a string is the default one, a list has several with names.
+/// A template: a string is the default one, an object or a list has several with names.
 std::string read_chat_template(const Entry& entry, std::string_view name) {
   if (entry.json().is_string()) return name == "default" ? entry.string() : "";
+  if (entry.json().is_object()) return entry.find(name) ? entry.string(name) : "";
   check(entry.json().is_array(), ErrorKind::model,
-        "{} must be a string or a list of named templates", entry.place());
+        "{} must be a string, an object or a list of named templates", entry.place());
   for (const Entry& named : entry.elements())
     if (named.string("name") == name) return named.string("template");
   return "";

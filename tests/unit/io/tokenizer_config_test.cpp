@@ -140,6 +140,8 @@ TEST(TokenizerConfig, ConversationsWithToolsMayHaveATemplateOfTheirOwn) {
   write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "tools"},
     {"name": "rag", "template": "x"}, {"name": "default", "template": "plain"}]})");
   EXPECT_EQ(templates(), "plain|tools");
+  write("tokenizer_config.json", R"({"chat_template": {"default": "plain", "tool_use": "tools"}})");
+  EXPECT_EQ(templates(), "plain|tools");
   write("chat_template.jinja", "file");  // as transformers saves them from 4.51 on
   EXPECT_EQ(templates(), "file|");
   std::filesystem::create_directory(directory.path() / "additional_chat_templates");
