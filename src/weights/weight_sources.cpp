@@ -146,6 +146,11 @@ class WeightLoader::CheckpointSources {
         (checkpoint_.find(module + ".qweight") || checkpoint_.find(module + ".weight_packed")))
       return "; it is quantised, and config.json has no quantization_config: add it (of GPTQ, what "
              "quantize_config.json says, and \"quant_method\": \"gptq\")";
+    if (const size_t experts = name.find(".experts.");
+        experts != name.npos && checkpoint_.find(name.substr(0, experts) + ".experts.gate_up_proj"))
+      return "; all experts are in one tensor, as transformers 5 has them in memory: its "
+             "save_pretrained() writes each by itself unless save_original_format=False says "
+             "otherwise";
     if (name.starts_with("model.") && checkpoint_.find(name.substr(6)))
       return "; names without \"model.\" are those of a model that makes embeddings, which is no "
              "model for text";

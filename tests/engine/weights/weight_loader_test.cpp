@@ -110,6 +110,10 @@ TEST_F(WeightLoaderTest, ExpertsThatDoNotFitOrAreMissingAreNamed) {
   std::erase_if(tensors, [&](const StoredBytes& t) { return t.name == gone; });
   write(tensors);
   EXPECT_NE(message(1).find("lacks tensor " + gone), std::string::npos) << message(1);
+  EXPECT_EQ(message(1).find("transformers"), std::string::npos) << message(1);
+  tensors.push_back({"model.layers.1.mlp.experts.gate_up_proj", "F32", std::string(8, ' '), {2}});
+  write(tensors);
+  EXPECT_NE(message(1).find("transformers"), std::string::npos) << message(1);
   write(w.tensors);
   config.moe->num_experts = 3;  // the fourth is left over
   EXPECT_NE(message(1).find("model.layers.1.mlp.gate.weight has shape [4, 6]"), std::string::npos);
