@@ -32,7 +32,7 @@ struct StepLimits {
     return max_samples() *
            (kMaxStopTokenIds + kMaxEosIds + int64_t{kMaxLogitBias} + 2 * int64_t{kMaxBadWords});
   }
-  /// Bytes of the token masks where every sequence of a step has a grammar.
+  /// Bytes of the token masks where every sequence of a step has one.
   size_t token_mask_bytes() const {
     return static_cast<size_t>(max_samples() * token_mask_words) * sizeof(uint32_t);
   }
@@ -72,7 +72,7 @@ struct StepArrays {
   Tensor token_source;
   SamplerInput sampler;
   bool is_decode = false;       // padded to a StepShape: it can be recorded
-  int64_t num_token_masks = 0;  // rows that have a grammar
+  int64_t num_token_masks = 0;  // rows that have one
   size_t bytes = 0;             // of the block, from its start
 
   /// Rows of logits; with padding.

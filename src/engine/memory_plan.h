@@ -20,7 +20,7 @@ struct MemoryPlan {
   // scales, the backend's own scratch.
   size_t workspace = 0;
   DType cache_dtype = DType::bf16;  // of keys and values
-  size_t bytes_per_block = 0;       // of KV cache, all layers, and of the tokens it is of
+  size_t bytes_per_block = 0;       // keys and values of all layers, and the slots' tokens
   size_t available = 0;             // for all of it together, on this rank
   int64_t num_blocks = 0;
   int64_t num_parameters = 0;

@@ -86,7 +86,7 @@ struct Plan {
   std::vector<ScheduledSequence> sequences;        // oldest first
   int64_t num_tokens = 0, num_prefill_tokens = 0;  // prefill: prompts, and what is recomputed
   bool empty() const { return sequences.empty(); }
-  /// Whether it samples for a sequence that has a grammar.
+  /// Whether it samples for a sequence with a token mask: a grammar's, or allowed_token_ids.
   bool needs_masks() const {
     return std::ranges::any_of(sequences, [](const ScheduledSequence& s) {
       return s.samples && s.sequence->has_token_mask();
