@@ -64,6 +64,11 @@ constexpr Format kFormats[] = {
 
 }  // namespace
 
+// OpenAPI's, and Pydantic's for bytes and paths.
+bool is_any_text(std::string_view format) {
+  return format == "password" || format == "binary" || format == "path";
+}
+
 std::optional<Expr> format_expr(std::string_view name) {
   const auto* const format = std::ranges::find(kFormats, name, &Format::name);
   if (format == std::end(kFormats)) return std::nullopt;

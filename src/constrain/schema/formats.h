@@ -9,6 +9,8 @@
 
 namespace nanovllm {
 
+/// Whether the format says what a text is for and leaves it as it is.
+bool is_any_text(std::string_view format);
 std::optional<Expr> format_expr(std::string_view name);
 std::vector<std::string_view> format_names();
 

@@ -196,14 +196,9 @@ Expr SchemaCompiler::characters(const Conjunction& flat) {
   const Json* place = nullptr;
   for (const Json* schema : flat) {
     if (schema->contains("pattern")) patterns.insert((*schema)["pattern"].get<std::string>());
-    if (schema->contains("format") && (*schema)["format"] != "password")
+    if (schema->contains("format") && !is_any_text((*schema)["format"].get<std::string>()))
       formats.insert((*schema)["format"].get<std::string>());
     if (schema->contains("pattern") || schema->contains("format")) place = schema;
-  }
-  if (patterns.empty() && formats.empty()) {
-    if (length.min == 0 && length.max == kUnbounded) return json_.string();
-    check_sizes(length, "maxLength");
-    return repeat(json_.character(), length.min, length.max);
   }
   // Zod writes both, and its patterns say more. By default a format is an annotation in the
   // standard.
@@ -213,15 +208,23 @@ Expr SchemaCompiler::characters(const Conjunction& flat) {
                    "meets another pattern or format, and a grammar follows only one");
   std::optional<Expr> all;
   if (!patterns.empty()) all = parse_regex_search(*patterns.begin(), "json: pattern");
-  if (!formats.empty()) all = format_expr(*formats.begin());
-  if (!all)
-    reader_.refuse(
-        *place, "format",
-        fmt::format("is not one that is enforced: {} are", fmt::join(format_names(), ", ")));
-  const TextLengths has = text_lengths(*all);
+  if (!formats.empty()) {
+    all = format_expr(*formats.begin());
+    if (!all)
+      reader_.refuse(
+          *place, "format",
+          fmt::format("is not one that is enforced: {} are", fmt::join(format_names(), ", ")));
+  }
+  const TextLengths has = all ? text_lengths(*all) : TextLengths{0, kUnbounded};
   const bool fits_min = has.least >= length.min;
   const bool fits_max =
       length.max == kUnbounded || (has.most != kUnbounded && has.most <= length.max);
+  if (!formats.empty() && !(fits_min && fits_max)) all.reset();  // an annotation, likewise
+  if (!all && length.min == 0 && length.max == kUnbounded) return json_.string();
+  if (!all) {
+    check_sizes(length, "maxLength");
+    return repeat(json_.character(), length.min, length.max);
+  }
   if (fits_min && fits_max) return spelled_in_json(*all);
   if (all->kind != Expr::Kind::repeat || all->parts[0].kind != Expr::Kind::set)
     reader_.refuse(*length.schema, fits_max ? "minLength" : "maxLength",
