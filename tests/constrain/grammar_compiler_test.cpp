@@ -1,6 +1,7 @@
 // From what a request asks for to masks, through the module and its helper process.
 #include <chrono>
 #include <csignal>
+#include <regex>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -156,6 +157,36 @@ TEST_F(Compiled, APatternBesideAFormatDecides) {
   EXPECT_TRUE(takes(date, R"("2024-02-29")"));
   EXPECT_FALSE(takes(date, R"("2023-02-29")"));
   EXPECT_TRUE(takes(schema("cuid", "^c[0-9a-z]{4}$"), R"("c0abc")"));
+}
+
+// Zod 4's z.email() and Pydantic 2.12's Decimal: what std::regex says of them.
+TEST_F(Compiled, KnownPatternsThatLookAroundAreEnforced) {
+  for (
+      const std::string pattern :
+      {R"(^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$)",
+       R"(^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$)"}) {
+    const StructuredOutputs asked = {
+        .json = nlohmann::json{{"type", "string"}, {"pattern", pattern}}.dump()};
+    int num_matches = 0;
+    for (const std::string text : {"a@b.co",    "first.last+x@a-b.c-.example",
+                                   "o'x@b.co",  "a'@b.co",
+                                   ".a@b.co",   "a.@b.co",
+                                   "a..b@c.de", "a.b.c@d.ef",
+                                   "a@b",       "a@b.c",
+                                   "a@-b.co",   "a@b..co",
+                                   "@b.co",     "'.a@b.co",
+                                   "a@b.c1",    "1",
+                                   "-1.5",      "+.5",
+                                   "5.",        ".",
+                                   "-",         "",
+                                   "1.2.3",     "+-1",
+                                   "00.10",     "1e5"}) {
+      const bool expected = std::regex_match(text, std::regex(pattern));
+      EXPECT_EQ(takes(asked, '"' + (text + '"')), expected) << pattern << " " << text;
+      num_matches += expected;
+    }
+    EXPECT_GE(num_matches, 5) << pattern;
+  }
 }
 
 TEST_F(Compiled, EveryKindOfStructureMakesMasks) {

@@ -58,7 +58,7 @@ bool is_text(const std::string& value, const Json& schema) {
   if (!has_size(num_chars(value), schema, "minLength", "maxLength")) return false;
   const auto pattern = schema.find("pattern");
   if (pattern != schema.end())  // beside it a format is an annotation
-    return matches(parse_regex_search(pattern->get<std::string>(), "json: pattern"), value);
+    return matches(pattern_expr(pattern->get<std::string>()), value);
   const auto format = schema.find("format");
   if (format == schema.end()) return true;
   const auto known = format_expr(format->get<std::string>());

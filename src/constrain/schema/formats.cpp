@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "constrain/regex.h"
 
@@ -53,6 +54,13 @@ constexpr Format kFormats[] = {
      "{2})*)(?:\\?(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%" HEX_
      "{2})*)?(?:#(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%" HEX_ "{2})*)?"}};
 
+// The patterns of Zod's z.email() and of Pydantic's Decimal look around, which a grammar cannot:
+// each is followed by one of the same texts that does not.
+constexpr std::pair<std::string_view, std::string_view> kSamePatterns[] = {
+    {R"(^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$)",
+     R"(^(?:[A-Za-z0-9_'+-]\.?)*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$)"},
+    {R"(^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$)", R"(^[+-]?(?:\d+\.?\d*|\.\d+)$)"}};
+
 #undef YEAR_
 #undef LEAP_YEAR_
 #undef DATE_
@@ -73,6 +81,12 @@ std::optional<Expr> format_expr(std::string_view name) {
   const auto* const format = std::ranges::find(kFormats, name, &Format::name);
   if (format == std::end(kFormats)) return std::nullopt;
   return parse_regex(format->pattern, name);
+}
+
+Expr pattern_expr(std::string_view pattern) {
+  for (const auto& [known, same] : kSamePatterns)
+    if (pattern == known) pattern = same;
+  return parse_regex_search(pattern, "json: pattern");
 }
 
 std::vector<std::string_view> format_names() {

@@ -1,4 +1,5 @@
-// The formats of JSON Schema that are enforced, as expressions of a string's characters.
+// The formats and patterns of JSON Schema that are enforced, as expressions of a string's
+// characters.
 #pragma once
 
 #include <optional>
@@ -13,5 +14,7 @@ namespace nanovllm {
 bool is_any_text(std::string_view format);
 std::optional<Expr> format_expr(std::string_view name);
 std::vector<std::string_view> format_names();
+/// Of the keyword `pattern`. Throws Error(invalid_argument) as parse_regex_search() does.
+Expr pattern_expr(std::string_view pattern);
 
 }  // namespace nanovllm

@@ -207,7 +207,7 @@ Expr SchemaCompiler::characters(const Conjunction& flat) {
     reader_.refuse(*place, patterns.empty() ? "format" : "pattern",
                    "meets another pattern or format, and a grammar follows only one");
   std::optional<Expr> all;
-  if (!patterns.empty()) all = parse_regex_search(*patterns.begin(), "json: pattern");
+  if (!patterns.empty()) all = pattern_expr(*patterns.begin());
   if (!formats.empty()) {
     all = format_expr(*formats.begin());
     if (!all)
