@@ -101,7 +101,12 @@ class EbnfGuard {
       return 1;
     }
     if (!is_name(c)) {
-      ++at_;
+      const bool defines = follows("::=");
+      if (c == ':' && !defines)
+        refuse(
+            "has a : at byte {}, as Lark's rules have: write name ::= ..., from the rule root on",
+            at_);
+      at_ += defines ? 3 : 1;
       return 0;
     }
     const size_t begin = at_;

@@ -92,7 +92,7 @@ TEST(Regex, CountsThatExpandTooFarAreRefusedByTheLimitsName) {
 TEST(EbnfGuard, GrammarsAsUsersWriteThemPass) {
   for (const char* ebnf :
        {"root ::= \"a\" | [b-d]+ # comment )\n", "root ::= (\"x\" y){2,4}\ny ::= [^\"\\]]*\n",
-        "root ::= \"{\" \"\\\"\" [0-9]{1,3} \"}\""})
+        "root ::= \"{\" \"\\\"\" [0-9]{1,3} \"}\"", "root::=a \":\" [:] # b: c\na\n::= \"::=\""})
     EXPECT_EQ(ebnf_refusal(ebnf), "") << ebnf;
 }
 
@@ -109,6 +109,8 @@ TEST(EbnfGuard, WhatGoesTooFarIsRefused) {
   for (const char* half : {"\"\\ud800\"", "\"\\xDFFF\"", "[a\\U0000dc00]"})
     EXPECT_NE(ebnf_refusal(std::string("root ::= ") + half).find("surrogate"), std::string::npos)
         << half;
+  for (const char* lark : {"start: \"a\"", "?start : a\na: /\"/"})  // Outlines sends these
+    EXPECT_NE(ebnf_refusal(lark).find("Lark"), std::string::npos) << lark;
   EXPECT_NE(ebnf_refusal("root ::= (\"a\""), "");
   EXPECT_NE(ebnf_refusal("root ::= \"a"), "");
 }
