@@ -273,11 +273,12 @@ class Server {
     if (endpoint.method != method)
       return refuse(405, fmt::format("{} takes {}", request.path, endpoint.method));
     if (endpoint.needs_model && !is_ready_) return refuse(503, why_not_serving());
-    if (const auto* encoding = request.header("content-encoding"))
-      return refuse(
-          415, fmt::format("Content-Encoding {} is not taken", quote(encoding->substr(0, 64))));
+    const auto* encoding = request.header("content-encoding");
+    if (encoding && !is_same_name(*encoding, "identity"))
+      return refuse(415, fmt::format("Content-Encoding {} is not taken: send the body as it is",
+                                     quote(encoding->substr(0, 64))));
     if (method == "POST" && !is_json(request))
-      return refuse(415, "the body must be application/json");
+      return refuse(415, "the body must be JSON: send Content-Type: application/json");
     (this->*endpoint.route)(std::move(request), std::move(exchange));
   }
 

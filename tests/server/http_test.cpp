@@ -58,6 +58,11 @@ TEST_F(Http, WhatIsNoRequestIsRefused) {
     EXPECT_EQ(answer.status, status) << bytes.substr(0, 200) << answer.body;
     EXPECT_EQ(answer.json()["error"]["code"], status);
   }
+  const std::string plain = "Content-Encoding: Identity\r\nContent-Type: application/json\r\n";
+  EXPECT_EQ(ask("POST /tokenize HTTP/1.1\r\n" + host + plain +
+                "Content-Length: 14\r\n\r\n{\"prompt\":\"x\"}")
+                .status,
+            200);
   std::string many = "GET /health HTTP/1.1\r\n" + host;
   for (int i = 0; i < 70; ++i) many += "X-" + std::to_string(i) + ": a\r\n";
   EXPECT_EQ(ask(many + "\r\n").status, 431);
