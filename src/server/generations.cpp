@@ -22,6 +22,12 @@ bool is_request_id(const std::string& id) {
   });
 }
 
+/// Under OpenAI's name and, where Anthropic's clients look for it, under theirs.
+void add_request_id(Headers& headers, const GenerationEndpoint& endpoint, const std::string& id) {
+  headers.emplace_back("X-Request-Id", id);
+  if (endpoint.error_style == ErrorStyle::anthropic) headers.emplace_back("Request-Id", id);
+}
+
 /// Names what an answer's bytes depend on beside the model's files and the request: the program and
 /// the kind of device, not its number or threads (docs/contract.md).
 std::string fingerprint(const ServerOptions& options, const EngineInfo& info) {
@@ -74,7 +80,7 @@ void Generations::add(HttpRequest&& request, std::shared_ptr<Exchange> exchange,
   job->endpoint = find_generation_endpoint(request.path);
   job->id = std::string(job->endpoint->id_prefix) + id;
   job->headers = std::move(headers);
-  job->headers.emplace_back("X-Request-Id", id);
+  add_request_id(job->headers, *job->endpoint, id);
   job->request = std::move(request);
   job->exchange = std::move(exchange);
   int64_t& in_work = in_work_[job->request.api_key];
@@ -82,8 +88,7 @@ void Generations::add(HttpRequest&& request, std::shared_ptr<Exchange> exchange,
     HttpResponse response = error_response(
         429, fmt::format("{} requests of this API key are in work: wait for one of them", in_work),
         {}, job->endpoint->error_style);
-    log(*job, response.status, {});
-    return answer_(job->request, job->exchange, std::move(response));
+    return answer_refused(*job, std::move(response));
   }
   ++in_work;
   pool_.add([this, job = std::move(job)]() mutable { read(std::move(job)); });
@@ -127,10 +132,15 @@ void Generations::prepare(std::shared_ptr<Job> job, GenerationRequest&& request,
 void Generations::refuse(std::shared_ptr<Job>&& job, HttpResponse response) {
   http_.post([this, job = std::move(job), response = std::move(response)]() mutable {
     --in_work_[job->request.api_key];
-    log(*job, response.status, {});
-    answer_(job->request, job->exchange, std::move(response));
+    answer_refused(*job, std::move(response));
     job->exchange.reset();
   });
+}
+
+void Generations::answer_refused(const Job& job, HttpResponse response) {
+  add_request_id(response.headers, *job.endpoint, job.id.substr(job.endpoint->id_prefix.size()));
+  log(job, response.status, {});
+  answer_(job.request, job.exchange, std::move(response));
 }
 
 // The generation is known to the I/O thread before the engine hears of it, so that no output

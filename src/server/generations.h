@@ -65,6 +65,7 @@ class Generations {
   void read(std::shared_ptr<Job> job);
   void prepare(std::shared_ptr<Job> job, GenerationRequest&& request, const Json& body);
   void refuse(std::shared_ptr<Job>&& job, HttpResponse response);
+  void answer_refused(const Job& job, HttpResponse response);
   void start(std::shared_ptr<Job>&& job, GenerationRequest&& request,
              std::vector<std::vector<int32_t>>&& prompts, const Json& body);
   void enlist(std::shared_ptr<Job> job, std::shared_ptr<Generation> generation,

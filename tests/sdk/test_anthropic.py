@@ -21,7 +21,7 @@ def test_models(server):
 def test_message(server):
     message = client(server).messages.create(**ASK)
     assert "82" in message.content[0].text and message.stop_reason == "end_turn"
-    assert message.usage.input_tokens > 0 and message.usage.output_tokens > 0
+    assert message.usage.input_tokens > 0 and message.usage.output_tokens > 0 and message._request_id
 
 
 def test_a_bearer_token_is_a_key_too(server):
@@ -81,7 +81,7 @@ def test_a_call_can_be_forced(server):
 
 def test_errors(server):
     error = raises(anthropic.BadRequestError, lambda: client(server).messages.create(**ASK, extra_body={"temperature": -1}))
-    assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"]
+    assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"] and error.request_id
     error = raises(anthropic.BadRequestError, lambda: client(server).messages.create(**ASK, extra_body={"thread": {"type": "create"}}))
     assert "thread is not supported" in error.body["error"]["message"]
     raises(anthropic.NotFoundError, lambda: client(server).messages.create(**{**ASK, "model": "other"}))

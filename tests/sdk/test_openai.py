@@ -193,7 +193,7 @@ def test_responses_stream(server):
 def test_errors(server):
     ask = lambda **change: client(server).chat.completions.create(**{"model": "demo", "messages": MESSAGES, **change})
     error = raises(openai.BadRequestError, lambda: ask(temperature=-1))
-    assert error.param == "temperature" and error.status_code == 400 and error.type == "BadRequestError"
+    assert error.param == "temperature" and error.status_code == 400 and error.type == "BadRequestError" and error.request_id
     assert raises(openai.NotFoundError, lambda: ask(model="other")).param == "model"
     raises(openai.AuthenticationError, lambda: openai.OpenAI(base_url=server.url + "/v1", api_key="wrong").models.list())
     store = raises(openai.BadRequestError, lambda: client(server).responses.create(model="demo", input="x", previous_response_id="resp_1"))

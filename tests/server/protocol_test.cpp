@@ -38,6 +38,18 @@ TEST(Protocol, ASlashTooManyInAPathDoesNotMatter) {
   EXPECT_NE(server.get("/v1/embeddings").body.find("/openapi.json"), std::string::npos);
 }
 
+// The SDKs show it as an error's request_id.
+TEST(Protocol, ErrorsHaveTheIdOfTheirRequest) {
+  ServerOnThread server;
+  for (const char* path : {"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+    for (const char* body : {"{", "{}", R"({"model": "other"})"}) {
+      const HttpAnswer answer = server.post(path, body, "X-Request-Id: mine\r\n");
+      EXPECT_GE(answer.status, 400) << path << body;
+      EXPECT_EQ(answer.headers.at("x-request-id"), "mine") << path << body;
+      EXPECT_EQ(answer.headers.count("request-id"), std::string(path) == "/v1/messages" ? 1u : 0u);
+    }
+}
+
 // Prometheus' text format: a quote, a backslash and an end of line have a backslash before them.
 TEST(Protocol, MetricsHaveTheModelsNameEscaped) {
   server::ServerOptions options;
