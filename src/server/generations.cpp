@@ -22,7 +22,7 @@ bool is_request_id(const std::string& id) {
   });
 }
 
-/// Under OpenAI's name and, where Anthropic's clients look for it, under theirs.
+/// Anthropic's clients look for the id under a name of their own.
 void add_request_id(Headers& headers, const GenerationEndpoint& endpoint, const std::string& id) {
   headers.emplace_back("X-Request-Id", id);
   if (endpoint.error_style == ErrorStyle::anthropic) headers.emplace_back("Request-Id", id);

@@ -361,7 +361,7 @@ class Server {
   void page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange, page_response(request));
   }
-  // In OpenAI's form and in Anthropic's, whose clients read the list under the same path.
+  // OpenAI's clients and Anthropic's read the list under the same path: a card has both's fields.
   Json model_card(const std::string& name) const {
     return {{"id", name},
             {"object", "model"},

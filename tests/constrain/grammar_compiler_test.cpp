@@ -77,7 +77,7 @@ TEST_F(Compiled, SchemasAreEnforcedKeywordByKeyword) {
           {R"({"type": "string", "format": "date"})",
            {R"("2024-02-29")", R"("2000-12-31")"},
            {R"("2023-02-29")", R"("1900-02-29")", R"("2024-13-01")", R"("0000-01-01")"}},
-          // Pydantic's HttpUrl, but for the length.
+          // Pydantic writes HttpUrl so, with a larger length.
           {R"({"type": "string", "format": "uri", "minLength": 1, "maxLength": 12})",
            {R"("http://a/b")"},
            {R"("")", R"("http://a/bcde")"}},
@@ -159,7 +159,7 @@ TEST_F(Compiled, APatternBesideAFormatDecides) {
   EXPECT_TRUE(takes(schema("cuid", "^c[0-9a-z]{4}$"), R"("c0abc")"));
 }
 
-// Zod 4's z.email() and Pydantic 2.12's Decimal: what std::regex says of them.
+// std::regex says which texts the patterns of Zod 4's z.email() and Pydantic 2.12's Decimal match.
 TEST_F(Compiled, KnownPatternsThatLookAroundAreEnforced) {
   for (
       const std::string pattern :

@@ -145,7 +145,7 @@ TEST_F(Forced, AToolWhoseSchemaCannotBeKeptLeavesTheOthersTheirs) {
   EXPECT_EQ(server_->post("/v1/chat/completions", request).status, 400);
 }
 
-// OpenAI's way to show a prompt that stays as it is, and so cached, with fewer tools to call.
+// OpenAI has this form for prompts that stay as they are, and so cached, with fewer tools to call.
 TEST_F(Forced, OnlyAllowedToolsAreCalledAndThePromptNamesThemAll) {
   Json request = body(), other = request["tools"][0];
   other["function"]["name"] = "get_time";

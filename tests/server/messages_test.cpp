@@ -348,7 +348,7 @@ TEST(OtherApisTools, ToolsCallsAndResultsBecomeTheChats) {
   EXPECT_EQ(count.json()["input_tokens"], rendered.json()["token_ids"].size());
 }
 
-// A tool that gives nothing back; vLLM takes it, too.
+// vLLM takes the result of a tool that gives nothing back, too.
 TEST_F(OtherApis, AResultThatIsNullIsAnEmptyOne) {
   Json body = Json::parse(R"({"messages": [
       {"role": "user", "content": "Weather?"},

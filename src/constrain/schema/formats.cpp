@@ -72,7 +72,7 @@ constexpr std::pair<std::string_view, std::string_view> kSamePatterns[] = {
 
 }  // namespace
 
-// OpenAPI's, and Pydantic's for bytes and paths.
+// OpenAPI has the first two, Pydantic writes the last two for bytes and paths.
 bool is_any_text(std::string_view format) {
   return format == "password" || format == "binary" || format == "path";
 }
