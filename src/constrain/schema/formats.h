@@ -14,7 +14,8 @@ namespace nanovllm {
 bool is_any_text(std::string_view format);
 std::optional<Expr> format_expr(std::string_view name);
 std::vector<std::string_view> format_names();
-/// The expression of the keyword `pattern`. Throws Error(invalid_argument) as parse_regex_search() does.
+/// The expression of the keyword `pattern`. Throws Error(invalid_argument) as parse_regex_search()
+/// does.
 Expr pattern_expr(std::string_view pattern);
 
 }  // namespace nanovllm
