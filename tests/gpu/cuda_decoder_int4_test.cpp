@@ -49,7 +49,7 @@ TEST_F(CudaInt4Decoder, Int4LayersInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
   DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
   DecoderShape wide{"halves wide", 1, 5120, 32, 4, 128, 7168};
-  DecoderShape uneven{"halves 1.5B", 2, 1536, 12, 2, 128, 8960};  // of 35 chunks
+  DecoderShape uneven{"halves 4B", 2, 2560, 32, 8, 128, 9728};  // of 38 chunks
   middle.qkv_bias = true;
   for (DecoderShape shape : {qwen3_0_6b(), middle, narrow, wide, uneven}) {
     shape.in_halves = shape.head_norms = true;

@@ -35,10 +35,10 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
   DecoderShape three{"halves 3B", 1, 3072, 24, 8, 128, 8192};
   DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
-  // Chains that end with shorter runs: of 12 and 70 atoms; of 86 in turn, the first of whose
-  // columns come while gate_up goes on.
-  DecoderShape uneven{"halves 1.5B", 2, 1536, 12, 2, 128, 8960};
-  DecoderShape odd{"halves Llama 2", 1, 4096, 32, 32, 128, 11008};
+  // Chains that end with shorter runs: of 76 atoms; of 108 in turn, the first of whose columns come
+  // while gate_up goes on.
+  DecoderShape uneven{"halves 4B", 2, 2560, 32, 8, 128, 9728};
+  DecoderShape odd{"halves 14B", 1, 5120, 40, 8, 128, 13824};
   middle.qkv_bias = uneven.qkv_bias = true;
   for (DecoderShape shape : {small, middle, three, narrow, uneven, odd, large, wide}) {
     shape.in_halves = shape.head_norms = true;

@@ -29,8 +29,9 @@ class QuantisedParity : public BackendTest {
       if (m > 5 && m * n * k > 30'000'000) continue;
       if (n % 16 == 0 && !format.in_halves) expect_same_gated(format, w, same, m);
       for (const DType y_type : {DType::bf16, DType::f32}) {
+        // Dense rows have the fast kernels of a GPU.
         const Operand x(ops(), DType::bf16, {m, k}, random_values(DType::bf16, m * k, 1),
-                        Layout{.lead = m % 3, .trail = 5});
+                        m % 2 == 0 ? Layout{} : Layout{.lead = m % 3, .trail = 5});
         const Operand got(ops(), y_type, {m, n}, Layout{.lead = 3, .trail = 1}),
             want(ops(), y_type, {m, n}, Layout{.lead = 3, .trail = 1});
         ops().gemm(got, x, w);
@@ -95,8 +96,8 @@ TEST_P(QuantisedParity, InHalvesItHasTheBitsOfThePlainWeightInHalves) {
                                       {264, 3072, 128},
                                       {264, 3072, 3072},
                                       {24, 3072, 1024},
-                                      {40, 1792, 128},
-                                      {40, 1280, 32},
+                                      {40, 2560, 128},
+                                      {40, 1536, 32},
                                       {1024, 1024, 256}})
       for (const Scales& scales : {kUsual, kPlain}) {
         WeightFormat format(numbers, group);

@@ -98,9 +98,7 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
     return;
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
-  // Those of one chain: where it ends with a shorter run, later ones begin elsewhere.
-  const int made = std::min((cut.tiles - 1) / blocks * blocks * cut.columns_of_tile,
-                            (a.cuts[kDown].atoms - a.cuts[kDown].second_atoms) * kAtomDepth);
+  const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
   const int64_t of_input = int64_t{a.hidden} * 2;
   a.operand_bytes += std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
   const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
@@ -171,11 +169,11 @@ inline int64_t place_words(Arguments& a, int64_t head_dim, int64_t max_context) 
   return used;
 }
 
-/// Whether separate operations take less time, by what each block receives in a layer: the operands
-/// of four products, and what units of attention beyond its first cost, in elements. Measured on
-/// H200s at context 1,000, 22 shapes and 2 to 8 rows (docs/performance/tried.md): with halves one
-/// after the other a product's chain is longer; int4's separate operations are cheap; and over E4M3
-/// a second unit costs as much as they do.
+/// Whether separate operations take less time, by what each block receives in a layer, the operands
+/// of four products, and by what its units of attention cost in such elements. Measured on H200s,
+/// 22 shapes of 2 to 8 rows of 1,000 tokens (docs/performance/tried.md): where halves are not
+/// beside each other chains are longer; int4's separate operations are cheap; over E4M3 a second
+/// unit costs as much as they do.
 inline bool are_faster_apart(const Arguments& a, int64_t head_dim, int blocks) {
   constexpr int64_t kMostBeside = 54'000, kMostOfOthers = 46'000, kMostOfInt4 = 34'000,
                     kMostOfFewInt4 = 110'000, kOfUnit = 4'000;

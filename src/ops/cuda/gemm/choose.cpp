@@ -282,9 +282,9 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
-/// Of k in halves: each is whole stages of mid's and wide's kernels, and whole records of packed
-/// weights. What a stage of skinny's lacks is copied as zeros.
-constexpr int64_t kHalved = 4 * kSliceWidth;
+/// Of k in halves: each is whole stages of every kernel; skinny's have half of their slices of
+/// each.
+constexpr int64_t kHalved = kMostDepth * kSliceWidth;
 
 /// Whether the row is of such products.
 bool is_of(const Row& row, const GemmProblem& p) {

@@ -67,11 +67,12 @@ PackedShape shape_of(const Weight& w, int64_t rows, int64_t outputs, const Packe
   shape.groups = layout.groups;
   const int chunk = kPackedSlices * shape.block_rows * kSliceRowBytes +
                     plan.warps * plan.units * layout.record_bytes;
-  const bool two = w.format.numbers == WeightFormat::int4 && layout.columns % 2 == 0 &&
+  shape.cluster = w.format.in_halves ? 2 : 1;
+  const int chunks = layout.columns / shape.cluster;
+  const bool two = w.format.numbers == WeightFormat::int4 && chunks % 2 == 0 &&
                    shape.block_rows <= kMostDeepRows;
   shape.depth = two ? 2 : 1;
-  shape.cluster = w.format.in_halves ? 2 : 1;
-  shape.steps = layout.columns / shape.depth / shape.cluster;
+  shape.steps = chunks / shape.depth;
   shape.x_bytes = shape.depth * kPackedSlices * shape.block_rows * kSliceRowBytes;
   shape.stage_bytes = static_cast<int>(ceil_div(shape.depth * chunk, 1024) * 1024);
   const int64_t tiles = ceil_div(shape.items, num_sms / shape.cluster), all = tiles * shape.steps;
