@@ -39,8 +39,10 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   // while gate_up goes on.
   DecoderShape uneven{"halves 4B", 2, 2560, 32, 8, 128, 9728};
   DecoderShape odd{"halves 14B", 1, 5120, 40, 8, 128, 13824};
+  // Behind the columns that could come early lie more than are gathered at once.
+  DecoderShape longer{"halves 32B", 1, 5120, 40, 8, 128, 27648};
   middle.qkv_bias = uneven.qkv_bias = true;
-  for (DecoderShape shape : {small, middle, three, narrow, uneven, odd, large, wide}) {
+  for (DecoderShape shape : {small, middle, three, narrow, uneven, odd, longer, large, wide}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }

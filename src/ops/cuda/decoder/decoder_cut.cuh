@@ -99,11 +99,17 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
   constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
   const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
-  const int64_t of_input = int64_t{a.hidden} * 2;
-  a.operand_bytes += std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
-  const auto at = static_cast<int>((a.operand_bytes - of_input) / 128 * 128);
-  a.cuts[kDown].early_atoms = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce;
-  if (a.cuts[kDown].early_atoms > 0) a.cuts[kQkv].operand_at = a.cuts[kGateUp].operand_at = at;
+  const int64_t of_input = int64_t{a.hidden} * 2,
+                more = std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
+  const auto at = static_cast<int>((a.operand_bytes + more - of_input) / 128 * 128);
+  MatrixCut& down = a.cuts[kDown];
+  const int early = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce,
+            pairs_behind = (down.atoms - early) * (kAtomDepth / 4);
+  // More than gather_few() takes would go to gather_many(), which begins with the first column.
+  if (early <= 0 || pairs_behind > kPairsGathered * kGathering) return;
+  a.operand_bytes += more;
+  down.early_atoms = early;
+  a.cuts[kQkv].operand_at = a.cuts[kGateUp].operand_at = at;
 }
 
 /// How long the ring should be at most. Where one stage is under way, weights are there long before
