@@ -31,9 +31,11 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape large{"halves 8B", 1, 4096, 32, 8, 128, 12288};
   // Chains of 28 atoms, which no run of 16 ends with.
   DecoderShape wide{"halves wide", 1, 5120, 28, 4, 128, 7168};
-  // Small ones have both halves in a tile: of two groups of columns, of three, with heads of 64.
+  // Small ones have both halves in a tile: of two groups of columns, of three, of four, with heads
+  // of 64.
   DecoderShape middle{"halves 1.7B", 2, 2048, 16, 8, 128, 6144};
   DecoderShape three{"halves 3B", 1, 3072, 24, 8, 128, 8192};
+  DecoderShape four{"halves 7B", 1, 3584, 28, 4, 128, 18944};
   DecoderShape narrow{"halves narrow", 2, 1024, 16, 4, 64, 3072};
   // Chains that end with shorter runs: of 76 atoms; of 108 in turn, the first of whose columns come
   // while gate_up goes on.
@@ -42,7 +44,8 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   // Behind the columns that could come early lie more than are gathered at once.
   DecoderShape longer{"halves 32B", 1, 5120, 40, 8, 128, 27648};
   middle.qkv_bias = uneven.qkv_bias = true;
-  for (DecoderShape shape : {small, middle, three, narrow, uneven, odd, longer, large, wide}) {
+  for (DecoderShape shape :
+       {small, middle, three, four, narrow, uneven, odd, longer, large, wide}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }
