@@ -25,19 +25,7 @@ TEST_F(CudaW8a8, ARowHasTheSameBitsInEveryTile) {
                                        {WeightFormat::e4m3, kRowGroup, Rows::group}}) {
       if (!gpu_->keeps(format, n, k)) continue;
       Rig rig(*gpu_);
-      std::mt19937 random(static_cast<uint32_t>(n));
-      QuantizedRows rows;
-      for (int64_t i = 0; i < n * k; ++i)
-        rows.numbers.push_back(
-            static_cast<int8_t>(random() % 2 ? random() % 127 : 128 + random() % 127));
-      for (int64_t i = 0; i < n * format.groups(k); ++i)  // of blocks, where rows have groups
-        rows.scales.push_back(
-            0.001f +
-            0x1p-12f * static_cast<float>(i / format.groups(k) / 128 % 7 + i % format.groups(k)));
-      rows.input_scale = format.rows == Rows::tensor ? 0.01f : 0.0f;
-      const Buffer memory = gpu_->allocate(gpu_->weight_bytes(format, n, k));
-      const Weight w = gpu_->weight_view(memory.get(), format, n, k);
-      gpu_->load_quantised(w, rows);
+      const Weight w = rig.quantised_weight(format, n, k, static_cast<uint32_t>(n));
       const int64_t most = n < 4000 ? kRepeated : kMost;
       const Tensor x = rig.upload(values, DType::bf16, {kRepeated, k}),
                    one = rig.empty(DType::bf16, {kMost, n}),

@@ -69,6 +69,23 @@ class Rig {
     backend.load(w.data, std::span(&host, 1));
     return w;
   }
+  /// Random numbers of 8 bits; scales differ from block to block, where rows have groups.
+  Weight quantised_weight(const WeightFormat& format, int64_t n, int64_t k, uint32_t seed) {
+    std::mt19937 random(seed);
+    QuantizedRows rows;
+    for (int64_t i = 0; i < n * k; ++i)
+      rows.numbers.push_back(
+          static_cast<int8_t>(random() % 2 ? random() % 127 : 128 + random() % 127));
+    for (int64_t i = 0; i < n * format.groups(k); ++i)
+      rows.scales.push_back(0.001f +
+                            0x1p-12f * static_cast<float>(i / format.groups(k) / kRowGroup % 7 +
+                                                          i % format.groups(k)));
+    rows.input_scale = format.rows == WeightFormat::Rows::tensor ? 0.01f : 0.0f;
+    buffers_.push_back(backend.allocate(backend.weight_bytes(format, n, k)));
+    const Weight w = backend.weight_view(buffers_.back().get(), format, n, k);
+    backend.load_quantised(w, rows);
+    return w;
+  }
 
   /// The bytes from the first element to the last, gaps of strided rows included.
   std::vector<std::byte> bytes(const Tensor& t) {

@@ -1,7 +1,6 @@
 // Sums over the ranks whose norm quantises rows for the product that reads them, against the
 // operations that define them, bit for bit.
 #include <limits>
-#include <random>
 
 #include "gpu/rig.h"
 #include "ranks/gpu_ranks.h"
@@ -11,38 +10,19 @@ namespace {
 
 using Rows = WeightFormat::Rows;
 
-QuantizedRows random_rows(const WeightFormat& format, int64_t n, int64_t k, uint32_t seed) {
-  std::mt19937 random(seed);
-  QuantizedRows rows;
-  for (int64_t i = 0; i < n * k; ++i)
-    rows.numbers.push_back(
-        static_cast<int8_t>(random() % 2 ? random() % 127 : 128 + random() % 127));
-  for (int64_t i = 0; i < n * format.groups(k); ++i)  // of blocks, where rows have groups
-    rows.scales.push_back(
-        0.001f + 0x1p-12f * static_cast<float>(i / format.groups(k) / 128 + i % format.groups(k)));
-  rows.input_scale = format.rows == Rows::tensor ? 0.01f : 0.0f;
-  return rows;
-}
-
-Weight random_weight(Backend& backend, Buffer& memory, WeightFormat format, int64_t n, int64_t k,
-                     uint32_t seed) {
-  if (format.rows != Rows::group) format.group = k;
-  memory = backend.allocate(backend.weight_bytes(format, n, k));
-  const Weight w = backend.weight_view(memory.get(), format, n, k);
-  backend.load_quantised(w, random_rows(format, n, k, seed));
-  return w;
-}
-
 /// The product of the ranks' sum, normalised, of rows of k. `sends`: a product of such a weight
 /// gives the parts of the sum, and sends them. Several times over, and in a graph.
 void expect_product_of_sum(Backend& backend, Communicator& comm, ThreadGroup& group,
                            const WeightFormat& format, int64_t rows, int64_t k, bool sends) {
   constexpr int64_t n = 64, kDepth = 640;
   Rig rig(backend);
-  Buffer memory[2];
   const auto seed = static_cast<uint32_t>(comm.rank());
-  const Weight reader = random_weight(backend, memory[0], format, n, k, 7),
-               first = random_weight(backend, memory[1], format, k, kDepth, seed);
+  const auto weight = [&](int64_t outputs, int64_t columns, uint32_t of) {
+    WeightFormat own = format;
+    if (own.rows != Rows::group) own.group = columns;
+    return rig.quantised_weight(own, outputs, columns, of);
+  };
+  const Weight reader = weight(n, k, 7), first = weight(k, kDepth, seed);
   std::vector<float> parts = normal_values(rows * k, seed),
                      inputs = normal_values(rows * kDepth, 10 + seed);
   if (rows > 1)
