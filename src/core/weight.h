@@ -63,7 +63,7 @@ constexpr WeightFormat plain_format(DType dtype) {
 }
 /// Whether the shape of a row-parallel weight [n, k] that one rank has whole allows halves,
 /// of a model that multiplies in them (ModelConfig::is_in_halves(), docs/contract.md).
-constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 1024 && k % 512 == 0; }
+constexpr bool multiplies_in_halves(int64_t n, int64_t k) { return n >= 1024 && k % 256 == 0; }
 /// The dtype of the numbers that a weight stands for.
 constexpr DType dtype_of(WeightFormat format) {
   return format.numbers == WeightFormat::f32 ? DType::f32 : DType::bf16;

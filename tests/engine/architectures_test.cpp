@@ -138,6 +138,11 @@ TEST(Architectures, ADenseModelIsInHalvesWhereItsSizesAllow) {
                                            {"qwen3-30b-a3b", false}}) {
     ModelConfig config = load_model_config(configs + name, config_defaults);
     EXPECT_EQ(config.is_in_halves(), is_in_halves) << name;
+    for (const int64_t k : {11008, 8960, 11136}) {  // Qwen2.5-3B's, 1.5B's, none's
+      config.intermediate_size = k;
+      EXPECT_EQ(config.is_in_halves(), is_in_halves && k != 11136) << name << " " << k;
+    }
+    config.intermediate_size = 9728;
     config.output_bias = true;
     EXPECT_FALSE(config.is_in_halves()) << name;
   }

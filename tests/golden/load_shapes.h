@@ -17,11 +17,13 @@ struct Shape {
 inline void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 inline constexpr const char* kFourLayers = R"({"num_hidden_layers": 4})";
+inline constexpr const char* kOddRecords =  // of 128 columns, in a half of k
+    R"({"num_hidden_layers": 4, "intermediate_size": 3328})";
 inline constexpr const char* kWholeVocabulary = R"({"num_hidden_layers": 4, "vocab_size": 151936})";
 inline constexpr const char* kTwoLayers = R"({"num_hidden_layers": 2})";
 inline constexpr const char* kOneLayer = R"({"num_hidden_layers": 1})";
 inline constexpr const char* kMistral = R"({"num_hidden_layers": 3, "sliding_window": 500,
-    "model_type": "mistral", "architectures": ["MistralForCausalLM"]})";
+    "intermediate_size": 11008, "model_type": "mistral", "architectures": ["MistralForCausalLM"]})";
 inline constexpr const char* kQwen2 = R"({"num_hidden_layers": 4, "head_dim": 64,
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})";
 inline constexpr const char* kTwoLayersFp8 = R"({"num_hidden_layers": 2, "quantization_config": {
@@ -85,7 +87,7 @@ inline const Shape kGpuShapes[] = {
     Shape{"qwen3-8b", kTwoLayersFp8, "fp8_blocks"},
     Shape{"qwen3-32b-fp8", kOneLayer, "fp8_blocks_wide"},
     Shape{"qwen3-8b", kTwoLayers, "fp8_rows", 1, kTargets[3], "fp8", "fp8"},
-    Shape{"qwen3-0.6b", kFourLayers, "int4", 1, kTargets[3], "auto", "int4"},
+    Shape{"qwen3-0.6b", kOddRecords, "int4", 1, kTargets[3], "auto", "int4"},
     Shape{"qwen3-8b", kTwoLayers, "int8", 1, kTargets[3], "auto", "int8"},
     Shape{"qwen3-30b-a3b", kTwoLayersFp8, "fp8_experts"},
     Shape{"qwen3-30b-a3b", kTwoLayers, "int4_experts", 1, kTargets[3], "auto", "int4"},

@@ -172,7 +172,7 @@ class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*
          std::initializer_list<std::pair<const char*, int>>{{"num_hidden_layers", 2},
                                                             {"num_attention_heads", 8},
                                                             {"num_key_value_heads", 2},
-                                                            {"intermediate_size", 1536},
+                                                            {"intermediate_size", 1280},
                                                             {"vocab_size", 1001},
                                                             {"bos_token_id", 0},
                                                             {"eos_token_id", 1}})

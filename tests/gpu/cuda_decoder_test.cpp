@@ -41,11 +41,14 @@ TEST_F(CudaDecoder, LayersWithWeightsInHalvesGiveTheBitsOfSeparateOperations) {
   // while gate_up goes on.
   DecoderShape uneven{"halves 4B", 2, 2560, 32, 8, 128, 9728};
   DecoderShape odd{"halves 14B", 1, 5120, 40, 8, 128, 13824};
+  // Of 70; of 86 in turn, so that columns come early up to the middle of a run of 16, and of 4.
+  DecoderShape shorter{"halves 1.5B", 1, 1536, 12, 2, 128, 8960};
+  DecoderShape older{"halves Llama 2", 1, 4096, 32, 32, 128, 11008};
   // Behind the columns that could come early lie more than are gathered at once.
   DecoderShape longer{"halves 32B", 1, 5120, 40, 8, 128, 27648};
   middle.qkv_bias = uneven.qkv_bias = true;
   for (DecoderShape shape :
-       {small, middle, three, four, narrow, uneven, odd, longer, large, wide}) {
+       {small, middle, three, four, narrow, uneven, odd, shorter, older, longer, large, wide}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }

@@ -127,6 +127,8 @@ TEST_F(CudaInvariance, WeightsInHalvesHaveTheBitsOfTheDefinition) {
                                                                                {5120, 7168},
                                                                                {24, 3072},
                                                                                {2560, 9728},
+                                                                               {1536, 1280},
+                                                                               {2048, 11008},
                                                                                {2056, 12288}}) {
     Rig rig(*gpu_);
     const auto values = normal_values(kRows * k, 5);

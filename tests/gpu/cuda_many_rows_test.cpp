@@ -155,6 +155,7 @@ TEST_F(CudaManyRows, ANormThatAddsHalvesHasTheBitsOfSeparateOperations) {
                            {5120, 1024, 1024},
                            {8192, 1024, 300},
                            {1536, 1536, 1024},
+                           {1536, 8960, 1024},
                            {1024, 1024, 40, DType::f32}}) {
     Rig rig(*gpu_);
     const Tensor all = rig.upload(normal_values(p.most * p.k, 3), p.dtype, {p.most, p.k}),

@@ -98,6 +98,10 @@ TEST_P(QuantisedParity, InHalvesItHasTheBitsOfThePlainWeightInHalves) {
                                       {24, 3072, 1024},
                                       {40, 2560, 128},
                                       {40, 1536, 32},
+                                      {24, 1280, 128},  // an odd number of records in a half
+                                      {1024, 1280, 64},
+                                      {40, 1280, 1280},
+                                      {264, 8960, 128},
                                       {1024, 1024, 256}})
       for (const Scales& scales : {kUsual, kPlain}) {
         WeightFormat format(numbers, group);

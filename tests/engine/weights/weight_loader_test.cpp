@@ -182,7 +182,8 @@ TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
   EXPECT_FALSE(in_halves(1, 4096, 12288, false));
   EXPECT_FALSE(in_halves(1, 1016, 3072, true));
   EXPECT_TRUE(in_halves(1, 2560, 9728, true));
-  EXPECT_FALSE(in_halves(1, 1536, 8960, true));
+  EXPECT_TRUE(in_halves(1, 1536, 8960, true));
+  EXPECT_FALSE(in_halves(1, 1536, 8832, true));
 }
 
 // 24 rows on 16 ranks: two each, and nothing but zeros from rank 12 on. On 5: the last has 4 of 5.

@@ -252,11 +252,13 @@ TEST(GemmChoice, OfPackedWeightsInHalves) {
     GemmProblem problem = product(1, {4096, 12288});
     problem.weight = WeightFormat(numbers, 128);
     problem.weight.in_halves = true;
-    for (const int64_t rows : {1, 16, 33, 256}) {
-      problem.rows = rows;
-      EXPECT_EQ(served_by(problem, kHopper), "packed") << rows;
-      EXPECT_EQ(served_by(problem, kAmpere), "mma") << rows;
-    }
+    for (const int64_t k : {11008, 12288})
+      for (const int64_t rows : {1, 16, 33, 256}) {
+        problem.k = k;
+        problem.rows = rows;
+        EXPECT_EQ(served_by(problem, kHopper), "packed") << rows << " " << k;
+        EXPECT_EQ(served_by(problem, kAmpere), "mma") << rows << " " << k;
+      }
     problem.k = 1152;  // halves of four and a half records
     EXPECT_EQ(served_by(problem, kHopper), "unpacked");
     EXPECT_EQ(served_by(problem, kAmpere), "unpacked");

@@ -137,18 +137,19 @@ TEST(GemmChoice, RingsOfFewRowsFitEveryGpu) {
 }
 
 TEST(GemmChoice, OfWeightsInHalves) {
-  GemmProblem problem = product(1, {4096, 12288});
+  GemmProblem problem;
   const auto at = [&](int64_t rows, const GemmGpu& gpu = kHopper) {
     problem.rows = rows;
     return served_by(problem, gpu);
   };
   // As those of whole weights, but in place of cuBLASLt.
-  for (const int64_t rows : {1, 8, 9, 128, 200, 256, 257, 767, 1024, 1536, 4096}) {
-    problem.weight.in_halves = false;
-    const std::string whole = at(rows);
-    problem.weight.in_halves = true;
-    EXPECT_EQ(at(rows), whole == "blas" ? "mid" : whole) << rows;
-  }
+  for (const Shape w : {Shape{4096, 11008}, Shape{4096, 12288}})
+    for (const int64_t rows : {1, 8, 9, 128, 200, 256, 257, 767, 1024, 1536, 4096}) {
+      problem = product(1, w);
+      const std::string whole = at(rows);
+      problem.weight.in_halves = true;
+      EXPECT_EQ(at(rows), whole == "blas" ? "mid" : whole) << rows << " " << w.k;
+    }
   // The rows of skinny's tiles with either half are the 64 of one operand.
   int64_t most[2] = {};
   for (const bool in_halves : {false, true})

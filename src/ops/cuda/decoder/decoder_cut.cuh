@@ -96,14 +96,17 @@ inline void place_early(Arguments& a, int blocks, int64_t spare) {
   if (a.rows > 1 || has_halves_beside(a) || a.mixture.per_token > 0 || a.scales[kQkv] ||
       a.is_int4 || a.cuts[kDown].stages < 3 * a.stages)
     return;
-  constexpr int kAtOnce = 16;  // atoms, the most that a product waits for at once
+  constexpr int kAtOnce = 16, kRunOfStream = 4;  // atoms: the most that a product waits for at once
   const MatrixCut& cut = a.cuts[kGateUp];
   const int made = (cut.tiles - 1) / blocks * blocks * cut.columns_of_tile;
   const int64_t of_input = int64_t{a.hidden} * 2,
                 more = std::clamp<int64_t>(made * 2 + of_input - a.operand_bytes, 0, spare);
   const auto at = static_cast<int>((a.operand_bytes + more - of_input) / 128 * 128);
   MatrixCut& down = a.cuts[kDown];
-  const int early = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce,
+  const int half = down.atoms - down.second_atoms,
+            most = std::min(made, at / 2) / (kAtomDepth * kAtOnce) * kAtOnce,
+            // Where a run begins: those of the second half lie behind the first.
+      early = most > half ? most - (most - half) % kRunOfStream : most,
             pairs_behind = (down.atoms - early) * (kAtomDepth / 4);
   // More than gather_few() takes would go to gather_many(), which begins with the first column.
   if (early <= 0 || pairs_behind > kPairsGathered * kGathering) return;

@@ -97,7 +97,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     WeightFormat format = weight.format;
     format.in_halves = false;
     if (format != decoder::format_of(like, w.shape[1]) || (w.packed > 0) != format.is_quantised() ||
-        (weight.format.in_halves && w.shape[1] % (8 * decoder::kAtomDepth) != 0) ||
+        (weight.format.in_halves && w.shape[1] % (2 * decoder::kAtomDepth) != 0) ||
         !w.contiguous() || n % 8 != 0 || row % decoder::kAtomRow != 0)
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.

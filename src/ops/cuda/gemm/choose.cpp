@@ -282,9 +282,13 @@ constexpr Row kTable[] = {
     {GemmEnd::gate, WeightFormat::e4m3, GemmKernel::unpacked, false, false, try_unpacked},
 };
 
-/// Of k in halves: each is whole stages of every kernel; skinny's have half of their slices of
-/// each.
-constexpr int64_t kHalved = kMostDepth * kSliceWidth;
+/// Of k in halves: each is whole stages of mid's and wide's kernels. Skinny's have half of their
+/// slices of each, and zeros behind.
+constexpr int64_t kHalved = 2 * kMostDepth * kSliceWidth;
+static_assert(std::ranges::all_of(kMidKernels,
+                                  [](const auto& k) { return kMostDepth % k.tile.depth == 0; }) &&
+              std::ranges::all_of(kWideKernels,
+                                  [](const auto& k) { return kMostDepth % k.tile.depth == 0; }));
 
 /// Whether the row is of such products.
 bool is_of(const Row& row, const GemmProblem& p) {

@@ -12,7 +12,7 @@ namespace nanovllm {
 // A stage of a ring holds slices of 64 along k, of bf16.
 constexpr int kSliceWidth = 64, kSliceRowBytes = 128;
 constexpr int kMostStages = 32;
-constexpr int kMostDepth = 8;       // slices of a stage
+constexpr int kMostDepth = 2;       // slices of a stage of mid's and wide's kernels
 constexpr int kGroupThreads = 128;  // of a group of four warps, which multiply together
 
 /// The rows of x that a block of `tile_rows` copies of `rows` in all: no more than there are, in
