@@ -120,7 +120,7 @@ TEST_P(GemmParity, ARowHasTheSameBitsForEveryNumberOfRows) {
 // Two ranks compute this, each with half of k: docs/contract.md.
 TEST_P(GemmParity, AWeightInHalvesHasTheSumOfItsHalvesProducts) {
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
-           {7, 66}, {130, 1000}, {264, 1536}, {264, 1280}, {48, 2048}, {16, 4352}})
+           {7, 66}, {130, 1000}, {264, 1280}, {48, 2048}, {16, 4352}})
     for (const int64_t m : {1, 3, 9, 20, 64, 65, 150, 256, 257, 700})
       for (const DType y_type : {dtype(), DType::f32}) {
         const Values x = random_values(dtype(), m * k, 1), w = random_values(dtype(), n * k, 2);
