@@ -27,13 +27,35 @@ std::string by_rows(Shape w, GemmEnd end, int64_t most, const GemmGpu& gpu = kHo
 }
 
 TEST(GemmChoice, OfAStepsProductsOnHopper) {
-  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 700), "skinny 1..64 mid 65..256 blas 257..700");
+  EXPECT_EQ(by_rows(kSmallQkv, GemmEnd::store, 700), "skinny 1..32 mid 33..256 blas 257..700");
   EXPECT_EQ(by_rows(kSmallGateUp, GemmEnd::gate, 700),
             "skinny 1..64 mid 65..256 separate operations 257..700");
   EXPECT_EQ(by_rows(kLargeQkv, GemmEnd::store, 700),
             "skinny 1..8 mid 9..256 blas 257..700");  // no wide tile keeps enough SMs busy
   EXPECT_EQ(by_rows(kLargeGateUp, GemmEnd::gate, 128),
             "skinny 1..8 mid 9..64 wide 65..112 mid 113..128");
+}
+
+// Shapes of Qwen2.5-0.5B, -1.5B and -7B, Llama 3.1 8B and Qwen3-1.7B: tiles of mid would leave many
+// SMs without work, or with a last tile that all wait for.
+TEST(GemmChoice, OfWeightsThatMidDividesBadly) {
+  const auto tiles = [](int64_t rows, Shape w, GemmEnd end = GemmEnd::store) {
+    const std::string text = explain_gemm(product(rows, w, end), kHopper);
+    return text.substr(0, text.find(';'));
+  };
+  EXPECT_EQ(by_rows({1536, 8960}, GemmEnd::store, 128), "skinny 1..64 mid 65..128");
+  EXPECT_EQ(tiles(16, {1536, 8960}), "skinny, 16 columns by 16 rows");
+  EXPECT_EQ(tiles(32, {1536, 8960}), "skinny, 16 columns by 32 rows");
+  EXPECT_EQ(tiles(64, {1536, 8960}), "skinny, 24 columns by 32 rows");
+  EXPECT_EQ(tiles(16, {17920, 1536}, GemmEnd::gate), "skinny, 48 columns by 16 rows");
+  EXPECT_EQ(tiles(64, {28672, 4096}, GemmEnd::gate), "skinny, 64 columns by 64 rows");
+  EXPECT_EQ(tiles(16, {37888, 3584}, GemmEnd::gate),
+            "mid, 96 columns by 1 x 16 rows, 1 blocks of rows");
+  EXPECT_EQ(by_rows({12288, 2048}, GemmEnd::gate, 64), "skinny 1..8 mid 9..64");
+  EXPECT_EQ(by_rows({1152, 896}, GemmEnd::store, 64), "skinny 1..4 mid 5..64");
+  GemmGpu gpu = kHopper;
+  gpu.own_sms = 32;
+  EXPECT_EQ(by_rows({28672, 4096}, GemmEnd::gate, 64, gpu), "mid 1..64");
 }
 
 TEST(GemmChoice, OfManyRowsOnHopper) {
@@ -153,9 +175,9 @@ TEST(GemmChoice, OfWeightsInHalves) {
   // The rows of skinny's tiles with either half are the 64 of one operand.
   int64_t most[2] = {};
   for (const bool in_halves : {false, true})
-    for (int64_t n = 1024; n <= 4096; n += 1024)
+    for (const int64_t k : {1024, 11264})
       for (int64_t rows = 1; rows <= 64; ++rows) {
-        GemmProblem small = product(rows, {n, 1024});
+        GemmProblem small = product(rows, {2048, k});
         small.weight.in_halves = in_halves;
         const GemmChoice choice = choose_gemm(small, kHopper);
         if (choice.kernel == GemmKernel::skinny)

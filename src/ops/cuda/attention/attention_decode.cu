@@ -11,15 +11,18 @@ namespace {
 
 /// Blocks of an SM over E4M3 and for heads of 64, at most: a key takes half the time of one of bf16
 /// and 128 elements, and its arithmetic as long, so that the warps of one block wait for one
-/// another too long.
+/// another too long. For heads of 128 where a second unit would else begin when the first ends.
 constexpr int kMostDecodeBlocks = 2;
 
 /// Whether a step has work for so many blocks. Over E4M3 two only divide pairs of a sequence and a
 /// KV head where there are fewer of these than blocks; those of 64 elements gain, too, as soon as
-/// one block of an SM would have a second unit.
+/// one block of an SM would have a second unit, and those of 128 as long as no block has two.
 template <int kHeadDim, class C>
 bool fills_most_blocks(int64_t pairs, int64_t keys, int num_sms) {
-  if constexpr (kHeadDim == 64) return pairs * ceil_div(keys, int64_t{kChunk}) > num_sms;
+  const int64_t units = pairs * ceil_div(keys, int64_t{kChunk});
+  if constexpr (kHeadDim == 64) return units > num_sms;
+  if constexpr (kHeadDim == 128 && !is_e4m3<C>)
+    return units > num_sms && units <= kMostDecodeBlocks * num_sms;
   return is_e4m3<C> && decode_blocks(kHeadDim) > 1 && pairs >= kMostDecodeBlocks * num_sms;
 }
 

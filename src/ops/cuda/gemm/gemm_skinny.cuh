@@ -82,6 +82,30 @@ __device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const 
            at.item % shape.row_blocks * shape.block_rows, 0, at.step * kDepth);
 }
 
+/// Two threads' parts where a weight streams for long: one that copies both waits for a stage and
+/// asks for two boxes in turn, which takes some 300 ns, more than the stage's products.
+template <int kOutputs, int kDepth>
+__device__ void produce_weight(const CUtensorMap& w, const SkinnyShape& shape,
+                               const ProductRing& ring) {
+  SkinnyCursor at;
+  for (; at.parity == 0 && !at.done(shape); at.next(shape))
+    copy_weight<kOutputs, kDepth>(w, shape, ring, at);
+  let_next_start();
+  for (; !at.done(shape); at.next(shape)) {
+    wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+    copy_weight<kOutputs, kDepth>(w, shape, ring, at);
+  }
+}
+template <int kDepth>
+__device__ void produce_rows(const CUtensorMap& x, const SkinnyShape& shape,
+                             const ProductRing& ring) {
+  wait_for_previous();
+  for (SkinnyCursor at; !at.done(shape); at.next(shape)) {
+    wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+    copy_rows<kDepth>(x, shape, ring, at);
+  }
+}
+
 /// One thread's part: all copies. The next kernel may begin as soon as the ring is full, so that
 /// its own weight is there when this one ends.
 template <int kOutputs, int kDepth>
@@ -261,9 +285,9 @@ __device__ void consume(Y* y, const SkinnyShape& shape, const ProductRing& ring)
 }
 
 /// `w`: boxes of kColumns rows ([2, kColumns / 2] where gated), `x`: of `block_rows` rows, both by
-/// kDepth slices; of both halves of k, where the weight is in `halves`.
+/// kDepth slices; of both halves of k, where the weight is in `halves`. A warp more copies rows.
 template <int kColumns, int kDepth, bool gated, bool halves, class Y>
-__global__ void __launch_bounds__(kSkinnyThreads)
+__global__ void __launch_bounds__(kSkinnyThreads + kWarp)
     gemm_skinny_kernel(Y* y, const __grid_constant__ CUtensorMap w,
                        const __grid_constant__ CUtensorMap x, const SkinnyShape shape) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -288,8 +312,14 @@ __global__ void __launch_bounds__(kSkinnyThreads)
     fence_new_barriers();
   }
   __syncthreads();
-  if (warp == kSkinnyConsumers / kWarp) {
-    if (producer) produce<gated ? kColumns / 2 : kColumns, kDepth>(w, x, shape, ring);
+  constexpr int kOutputs = gated ? kColumns / 2 : kColumns;
+  if (warp > kSkinnyConsumers / kWarp) {
+    if (threadIdx.x % kWarp == 0) produce_rows<kDepth>(x, shape, ring);
+  } else if (warp == kSkinnyConsumers / kWarp) {
+    if (producer && blockDim.x > kSkinnyThreads)
+      produce_weight<kOutputs, kDepth>(w, shape, ring);
+    else if (producer)
+      produce<kOutputs, kDepth>(w, x, shape, ring);
   } else {
     wait_for_previous();
     consume<kColumns, kDepth, gated, halves>(y, shape, ring);

@@ -30,8 +30,14 @@ void with_columns(int columns, F&& f) {
 
 /// The bytes that a ring takes of an SM's shared memory: less than half, so that the next product's
 /// weight can come in while this one ends; nearly all for a weight of which that would be a small
-/// part.
+/// part, or which takes long.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
+
+/// Whether a weight streams for long: a large one, or a long chain's.
+bool is_long(const Weight& w) {
+  constexpr int64_t kLargeWeight = int64_t{16} << 20, kLongChain = 4096;  // bytes, k
+  return w.k() >= kLongChain || w.n() * w.k() * 2 > kLargeWeight;
+}
 
 /// gemm_map() in boxes of so many rows, of both halves of k.
 CUtensorMap gemm_map_of_halves(EncodeMap encode, const Tensor& t, int rows, int slices,
@@ -69,10 +75,10 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
       shape.steps = static_cast<int>(ceil_div(x.shape[1], kDepth * kSliceWidth));
       const int64_t bytes = ceil_div(shape.items, num_sms_) * kColumns * x.shape[1] * 2,
                     stage = skinny_stage_bytes(kColumns, plan.block_rows, kDepth);
-      shape.stages = static_cast<int>(
-          std::clamp<int64_t>(std::min((bytes > kWholeRing ? kWholeRing : kHalfRing) / stage,
-                                       ceil_div(shape.items, num_sms_) * shape.steps),
-                              2, kMostStages));
+      shape.stages = static_cast<int>(std::clamp<int64_t>(
+          std::min((bytes > kWholeRing || is_long(w) ? kWholeRing : kHalfRing) / stage,
+                   ceil_div(shape.items, num_sms_) * shape.steps),
+          2, kMostStages));
       // One block for every SM, even where there is no work for the last: they lie apart then, and
       // so do those of the product behind this one, which come while these end.
       const dim3 grid{grid_size(num_sms_)};
@@ -81,9 +87,10 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
       // Measured: weights of so few rows stream up to 2 % faster so.
       const auto promotion =
           y.shape[0] <= 8 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+      const unsigned threads = kSkinnyThreads + (is_long(w) ? kWarp : 0);
       const auto go = [&](auto kernel) {
         launch_early(
-            kernel, grid, kSkinnyThreads, shared, device_ptr<Y>(y),
+            kernel, grid, threads, shared, device_ptr<Y>(y),
             gemm_map(encode_map_, w.data,
                      {.parts = gated ? 2 : 1,
                       .rows = kColumns,
@@ -99,8 +106,8 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
       if constexpr (std::is_same_v<Y, bf16>)
         if (w.format.in_halves)
           return launch_early(
-              gemm_skinny_kernel<kColumns, kDepth / 2, false, true, DeviceType<Y>>, grid,
-              kSkinnyThreads, shared, device_ptr<Y>(y),
+              gemm_skinny_kernel<kColumns, kDepth / 2, false, true, DeviceType<Y>>, grid, threads,
+              shared, device_ptr<Y>(y),
               gemm_map_of_halves(encode_map_, w.data, kColumns, kDepth / 2, promotion),
               gemm_map_of_halves(encode_map_, x, plan.block_rows, kDepth / 2,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
