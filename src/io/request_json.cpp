@@ -222,6 +222,7 @@ void read_sampling_params(const JsonObject& o, SamplingParams& p) {
   assign(p.top_k, o.optional_integer("top_k", -1, std::numeric_limits<int64_t>::max()));
   assign(p.seed, o.optional_integer("seed", std::numeric_limits<int64_t>::min(),
                                     std::numeric_limits<int64_t>::max()));
+  if (p.seed == -1) p.seed.reset();  // in vLLM and llama.cpp, too, it asks for any seed
   assign(p.max_tokens, o.optional_integer("max_tokens", 1, kMax));
   assign(p.min_tokens, o.optional_integer("min_tokens", 0, kMax));
   if (const auto n = o.optional_integer("n", 1, kMax)) p.n = static_cast<int>(*n);

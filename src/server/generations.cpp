@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/seconds.h"
+#include "io/json_object.h"
 #include "server/prompts.h"
 #include "server/request_log.h"
 
@@ -65,8 +66,20 @@ void Generations::keep_alive() {
     if (place.prompt == 0) place.generation->keep_alive();
 }
 
-void Generations::abort_all() {
-  for (const auto& [id, place] : places_) llm_.abort_request(id);
+HttpResponse Generations::abort(const std::string& text) {
+  Json body = Json::object();
+  try {
+    constexpr auto kBad = ErrorKind::invalid_argument;
+    if (!text.empty()) body = parse_json(text, "request body", kBad, {.max_bytes = 1 << 20});
+    const auto named = JsonObject(body, "request body", kBad).optional_strings("request_ids");
+    const std::set<std::string> ids =
+        named ? std::set<std::string>(named->begin(), named->end()) : std::set<std::string>();
+    for (const auto& [number, place] : places_)
+      if (ids.empty() || ids.contains(place.generation->summary().id)) llm_.abort_request(number);
+  } catch (...) {
+    return refusal(std::current_exception(), body, ErrorStyle::openai);
+  }
+  return json_response({{"status", "ok"}});
 }
 
 void Generations::fail_all(const std::string& message) {

@@ -37,7 +37,9 @@ class Generations {
   /// The engine's outputs of one step.
   void deliver(std::vector<RequestOutput>& outputs);
   void keep_alive();
-  void abort_all();
+  /// Ends the requests whose answers have the ids that a body's request_ids names, as in vLLM: all
+  /// of them if it names none. Gives the answer to that body.
+  HttpResponse abort(const std::string& body);
   /// Ends them with an error.
   void fail_all(const std::string& message);
   /// Requests that have no answer yet, those that are being read among them.

@@ -49,7 +49,7 @@ constexpr Description kDescriptions[] = {
     {"/load", "The number of requests in work"},
     {"/openapi.json", "This document"},
     {"/engine/live", "What the scheduler and the KV cache look like, as events"},
-    {"/abort_requests", "Ends all requests"},
+    {"/abort_requests", "Ends the requests of these ids, or all", kAbortFields},
     {"/reset_prefix_cache", "Forgets all cached prefixes"},
 };
 

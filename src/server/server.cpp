@@ -395,8 +395,7 @@ class Server {
                        "model"));
   }
   void abort_requests(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
-    generations_->abort_all();
-    answer(request, exchange, json_response({{"status", "ok"}}));
+    answer(request, exchange, generations_->abort(request.body));
   }
   void reset_prefix_cache(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     llm_->reset_prefix_cache();

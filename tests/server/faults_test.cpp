@@ -78,6 +78,25 @@ TEST(Faults, AClientThatVanishesWithoutAWordLosesItsStream) {
   EXPECT_TRUE(has_line(server, "vllm:request_success_total", ",finished_reason=\"abort\"", 1));
 }
 
+// As vLLM's endpoint: ids of answers, or none for all.
+TEST(Faults, AbortRequestsEndsThoseThatItNamesAlone) {
+  server::ServerOptions options = with_endless();
+  options.enable_admin = true;
+  ServerOnThread server(options);
+  Client one(server.port()), other(server.port());
+  one.send(request_bytes(endless_chat(false), "/v1/chat/completions", "X-Request-Id: one\r\n"));
+  other.send(request_bytes(endless_chat(false), "/v1/chat/completions", "X-Request-Id: two\r\n"));
+  ASSERT_TRUE(eventually([&] { return has_line(server, "vllm:num_requests_running", "", 2); }));
+  for (const Json& ids : {Json::array({"chatcmpl-three"}), Json::array({"chatcmpl-one", "x"})})
+    EXPECT_EQ(server.post("/abort_requests", {{"request_ids", ids}}).status, 200);
+  EXPECT_EQ(one.read_answer().json()["choices"][0]["finish_reason"], "abort");
+  for (const char* wrong : {"{", "[]", "{\"request_ids\": 3}"})
+    EXPECT_EQ(server.post("/abort_requests", std::string(wrong)).status, 400) << wrong;
+  EXPECT_TRUE(has_line(server, "vllm:num_requests_running", "", 1));
+  EXPECT_EQ(server.post("/abort_requests", Json::object()).status, 200);
+  EXPECT_EQ(other.read_answer().json()["choices"][0]["finish_reason"], "abort");
+}
+
 TEST(Faults, WhoReadsALongAnswerSlowlyGetsAllOfIt) {
   server::ServerOptions options;
   options.http.write_timeout = 8;

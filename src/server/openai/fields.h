@@ -119,4 +119,6 @@ inline constexpr Field kDetokenizeFields[] = {
     {"model", schemas::kText},
     {"tokens", R"({"type": "array", "items": {"type": "integer", "minimum": 0}})"}};
 
+inline constexpr Field kAbortFields[] = {{"request_ids", schemas::kTexts}};
+
 }  // namespace nanovllm::server
