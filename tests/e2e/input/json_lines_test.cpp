@@ -65,6 +65,23 @@ TEST(Generate, AnswersComeInInputOrderAndBadLinesCostTheOthersNothing) {
       << result.errors;
 }
 
+// vLLM's SamplingParams.__post_init__(); llama.cpp's clients send it with every request.
+TEST(Generate, ASeedOfMinusOneIsNone) {
+  const auto tokens_with = [](const std::string& seed) {
+    const std::string line =
+        R"({"prompt": "Once", "sampling_params": {"temperature": 5, "max_tokens": 8)" + seed +
+        "}}\n";
+    const auto lines = answers(line + line);
+    EXPECT_EQ(lines.size(), 2u);
+    return std::pair(lines.at(0)["token_ids"], lines.at(1)["token_ids"]);
+  };
+  const auto none = tokens_with(""), minus_one = tokens_with(R"(, "seed": -1)"),
+             given = tokens_with(R"(, "seed": -2)");
+  EXPECT_NE(none.first, none.second);
+  EXPECT_EQ(minus_one, none);
+  EXPECT_EQ(given.first, given.second);
+}
+
 TEST(Generate, WritesTheSameToAFileAsToStandardOutput) {
   TempDirectory directory;
   const std::string in = directory.path() / "in.jsonl", out = directory.path() / "out.jsonl";
