@@ -294,9 +294,10 @@ class Server {
                                  : "the model is being loaded";
   }
 
+  /// Nothing is JSON as well, but for a browser's: a foreign page may send that unasked.
   static bool is_json(const HttpRequest& request) {
     const auto* type = request.header("content-type");
-    if (!type) return false;
+    if (!type) return request.body.empty() && !request.header("origin");
     const auto name = std::string_view(*type).substr(0, type->find_first_of("; \t"));
     return is_same_name(name, "application/json");
   }

@@ -157,6 +157,24 @@ TEST_F(Http, NamesAreTakenInAnyCase) {
   EXPECT_EQ(status("local", "application/json"), 403);
 }
 
+// As `curl -X POST` and vLLM's benchmarks send it. A browser's has an Origin: a page of another
+// site may send it without asking first.
+TEST_F(Http, NoBodyNeedsNoTypeButFromABrowser) {
+  server::ServerOptions options;
+  options.enable_admin = true;
+  ServerOnThread server(options);
+  const auto status = [&](const std::string& rest) {
+    Client client(server.port());
+    client.send("POST /reset_prefix_cache HTTP/1.1\r\nHost: localhost\r\n" + rest);
+    return client.read_answer().status;
+  };
+  EXPECT_EQ(status("\r\n"), 200);
+  EXPECT_EQ(status("Content-Length: 0\r\n\r\n"), 200);
+  EXPECT_EQ(status("Content-Length: 2\r\n\r\n{}"), 415);
+  EXPECT_EQ(status("Origin: https://example.org\r\n\r\n"), 415);
+  EXPECT_EQ(status("Content-Type: text/plain\r\n\r\n"), 415);
+}
+
 TEST_F(Http, ConnectionsAreKeptAndPipelinedRequestsAreAnsweredInOrder) {
   Client client(server_.port());
   client.send(
