@@ -205,9 +205,10 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
   plan.num_blocks = asked.value_or(static_cast<int64_t>(cache / plan.bytes_per_block));
   // Slots are 32-bit.
   plan.num_blocks = std::min<int64_t>(plan.num_blocks, INT32_MAX / plan.limits.block_size);
-  if (plan.num_blocks >= per_seq || config.num_gpu_blocks_override > 0) return;
-  // A default length bends to the memory; a length that was asked for and does not fit is an error.
-  if (config.max_model_len > 0 || plan.num_blocks < 1)
+  const bool is_given = config.max_model_len > 0;
+  if (plan.num_blocks >= per_seq || (is_given && config.num_gpu_blocks_override > 0)) return;
+  // A default length bends to the cache; a length that was asked for and does not fit is an error.
+  if (is_given || plan.num_blocks < 1)
     not_enough(ops, plan, available,
                fmt::format("one sequence of max_model_len {}", plan.limits.max_model_len), per_seq,
                false);

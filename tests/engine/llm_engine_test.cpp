@@ -319,6 +319,8 @@ TEST_F(LLMEngineTest, AKvCacheTooSmallForWhatWasAskedIsAWrongOption) {
 
 TEST_F(LLMEngineTest, ARequestThatTheWholeCacheCannotHoldIsRefusedWithTheNumbers) {
   config_.num_gpu_blocks_override = 2;
+  EXPECT_EQ(make().memory().limits.max_model_len, 16);  // the default bends
+  config_.max_model_len = 64;
   LLMEngine engine = make();
   engine.add_request({1, 2, 3}, params(1, 14));  // 16 positions: the last token's are not stored
   engine.add_request({1, 2, 3}, params(1, 15));
