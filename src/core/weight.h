@@ -22,8 +22,8 @@ struct WeightFormat {
   /// Of a quantised weight: the neighbouring columns of a row that share a scale and a zero point;
   /// k, or a multiple of 32 that divides k.
   int64_t group = 0;
-  /// Of a weight that meets plain rows: the halves of k have a product each, rounded as y is, and y
-  /// is the sum of both, made in f32: the bits of two ranks with a half each.
+  /// Of a weight that meets plain rows or groups: the halves of k have a product each, rounded as y
+  /// is, and y is the sum of both, made in f32: the bits of two ranks with a half each.
   bool in_halves = false;
 
   constexpr WeightFormat(Numbers is, int64_t group_size = 0, Rows meet = Rows::plain)

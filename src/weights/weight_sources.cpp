@@ -271,7 +271,10 @@ WeightFormat WeightLoader::format_of(std::span<const std::vector<WeightPart>> ma
   if (!one) return plain;
   WeightFormat beside_plain_rows(one->numbers, one->group);
   beside_plain_rows.in_halves = in_halves;
-  if (!one->quantises_rows()) one = beside_plain_rows;
+  if (!one->quantises_rows())
+    one = beside_plain_rows;
+  else if (one->rows == WeightFormat::Rows::group)
+    one->in_halves = in_halves;
   return backend_.keeps(*one, n, k, stacked)                ? *one
          : backend_.keeps(beside_plain_rows, n, k, stacked) ? beside_plain_rows
                                                             : plain;

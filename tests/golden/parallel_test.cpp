@@ -162,7 +162,7 @@ TEST_P(Parallel, RunsAreBitwiseEqual) {
 INSTANTIATE_TEST_SUITE_P(All, Parallel, testing::ValuesIn(splits()), split_name);
 
 /// A dense model whose row-parallel weights are in halves on one rank, of random weights: a wide
-/// one, a narrow one; plain, and of packed weights.
+/// one, a narrow one; plain, of packed weights, and of E4M3 blocks that meet quantised rows.
 class HalvedModel : public testing::TestWithParam<std::tuple<Target, const char*, const char*>> {
  protected:
   void SetUp() override {
@@ -222,15 +222,22 @@ TEST_P(HalvedModel, TwoRanksGiveTheBytesOfOne) {
   }
 }
 
+std::string name_of_halved(
+    const testing::TestParamInfo<std::tuple<Target, const char*, const char*>>& test) {
+  const std::string model = std::get<1>(test.param);
+  return std::string(std::get<Target>(test.param).name) + (model[6] == '8' ? "Wide" : "Narrow") +
+         (model.ends_with("fp8") ? "Fp8" : "") + (std::get<2>(test.param)[0] == 'i' ? "Int4" : "");
+}
 INSTANTIATE_TEST_SUITE_P(All, HalvedModel,
                          testing::Combine(testing::ValuesIn(kTargets),
                                           testing::Values("qwen3-8b", "qwen3-0.6b"),
                                           testing::Values("auto", "int4")),
-                         [](const auto& test) {
-                           return std::string(std::get<Target>(test.param).name) +
-                                  (std::get<1>(test.param)[6] == '8' ? "Wide" : "Narrow") +
-                                  (std::get<2>(test.param)[0] == 'i' ? "Int4" : "");
-                         });
+                         name_of_halved);
+INSTANTIATE_TEST_SUITE_P(OfBlocks, HalvedModel,
+                         testing::Combine(testing::ValuesIn(kTargets),
+                                          testing::Values("qwen3-8b-fp8", "qwen3-0.6b-fp8"),
+                                          testing::Values("auto")),
+                         name_of_halved);
 
 TEST(ParallelSizes, WhatCannotBeDividedIsRefusedWithTheNumbersAndTheSizesThatWork) {
   EngineConfig config = config_for(kTargets[0]);

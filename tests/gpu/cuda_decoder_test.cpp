@@ -75,6 +75,24 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
+// Halves of k in turn, of 54 blocks, too; and both in a tile, of four groups of columns and of
+// fewer, with chains of an odd number of blocks.
+TEST_F(CudaDecoder, E4m3LayersInHalvesGiveTheBitsOfSeparateOperations) {
+  for (DecoderShape shape : {DecoderShape{"FP8 halves 0.6B", 3, 1024, 16, 8, 128, 3072},
+                             {"FP8 halves 8B", 1, 4096, 32, 8, 128, 12288},
+                             {"FP8 halves 14B", 1, 5120, 40, 8, 128, 13824},
+                             {"FP8 halves 7B", 1, 3584, 28, 4, 128, 18944},
+                             {"FP8 halves 4B", 2, 2560, 32, 8, 128, 9728},
+                             {"FP8 halves narrow", 2, 1024, 16, 4, 64, 2816}})
+    for (const DType cache : {DType::bf16, DType::e4m3}) {
+      if (cache == DType::e4m3 && shape.layers < 2) continue;
+      shape.in_halves = shape.head_norms = true;
+      shape.rows = WeightFormat::Rows::group;
+      shape.cache = cache;
+      EXPECT_TRUE(compare(*gpu_, shape, true)) << shape.name;
+    }
+}
+
 TEST_F(CudaDecoder, Int8LayersGiveTheBitsOfSeparateOperations) {
   const DecoderShape wide = with_head_norms({"wide", 2, 5120, 16, 4, 128, 1152});
   int served = 0;

@@ -147,6 +147,58 @@ TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {
   }
 }
 
+// Of halves of k each is a product of its own, and y is their sum (docs/contract.md).
+TEST_P(QuantisedRowsParity, InHalvesAProductIsTheSumOfBothHalvesProducts) {
+  const WeightFormat format(WeightFormat::e4m3, kRowGroup, Rows::group);
+  for (const auto& [n, k] :
+       {std::array<int64_t, 2>{8, 256}, {72, 512}, {264, 1280}, {1024, 3072}, {4096, 1536}}) {
+    if (n > 264 && !is_gpu()) continue;
+    if (!ops().keeps(format, n, k)) GTEST_SKIP() << ops().name() << " has no such product";
+    WeightFormat in_halves = format;
+    in_halves.in_halves = true;
+    const Kept both = random_weight(in_halves, n, k);
+    std::vector<Kept> half;
+    for (int64_t i = 0; i < 2; ++i) {
+      const auto part = [&](const auto& from) {
+        std::remove_cvref_t<decltype(from)> to;
+        const int64_t columns = static_cast<int64_t>(from.size()) / n;
+        for (int64_t c = 0; c < n * columns; ++c)
+          if (c % columns / (columns / 2) == i) to.push_back(from[static_cast<size_t>(c)]);
+        return to;
+      };
+      half.push_back(
+          load(format, n, k / 2, {part(both.rows.numbers), part(both.rows.scales), {}, 0}));
+    }
+    const int64_t most = is_gpu() ? 531 : 65;
+    const Operand x(ops(), DType::bf16, {most, k}, random_values(DType::bf16, most * k, 9));
+    for (const DType y_type : {DType::bf16, DType::f32}) {
+      const Operand want(ops(), y_type, {most, n}), second(ops(), y_type, {most, n});
+      for (int64_t i = 0; i < 2; ++i) {
+        const Values all = x.get();
+        Values columns;
+        for (int64_t c = 0; c < most * k; ++c)
+          if (c % k / (k / 2) == i) columns.push_back(all[static_cast<size_t>(c)]);
+        const Operand of_half(ops(), DType::bf16, {most, k / 2}, columns);
+        ops().gemm(i == 0 ? want : second, of_half, half[static_cast<size_t>(i)].view);
+        ops().synchronize();
+      }
+      ops().add(want, second);
+      ops().synchronize();
+      const Values sums = want.get();
+      for (const int64_t m : {1, 3, 9, 16, 17, 40, 65, 100, 128, 129, 200, 256, 300, 531})
+        for (const int64_t behind : {0, 1, 8}) {  // rows that begin anywhere, and on 16 bytes
+          if (m > most || (y_type == DType::f32 && behind != 1)) continue;
+          const Operand y(ops(), y_type, {m, n}, Layout{.lead = 8, .trail = behind});
+          ops().gemm(y, x.view().rows(0, m), both.view);
+          ops().synchronize();
+          expect_equal(y.get(), Values(sums.begin(), sums.begin() + m * n),
+                       fmt::format("{} rows, {} x {}, {}", m, n, k, behind));
+          y.expect_guards("y");
+        }
+    }
+  }
+}
+
 // The gate at a product's end gives what operations one after another give.
 TEST_P(QuantisedRowsParity, GatedProductsHaveTheBitsOfSeparateOperations) {
   for (const int64_t n : {256, 1152, 96})

@@ -152,24 +152,27 @@ struct KeepingBackend : NullBackend {
 };
 
 // docs/contract.md: large models alone, and nothing where two ranks would add a bias in between, or
-// whose rows of activations are quantised.
+// whose rows of activations are quantised with one scale.
 TEST_F(WeightLoaderTest, OneRankHasWideRowParallelWeightsInHalves) {
   NullBackend backend;
   KeepingBackend keeping;
-  const Json json = Json::parse(R"({"quantization_config": {"quant_method": "fp8",
-      "modules_to_not_convert": ["plain.o_proj"]}})");
-  std::vector<std::string> warnings;
-  const QuantizationConfig fp8(
-      *JsonObject(json, "config.json", ErrorKind::model).optional_object("quantization_config"),
-      warnings);
-  for (const bool keeps : {false, true})
-    for (const bool is_plain : {false, true}) {
-      WeightLoader load(keeps ? keeping : backend, DType::bf16, {}, nullptr, &fp8);
-      const Weight weight =
-          load.row_parallel(is_plain ? "plain.o_proj" : "o_proj", 4096, 12288, true);
-      EXPECT_EQ(weight.format.quantises_rows(), keeps && !is_plain);
-      EXPECT_EQ(weight.format.in_halves, !keeps || is_plain);
-    }
+  for (const bool has_blocks : {false, true}) {
+    Json json = Json::parse(R"({"quantization_config": {"quant_method": "fp8",
+        "modules_to_not_convert": ["plain.o_proj"]}})");
+    if (has_blocks) json["quantization_config"]["weight_block_size"] = {128, 128};
+    std::vector<std::string> warnings;
+    const QuantizationConfig fp8(
+        *JsonObject(json, "config.json", ErrorKind::model).optional_object("quantization_config"),
+        warnings);
+    for (const bool keeps : {false, true})
+      for (const bool is_plain : {false, true}) {
+        WeightLoader load(keeps ? keeping : backend, DType::bf16, {}, nullptr, &fp8);
+        const Weight weight =
+            load.row_parallel(is_plain ? "plain.o_proj" : "o_proj", 4096, 12288, true);
+        EXPECT_EQ(weight.format.quantises_rows(), keeps && !is_plain);
+        EXPECT_EQ(weight.format.in_halves, has_blocks || !keeps || is_plain);
+      }
+  }
   const auto in_halves = [&](int world, int64_t n, int64_t k, bool may_halve) {
     WeightLoader load(backend, DType::bf16, {world - 1, world});
     const Weight weight = load.row_parallel("o_proj", n, k, may_halve);

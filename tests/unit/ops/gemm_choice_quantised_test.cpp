@@ -119,6 +119,21 @@ TEST(GemmChoice, OfQuantisedRows) {
   }
 }
 
+// Two blocks with half of k each have a chain half as long, which counts where tiles are few.
+TEST(GemmChoice, OfQuantisedRowsInHalves) {
+  const auto is_by_pairs = [](GemmProblem problem, bool in_halves = true) {
+    problem.weight = {WeightFormat::e4m3, 128, WeightFormat::Rows::group};
+    problem.weight.in_halves = in_halves;
+    return explain_gemm(problem, kHopper).ends_with(", a half of k each");
+  };
+  for (const int64_t rows : {64, 96, 128, 192, 256}) {
+    EXPECT_TRUE(is_by_pairs(product(rows, {4096, 12288}))) << rows;
+    EXPECT_FALSE(is_by_pairs(product(rows, {4096, 12288}), false)) << rows;
+    EXPECT_FALSE(is_by_pairs(product(rows, {4096, 12288}, GemmEnd::store, DType::f32))) << rows;
+  }
+  EXPECT_FALSE(is_by_pairs(product(16384, {4096, 12288})));
+}
+
 /// Rows of a weight whose scales a tile takes for the same have them within 64 rows, wherever the
 /// tile begins.
 TEST(GemmChoice, TilesOfQuantisedRowsTakeEachScaleFromItsOwn64Rows) {

@@ -148,7 +148,7 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
                ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside_many>
                : decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside>;
   const bool plain = !a.scales[decoder::kQkv];
-  if (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0)
+  if (plain && (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0))
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::in_turn>;
   if (a.mixture.per_token > 0)
     return a.world > 1

@@ -138,8 +138,8 @@ int64_t shared_rows(const Fp8Tile& t, int64_t height, int64_t block_rows) {
 /// A tile more to an SM takes a microsecond besides, which hid in products of many k: gate_up of
 /// the 1.7B, the 4B and a rank of the 8B on an H200.
 Fp8Plan plan_fp8(const GemmProblem& p, const GemmGpu& gpu) {
-  constexpr int64_t kRow = 1000, kRowOfMemory = 58, kPercentOfSharing = 3;
-  constexpr int64_t kNextTile = 1000 * kRow;
+  constexpr int64_t kRow = 1000, kRowOfMemory = 58, kRowInPairs = 40, kPercentOfSharing = 3;
+  constexpr int64_t kNextTile = 1000 * kRow, kExchange = 1200 * kRow;
   constexpr int64_t kFewestSharedRows = 257, kFewestFirstRows = 17;
   const int num_sms = sms_of(gpu);
   const int64_t parts = p.end == GemmEnd::gate ? 2 : 1;
@@ -150,6 +150,7 @@ Fp8Plan plan_fp8(const GemmProblem& p, const GemmGpu& gpu) {
     const int64_t row_blocks = ceil_div(p.rows, int64_t{t.rows}),
                   block_rows = copied_fp8_rows(t, p.rows, row_blocks);
     if (t.cluster > 1 && p.rows < kFewestSharedRows) continue;
+    if (t.in_pairs && (!p.weight.in_halves || p.y == DType::f32)) continue;
     if (t.has_rows_first() ? !p.is_even || p.rows < kFewestFirstRows : p.is_even && row_blocks > 1)
       continue;
     if (parts == 2 && !t.can_be_gated()) continue;
@@ -157,15 +158,18 @@ Fp8Plan plan_fp8(const GemmProblem& p, const GemmGpu& gpu) {
       if (!t.takes(height)) continue;
       const int64_t columns = ceil_div(p.outputs(), height / parts),
                     items = ceil_div(columns, int64_t{t.cluster}) * row_blocks,
-                    at_once = num_sms / t.cluster,
-                    of_tile = kRow * shared_rows(t, height, block_rows),
-                    of_memory = kRowOfMemory * t.cluster * height *
-                                (100 + kPercentOfSharing * (row_blocks - 1)) / (100 * row_blocks);
+                    at_once = num_sms / t.cluster_size(),
+                    of_tile = kRow * shared_rows(t, height, block_rows) / (t.in_pairs ? 2 : 1),
+                    of_memory = (t.in_pairs && row_blocks == 1 ? kRowInPairs : kRowOfMemory) *
+                                t.cluster * height * (100 + kPercentOfSharing * (row_blocks - 1)) /
+                                (100 * row_blocks);
       const auto wave = [&](int64_t some) {
         return some == 0 ? 0 : std::max(of_tile, some * of_memory);
       };
       const int64_t cost = items / at_once * wave(at_once) + wave(items % at_once) +
-                           (items - 1) / at_once * kNextTile * kFp8Block / p.k;
+                           ((items - 1) / at_once * kNextTile +
+                            (t.in_pairs ? ceil_div(items, at_once) * kExchange : 0)) *
+                               kFp8Block / p.k;
       if (cost < least - least / 64)  // what comes first has been measured longer
         least = cost, best = {i, height, static_cast<int>(row_blocks), static_cast<int>(items)};
     }
@@ -192,8 +196,8 @@ Why try_fp8_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice
 
 std::string describe(const Fp8Plan& plan, bool integers) {
   const Fp8Tile& t = integers ? kInt8Tiles[plan.tile] : kFp8Tiles[plan.tile];
-  return fmt::format("{} rows of the weight by {} rows, {} blocks of rows", plan.height, t.rows,
-                     plan.row_blocks);
+  return fmt::format("{} rows of the weight by {} rows, {} blocks of rows{}", plan.height, t.rows,
+                     plan.row_blocks, t.in_pairs ? ", a half of k each" : "");
 }
 
 }  // namespace nanovllm

@@ -12,6 +12,7 @@ constexpr int kFp8Block = 128;  // columns of k that are summed by the tensor co
 constexpr int kFp8Height = 64;  // rows of w, at most, that a group of four warps multiplies
 constexpr int kFp8Aligned = 4;  // scales, with the first of which a copy begins
 constexpr int kFp8Unit = 8;     // rows of w that stay together, and share scales of blocks
+constexpr int kFp8Barriers = kSkinnyBarrierBytes + 2 * 8;  // bytes: the ring's, HalfSums's
 
 /// A kernel's tile. `columns` 0: 64 rows of w, or fewer, by `rows` rows of x for a group of four
 /// warps. Else groups of 64 rows of x by `columns` rows of w, or half of them. `depth` blocks of k
@@ -22,6 +23,7 @@ struct Fp8Tile {
   bool blocks = false;    // scales of blocks of k; else of whole rows
   bool grouped = false;   // rows of x are places, which meet the weights of their experts
   bool integers = false;  // of 8 bits, for E4M3 numbers
+  bool in_pairs = false;  // each block of a cluster of two has a half of k (half_sums.cuh)
   /// The same size, of integers.
   constexpr Fp8Tile of_integers(bool is_gated, bool is_grouped = false) const {
     return {rows, depth, columns, cluster, is_gated, false, is_grouped, true};
@@ -44,10 +46,15 @@ struct Fp8Tile {
   constexpr bool can_be_gated() const { return columns % 64 == 0; }
   /// Whether results may go to the ranks that sum them.
   constexpr bool can_send() const { return has_rows_first() && !gated && !grouped; }
+  /// Whether it may be in halves of k.
+  constexpr bool takes_halves() const { return blocks && !gated && !grouped; }
+  constexpr int cluster_size() const { return in_pairs ? 2 : cluster; }
   constexpr int consumers() const { return groups() * kGroupThreads; }
   constexpr int threads() const { return consumers() + kGroupThreads; }
   constexpr int pitch() const { return kFp8Height / parts() * 2 + 16; }  // bytes of a result's row
   constexpr int result_bytes() const { return has_rows_first() ? 0 : rows * pitch(); }
+  /// Of the other block's sums.
+  constexpr int half_bytes() const { return in_pairs ? consumers() * sums() / 2 * 4 : 0; }
   /// Of a block of k: some before the tile's, in each part.
   constexpr int weight_scales() const {
     return blocks ? most_columns() / kFp8Unit + parts() * kFp8Aligned : 0;
@@ -70,16 +77,36 @@ struct Fp8Tile {
   /// there is behind what was copied.
   constexpr int shared_bytes(int height, int block_rows, int stages) const {
     const int beyond = std::max(most_columns() - height, rows - block_rows) * kFp8Block;
-    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(height, block_rows) +
+    return kFp8Barriers + 1024 + stages * stage_bytes(height, block_rows) + half_bytes() +
            std::max(result_bytes(), beyond);
   }
 };
 
 /// Rows of w of a tile: all, or fewer, so that more SMs have one.
 inline constexpr int kFp8Heights[] = {256, 128, 96, 64, 48, 32};
-inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},           {16, 4},       {64, 2, 64}, {128, 1, 64},
-                                        {128, 1, 128, 2}, {128, 1, 128}, {64, 1, 96}, {64, 1, 128},
-                                        {128, 1, 96},     {32, 4}};
+constexpr Fp8Tile in_pairs(Fp8Tile tile) {
+  tile.in_pairs = true;
+  return tile;
+}
+inline constexpr Fp8Tile kFp8Tiles[] = {{8, 4},
+                                        {16, 4},
+                                        {64, 2, 64},
+                                        {128, 1, 64},
+                                        {128, 1, 128, 2},
+                                        {128, 1, 128},
+                                        {64, 1, 96},
+                                        {64, 1, 128},
+                                        {128, 1, 96},
+                                        {32, 4},
+                                        in_pairs({8, 4}),
+                                        in_pairs({16, 4}),
+                                        in_pairs({32, 4}),
+                                        in_pairs({64, 2, 64}),
+                                        in_pairs({128, 1, 64}),
+                                        in_pairs({64, 1, 96}),
+                                        in_pairs({64, 1, 128}),
+                                        in_pairs({128, 1, 96}),
+                                        in_pairs({128, 1, 128})};
 /// Of integers, whose sums need no second set of registers.
 inline constexpr Fp8Tile kInt8Tiles[] = {
     {8, 4}, {16, 4}, {64, 2, 64}, {128, 1, 64}, {128, 1, 128}, {128, 1, 256}, {128, 1, 256, 2}};

@@ -33,25 +33,25 @@ Fp8Maps fp8_maps(EncodeMap encode, const Weight& w, const Fp8Shape& shape, const
   constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8, kFloats = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   constexpr int64_t kParts = tile.parts();
   const Fp8Layout layout(w.format, w.n(), w.k());
-  const int64_t k = w.k(), units = w.n() / kFp8Unit / kParts;
+  const int64_t k = w.k(), units = w.n() / kFp8Unit / kParts, blocks = k / kFp8Block;
   const std::byte* data = w.data.data;
   Fp8Maps maps{};
   maps.w = fp8_map<5>(
       encode, kBytes, data,
-      {kFp8Block, kFp8Unit, kParts, units, shape.blocks + (w.count() - 1) * shape.expert_blocks},
+      {kFp8Block, kFp8Unit, kParts, units, blocks + (w.count() - 1) * shape.expert_blocks},
       {k, k * kFp8Unit * units, k * kFp8Unit, kFp8Block},
       {kFp8Block, kFp8Unit, kParts, shape.height / kFp8Unit / kParts, tile.depth});
-  maps.x = fp8_map<4>(encode, kBytes, numbers, {kFp8Block, shape.copied_rows, 1, shape.blocks},
+  maps.x = fp8_map<4>(encode, kBytes, numbers, {kFp8Block, shape.copied_rows, 1, blocks},
                       {k, k * shape.copied_rows, kFp8Block},
                       {kFp8Block, shape.block_rows / tile.cluster, 1, tile.depth});
   if constexpr (tile.blocks) {
-    maps.w_scales = fp8_map<4>(
-        encode, kFloats, data + layout.scales(),
-        {kParts == 1 ? layout.units() : units, kParts, shape.blocks, w.count()},
-        {(kParts == 1 ? layout.units() : units) * 4, layout.units() * 4,
-         w.is_stack() ? shape.expert_blocks * kFp8Block : layout.units() * shape.blocks * 4},
-        {tile.weight_scales() / kParts, kParts, tile.depth, 1});
-    maps.x_scales = fp8_map<2>(encode, kFloats, scales, {shape.copied_rows, shape.blocks},
+    maps.w_scales =
+        fp8_map<4>(encode, kFloats, data + layout.scales(),
+                   {kParts == 1 ? layout.units() : units, kParts, blocks, w.count()},
+                   {(kParts == 1 ? layout.units() : units) * 4, layout.units() * 4,
+                    w.is_stack() ? shape.expert_blocks * kFp8Block : layout.units() * blocks * 4},
+                   {tile.weight_scales() / kParts, kParts, tile.depth, 1});
+    maps.x_scales = fp8_map<2>(encode, kFloats, scales, {shape.copied_rows, blocks},
                                {int64_t{shape.copied_rows} * 4}, {tile.row_scales(), tile.depth});
   }
   return maps;
@@ -85,15 +85,17 @@ void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan&
   shape.block_rows = static_cast<int>(copied_fp8_rows(tile, x.shape[0], plan.row_blocks));
   shape.rows_together = std::min(8, plan.row_blocks);  // so that they stay in the L2 cache
   shape.items = plan.items;
-  shape.blocks = static_cast<int>(x.shape[1] / kFp8Block);
+  shape.halves = w.format.in_halves && !tile.in_pairs ? 2 : 1;
+  shape.blocks = static_cast<int>(x.shape[1] / kFp8Block) / (w.format.in_halves ? 2 : 1);
   shape.steps = static_cast<int>(ceil_div(shape.blocks, tile.depth));
   shape.stage_bytes = tile.stage_bytes(plan.height, shape.block_rows);
   shape.is_f32 = y.dtype == DType::f32;
   shape.is_whole = !shape.is_f32 && wide_rows({y});
   if (sent) shape.sent = *sent;
   const int sms = divides_sms() ? other_sms_ : num_sms_,
-            blocks = std::min(shape.items, sms / tile.cluster) * tile.cluster;
-  const int64_t all = ceil_div(shape.items * tile.cluster, blocks) * shape.steps,
+            blocks = std::min(shape.items, sms / tile.cluster_size()) * tile.cluster_size();
+  const int64_t all = ceil_div(shape.items * tile.cluster_size(), blocks) * shape.halves *
+                      shape.steps,
                 ring = all * shape.stage_bytes > kWholeRing ? kWholeRing : kHalfRing;
   shape.stages =
       fp8_stages(tile, shape, std::min(ring / shape.stage_bytes, all), max_shared_bytes_);
@@ -101,8 +103,8 @@ void CudaBackend::launch_fp8(Tensor y, Tensor x, const Weight& w, const Fp8Plan&
       reinterpret_cast<const float*>(w.data.data + Fp8Layout(w.format, w.n(), w.k()).scales());
   launch_clusters(
       gemm_fp8_kernel<tile.rows, tile.depth, tile.columns, tile.cluster, tile.gated, tile.blocks,
-                      false, tile.integers>,
-      {grid_size(blocks)}, tile.cluster, tile.threads(),
+                      false, tile.integers, tile.in_pairs>,
+      {grid_size(blocks)}, tile.cluster_size(), tile.threads(),
       static_cast<size_t>(tile.shared_bytes(shape.height, shape.block_rows, shape.stages)),
       can_launch_early_, static_cast<void*>(y.data),
       fp8_maps<tile>(encode_map_, w, shape, operand.numbers, operand.scales),

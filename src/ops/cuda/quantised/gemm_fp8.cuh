@@ -11,6 +11,9 @@
 // rows of a block, as in gemm_wide.cuh. More rows: the other way round, for then a lane's sums have
 // four to six scales in all, and little is read beside the operands.
 //
+// In halves of k (WeightFormat::in_halves) a block multiplies one after the other, and y keeps the
+// first one's; or, in pairs, those of a cluster have a half each, and a chain half as long.
+//
 // Grouped: rows of x are the places of a mixture's pairs (moe.cuh), tiles those of its plan. Then
 // nothing is copied before the kernel before has ended, for the plan may be new.
 #pragma once
@@ -18,6 +21,7 @@
 #include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/wgmma_bytes.cuh"
 #include "ops/cuda/quantised/gemm_fp8_ends.cuh"
+#include "ops/cuda/quantised/half_sums.cuh"
 
 namespace nanovllm {
 
@@ -31,14 +35,16 @@ struct Fp8Maps {
 /// A block's shared memory.
 template <Fp8Tile tile>
 struct Fp8Ring {
-  unsigned char *data, *results;
-  uint64_t *full, *empty;
+  unsigned char *data, *half_sums, *results;
+  uint64_t *full, *empty, *of_halves;
   __device__ Fp8Ring(unsigned char* shared, const Fp8Shape& shape) {
     full = reinterpret_cast<uint64_t*>(shared);
     empty = full + kMostStages;
-    data = shared + kSkinnyBarrierBytes;
+    of_halves = empty + kMostStages;
+    data = shared + kFp8Barriers;
     data += (1024 - shared_address(data) % 1024) % 1024;
-    results = data + shape.stages * shape.stage_bytes;
+    half_sums = data + shape.stages * shape.stage_bytes;
+    results = half_sums + tile.half_bytes();
   }
   __device__ unsigned char* weights(const Fp8Shape& shape, int stage) const {
     return data + stage * shape.stage_bytes;
@@ -63,8 +69,8 @@ __device__ void for_fp8_places(const Fp8Shape& shape, F&& f) {
     return;
   }
   const int rank = tile.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  for (int item = static_cast<int>(blockIdx.x) / tile.cluster; item < shape.items;
-       item += static_cast<int>(gridDim.x) / tile.cluster)
+  for (int item = static_cast<int>(blockIdx.x) / tile.cluster_size(); item < shape.items;
+       item += static_cast<int>(gridDim.x) / tile.cluster_size())
     f(Fp8Place(shape, item, tile.cluster, rank));
 }
 
@@ -87,34 +93,43 @@ __device__ void fp8_copy(const Fp8Maps& maps, const Fp8Shape& shape, const Fp8Ri
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
     const int unit = place.tile * units,
               expert_block = static_cast<int>(place.expert * shape.expert_blocks);
-    for (int step = 0; step < shape.steps; ++step) {
-      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-      uint64_t* const full = ring.full + at.stage;
-      arrive_expecting(full, bytes);
-      const int block = step * tile.depth;
-      if constexpr (copier == kCopiesWeights) {
-        unsigned char* const to = ring.weights(shape, at.stage);
-        if constexpr (tile.grouped && tile.has_rows_first())  // the next tiles' as well
-          copy_box(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
-        else
-          copy_box_once(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
-      } else if constexpr (copier == kCopiesWeightScales) {
-        copy_box(ring.weight_scales(shape, at.stage), &maps.w_scales, full,
-                 unit / kFp8Aligned * kFp8Aligned, 0, block, place.expert);
-      } else if constexpr (copier == kCopiesRowScales) {
-        copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full,
-                 tile.grouped ? place.row / kFp8Aligned * kFp8Aligned : place.row, block);
-      } else if constexpr (tile.cluster > 1) {
-        static_assert(tile.depth == 1);
-        constexpr int kPart = tile.rows / tile.cluster;
-        copy_box_to((1 << tile.cluster) - 1, ring.rows(shape, at.stage) + rank * kPart * kFp8Block,
-                    &maps.x, full, 0, place.row + rank * kPart, 0, block);
-      } else {
-        copy_box(ring.rows(shape, at.stage), &maps.x, full, 0, place.row, 0, block);
+    const auto copy_half = [&](int first_block) {
+      for (int step = 0; step < shape.steps; ++step) {
+        wait_barrier(ring.empty + at.stage, at.parity ^ 1);
+        uint64_t* const full = ring.full + at.stage;
+        arrive_expecting(full, bytes);
+        const int block = first_block + step * tile.depth;
+        if constexpr (copier == kCopiesWeights) {
+          unsigned char* const to = ring.weights(shape, at.stage);
+          if constexpr (tile.grouped && tile.has_rows_first())  // the next tiles' as well
+            copy_box(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
+          else
+            copy_box_once(to, &maps.w, full, 0, 0, 0, unit, expert_block + block);
+        } else if constexpr (copier == kCopiesWeightScales) {
+          copy_box(ring.weight_scales(shape, at.stage), &maps.w_scales, full,
+                   unit / kFp8Aligned * kFp8Aligned, 0, block, place.expert);
+        } else if constexpr (copier == kCopiesRowScales) {
+          copy_box(ring.row_scales(shape, at.stage), &maps.x_scales, full,
+                   tile.grouped ? place.row / kFp8Aligned * kFp8Aligned : place.row, block);
+        } else if constexpr (tile.cluster > 1) {
+          static_assert(tile.depth == 1);
+          constexpr int kPart = tile.rows / tile.cluster;
+          copy_box_to((1 << tile.cluster) - 1,
+                      ring.rows(shape, at.stage) + rank * kPart * kFp8Block, &maps.x, full, 0,
+                      place.row + rank * kPart, 0, block);
+        } else {
+          copy_box(ring.rows(shape, at.stage), &maps.x, full, 0, place.row, 0, block);
+        }
+        at.next(shape.stages);
+        if (is_first && at.stage == 0) is_first = false, let_next_start();
       }
-      at.next(shape.stages);
-      if (is_first && at.stage == 0) is_first = false, let_next_start();
-    }
+    };
+    if constexpr (tile.in_pairs)
+      copy_half(static_cast<int>(cluster_rank()) * shape.blocks);
+    else if constexpr (tile.takes_halves())
+      for (int half = 0; half < shape.halves; ++half) copy_half(half * shape.blocks);
+    else
+      copy_half(0);
   });
   if (is_first) let_next_start();
 }
@@ -312,33 +327,52 @@ __device__ void fp8_tiles(void* y, const Fp8RowScales& scales, const Fp8Shape& s
       shape, ring, group, 0, 0, {}, {}};
   const int first_row = tile.has_rows_first() ? kFp8Height * group + 16 * warp + g : 2 * t;
   consumer.row = first_row;
+  HalfSums<2 * tile.sums(), 2> halves(ring.of_halves, ring.half_sums, group * 4 + warp,
+                                      tile.groups() * 4);
+  int next_item = static_cast<int>(blockIdx.x) / 2;
   for_fp8_places<tile>(shape, [&](const Fp8Place& place) {
     const int units = shape.height / kFp8Unit / tile.parts();  // of a part
     consumer.unit =
         place.tile * units % kFp8Aligned + (tile.has_rows_first() ? 0 : 2 / tile.parts() * warp);
     if constexpr (tile.grouped) consumer.row = first_row + place.row % kFp8Aligned;
+    const auto store = [&](bool is_second_half) {
+      auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
+      if constexpr (tile.can_send() && !tile.in_pairs)
+        if (shape.sends()) return fp8_send_many<tile>(shape, place, sum, group, warp);
+      if (!tile.gated && shape.is_f32)
+        fp8_store_each<tile>(static_cast<float*>(y), shape, place, sum, group, warp,
+                             is_second_half);
+      else if (!tile.gated && !shape.is_whole)
+        fp8_store_each<tile>(y_bf16, shape, place, sum, group, warp, is_second_half);
+      else if constexpr (tile.has_rows_first())
+        fp8_store_many<tile>(y_bf16, shape, place, sum, group, warp, is_second_half);
+      else
+        fp8_store_few<tile>(y_bf16, shape, place, sum, ring.results, warp, is_second_half);
+    };
     consumer.sum_up(sum);
     if constexpr (!tile.blocks) fp8_scale<tile>(sum, shape, scales, place, group, warp);
-    auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
-    if constexpr (tile.can_send())
-      if (shape.sends()) return fp8_send_many<tile>(shape, place, sum, group, warp);
-    if (!tile.gated && shape.is_f32)
-      fp8_store_each<tile>(static_cast<float*>(y), shape, place, sum, group, warp);
-    else if (!tile.gated && !shape.is_whole)
-      fp8_store_each<tile>(y_bf16, shape, place, sum, group, warp);
-    else if constexpr (tile.has_rows_first())
-      fp8_store_many<tile>(y_bf16, shape, place, sum, group, warp);
-    else
-      fp8_store_few<tile>(y_bf16, shape, place, sum, ring.results, warp);
+    if constexpr (tile.in_pairs) {
+      if (cluster_rank() == 0) return halves.send(sum);
+      next_item += static_cast<int>(gridDim.x) / 2;
+      halves.add_to(sum, next_item < shape.items);
+    } else if constexpr (tile.takes_halves()) {
+      if (shape.halves > 1) {
+        store(false);
+        consumer.sum_up(sum);
+        return store(true);
+      }
+    }
+    store(false);
   });
 }
 
 template <int kRows, int kDepth, int kColumns, int kCluster, bool gated, bool blocks, bool grouped,
-          bool integers = false>
+          bool integers = false, bool in_pairs = false>
 __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
     gemm_fp8_kernel(void* y, const __grid_constant__ Fp8Maps maps, const Fp8RowScales scales,
                     const __grid_constant__ Fp8Shape shape) {
-  constexpr Fp8Tile tile{kRows, kDepth, kColumns, kCluster, gated, blocks, grouped, integers};
+  constexpr Fp8Tile tile{kRows,  kDepth,  kColumns, kCluster, gated,
+                         blocks, grouped, integers, in_pairs};
   constexpr bool kMovesRegisters = tile.groups() > 1 && tile.sums() > 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const Fp8Ring<tile> ring(shared, shape);
@@ -349,9 +383,11 @@ __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
       init_barrier(ring.full + i, tile.blocks ? 4 : 2);
       init_barrier(ring.empty + i, tile.cluster * tile.consumers() / kWarp);
     }
+    if constexpr (tile.in_pairs)
+      HalfSums<2 * tile.sums(), 2>::init(ring.of_halves, tile.groups() * 4);
     fence_new_barriers();
   }
-  if constexpr (tile.cluster > 1)
+  if constexpr (tile.cluster_size() > 1)
     sync_new_cluster();
   else
     __syncthreads();
@@ -372,7 +408,7 @@ __global__ void __launch_bounds__(Fp8Tile{kRows, kDepth, kColumns}.threads(), 1)
     fp8_tiles<tile>(y, scales, shape, ring, warp / 4 - 1, warp % 4);
   }
   // The others still arrive here, and copy to here.
-  if constexpr (tile.cluster > 1) sync_cluster();
+  if constexpr (tile.cluster_size() > 1) sync_cluster();
 }
 
 }  // namespace nanovllm

@@ -18,8 +18,9 @@ struct Fp8Shape {
   int block_rows;     // of x that a block copies: a multiple of 8
   int rows_together;  // blocks of rows that run side by side
   int items;          // tiles, or pairs of them
-  int blocks;         // of 128 along k
-  int steps, stages;  // stages that cover k; of the ring
+  int halves;         // of k that a block has, one after the other: 1 or 2
+  int blocks;         // of 128 along k, or a half of it
+  int steps, stages;  // stages that cover those; of the ring
   int stage_bytes;
   bool is_f32, is_whole;  // y; whether its rows are made of pieces of 16 bytes that bf16 fills
   // Grouped: the places, whose tiles the items are (`items`: of each, along the weight's rows), and
@@ -108,25 +109,46 @@ __device__ void fp8_scale(float (&sum)[tile.sums()], const Fp8Shape& shape,
   }
 }
 
+/// A pair of columns of both halves of k, rounded each.
+__device__ inline uint32_t pair_of_halves(uint32_t first, uint32_t second) {
+  const float2 both = add_halves(first, low_of(second), high_of(second));
+  return pack_bf16(both.x, both.y);
+}
+/// `is_second_half`: y has the first one's.
+__device__ inline void store_piece(__nv_bfloat16* y, uint4 piece, bool is_second_half) {
+  auto* const to = reinterpret_cast<uint4*>(y);
+  if (is_second_half) {
+    const uint4 first = *to;
+    piece = {pair_of_halves(first.x, piece.x), pair_of_halves(first.y, piece.y),
+             pair_of_halves(first.z, piece.z), pair_of_halves(first.w, piece.w)};
+  }
+  *to = piece;
+}
+
 /// Results of f32, or of rows that begin anywhere.
 template <Fp8Tile tile, class Y>
 __device__ void fp8_store_each(Y* y, const Fp8Shape& shape, const Fp8Place& place,
-                               const float (&sum)[tile.sums()], int group, int warp) {
+                               const float (&sum)[tile.sums()], int group, int warp,
+                               bool is_second_half) {
   const int first = place.tile * shape.height;
 #pragma unroll
   for (int i = 0; i < tile.sums(); ++i) {
     const Fp8Element<tile> at(i, group, warp);
     const int row = place.row + at.row, column = first + at.column;
     if (at.column < shape.height && column < shape.columns && at.row < shape.block_rows &&
-        row >= place.own && row < shape.rows)
-      y[row * shape.stride + column] = round_to<Y>(sum[i]);
+        row >= place.own && row < shape.rows) {
+      Y* const to = y + row * shape.stride + column;
+      const Y own = round_to<Y>(sum[i]);
+      *to = is_second_half ? round_to<Y>(to_float(*to) + to_float(own)) : own;
+    }
   }
 }
 
 /// Results of few rows are transposed in shared memory.
 template <Fp8Tile tile>
 __device__ void fp8_store_few(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8Place& place,
-                              const float (&sum)[tile.sums()], unsigned char* results, int warp) {
+                              const float (&sum)[tile.sums()], unsigned char* results, int warp,
+                              bool is_second_half) {
   constexpr int kPitch = tile.pitch();
   const int lane = threadIdx.x % kWarp, thread = threadIdx.x % kGroupThreads;
   sync_threads<1, kGroupThreads>();  // the tile before is stored
@@ -149,8 +171,8 @@ __device__ void fp8_store_few(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8
   if (unit >= height || column >= shape.columns) return;
   const int end = min(shape.block_rows, place.end - place.row);
   for (int row = thread / kUnits + place.own - place.row; row < end; row += kGroupThreads / kUnits)
-    *reinterpret_cast<uint4*>(y + (place.row + row) * shape.stride + column) =
-        *reinterpret_cast<const uint4*>(results + row * kPitch + unit * 2);
+    store_piece(y + (place.row + row) * shape.stride + column,
+                *reinterpret_cast<const uint4*>(results + row * kPitch + unit * 2), is_second_half);
 }
 
 /// Results of many rows leave registers as pieces of rows, for put(row, column, piece).
@@ -179,9 +201,10 @@ __device__ void fp8_put_many(const Fp8Shape& shape, const Fp8Place& place,
 }
 template <Fp8Tile tile>
 __device__ void fp8_store_many(__nv_bfloat16* y, const Fp8Shape& shape, const Fp8Place& place,
-                               float (&sum)[tile.sums()], int group, int warp) {
+                               float (&sum)[tile.sums()], int group, int warp,
+                               bool is_second_half) {
   fp8_put_many<tile>(shape, place, sum, group, warp, [&](int row, int column, const uint4& piece) {
-    *reinterpret_cast<uint4*>(y + row * shape.stride + column) = piece;
+    store_piece(y + row * shape.stride + column, piece, is_second_half);
   });
 }
 template <Fp8Tile tile>

@@ -9,9 +9,15 @@ void CudaBackend::gemm_fp8(Tensor y, Tensor x, const Weight& w, bool gated, cons
   with_index<static_cast<int>(std::size(kFp8Tiles))>(plan.tile, [&]<int i>() {
     with_fp8_kind(w, gated, [&]<bool kGated, bool kBlocks>() {
       constexpr Fp8Tile t = kFp8Tiles[i];
-      if constexpr (!kGated || t.can_be_gated())
-        launch_fp8<Fp8Tile{t.rows, t.depth, t.columns, t.cluster, kGated, kBlocks}>(y, x, w, plan,
-                                                                                    operand, sent);
+      constexpr Fp8Tile kTile{.rows = t.rows,
+                              .depth = t.depth,
+                              .columns = t.columns,
+                              .cluster = t.cluster,
+                              .gated = kGated,
+                              .blocks = kBlocks,
+                              .in_pairs = t.in_pairs};
+      if constexpr (t.in_pairs ? kTile.takes_halves() : !kGated || t.can_be_gated())
+        launch_fp8<kTile>(y, x, w, plan, operand, sent);
     });
   });
 }

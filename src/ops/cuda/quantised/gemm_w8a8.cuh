@@ -23,7 +23,8 @@ namespace nanovllm::w8a8 {
 struct Shape {
   int rows, columns;             // of y
   int64_t stride;                // of y's rows
-  int k, blocks;                 // of 128 along k
+  int k, blocks;                 // of 128 along k, or along a half of it
+  int halves;                    // of k, one after the other: 1 or 2 (WeightFormat::in_halves)
   int column_tiles;              // that cover all columns
   int row_tiles, items;          // that cover all rows; tiles of y
   int stages;                    // of the ring
@@ -32,6 +33,12 @@ struct Shape {
   ExpertPlan plan;               // of experts
   int64_t expert_bytes;          // from an expert's weight to the next one's
 };
+
+/// A pair of columns of both halves of k, rounded each.
+__device__ inline uint32_t pair_of_halves(uint32_t first, uint32_t second) {
+  const float2 both = add_halves(first, low_of(second), high_of(second));
+  return pack_bf16(both.x, both.y);
+}
 
 /// `of_w`: of each row, or [blocks, units] for eights of rows; `of_x`: of each row, or [blocks, m].
 struct Scales {
@@ -51,7 +58,8 @@ inline Shape shape_of(const Tensor& y, const Weight& w, int64_t rows, bool gated
   shape.columns = static_cast<int>(y.shape[1]);
   shape.stride = y.stride[0];
   shape.k = static_cast<int>(w.k());
-  shape.blocks = static_cast<int>(w.k() / kByteBlock);
+  shape.halves = w.format.in_halves ? 2 : 1;
+  shape.blocks = static_cast<int>(w.k() / kByteBlock) / shape.halves;
   shape.scale_stride = static_cast<int>(rows_with_room(rows));
   shape.units = static_cast<int>(Fp8Layout(w.format, w.n(), w.k()).units());
   shape.gated = gated;
@@ -227,8 +235,8 @@ struct Part {
 
   /// Results one by one: of f32, or of rows that begin anywhere. (Not gated.)
   template <class Y>
-  __device__ void store_each(Y* y, const Place& place,
-                             const float (&result)[kUnits][kEights][4]) const {
+  __device__ void store_each(Y* y, const Place& place, const float (&result)[kUnits][kEights][4],
+                             bool is_second_half) const {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u)
 #pragma unroll
@@ -237,16 +245,22 @@ struct Part {
         for (int i = 0; i < 4; ++i) {
           const int row = row_of_x(place, j) + i % 2,
                     column = column_of(place, u, i / 2) + lane / 4;
-          if (row < place.end && column < shape.columns)
-            y[row * shape.stride + column] = round_to<Y>(result[u][j][i]);
+          if (row < place.end && column < shape.columns) {
+            Y* const to = y + row * shape.stride + column;
+            const Y own = round_to<Y>(result[u][j][i]);
+            *to = is_second_half ? round_to<Y>(to_float(*to) + to_float(own)) : own;
+          }
         }
   }
 
   /// Of an eight of rows of x: v[b], pairs of y's columns 8 b and on, from column0 on.
   template <int kCount>
   __device__ __forceinline__ void store_row(__nv_bfloat16* y, int row, int end, int column0,
-                                            uint32_t (&v)[kCount]) const {
+                                            uint32_t (&v)[kCount], bool is_second_half) const {
     constexpr int kAtOnce = kCount % 4 == 0 ? 4 : kCount;
+    struct alignas(4 * kAtOnce) Piece {
+      uint32_t pair[kAtOnce];
+    };
     const int t = lane % 4;
     y += row * shape.stride;
 #pragma unroll
@@ -259,18 +273,20 @@ struct Part {
                          (kAtOnce == 4   ? 8 * t
                           : kAtOnce == 2 ? t % 2 * 8 + t / 2 * 4
                                          : 2 * t);
-      if (row >= end || column >= shape.columns) {
-      } else if constexpr (kAtOnce == 4)
-        *reinterpret_cast<uint4*>(y + column) = uint4{some[0], some[1], some[2], some[3]};
-      else if constexpr (kAtOnce == 2)
-        *reinterpret_cast<uint2*>(y + column) = uint2{some[0], some[1]};
-      else
-        *reinterpret_cast<uint32_t*>(y + column) = some[0];
+      if (row < end && column < shape.columns) {
+        auto* const to = reinterpret_cast<Piece*>(y + column);
+        Piece piece{};
+        if (is_second_half) piece = *to;
+#pragma unroll
+        for (int b = 0; b < kAtOnce; ++b)
+          piece.pair[b] = is_second_half ? pair_of_halves(piece.pair[b], some[b]) : some[b];
+        *to = piece;
+      }
     }
   }
   template <bool kGated>
   __device__ void store(__nv_bfloat16* y, const Place& place,
-                        const float (&result)[kUnits][kEights][4]) const {
+                        const float (&result)[kUnits][kEights][4], bool is_second_half) const {
     constexpr int kOfUnit = kGated ? 1 : 2;
 #pragma unroll
     for (int j = 0; j < kEights; ++j) {
@@ -287,21 +303,23 @@ struct Part {
           v[2 * u + 1] = transposed(second);
         }
       }
-      store_row(y, place.first + row0 + 8 * j + lane / 4, place.end, column_of(place, 0, 0), v);
+      store_row(y, place.first + row0 + 8 * j + lane / 4, place.end, column_of(place, 0, 0), v,
+                is_second_half);
     }
   }
-  __device__ void finish(void* y, const Place& place) const {
+  /// `is_second_half`: y has the first half's.
+  __device__ void finish(void* y, const Place& place, bool is_second_half) const {
     float result[kUnits][kEights][4];
     scale(place, result);
     auto* const y_bf16 = static_cast<__nv_bfloat16*>(y);
     if (shape.gated)
-      store<true>(y_bf16, place, result);
+      store<true>(y_bf16, place, result, false);
     else if (shape.is_f32)
-      store_each(static_cast<float*>(y), place, result);
+      store_each(static_cast<float*>(y), place, result, is_second_half);
     else if (!shape.is_whole)
-      store_each(y_bf16, place, result);
+      store_each(y_bf16, place, result, is_second_half);
     else
-      store<false>(y_bf16, place, result);
+      store<false>(y_bf16, place, result, is_second_half);
   }
 };
 
@@ -314,9 +332,10 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
   using FromW = Copies<tile.columns, tile.threads()>;
   using FromX = Copies<tile.rows, std::min(tile.threads(), 8 * tile.rows)>;
   const int row = static_cast<int>(threadIdx.x) / 8,
-            steps = (shape.blocks + tile.depth - 1) / tile.depth;
+            of_half = (shape.blocks + tile.depth - 1) / tile.depth, steps = shape.halves * of_half;
   const int64_t k = shape.k;
   Part<kTile, numbers, kBlocks, kGrouped> part(shape, scales);
+  part.clear();
   if constexpr (kGrouped) wait_for_previous();  // with which the plan is there
   const int items = kGrouped ? num_tiles(shape.plan) * shape.column_tiles : shape.items;
   bool is_first = true;
@@ -342,11 +361,18 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
     const int first_x = place.first + row;
     const FromX from_x(x + first_x * k, FromX::kStep * k, 2 * FromX::kStep * k,
                        rows_before(place.end, first_x, FromX::kStep));
+    // The blocks of k of a step: the first one, and the end of its half.
+    const auto first_of = [&](int step) {
+      return step * tile.depth - (step >= of_half ? of_half * tile.depth - shape.blocks : 0);
+    };
+    const auto end_of = [&](int step) {
+      return step < of_half ? shape.blocks : shape.halves * shape.blocks;
+    };
     const auto copy_w = [&](int step, int slot) {
 #pragma unroll
       for (int d = 0; d < tile.depth; ++d)
         from_w.issue(shared + slot * tile.stage_bytes() + d * tile.block_bytes(),
-                     step * tile.depth + d, shape.blocks);
+                     first_of(step) + d, end_of(step));
     };
     const auto copy_x = [&](int step, int slot) {
       if (row < tile.rows)
@@ -354,7 +380,7 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
         for (int d = 0; d < tile.depth; ++d)
           from_x.issue(shared + slot * tile.stage_bytes() + d * tile.block_bytes() +
                            tile.columns * kByteBlock,
-                       step * tile.depth + d, shape.blocks);
+                       first_of(step) + d, end_of(step));
       commit_copies();
     };
     wait_copies<0>();
@@ -363,7 +389,6 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
     if (is_first) wait_for_previous(), let_next_start();
     is_first = false;
     for (int step = 0; step + 1 < shape.stages; ++step) copy_x(step, step);
-    part.clear();
     int oldest = 0, free = shape.stages - 1;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -373,16 +398,18 @@ __global__ void __launch_bounds__(kW8a8Tiles[kTile].threads(), 1)
       copy_x(step + shape.stages - 1, free);
       const uint32_t stage = shared_address(shared) + oldest * tile.stage_bytes();
       [&]<int... d>(std::integer_sequence<int, d...>) {
-        ((!kBlocks || d == 0 || step * tile.depth + d < shape.blocks
-              ? part.template add<d>(place, stage + d * tile.block_bytes(), step * tile.depth + d)
+        ((!kBlocks || d == 0 || first_of(step) + d < end_of(step)
+              ? part.template add<d>(place, stage + d * tile.block_bytes(), first_of(step) + d)
               : void()),
          ...);
       }
       (std::make_integer_sequence<int, tile.depth>());
       free = oldest;
       if (++oldest == shape.stages) oldest = 0;
+      if (step + 1 != of_half && step + 1 != steps) continue;
+      part.finish(y, place, step >= of_half);
+      part.clear();
     }
-    part.finish(y, place);
   }
 }
 
