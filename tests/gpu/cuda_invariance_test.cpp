@@ -88,6 +88,7 @@ TEST_F(CudaInvariance, FewRowsHaveTheBitsOfTheDefinition) {
                                                                                {1024, 2048},
                                                                                {1024, 3072},
                                                                                {4104, 4096},
+                                                                               {904, 4864},
                                                                                {8200, 192}})
     for (const DType out : {DType::bf16, DType::f32}) {
       Rig rig(*gpu_);
@@ -173,7 +174,7 @@ TEST_F(CudaInvariance, WeightsInHalvesHaveTheBitsOfTheDefinition) {
 TEST_F(CudaInvariance, GatedRowsHaveTheBitsOfTheBody) {
   constexpr int64_t kRows = 264;
   for (const auto& [n, k] : std::initializer_list<std::pair<int64_t, int64_t>>{
-           {3072, 1024}, {1048, 320}, {24, 64}, {12296, 704}, {6152, 1408}}) {
+           {3072, 1024}, {1048, 320}, {24, 64}, {12296, 704}, {6152, 1408}, {8808, 512}}) {
     Rig rig(*gpu_);
     auto values = normal_values(kRows * k, 5, 0.1f), weights = normal_values(2 * n * k, 6);
     for (int64_t i = 0; i < kRows; ++i) {
