@@ -1,10 +1,9 @@
-#include "ops/cuda/gemm/choose_quantised.h"
-
 #include <algorithm>
 #include <limits>
 
 #include <fmt/format.h>
 
+#include "ops/cuda/gemm/choose_kernels.h"
 #include "ops/cuda/gemm/gemm_kernels.h"
 #include "ops/cuda/quantised/fp8_kernels.h"
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ops/cuda/gemm/choose_quantised.h"
+#include "ops/cuda/gemm/choose_kernels.h"
 #include "ops/cuda/quantised/fp8_kernels.h"
 #include "ops/cuda/quantised/w8a8_kernels.h"
 
