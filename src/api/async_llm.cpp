@@ -210,7 +210,6 @@ class AsyncLLM::State {
   }
 
   void end_late_requests() {
-    if (deadlines_.empty()) return;
     const auto now = Clock::now();
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
       llm_.abort_request(deadlines_.begin()->second);
