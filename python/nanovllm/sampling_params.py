@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanovllm import _core
@@ -127,6 +128,9 @@ class SamplingParams:
         given = {"max_tokens": self.max_tokens, **_given(self)}
         if self.max_tokens is None:
             given["max_tokens"] = 2**31 - 1
+        for name, value in given.items():
+            if isinstance(value, float) and not isfinite(value):  # JSON has no such number
+                raise ValueError(f"{name} is {value}: it must be finite")
         kind = int(RequestOutputKind(given.pop("output_kind", 0)))
         if priority != 0:
             given["priority"] = priority

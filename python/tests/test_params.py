@@ -24,6 +24,7 @@ def test_temperature_zero_is_allowed_here():
     [
         ("temperature", -1),
         ("temperature", float("nan")),
+        ("temperature", float("-inf")),
         ("temperature", "hot"),
         ("top_p", 0),
         ("top_p", 1.5),
@@ -42,8 +43,7 @@ def test_temperature_zero_is_allowed_here():
 def test_a_value_out_of_range_is_a_value_error_that_names_it(field, value):
     with pytest.raises(ValueError) as raised:
         SamplingParams(**{field: value})
-    # NaN is no JSON: the message is json's own.
-    assert field in str(raised.value) or value != value
+    assert field in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
