@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include <CLI/CLI.hpp>
@@ -20,6 +21,20 @@ namespace {
 constexpr auto kBad = ErrorKind::invalid_argument;
 constexpr int64_t kMostTokens = int64_t{1} << 31;
 constexpr const char* kModelTwin = "NANOVLLM_MODEL";
+
+/// Of a file or a pipe, such as the shell's <(command), whose writer is waited for.
+std::string read_named(const std::string& path, size_t max_bytes) {
+  std::error_code unknown;
+  if (!std::filesystem::is_fifo(path, unknown)) return read_file(path, max_bytes);
+  std::ifstream pipe(path, std::ios::binary);
+  check(pipe.is_open(), ErrorKind::model, "{}: cannot be opened", path);
+  std::string bytes(max_bytes + 1, '\0');
+  pipe.read(bytes.data(), std::ssize(bytes));
+  bytes.resize(static_cast<size_t>(pipe.gcount()));
+  check(bytes.size() <= max_bytes, ErrorKind::model, "{}: more than the limit of {} bytes", path,
+        max_bytes);
+  return bytes;
+}
 
 std::string parse_device(const std::string& text) {
   if (text.starts_with("cuda:")) {
@@ -167,7 +182,7 @@ CLI::Option* add_value(CLI::App& command, const std::string& names, const std::s
 
 std::string read_option_file(const std::string& path, size_t max_bytes) {
   try {
-    std::string text = read_file(path, max_bytes);
+    std::string text = read_named(path, max_bytes);
     check(!text.empty(), ErrorKind::model, "{} is empty", path);
     return text;
   } catch (const Error& error) {
@@ -177,7 +192,7 @@ std::string read_option_file(const std::string& path, size_t max_bytes) {
 
 std::string read_file_of(const char* option, const std::string& path, size_t max_bytes) {
   try {
-    return read_file(path, max_bytes);
+    return read_named(path, max_bytes);
   } catch (const Error& error) {  // here it is an option that is wrong, not a model
     fail(ErrorKind::invalid_argument, "{} {}", option, error.what());
   }

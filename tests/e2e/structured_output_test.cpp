@@ -76,6 +76,21 @@ TEST_F(StructuredOutput, OfARegularExpressionAChoiceOrAGrammarIsOneOfItsTexts) {
   }
 }
 
+// The harness gives standard input by a pipe, as <(command) of a shell is one.
+TEST_F(StructuredOutput, MayComeByAPipe) {
+  ProcessOptions options;
+  options.input = "root ::= \"yes\"";
+  const Arguments arguments = generate({"--prompt", "x", "--grammar", "/dev/stdin", "--json"});
+  const ProcessResult result = nanovllm_program(arguments, options);
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_EQ(result.lines().at(0)["text"], "yes");
+  options.input.assign((size_t{1} << 20) + 1, ' ');
+  const ProcessResult large = nanovllm_program(arguments, options);
+  EXPECT_EQ(large.exit_code, 2);
+  EXPECT_NE(large.errors.find("more than the limit of 1048576 bytes"), std::string::npos)
+      << large.errors;
+}
+
 TEST_F(StructuredOutput, ThatCannotBeEnforcedIsRefusedByName) {
   EXPECT_NE(refusal({"--json-schema", file(R"({"type": "object", "not": {}})")}, 1).find("#/not"),
             std::string::npos);

@@ -85,6 +85,9 @@ TEST(Tokenize, GivesIdsAndTakesThemBack) {
     ProcessOptions options;
     options.input = text;
     EXPECT_EQ(nanovllm_program({"tokenize", demo_model()}, options).output, ids.output);
+    const auto piped =
+        nanovllm_program({"tokenize", demo_model(), "--file", "/dev/stdin"}, options);
+    EXPECT_EQ(piped.output, ids.output) << piped.errors;
   }
 }
 
