@@ -145,15 +145,8 @@ __device__ __forceinline__ void emit_halves(const Worker<kHeadDim>& w, int produ
                    outlet.words, pair);
 }
 
-/// The same of a row's sums of both halves.
-template <int kHeadDim>
-__device__ __forceinline__ void add_halves(const Worker<kHeadDim>& w, int product, int lane,
-                                           const Outlet& outlet, float first, float second) {
-  const uint32_t pair = pack_bf16(first, second);
-  emit_halves(w, product, lane, outlet, low_of(pair) + high_of(pair), 0.0f);
-}
-
-/// The same of columns in turns: a lane has the first half of a row and the second.
+/// The same of the sums of both halves, of columns in turns: a lane has the first half of a row and
+/// the second.
 template <int kHeadDim, int kSums>
 __device__ __forceinline__ void add_halves(const Worker<kHeadDim>& w, int product, int lane,
                                            const Outlet& outlet, const float (&sums)[kSums][4]) {
@@ -273,8 +266,6 @@ __device__ __forceinline__ void project(Worker& w, int product) {
       emit_beside(w, product, tile, warp, lane, outlet, sums);
     } else if (Worker::kIsInt4 && is_in_halves(w, product)) {
       add_halves(w, product, lane, outlet, sums);
-    } else if (Worker::kIsFp8 && is_in_halves(w, product)) {
-      add_halves(w, product, lane, outlet, sums[0][0], sums[0][2]);
     } else if (Worker::kIsInt4 && is_narrow(cut, product == kGateUp)) {
       emit_halves(w, product, lane, outlet, sums[0][0], sums[0][1]);
     } else {

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     worker.one_rank = kOneRank;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
-    worker.in_pairs = kInt4 || (kScales == Scales::blocks && !kMixture);
+    worker.int4 = kInt4;
     worker.many = kHalves == Halves::beside_many;
     run_layers<kMixture, C>(worker);
     if (blockIdx.x == 0)

@@ -141,7 +141,7 @@ using Kernel = void(Arguments);
 
 /// Whether it is for a BesideWorker: every operand has the rows of both halves.
 __host__ __device__ inline bool has_halves_beside(const Arguments& a) {
-  return a.cuts[kOut].beside && !a.is_int4 && !a.scales[kQkv];
+  return a.cuts[kOut].beside && !a.is_int4;
 }
 
 /// The same value, but made anew: what follows from it is not kept in registers over the whole loop
@@ -289,10 +289,9 @@ struct Layout {
   template <int kHeadDim>
   __host__ __device__ static Layout of(const Arguments& a) {
     const int64_t operand = round_up(a.operand_bytes + 128),
-                  of_out = round_up(
-                      int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
-                          (a.cuts[kOut].beside ? 2 : 1) +
-                      bytes_of_scales(a, a.cuts[kOut].atoms * (a.cuts[kOut].beside ? 2 : 1))),
+                  of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
+                                        (a.cuts[kOut].beside ? 2 : 1) +
+                                    bytes_of_scales(a, a.cuts[kOut].atoms)),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
     at.shared = a.mixture.per_token > 0        ? operand
@@ -331,9 +330,8 @@ struct Worker {
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
   bool beside = false;
-  /// Likewise, of packed int4 weights and of E4M3 blocks, of which o and down alone may have such
-  /// operands.
-  bool in_pairs = false;
+  /// Likewise, of packed int4 weights, of which o and down alone may have such operands.
+  bool int4 = false;
   /// Likewise, where such a step has more than four rows: most blocks have two units of attention,
   /// and a thread two rows of a norm.
   bool many = false;
@@ -344,9 +342,7 @@ struct Worker {
   /// The warps that multiply, the first ones. Those behind kMultiplying prepare operands as well.
   __device__ static constexpr int multiplying(int) { return kMultiplying; }
   /// Whether a product's operand has both halves of a row, in turns.
-  __device__ bool has_pairs(const MatrixCut& cut) const {
-    return beside || (in_pairs && cut.beside);
-  }
+  __device__ bool has_pairs(const MatrixCut& cut) const { return beside || (int4 && cut.beside); }
   /// Of the operand: its columns, as tensor cores have them.
   __device__ int places() const { return beside ? 2 * rows() : rows(); }
   __device__ int places(const MatrixCut& cut) const { return has_pairs(cut) ? 2 * rows() : rows(); }

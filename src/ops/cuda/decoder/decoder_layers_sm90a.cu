@@ -102,7 +102,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
     const int64_t columns = row / static_cast<int64_t>(sizeof(bf16));
-    const bool beside = weight.format.in_halves && n < decoder::kFewestInTurn;
+    const bool beside = weight.format.in_halves && !fp8 && decoder::has_room_beside(a, n, blocks);
     cut = beside ? decoder::cut_matrix(n, columns / 2, 2, blocks)
                  : decoder::cut_matrix(n, columns, halves, blocks);
     cut.beside = beside;
