@@ -75,8 +75,7 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
-// Halves of k in turn, of 54 blocks, too; and both in a tile, of four groups of columns and of
-// fewer, with chains of an odd number of blocks.
+// Halves of k in turn, of 54 blocks and of odd numbers, too.
 TEST_F(CudaDecoder, E4m3LayersInHalvesGiveTheBitsOfSeparateOperations) {
   for (DecoderShape shape : {DecoderShape{"FP8 halves 0.6B", 3, 1024, 16, 8, 128, 3072},
                              {"FP8 halves 8B", 1, 4096, 32, 8, 128, 12288},
