@@ -186,7 +186,7 @@ struct EngineConfig {
   /// checkpoint or one for each token and head. auto: as the checkpoint's kv_cache_scheme says
   /// where the device can, else `dtype`.
   std::string kv_cache_dtype = "auto";
-  /// Tokens of prompt + output; 0: 4096, or the model's limit if that is less.
+  /// Tokens of prompt + output; 0: 4096, or the model's limit if that is less; -1: all that fit.
   int64_t max_model_len = 0;
   /// max_model_len may be beyond what the model was made for: its answers may be poor.
   bool allow_long_max_model_len = false;

@@ -41,6 +41,8 @@ def to_engine_options(model: str, given: dict[str, Any]) -> dict[str, Any]:
     options["dtype"] = _DTYPES.get(dtype, dtype)
     if options.get("num_gpu_blocks_override") == -1:  # nano-vLLM's way to leave it open
         del options["num_gpu_blocks_override"]
+    if options.get("max_model_len") == "auto":  # vLLM's word for -1
+        options["max_model_len"] = -1
     if not options.get("allow_long_max_model_len"):
         _clip_max_model_len(model, options)
     return options

@@ -60,6 +60,14 @@ def test_any_integer_is_a_seed_as_on_the_command_line(program):
         assert output["token_ids"] == want["token_ids"]
 
 
+def test_all_positions_of_the_model_may_be_asked_for():
+    with open(f"{DEMO}/config.json") as file:
+        most = json.load(file)["max_position_embeddings"]
+    for asked in (-1, "auto"):
+        with LLM(DEMO, device="cpu", max_num_seqs=2, max_model_len=asked) as engine:
+            assert engine.info["max_model_len"] == most
+
+
 def test_more_positions_than_the_model_has_are_clipped_with_a_note():
     with open(f"{DEMO}/config.json") as file:
         most = json.load(file)["max_position_embeddings"]

@@ -292,8 +292,13 @@ void add_engine_options(CLI::App& command, EngineConfig& c) {
         [&c](const std::string& s) {
           c.kv_cache_dtype = one_of(s, {"auto", "bfloat16", "fp8", "fp8_e4m3"});
         });
-  value("--max-model-len", "N", "tokens of prompt and output together (4096, or the model's limit)",
-        [&c](const std::string& s) { c.max_model_len = parse_size(s, 1, kMostTokens); });
+  value(
+      "--max-model-len", "N|auto",
+      "tokens of prompt and output together; auto: all that model and KV cache take (4096, or the "
+      "model's limit)",
+      [&c](const std::string& s) {
+        c.max_model_len = s == "auto" || s == "-1" ? -1 : parse_size(s, 1, kMostTokens);
+      });
   value("--max-num-seqs", "N", "sequences running at once (256)",
         [&c](const std::string& s) { c.max_num_seqs = parse_integer(s, 1, kMaxNumSeqs); });
   value("--scheduling-policy", "fcfs|priority",

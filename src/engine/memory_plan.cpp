@@ -34,8 +34,9 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
       "max_model_len {} is beyond the model's {} positions (config.json: max_position_embeddings); "
       "--allow-long-max-model-len takes it all the same",
       config.max_model_len, longest);
-  limits.max_model_len =
-      config.max_model_len > 0 ? config.max_model_len : std::min(kDefaultMaxModelLen, longest);
+  limits.max_model_len = config.max_model_len > 0    ? config.max_model_len
+                         : config.max_model_len == 0 ? std::min(kDefaultMaxModelLen, longest)
+                                                     : longest;
   limits.max_num_seqs = config.max_num_seqs;
   limits.max_num_batched_tokens = config.max_num_batched_tokens > 0  ? config.max_num_batched_tokens
                                   : ops.device().kind == Device::cpu ? 512
@@ -158,7 +159,7 @@ std::optional<int64_t> blocks_asked_for(const EngineConfig& config, bool is_cpu,
   check(blocks >= 1, ErrorKind::invalid_argument,
         "cpu_kvcache_bytes is {}: one block of {} tokens has {} bytes", config.cpu_kvcache_bytes,
         plan.limits.block_size, bytes_per_block);
-  check(config.max_model_len == 0 || blocks >= plan.limits.max_blocks_per_seq(),
+  check(config.max_model_len <= 0 || blocks >= plan.limits.max_blocks_per_seq(),
         ErrorKind::invalid_argument,
         "cpu_kvcache_bytes is {}: one sequence of max_model_len {} needs {}",
         config.cpu_kvcache_bytes, config.max_model_len,
@@ -193,7 +194,7 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
         static_cast<size_t>(per_seq * plan.limits.max_num_seqs) * plan.bytes_per_block;
     const size_t most = kMostCpuCache / static_cast<size_t>(shard.world_size);
     const size_t wanted = static_cast<size_t>(per_seq) * plan.bytes_per_block;
-    check(config.max_model_len == 0 || wanted <= most || wanted > cache,
+    check(config.max_model_len <= 0 || wanted <= most || wanted > cache,
           ErrorKind::invalid_argument,
           "max_model_len {} needs a KV cache of {} bytes, and a CPU's has {} at most unless it is "
           "given: --cpu-kvcache-bytes {}, or --max-model-len {} or less",

@@ -112,7 +112,8 @@ void check_config(const EngineConfig& c) {
   const auto need = [](bool ok, const char* option, const auto& value, const char* rule) {
     check(ok, ErrorKind::invalid_argument, "{} is {}: it must be {}", option, value, rule);
   };
-  need(c.max_model_len >= 0, "max_model_len", c.max_model_len, "positive, or 0 to choose");
+  need(c.max_model_len >= -1, "max_model_len", c.max_model_len,
+       "positive, 0 to choose, or -1 for the model's");
   need(c.max_num_seqs >= 1 && c.max_num_seqs <= kMaxNumSeqs, "max_num_seqs", c.max_num_seqs,
        "between 1 and 65536");
   need(c.max_num_batched_tokens >= 0 && c.max_num_batched_tokens <= kMaxNumBatchedTokens,

@@ -313,8 +313,20 @@ TEST_F(LLMEngineTest, AKvCacheTooSmallForWhatWasAskedIsAWrongOption) {
   config_.cpu_kvcache_bytes = 1088;
   config_.max_model_len = 24;
   EXPECT_EQ(message(), "cpu_kvcache_bytes is 1088: one sequence of max_model_len 24 needs 1632");
-  config_.max_model_len = 0;  // nobody asked for a length: it bends
-  EXPECT_EQ(make().memory().limits.max_model_len, 16);
+  for (const int64_t open : {0, -1}) {  // nobody asked for a length: it bends
+    config_.max_model_len = open;
+    EXPECT_EQ(make().memory().limits.max_model_len, 16);
+  }
+}
+
+// As vLLM's "auto": where the default is at most 4096.
+TEST_F(LLMEngineTest, TheWholeContextOfAModelMayBeAskedFor) {
+  model_.max_position_embeddings = 5000;
+  EXPECT_EQ(make().memory().limits.max_model_len, 4096);
+  config_.max_model_len = -1;
+  EXPECT_EQ(make().memory().limits.max_model_len, 5000);
+  config_.num_gpu_blocks_override = 600;
+  EXPECT_EQ(make().memory().limits.max_model_len, 4800);
 }
 
 TEST_F(LLMEngineTest, ARequestThatTheWholeCacheCannotHoldIsRefusedWithTheNumbers) {

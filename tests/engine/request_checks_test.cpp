@@ -161,7 +161,7 @@ TEST(RequestChecks, APromptHasTokensAndAllOfTheVocabulary) {
 TEST(RequestChecks, EveryEngineOptionOutOfRangeIsNamed) {
   EXPECT_NO_THROW(check_config({}));
   const std::vector<std::pair<std::function<void(EngineConfig&)>, std::string>> rows = {
-      {[](auto& c) { c.max_model_len = -1; }, "max_model_len is -1"},
+      {[](auto& c) { c.max_model_len = -2; }, "max_model_len is -2"},
       {[](auto& c) { c.max_num_seqs = 0; }, "max_num_seqs is 0"},
       {[](auto& c) { c.max_num_seqs = 65537; }, "max_num_seqs is 65537"},
       {[](auto& c) { c.max_num_batched_tokens = -5; }, "max_num_batched_tokens is -5"},
