@@ -55,9 +55,7 @@ std::vector<std::string> notes(const ModelConfig& model, const EngineConfig& con
   const std::string keys = describe_kv_cache(model.quantization.get(), plan.cache_dtype);
   if (!keys.empty()) list.push_back(keys);
   list.push_back((ranks > 1 ? fmt::format("{} ranks, the first ", ranks) : "") + device);
-  const int64_t longest = model.longest_context(),
-                usual = config.max_model_len < 0 ? longest : std::min(kDefaultMaxModelLen, longest);
-  if (config.max_model_len <= 0 && plan.limits.max_model_len < usual)
+  if (plan.limits.max_model_len < wanted_max_model_len(model, config))
     list.push_back(fmt::format("max_model_len is {}: the KV cache has room for no more",
                                plan.limits.max_model_len));
   return list;

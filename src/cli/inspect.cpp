@@ -167,7 +167,7 @@ EngineInfo plan_alone(const InspectOptions& options, const ModelConfig& config,
   }
   EngineInfo info;
   info.dtype = info.kv_cache_dtype = name_of(compute_dtype(config, engine));
-  info.max_model_len = std::min(kDefaultMaxModelLen, config.longest_context());
+  info.max_model_len = wanted_max_model_len(config, engine);
   info.ranks.resize(static_cast<size_t>(engine.tensor_parallel_size));
   return info;
 }

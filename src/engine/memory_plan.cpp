@@ -34,9 +34,7 @@ StepLimits limits_of(Backend& ops, const ModelConfig& model, const EngineConfig&
       "max_model_len {} is beyond the model's {} positions (config.json: max_position_embeddings); "
       "--allow-long-max-model-len takes it all the same",
       config.max_model_len, longest);
-  limits.max_model_len = config.max_model_len > 0    ? config.max_model_len
-                         : config.max_model_len == 0 ? std::min(kDefaultMaxModelLen, longest)
-                                                     : longest;
+  limits.max_model_len = wanted_max_model_len(model, config);
   limits.max_num_seqs = config.max_num_seqs;
   limits.max_num_batched_tokens = config.max_num_batched_tokens > 0  ? config.max_num_batched_tokens
                                   : ops.device().kind == Device::cpu ? 512
@@ -217,6 +215,13 @@ void plan_kv_cache(Backend& ops, const EngineConfig& config, Shard shard, int ra
 }
 
 }  // namespace
+
+int64_t wanted_max_model_len(const ModelConfig& model, const EngineConfig& config) {
+  const int64_t longest = model.longest_context();
+  return config.max_model_len > 0    ? config.max_model_len
+         : config.max_model_len == 0 ? std::min(kDefaultMaxModelLen, longest)
+                                     : longest;
+}
 
 size_t output_block_bytes(const StepLimits& limits) {
   Arena arena = Arena::measuring({});

@@ -50,6 +50,8 @@ int64_t count_parameters(const ModelConfig& model);
 
 /// max_model_len where the options leave it open and the model has no less.
 constexpr int64_t kDefaultMaxModelLen = 4096;
+/// max_model_len as the options have it, before the KV cache bends one that they leave open.
+int64_t wanted_max_model_len(const ModelConfig& model, const EngineConfig& config);
 /// The dtype that the model computes in: config.dtype, or the checkpoint's (f16 runs as bf16).
 DType compute_dtype(const ModelConfig& model, const EngineConfig& config);
 
