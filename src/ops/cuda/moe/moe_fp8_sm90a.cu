@@ -33,7 +33,6 @@ void CudaBackend::multiply_fp8_experts(Tensor y, const QuantisedOperand& x, cons
   const int64_t k = w.k(), room = rows_with_room(plan.pairs);
   const auto go = [&]<Fp8Tile tile>() {
     Fp8Shape shape{};
-    shape.halves = 1;
     shape.rows = plan.pairs;
     shape.columns = static_cast<int>(y.shape[1]);
     shape.copied_rows = static_cast<int>(room);

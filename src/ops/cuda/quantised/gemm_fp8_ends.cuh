@@ -6,6 +6,7 @@
 #include "ops/cuda/gemm/gemm_pieces.cuh"
 #include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/quantised/fp8_kernels.h"
+#include "ops/cuda/quantised/half_results.cuh"
 
 namespace nanovllm {
 
@@ -18,7 +19,7 @@ struct Fp8Shape {
   int block_rows;     // of x that a block copies: a multiple of 8
   int rows_together;  // blocks of rows that run side by side
   int items;          // tiles, or pairs of them
-  int halves;         // of k that a block has, one after the other: 1 or 2
+  int halves = 1;     // of k that a block has, one after the other: 1 or 2
   int blocks;         // of 128 along k, or a half of it
   int steps, stages;  // stages that cover those; of the ring
   int stage_bytes;
@@ -109,11 +110,6 @@ __device__ void fp8_scale(float (&sum)[tile.sums()], const Fp8Shape& shape,
   }
 }
 
-/// A pair of columns of both halves of k, rounded each.
-__device__ inline uint32_t pair_of_halves(uint32_t first, uint32_t second) {
-  const float2 both = add_halves(first, low_of(second), high_of(second));
-  return pack_bf16(both.x, both.y);
-}
 /// `is_second_half`: y has the first one's.
 __device__ inline void store_piece(__nv_bfloat16* y, uint4 piece, bool is_second_half) {
   auto* const to = reinterpret_cast<uint4*>(y);
@@ -136,11 +132,8 @@ __device__ void fp8_store_each(Y* y, const Fp8Shape& shape, const Fp8Place& plac
     const Fp8Element<tile> at(i, group, warp);
     const int row = place.row + at.row, column = first + at.column;
     if (at.column < shape.height && column < shape.columns && at.row < shape.block_rows &&
-        row >= place.own && row < shape.rows) {
-      Y* const to = y + row * shape.stride + column;
-      const Y own = round_to<Y>(sum[i]);
-      *to = is_second_half ? round_to<Y>(to_float(*to) + to_float(own)) : own;
-    }
+        row >= place.own && row < shape.rows)
+      store_half(y + row * shape.stride + column, sum[i], is_second_half);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "ops/cuda/moe/moe.cuh"
 #include "ops/cuda/ptx/mma_bytes.cuh"
 #include "ops/cuda/quantised/fp8_kernels.h"
+#include "ops/cuda/quantised/half_results.cuh"
 #include "ops/cuda/quantised/w8a8_copies.cuh"
 
 namespace nanovllm::w8a8 {
@@ -33,12 +34,6 @@ struct Shape {
   ExpertPlan plan;               // of experts
   int64_t expert_bytes;          // from an expert's weight to the next one's
 };
-
-/// A pair of columns of both halves of k, rounded each.
-__device__ inline uint32_t pair_of_halves(uint32_t first, uint32_t second) {
-  const float2 both = add_halves(first, low_of(second), high_of(second));
-  return pack_bf16(both.x, both.y);
-}
 
 /// `of_w`: of each row, or [blocks, units] for eights of rows; `of_x`: of each row, or [blocks, m].
 struct Scales {
@@ -245,11 +240,8 @@ struct Part {
         for (int i = 0; i < 4; ++i) {
           const int row = row_of_x(place, j) + i % 2,
                     column = column_of(place, u, i / 2) + lane / 4;
-          if (row < place.end && column < shape.columns) {
-            Y* const to = y + row * shape.stride + column;
-            const Y own = round_to<Y>(result[u][j][i]);
-            *to = is_second_half ? round_to<Y>(to_float(*to) + to_float(own)) : own;
-          }
+          if (row < place.end && column < shape.columns)
+            store_half(y + row * shape.stride + column, result[u][j][i], is_second_half);
         }
   }
 
