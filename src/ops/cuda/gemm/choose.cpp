@@ -55,7 +55,7 @@ struct Row {
   GemmKernel kernel;
   bool needs_wgmma;   // sm_90a
   bool needs_slices;  // k in whole slices, rows that begin on 16 bytes
-  Why (*decline)(const GemmProblem&, const GemmGpu&, GemmChoice&);
+  Try* decline;
 };
 constexpr auto kBf16 = WeightFormat::bf16;
 constexpr Row kTable[] = {

@@ -1,4 +1,5 @@
-// What choose.cpp asks each kernel of choose_plain.cpp, choose_quantised.cpp and choose_w8a8.cpp.
+// The questions that choose.cpp asks of each kernel, which choose_plain.cpp, choose_quantised.cpp
+// and choose_w8a8.cpp answer.
 #pragma once
 
 #include <string>
@@ -20,19 +21,12 @@ inline constexpr int64_t kFewestSentRows = 97;
 constexpr int64_t kGroupRows = 64;          // of the tensor cores' first operand
 constexpr int64_t kMostRowsOfBlocks = 256;  // where a block has one tile, or few
 
-Why try_wide(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_mid(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_skinny(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_wide_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_mid_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_packed(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_mma(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_fp8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_int8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_fp8_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_int8_to_send(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
-Why try_w8a8(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+/// Bytes of a weight from which on it is memory that a product of few rows waits for.
+constexpr int64_t kLargeWeight = int64_t{16} << 20;
+
+using Try = Why(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice);
+Try try_wide, try_wide_to_send, try_large, try_mid, try_mid_to_send, try_skinny;  // plain weights
+Try try_packed, try_mma, try_fp8, try_fp8_to_send, try_int8, try_int8_to_send, try_w8a8;
 
 /// The tiles, for people.
 std::string describe(const Fp8Plan& plan, bool integers);

@@ -11,9 +11,6 @@ namespace nanovllm {
 
 namespace {
 
-/// Bytes of a weight from which on it is memory that a product of few rows waits for.
-constexpr int64_t kLargeWeight = int64_t{16} << 20;
-
 // -- wide: other numbers of rows are mid's --
 
 constexpr int64_t kFewestWideRows = 129;
@@ -171,7 +168,7 @@ bool is_for_large(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) 
   return !p.weight.in_halves || try_large(p, gpu, choice) == kServes;
 }
 
-/// What the busiest SM takes: of a weight, and a quarter of x's rows.
+/// The busiest SM's load: its rows of a weight, and a quarter of x's rows.
 int64_t load_of(int64_t tiles, int64_t columns, int64_t rows, int num_sms) {
   return ceil_div(tiles, int64_t{num_sms}) * (4 * columns + rows);
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/cuda/core/cuda_backend.h"
+#include "ops/cuda/gemm/choose_kernels.h"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
 
 namespace nanovllm {
@@ -35,7 +36,7 @@ constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
 /// Whether a weight streams for long: a large one, or a long chain's.
 bool is_long(const Weight& w) {
-  constexpr int64_t kLargeWeight = int64_t{16} << 20, kLongChain = 4096;  // bytes, k
+  constexpr int64_t kLongChain = 4096;  // k
   return w.k() >= kLongChain || w.n() * w.k() * 2 > kLargeWeight;
 }
 
