@@ -21,14 +21,22 @@ constexpr int kBlock = kAtomRow;  // numbers of k
 
 // -- Operands --
 
+/// The rows of an operand: one, or both halves of k.
 template <class Worker>
-__device__ __forceinline__ uint32_t number_at(const Worker& w, const MatrixCut& cut, int column) {
-  return shared_address(w.operand) + cut.operand_at + column;
+constexpr int kPlaces = Worker::kIsBeside ? 2 : 1;
+
+/// Of `column` and those behind it, which are as many as an aligned power of two up to 16.
+template <class Worker>
+__device__ __forceinline__ uint32_t number_at(const Worker& w, const MatrixCut& cut, int column,
+                                              int place = 0) {
+  const int at = Worker::kIsBeside ? column / 16 * 32 + place * 16 + column % 16 : column;
+  return shared_address(w.operand) + cut.operand_at + at;
 }
 /// The operand's scales.
 template <class Worker>
 __device__ __forceinline__ uint32_t scale_at(const Worker& w, const MatrixCut& cut, int block) {
-  return number_at(w, cut, cut.atoms * kBlock) + block * static_cast<int>(sizeof(float));
+  return shared_address(w.operand) + cut.operand_at + cut.atoms * kBlock * kPlaces<Worker> +
+         block * static_cast<int>(sizeof(float));
 }
 template <class Worker>
 __device__ __forceinline__ void put_scale(const Worker& w, const MatrixCut& cut, int block,
@@ -86,14 +94,17 @@ __device__ __forceinline__ float noted_scale(const Worker& w, const MatrixCut& c
   return Worker::kIntegers ? integer_scale(most) : row_scale(most);
 }
 
-// The norms' row.
+// The norms' row. It lies in both places, so that every product has its second sums from the last.
 
 template <class Worker>
 __device__ __forceinline__ void put_eight(const Worker& w, const MatrixCut& cut, int column,
                                           const Packed& x, float scale) {
   if constexpr (Worker::kHasExperts) w.operand_at(w.a.cuts[kRouter], 0, column) = x;
-  store_shared(number_at(w, cut, column), numbers_of<Worker>(x.pair[0], x.pair[1], scale),
-               numbers_of<Worker>(x.pair[2], x.pair[3], scale));
+  const uint32_t first = numbers_of<Worker>(x.pair[0], x.pair[1], scale),
+                 second = numbers_of<Worker>(x.pair[2], x.pair[3], scale);
+#pragma unroll
+  for (int place = 0; place < kPlaces<Worker>; ++place)
+    store_shared(number_at(w, cut, column, place), first, second);
 }
 /// The same with the scale of their block, of which sixteen lanes in a row have eight elements
 /// each, and all of them come here.
@@ -195,15 +206,16 @@ template <class Worker>
 __device__ __forceinline__ void gather_quantised(const Worker& w, const MatrixCut& cut,
                                                  int64_t sent, bool absent, int thread) {
   constexpr int kFew = kGathering / kWarp * kPairsGathered;
-  const int lane = thread % kWarp, warp = thread / kWarp,
-            warps = (!Worker::kHasTokens && cut.atoms <= kFew ? kGathering : kThreads) / kWarp;
+  const int lane = thread % kWarp, warp = thread / kWarp, blocks = cut.atoms * kPlaces<Worker>,
+            warps = (!Worker::kHasTokens && blocks <= kFew ? kGathering : kThreads) / kWarp;
   const uint64_t* from = inbox(w.a, sent);
   const bool is_sent = !(absent && w.shared.context[0] <= 0);
   const auto for_own = [&](const auto& use) {
-    if (warp < warps) for_sent_blocks(from, cut.atoms, warp, warps, w.epoch, is_sent, use);
+    if (warp < warps) for_sent_blocks(from, blocks, warp, warps, w.epoch, is_sent, use);
   };
   const auto put = [&](int block, uint32_t low, uint32_t high, float scale) {
-    store_shared(number_at(w, cut, block * kBlock + lane * 4),
+    const int half = Worker::kIsBeside && block >= cut.atoms;
+    store_shared(number_at(w, cut, (block - half * cut.atoms) * kBlock + lane * 4, half),
                  numbers_of<Worker>(low, high, scale));
   };
   const auto most_of_both = [](uint32_t low, uint32_t high) {
@@ -232,15 +244,15 @@ __device__ __forceinline__ void gather_quantised(const Worker& w, const MatrixCu
 // -- Products --
 
 /// Of a tile, the scales of a lane's outputs: with scales of blocks those of its warp's first eight
-/// rows of w, and of the next eight (of gate and of up), for block `block` of k; else of the lane's
-/// rows.
+/// rows of w, and of the next eight (of gate and of up, or of both halves of k), for block `block`
+/// of k; else of the lane's rows.
 template <class Worker>
 __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut& cut, int product,
                                                 int tile, int warp, int lane, int block) {
   constexpr int kElementsOfFloat = sizeof(float) / sizeof(__nv_bfloat16),
                 kRows = Worker::kHasTokens ? 1 : 8;  // that share one
   if (block >= cut.atoms) return {};
-  const bool gated = product == kGateUp;
+  const bool gated = product == kGateUp, halves = Worker::kIsBeside && is_in_halves(w, product);
   int columns = cut.columns;  // of one half
   const float* first = w.a.scales[product];
   if (Worker::kHasExperts && gated) {
@@ -252,9 +264,11 @@ __device__ __forceinline__ float2 weight_scales(const Worker& w, const MatrixCut
   }
   // Behind the matrix a warp has rows that nobody needs.
   const int units = columns / kRows,
-            in_tile = (gated ? 8 : 16) * warp + (Worker::kHasTokens ? lane / 4 : 0),
+            in_tile = (gated || halves ? 8 : 16) * warp + (Worker::kHasTokens ? lane / 4 : 0),
             own = (tile * cut.columns_of_tile + in_tile) / kRows, unit = min(own, units - 1),
-            next = gated ? units : min(own + 8 / kRows, units - 1) - unit;
+            next = gated    ? units
+                   : halves ? cut.atoms * w.a.scale_stride[product]
+                            : min(own + 8 / kRows, units - 1) - unit;
   const float* scales = first + w.layer * (w.a.layer_stride / kElementsOfFloat) +
                         int64_t{block} * w.a.scale_stride[product] + unit;
   return {__ldg(scales), __ldg(scales + next)};
@@ -268,11 +282,12 @@ __device__ inline void add_part(float& sum, int part) {
 
 /// c += p(b) * (scale of the row * scale of w), or p(b), for the next blocks b of k, in ascending
 /// order, whose atoms a lane each waits for (multiply_atoms()). Lane `from` + i has w's scales of
-/// the i-th; where `from` is 0, they are still to be multiplied with the row's, at `of_row`.
+/// the i-th; where `from` is 0, they are still to be multiplied with the row's, at `of_row`, and of
+/// the second half of k `to_second` bytes behind it. The second sums are of the last place.
 template <int kAtoms, class Worker>
 __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut& cut, Progress& p,
                                                 int lane, float2& scales, int from, uint32_t of_row,
-                                                bool waits, bool last, Sums& c) {
+                                                int to_second, bool waits, bool last, Sums& c) {
   const int at = p.inside + min(lane, kAtoms - 1), stage = stage_of(cut, at),
             in_stage = at - stage * cut.atoms_that_fit;
   const RingCursor place = p.ring.place(stage);
@@ -283,7 +298,8 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
 #pragma unroll
   for (int i = 0; i < kAtoms; ++i) atoms[i] = __shfl_sync(kFullMask, address, i);
   if (waits) w.take_operand();
-  constexpr uint32_t kStepOfX = 2;
+  constexpr uint32_t kStepOfX = 2 * kPlaces<Worker>;
+  constexpr int kSecond = kPlaces<Worker> + 1;
   uint32_t x = __shfl_sync(kFullMask, p.x, 0);  // known to be the same in all lanes
   p.x += 4 * kAtoms * kStepOfX;
   std::conditional_t<Worker::kIntegers, int, float> part[kAtoms][1][4];  // as Sums
@@ -300,8 +316,9 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
   [&]<int... i>(std::integer_sequence<int, i...>) { (start.template operator()<i>(), ...); }
   (std::make_integer_sequence<int, kUnderway>());
   if (!Worker::kHasTokens && from == 0) {
-    const float row = load_scale(of_row);
-    scales = {row * scales.x, row * scales.y};
+    const float row = load_scale(of_row),
+                next = Worker::kIsBeside ? load_scale(of_row + to_second) : row;
+    scales = {row * scales.x, next * scales.y};
   }
   // The row is the first column: of the first lane in four, in every second sum.
   const auto add = [&]<int i>() {
@@ -314,7 +331,7 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
       const float first = __shfl_sync(kFullMask, scales.x, from + i),
                   second = __shfl_sync(kFullMask, scales.y, from + i);
       c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
-      c[0][2] = fmaf(part[i][0][2], second, c[0][2]);
+      c[0][2] = fmaf(part[i][0][kSecond], second, c[0][2]);
     }
     if constexpr (i + kUnderway < kAtoms) start.template operator()<i + kUnderway>();
   };
@@ -329,16 +346,17 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
 }
 
 /// multiply() of E4M3 numbers. `next`: the lane's first weight_scales(), which come from memory.
-/// Halves of k are in turn: both in a tile took the 8B's row from 2.41 to 2.56 ms (an H200).
 template <class Worker>
 __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                                              const MatrixCut& cut, int product, int tile, int warp,
                                              int lane, float2 next, Sums& c) {
-  Progress p{ring, describe_operand(w.rows(), shared_address(w.operand) + cut.operand_at), 0};
+  Progress p{ring, describe_operand(kPlaces<Worker>, shared_address(w.operand) + cut.operand_at),
+             0};
   const auto scales = [&](int block) {
     return weight_scales(w, cut, product, tile, warp, lane, block);
   };
-  constexpr bool kHalves = !Worker::kHasTokens && !Worker::kHasExperts;
+  constexpr bool kHalves = !Worker::kHasTokens && !Worker::kHasExperts && !Worker::kIsBeside;
+  const int to_second = is_in_halves(w, product) ? cut.atoms * static_cast<int>(sizeof(float)) : 0;
   float2 now{};
 #pragma unroll 1
   for (int done = 0; done < cut.atoms;) {
@@ -351,7 +369,7 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
     }
     const auto run = [&]<int kAtoms>() {
       multiply_blocks<kAtoms>(w, cut, p, lane, now, done % kWarp,
-                              scale_at(w, cut, min(done + lane, cut.atoms - 1)),
+                              scale_at(w, cut, min(done + lane, cut.atoms - 1)), to_second,
                               tile == blockIdx.x && done == 0, left == kAtoms, c);
       done += kAtoms;
     };
@@ -363,6 +381,7 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
       run.template operator()<1>();
   }
   if (kHalves && cut.second_atoms > 0) add_first_half(w, c);
+  if (Worker::kIsBeside) c[0][3] = c[0][2];
   if constexpr (Worker::kHasTokens) {
     const float row = load_scale(scale_at(w, cut, 0));
     if constexpr (Worker::kIntegers)

@@ -8,11 +8,6 @@
 
 namespace nanovllm::decoder {
 
-/// Whether the tiles of a product have both halves of k at once.
-template <int kHeadDim>
-__device__ __forceinline__ bool is_in_halves(const Worker<kHeadDim>& w, int product) {
-  return w.beside ? product == kOut || product == kDown : w.has_pairs(w.a.cuts[product]);
-}
 /// The first of the two rows of which a lane has outputs; from it to the second.
 template <int kHeadDim>
 __device__ __forceinline__ int row_of(const Worker<kHeadDim>& w, int product, int lane) {

@@ -128,10 +128,10 @@ __global__ void __launch_bounds__(kLaunched, 1)
     using PlainWorker = std::conditional_t<kHalves >= Halves::beside,
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
                                            Worker<kHeadDim>>;
-    using Quantised =
-        std::conditional_t<kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture>,
-                           Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture,
-                                     kScales == Scales::rows_of_integers>>;
+    using Quantised = std::conditional_t<
+        kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture>,
+        Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture, kScales == Scales::rows_of_integers,
+                  kHalves == Halves::beside>>;
     std::conditional_t<kScales == Scales::none, PlainWorker, Quantised> worker{a, shared, operand,
                                                                                residual, ring};
     worker.epoch = epoch + 1;

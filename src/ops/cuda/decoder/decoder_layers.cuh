@@ -289,9 +289,10 @@ struct Layout {
   template <int kHeadDim>
   __host__ __device__ static Layout of(const Arguments& a) {
     const int64_t operand = round_up(a.operand_bytes + 128),
-                  of_out = round_up(int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
-                                        (a.cuts[kOut].beside ? 2 : 1) +
-                                    bytes_of_scales(a, a.cuts[kOut].atoms)),
+                  of_out = round_up(
+                      int64_t{a.rows} * a.cuts[kOut].atoms * kAtomRow *
+                          (a.cuts[kOut].beside ? 2 : 1) +
+                      bytes_of_scales(a, a.cuts[kOut].atoms * (a.cuts[kOut].beside ? 2 : 1))),
                   attention = sizeof(AttentionShared<kHeadDim>);
     Layout at{};
     at.shared = a.mixture.per_token > 0        ? operand
@@ -413,11 +414,11 @@ struct BesideWorker : Worker<kHeadDim> {
 
 /// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,
 /// of whole rows of both. `kExperts`: of a mixture, whose router has plain weights. `kInt8`: of
-/// integers, with scales of rows.
-template <int kHeadDim, bool kTokens, bool kExperts, bool kInt8>
+/// integers, with scales of rows. `kBeside`: as a BesideWorker.
+template <int kHeadDim, bool kTokens, bool kExperts, bool kInt8, bool kBeside>
 struct Fp8Worker : Worker<kHeadDim> {
   static constexpr bool kIsFp8 = true, kHasTokens = kTokens, kHasExperts = kExperts,
-                        kIntegers = kInt8;
+                        kIntegers = kInt8, kIsBeside = kBeside;
   __device__ static constexpr int rows() { return 1; }
 };
 

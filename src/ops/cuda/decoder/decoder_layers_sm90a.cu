@@ -90,6 +90,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
   // 16 % less at four.
   if (fp8 && a.rows > 1) return false;
   a.is_int4 = of_qkv.numbers == WeightFormat::int4;
+  const bool both_in_halves = first.o.format.in_halves && first.down.format.in_halves;
   const auto map_matrix = [&](MatrixCut& cut, CUtensorMap& map, int halves, const Weight& weight,
                               const Tensor& bias, const WeightFormat& like) {
     const Tensor& w = weight.data;
@@ -102,7 +103,8 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
       return false;
     // E4M3 numbers are copied and cut as half as many of bf16.
     const int64_t columns = row / static_cast<int64_t>(sizeof(bf16));
-    const bool beside = weight.format.in_halves && !fp8 && decoder::has_room_beside(a, n, blocks);
+    const bool beside =
+        weight.format.in_halves && both_in_halves && decoder::has_room_beside(a, n, blocks);
     cut = beside ? decoder::cut_matrix(n, columns / 2, 2, blocks)
                  : decoder::cut_matrix(n, columns, halves, blocks);
     cut.beside = beside;
@@ -132,8 +134,7 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
     return !first.o.format.in_halves && map_router() &&
            decoder::describe_experts(a, encoder, stack, stride);
   return matrix(decoder::kGateUp, first.gate_up, first.gate_up_bias) &&
-         matrix(decoder::kDown, first.down, first.down_bias) &&
-         a.cuts[decoder::kOut].beside == a.cuts[decoder::kDown].beside;
+         matrix(decoder::kDown, first.down, first.down_bias);
 }
 
 /// C: of the cache's elements.
@@ -143,11 +144,11 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::Halves;
   if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a);
   if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
-  if (decoder::has_halves_beside(a))
+  const bool plain = !a.scales[decoder::kQkv];
+  if (plain && decoder::has_halves_beside(a))
     return a.rows > 4
                ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside_many>
                : decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside>;
-  const bool plain = !a.scales[decoder::kQkv];
   if (plain && (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0))
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::in_turn>;
   if (a.mixture.per_token > 0)
@@ -158,9 +159,11 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   if (plain) return decoder_layers_kernel<kHeadDim, C, false, false>;
   if (a.has_integers)
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows_of_integers>;
-  return a.scale_stride[decoder::kQkv] > 0
-             ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>
-             : decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows>;
+  if (a.scale_stride[decoder::kQkv] == 0)
+    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows>;
+  return decoder::has_halves_beside(a)
+             ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside>
+             : decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>;
 }
 
 /// Where ranks leave their parts of sums; false where there is not enough room.

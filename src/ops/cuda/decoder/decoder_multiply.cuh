@@ -36,6 +36,11 @@ __device__ __forceinline__ void put_expert(float (*sums)[64], int expert, int la
     sums[expert][half * 8 + lane / 4] = expert % 2 ? c[0][2 * half + 1] : c[0][2 * half];
 }
 
+/// Whether the tiles of a product have both halves of k at once.
+template <int kHeadDim>
+__device__ __forceinline__ bool is_in_halves(const Worker<kHeadDim>& w, int product) {
+  return w.beside ? product == kOut || product == kDown : w.has_pairs(w.a.cuts[product]);
+}
 /// Names the operand from `address` on: eight rows, of which those behind the step's are whatever
 /// lies there. The next 16 elements of k are 2 `rows` further on.
 __device__ __forceinline__ uint32_t describe_operand(int rows, uint32_t address) {
