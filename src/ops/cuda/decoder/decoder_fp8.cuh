@@ -320,18 +320,29 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
                 next = Worker::kIsBeside ? load_scale(of_row + to_second) : row;
     scales = {row * scales.x, next * scales.y};
   }
-  // The row is the first column: of the first lane in four, in every second sum.
+  // Before any block is waited for: behind a wait each would take as long as two wgmma.
+  float2 scale[kAtoms];
+  if constexpr (!Worker::kHasTokens) {
+#pragma unroll
+    for (int i = 0; i < kAtoms; ++i) {
+      scale[i] = {__shfl_sync(kFullMask, scales.x, from + i),
+                  __shfl_sync(kFullMask, scales.y, from + i)};
+      find_now(scale[i]);
+    }
+  }
+  // The row is the first column: of the first lane in four, in every second sum. All but the last
+  // block are waited for together.
   const auto add = [&]<int i>() {
-    wgmma_wait<std::min(kUnderway, kAtoms - i) - 1>();
+    constexpr bool kTogether = kUnderway == kAtoms, kLast = i == kAtoms - 1;
+    if constexpr (!kTogether || kLast || i == 0)
+      wgmma_wait<kTogether ? !kLast : std::min(kUnderway, kAtoms - i) - 1>();
     pin(part[i]);
     if constexpr (Worker::kHasTokens) {
       add_part(c[0][0], part[i][0][0]);
       add_part(c[0][2], part[i][0][2]);
     } else {
-      const float first = __shfl_sync(kFullMask, scales.x, from + i),
-                  second = __shfl_sync(kFullMask, scales.y, from + i);
-      c[0][0] = fmaf(part[i][0][0], first, c[0][0]);
-      c[0][2] = fmaf(part[i][0][kSecond], second, c[0][2]);
+      c[0][0] = fmaf(part[i][0][0], scale[i].x, c[0][0]);
+      c[0][2] = fmaf(part[i][0][kSecond], scale[i].y, c[0][2]);
     }
     if constexpr (i + kUnderway < kAtoms) start.template operator()<i + kUnderway>();
   };
@@ -373,7 +384,8 @@ __device__ __forceinline__ void multiply_fp8(const Worker& w, const Ring& ring,
                               tile == blockIdx.x && done == 0, left == kAtoms, c);
       done += kAtoms;
     };
-    if (of_chain >= 8 && done % 8 == 0 && !cut.streams && done >= cut.fine_atoms)
+    if (!Worker::kIsHigh && of_chain >= 8 && done % 8 == 0 && !cut.streams &&
+        done >= cut.fine_atoms)
       run.template operator()<8>();
     else if (of_chain >= 4 && done % 4 == 0)  // a warp's scales are of 32 blocks from a multiple on
       run.template operator()<4>();

@@ -81,8 +81,9 @@ __device__ inline void renew(const Arguments& a, uint32_t epoch) {
 /// CoarseUnpack or not.
 enum class Scales { none, blocks, rows, rows_of_integers, coarse_groups, groups };
 
-/// How o and down are multiplied in halves of k.
-enum class Halves { none, in_turn, beside, beside_many };
+/// How o and down are multiplied in halves of k. `beside_many`: more than four rows; `beside_high`:
+/// E4M3 blocks, in tiles of many rows of w.
+enum class Halves { none, in_turn, beside, beside_many, beside_high };
 
 /// C: of the cache's elements.
 template <int kHeadDim, class C, bool kMixture, bool kLean, Scales kScales = Scales::none,
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     using Quantised = std::conditional_t<
         kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture>,
         Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture, kScales == Scales::rows_of_integers,
-                  kHalves == Halves::beside>>;
+                  (kHalves >= Halves::beside), kHalves == Halves::beside_high>>;
     std::conditional_t<kScales == Scales::none, PlainWorker, Quantised> worker{a, shared, operand,
                                                                                residual, ring};
     worker.epoch = epoch + 1;

@@ -155,6 +155,7 @@ __device__ inline int anew(int value) {
 /// instruction is waited for, before the words are there none is.
 __device__ inline void find_now(uint32_t& value) { asm volatile("" : "+r"(value)); }
 __device__ inline void find_now(int& value) { asm volatile("" : "+r"(value)); }
+__device__ inline void find_now(float2& value) { asm volatile("" : "+f"(value.x), "+f"(value.y)); }
 template <class T>
 __device__ void find_now(T*& value) {
   asm volatile("" : "+l"(value));
@@ -414,11 +415,12 @@ struct BesideWorker : Worker<kHeadDim> {
 
 /// Of E4M3 weights and operands of one row (decoder_fp8.cuh). Scales are of blocks or, `kTokens`,
 /// of whole rows of both. `kExperts`: of a mixture, whose router has plain weights. `kInt8`: of
-/// integers, with scales of rows. `kBeside`: as a BesideWorker.
-template <int kHeadDim, bool kTokens, bool kExperts, bool kInt8, bool kBeside>
+/// integers, with scales of rows. `kBeside`: as a BesideWorker; `kHigh`: its tiles have many rows
+/// of w, so that few blocks of k are in the ring.
+template <int kHeadDim, bool kTokens, bool kExperts, bool kInt8, bool kBeside, bool kHigh>
 struct Fp8Worker : Worker<kHeadDim> {
   static constexpr bool kIsFp8 = true, kHasTokens = kTokens, kHasExperts = kExperts,
-                        kIntegers = kInt8, kIsBeside = kBeside;
+                        kIntegers = kInt8, kIsBeside = kBeside, kIsHigh = kHigh;
   __device__ static constexpr int rows() { return 1; }
 };
 

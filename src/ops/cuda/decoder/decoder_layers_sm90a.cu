@@ -161,9 +161,11 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows_of_integers>;
   if (a.scale_stride[decoder::kQkv] == 0)
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows>;
-  return decoder::has_halves_beside(a)
-             ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside>
-             : decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>;
+  if (!decoder::has_halves_beside(a))
+    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>;
+  return decoder::has_high_tiles(a)
+             ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside_high>
+             : decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside>;
 }
 
 /// Where ranks leave their parts of sums; false where there is not enough room.
