@@ -202,6 +202,31 @@ TEST(GemmChoice, OfWeightsInHalves) {
   EXPECT_EQ(at(4096), "mid");
 }
 
+// Shapes of Qwen3-8B, -14B and -4B, Qwen2.5-1.5B and Qwen3-0.6B.
+TEST(GemmChoice, HalvesOfALargeWeightHaveABlockEach) {
+  const auto tiles = [](int64_t rows, Shape w, const GemmGpu& gpu = kHopper) {
+    GemmProblem problem = product(rows, w);
+    problem.weight.in_halves = true;
+    const std::string text = explain_gemm(problem, gpu);
+    return text.substr(0, text.find(';'));
+  };
+  EXPECT_EQ(tiles(9, {4096, 12288}),
+            "mid, 64 columns by 1 x 16 rows, 1 blocks of rows, a half of k each");
+  EXPECT_EQ(tiles(64, {4096, 4096}),
+            "mid, 64 columns by 1 x 64 rows, 1 blocks of rows, a half of k each");
+  EXPECT_EQ(tiles(65, {4096, 4096}), "mid, 64 columns by 1 x 40 rows, 2 blocks of rows");
+  EXPECT_EQ(tiles(33, {5120, 17408}),
+            "mid, 96 columns by 1 x 40 rows, 1 blocks of rows, a half of k each");
+  EXPECT_EQ(tiles(64, {2560, 9728}),
+            "mid, 48 columns by 1 x 64 rows, 1 blocks of rows, a half of k each");
+  // A quarter of the SMs would have no block; a small weight.
+  EXPECT_EQ(tiles(16, {1536, 8960}), "skinny, 16 columns by 16 rows");
+  EXPECT_EQ(tiles(64, {1024, 3072}), "mid, 32 columns by 1 x 64 rows, 1 blocks of rows");
+  GemmGpu gpu = kHopper;
+  gpu.own_sms = 32;
+  EXPECT_EQ(tiles(64, {4096, 4096}, gpu).find("half"), std::string::npos);
+}
+
 TEST(GemmChoice, ASmallerGpuTakesTilesThatFillIt) {
   for (const int sms : {2, 16, 78, 114, 132})
     for (const int64_t rows : {1, 8, 64, 65, 200, 256, 1024}) {

@@ -140,8 +140,9 @@ std::string describe(const GemmChoice& choice) {
     }
     case GemmKernel::mid: {
       const MidTile& t = kMidKernels[choice.mid.kernel].tile;
-      return fmt::format("{} columns by {} x {} rows, {} blocks of rows", t.columns,
-                         t.groups * t.tiles, choice.mid.tile_rows, choice.mid.row_blocks);
+      return fmt::format("{} columns by {} x {} rows, {} blocks of rows{}", t.columns,
+                         t.groups * t.tiles, choice.mid.tile_rows, choice.mid.row_blocks,
+                         kMidKernels[choice.mid.kernel].in_pairs ? ", a half of k each" : "");
     }
     case GemmKernel::skinny:
       return fmt::format("{} columns by {} rows", choice.skinny.columns, choice.skinny.block_rows);

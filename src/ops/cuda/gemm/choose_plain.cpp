@@ -143,7 +143,7 @@ MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
   for (int i = 0; i < static_cast<int>(std::size(kMidKernels)); ++i) {
     const MidKernel& kernel = kMidKernels[i];
     const MidTile& t = kernel.tile;
-    if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y ||
+    if (t.gated != (p.end == GemmEnd::gate) || kernel.out != p.y || kernel.in_pairs ||
         (kernel.for_many && !divided && p.rows <= kMostRowsOfBlocks))
       continue;
     if (p.end == GemmEnd::heads && !kernel.makes_heads()) continue;
@@ -160,6 +160,22 @@ MidPlan plan_mid(const GemmProblem& p, const GemmGpu& gpu) {
       least = all, best = {i, static_cast<int>(row_blocks), static_cast<int>(tile_rows)};
   }
   return best;
+}
+
+/// The narrowest tile of which a pair of blocks has half of k each, all at once; none where these
+/// would leave a fifth of the SMs without work.
+MidPlan plan_pairs(const GemmProblem& p, const GemmGpu& gpu) {
+  const bool may = p.weight.in_halves && p.end == GemmEnd::store && p.y == DType::bf16 &&
+                   p.rows <= kMostSkinnyRows && !gpu.divides_sms() &&
+                   p.weight_bytes() > kLargeWeight;
+  for (int i = 0; may && i < static_cast<int>(std::size(kMidKernels)); ++i) {
+    const int64_t columns = kMidKernels[i].tile.columns,
+                  blocks = kPair * ceil_div(p.outputs(), columns);
+    if (!kMidKernels[i].in_pairs || blocks > gpu.num_sms) continue;
+    if (10 * blocks < 8 * gpu.num_sms) break;
+    return {i, 1, static_cast<int>(ceil_div(p.rows, int64_t{8}) * 8)};
+  }
+  return {};
 }
 
 /// Of a weight in halves, cuBLASLt makes two products, whose sum is a kernel more: an H100 takes 5
@@ -204,6 +220,8 @@ Why try_mid(const GemmProblem& p, const GemmGpu& gpu, GemmChoice& choice) {
   if (p.y == DType::f32 && p.weight.in_halves) return "results in f32 of a weight in halves";
   if (p.y == DType::f32 && p.outputs() < kFewestLogits) return "few columns for logits";
   if (p.outputs() % 8 != 0) return "columns not in eights";
+  choice.mid = plan_pairs(p, gpu);
+  if (choice.mid.kernel >= 0) return kServes;
   choice.mid = plan_mid(p, gpu);
   if (choice.mid.kernel < 0) return "no tile for such results";
   return is_shared_out_by_skinny(p, gpu, choice.mid) ? "skinny shares the weight out better"

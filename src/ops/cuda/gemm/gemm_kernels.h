@@ -113,7 +113,9 @@ struct MmaRings {
 
 // -- gemm_mid.cuh --
 
-constexpr int kPair = 2;           // blocks of a cluster
+constexpr int kPair = 2;  // blocks of a cluster
+/// The ring's barriers, of weights a set of their own, and HalfSums's.
+constexpr int kMidBarrierBytes = 3 * kMostStages * 8 + 2 * 8;
 constexpr int kProductHead = 128;  // elements of a head that a product's end finishes
 
 /// A kernel's tile: `columns` of w by 64 rows for each of `tiles` in each of `groups` of four
@@ -134,7 +136,7 @@ struct MidTile {
   }
   /// As skinny_shared_bytes(), of a block that copies `rows`.
   constexpr int shared_bytes(int tile_rows, int rows, int stages) const {
-    return kSkinnyBarrierBytes + 1024 + stages * stage_bytes(rows) +
+    return kMidBarrierBytes + 1024 + stages * stage_bytes(rows) +
            (block_rows(tile_rows) - rows + 64 - tile_rows) * kSliceRowBytes;
   }
 };
@@ -153,13 +155,14 @@ struct MidKernel {
   int ring = kMidWholeRing;
   DType out = DType::bf16;
   bool for_many = false;
+  bool in_pairs = false;  // each block of a cluster of two has a half of k (half_sums.cuh)
   /// Whether its tile is heads, which its end finishes.
   constexpr bool makes_heads() const {
-    return tile.columns == kProductHead && tile.tiles == 1 && !tile.gated;
+    return tile.columns == kProductHead && tile.tiles == 1 && !tile.gated && !in_pairs;
   }
   /// Whether its end can send results to other ranks.
   constexpr bool can_send() const {
-    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_many;
+    return out == DType::bf16 && tile.tiles == 1 && !tile.gated && !for_many && !in_pairs;
   }
 };
 inline constexpr MidKernel kMidKernels[] = {
@@ -186,6 +189,10 @@ inline constexpr MidKernel kMidKernels[] = {
     {{128, 3, 1, 1}, false, kMidWholeRing, DType::bf16, true},
     {{32, 2, 1, 2}, false, kMidWholeRing, DType::bf16, true},
     {{128, 2, 1, 1, true}, false, kMidWholeRing, DType::bf16, true},
+    {{32, 1, 1, 2}, false, kMidWholeRing, DType::bf16, false, true},
+    {{48, 1, 1, 2}, false, kMidWholeRing, DType::bf16, false, true},
+    {{64, 1, 1, 2}, false, kMidWholeRing, DType::bf16, false, true},
+    {{96, 1, 1, 2}, false, kMidWholeRing, DType::bf16, false, true},
 };
 
 // -- gemm_wide.cuh --

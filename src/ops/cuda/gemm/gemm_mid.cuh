@@ -8,112 +8,19 @@
 // of stages, another those of rows; groups of four multiply, each one or two tiles of 64 rows of x
 // (A) with the weight's rows (B): one chain of k16 steps from zero, the bits of gemm_in_order. Two
 // blocks with the same columns may be a cluster: each copies half of the weight's tile into both.
+// Or the two of a cluster have the same tile of a weight in halves of k, and a half each: as few
+// columns again, and half as many rows of x, for each byte of w.
 #pragma once
 
 #include "ops/cuda/comm/sent_parts.cuh"
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_heads.cuh"
+#include "ops/cuda/gemm/gemm_mid_copy.cuh"
 #include "ops/cuda/gemm/gemm_pieces.cuh"
-#include "ops/cuda/gemm/gemm_skinny.cuh"
-#include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/mma.cuh"
+#include "ops/cuda/quantised/half_sums.cuh"
 
 namespace nanovllm {
-
-struct MidShape {
-  int rows, columns;  // of y; columns: a multiple of 8
-  int64_t stride;     // of y's rows
-  int tile_rows;      // of a tensor core tile that are used: a multiple of 8, at most 64
-  int row_blocks;     // that cover all rows: even, if paired
-  int block_rows;     // of x that a block copies: a multiple of 8
-  int blocks;         // that have a tile, or would have, did none stay for several
-  int steps;          // stages that cover k
-  int stages;         // of the ring
-  bool paired;
-};
-
-/// Products in f32 are logits, which are many tiles to each SM: blocks stay, and copy for the next
-/// tile while they store one.
-template <class Y>
-constexpr bool kStays = std::is_same_v<Y, float>;
-
-// -- Copies --
-
-/// Weights for one stage; in a pair, this block's half of them for both: half the slices or, where
-/// there is one, the gate or up.
-template <MidTile tile>
-__device__ void copy_weight(const CUtensorMap& w, const MidShape& shape, const ProductRing& ring,
-                            const TilePlace& place, int step, int stage) {
-  uint64_t* barrier = ring.full + stage;
-  arrive_expecting(barrier, ring.stage_bytes);
-  const int slice = step * tile.depth;
-  if (!shape.paired)
-    return copy_box_once(ring.weight(stage), &w, barrier, 0, place.column, 0, slice);
-  constexpr bool kSlices = tile.depth % kPair == 0;
-  const int rank = static_cast<int>(cluster_rank());
-  copy_box_to((1 << kPair) - 1, ring.weight(stage) + rank * (tile.weight_bytes() / kPair), &w,
-              barrier, 0, place.column, kSlices ? 0 : rank,
-              kSlices ? slice + rank * (tile.depth / kPair) : slice);
-}
-
-/// f(place) for each tile of a block that stays.
-template <MidTile tile, class F>
-__device__ void for_tiles(const MidShape& shape, F&& f) {
-  for (int i = static_cast<int>(blockIdx.x); i < shape.blocks; i += static_cast<int>(gridDim.x))
-    f(place_of(shape, tile.outputs(), i));
-}
-
-/// The two threads' parts where blocks stay.
-template <MidTile tile>
-__device__ void copy_all_weights(const CUtensorMap& w, const MidShape& shape,
-                                 const ProductRing& ring) {
-  RingCursor at;
-  for_tiles<tile>(shape, [&](const TilePlace& place) {
-    for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
-      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-      copy_weight<tile>(w, shape, ring, place, step, at.stage);
-    }
-  });
-  let_next_start();
-}
-template <MidTile tile>
-__device__ void copy_all_rows(const CUtensorMap& x, const MidShape& shape,
-                              const ProductRing& ring) {
-  wait_for_previous();
-  RingCursor at;
-  for_tiles<tile>(shape, [&](const TilePlace& place) {
-    for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
-      wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-      copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, place.row, 0, step * tile.depth);
-    }
-  });
-}
-
-/// One thread's part.
-template <MidTile tile>
-__device__ void copy_weights(const CUtensorMap& w, const MidShape& shape, const ProductRing& ring,
-                             const TilePlace& place) {
-  const int first = min(shape.steps, shape.stages);
-  for (int i = 0; i < first; ++i) copy_weight<tile>(w, shape, ring, place, i, i);
-  let_next_start();
-  RingCursor at;
-  for (int step = first; step < shape.steps; ++step, at.next(shape.stages)) {
-    wait_barrier(ring.empty + at.stage, at.parity);
-    copy_weight<tile>(w, shape, ring, place, step, at.stage);
-  }
-}
-
-/// Another's.
-template <MidTile tile>
-__device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const ProductRing& ring,
-                          const TilePlace& place) {
-  wait_for_previous();
-  RingCursor at;
-  for (int step = 0; step < shape.steps; ++step, at.next(shape.stages)) {
-    wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-    copy_box(ring.rows(at.stage), &x, ring.full + at.stage, 0, place.row, 0, step * tile.depth);
-  }
-}
 
 // -- Products --
 
@@ -121,7 +28,7 @@ __device__ void copy_rows(const CUtensorMap& x, const MidShape& shape, const Pro
 /// those of both halves of k, one after the other.
 template <MidTile tile, bool stays = false, bool halves = false>
 __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidShape& shape,
-                         const ProductRing& ring, int group, RingCursor& at) {
+                         const MidRing& ring, int group, RingCursor& at) {
   const int lane = threadIdx.x % kWarp, blocks = shape.paired ? kPair : 1;
   const int tile_bytes = shape.tile_rows * kSliceRowBytes;
   const uint64_t next_tile = static_cast<uint64_t>(tile_bytes >> 4),
@@ -134,6 +41,7 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
   const auto multiply_until = [&](int end) {
     for (; step < end; ++step) {
       wait_barrier(ring.full + at.stage, at.parity);
+      wait_barrier(ring.full_of_weight + at.stage, at.parity);
       const uint64_t w = tile_of(ring.weight(at.stage)),
                      x = tile_of(ring.rows(at.stage) + group * tile.tiles * tile_bytes);
       wgmma_fence();
@@ -150,7 +58,8 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
       // The stage before this one is free. Nobody arrives that nobody waits for: the other block
       // might be gone.
       if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks)
-        arrive_at(ring.empty + last, static_cast<uint32_t>(lane));
+        shape.paired ? arrive_at(ring.empty + last, static_cast<uint32_t>(lane))
+                     : arrive(ring.empty + last);
       last = at.stage;
       at.next(shape.stages);
     }
@@ -225,11 +134,13 @@ __device__ void store_gated(__nv_bfloat16* y, int64_t stride, const float (&sum)
 /// The arguments of products that store their sums, as they are or gated.
 template <bool halves>
 struct MidNothing {};
+/// And of those whose cluster's blocks have a half of k each.
+struct MidPairs {};
 
 /// Makes a head of each tile (gemm_heads.cuh). What that reads is asked for before the product.
 template <MidTile tile>
-__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const ProductRing& ring,
-                                   const TilePlace& place, int group, const HeadsInput& input) {
+__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const MidRing& ring,
+                                   const MidPlace& place, int group, const HeadsInput& input) {
   static_assert(tile.columns == kProductHead && tile.tiles == 1 && !tile.gated);
   const int lane = threadIdx.x % kWarp, c = lane % 4 * 8, head = place.column / kProductHead,
             first = place.row + group * shape.tile_rows,
@@ -249,11 +160,11 @@ __device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, cons
 }
 /// All tiles of a block that stays.
 template <MidTile tile>
-__device__ void multiply_and_store_all(float* y, const MidShape& shape, const ProductRing& ring,
+__device__ void multiply_and_store_all(float* y, const MidShape& shape, const MidRing& ring,
                                        int group) {
   RingCursor at;
   wait_for_previous();
-  for_tiles<tile>(shape, [&](const TilePlace& place) {
+  for_tiles<tile>(shape, [&](const MidPlace& place) {
     float sum[tile.tiles][tile.columns / 2];
     multiply<tile, true>(sum, shape, ring, group, at);
 #pragma unroll
@@ -266,8 +177,8 @@ __device__ void multiply_and_store_all(float* y, const MidShape& shape, const Pr
 }
 /// Sends the results to where they are summed.
 template <MidTile tile>
-__device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const ProductRing& ring,
-                                   const TilePlace& place, int group, const SentParts& to) {
+__device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const MidRing& ring,
+                                   const MidPlace& place, int group, const SentParts& to) {
   static_assert(tile.tiles == 1 && !tile.gated);
   wait_for_previous();
   const PartSender sender(to, place.column);
@@ -284,8 +195,8 @@ __device__ void multiply_and_store(__nv_bfloat16*, const MidShape& shape, const 
   });
 }
 template <MidTile tile, class Y, bool halves>
-__device__ void multiply_and_store(Y* y, const MidShape& shape, const ProductRing& ring,
-                                   const TilePlace& place, int group, MidNothing<halves>) {
+__device__ void multiply_and_store(Y* y, const MidShape& shape, const MidRing& ring,
+                                   const MidPlace& place, int group, MidNothing<halves>) {
   wait_for_previous();
   float sum[tile.tiles][tile.columns / 2];
   RingCursor at;
@@ -303,6 +214,26 @@ __device__ void multiply_and_store(Y* y, const MidShape& shape, const ProductRin
   }
 }
 
+/// The first of the cluster sends its sums, the second stores both's.
+template <MidTile tile>
+__device__ void multiply_and_store(__nv_bfloat16* y, const MidShape& shape, const MidRing& ring,
+                                   const MidPlace& place, int group, MidPairs) {
+  static_assert(tile.tiles == 1 && !tile.gated);
+  HalfSums<tile.columns, 2> halves(ring.of_halves, ring.half_sums,
+                                   static_cast<int>(threadIdx.x) / kWarp, tile.consumers() / kWarp);
+  // Known to be the same in all lanes, or ptxas lets each product wait for the one before it.
+  const bool sends = __shfl_sync(kFullMask, place.slice, 0) == 0;
+  wait_for_previous();
+  float sum[1][tile.columns / 2];
+  RingCursor at;
+  multiply<tile>(sum, shape, ring, group, at);
+  if (sends) return halves.send(sum[0]);
+  halves.add_to(sum[0], false);
+  const int row = place.row + group * shape.tile_rows;
+  store_rows<tile>(y + row * shape.stride + place.column, shape.stride, sum[0],
+                   min(shape.tile_rows, shape.rows - row), shape.columns - place.column);
+}
+
 /// `w`: boxes of the tile's columns ([2, columns / 2] where gated) by `depth` slices, or half of
 /// that in a pair, as copy_weight() takes them; `x`: of a block's rows by `depth` slices.
 template <int kColumns, int kGroups, int kTiles, int kDepth, bool gated, class Y, class Input>
@@ -313,8 +244,9 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
   constexpr MidTile tile{kColumns, kGroups, kTiles, kDepth, gated};
   extern __shared__ __align__(16) unsigned char shared[];
   auto* const full = reinterpret_cast<uint64_t*>(shared);
-  uint64_t* const empty = full + kMostStages;
-  unsigned char* const data = shared + kSkinnyBarrierBytes;
+  uint64_t *const empty = full + kMostStages, *const full_of_weight = empty + kMostStages,
+                  *const of_halves = full_of_weight + kMostStages;
+  unsigned char* data = shared + kMidBarrierBytes;
   // Blocks without a tile keep SMs free for those of the next product.
   const int block = static_cast<int>(blockIdx.x);
   if (block >= shape.blocks) {
@@ -322,9 +254,16 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     wait_for_previous();
     return;
   }
-  const ProductRing ring{data + (1024 - shared_address(data) % 1024) % 1024,
-                         tile.stage_bytes(shape.block_rows), full, empty, tile.weight_bytes()};
-  const TilePlace place = place_of(shape, tile.outputs(), block);
+  constexpr bool kInPairs = std::is_same_v<Input, MidPairs>;
+  constexpr int kHalfBytes = kInPairs ? half_sum_bytes(kColumns, 2, kGroups) : 0;
+  data += (1024 - shared_address(data) % 1024) % 1024;
+  const MidRing ring{
+      {data + kHalfBytes, tile.stage_bytes(shape.block_rows), full, empty, tile.weight_bytes()},
+      full_of_weight,
+      of_halves,
+      data};
+  const MidPlace place{place_of(shape, tile.outputs(), kInPairs ? block / kPair : block),
+                       kInPairs ? block % kPair * shape.steps * kDepth : 0};
   constexpr int kConsumers = tile.consumers();
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (threadIdx.x == kConsumers) {
@@ -332,11 +271,13 @@ __global__ void __launch_bounds__(MidTile{kColumns, kGroups, kTiles, kDepth}.thr
     prefetch_map(&x);
     for (int i = 0; i < shape.stages; ++i) {
       init_barrier(&full[i], 1);
+      init_barrier(&full_of_weight[i], 1);
       init_barrier(&empty[i], (shape.paired ? kPair : 1) * kConsumers / kWarp);
     }
+    if constexpr (kInPairs) HalfSums<kColumns, 2>::init(of_halves, kConsumers / kWarp);
     fence_new_barriers();
   }
-  if (shape.paired)
+  if (shape.paired || kInPairs)
     sync_new_cluster();
   else
     __syncthreads();

@@ -8,6 +8,18 @@
 namespace nanovllm {
 namespace {
 
+/// Bytes of weights that a block has under way before its ring is full: enough to keep memory busy,
+/// and no more for others to wait behind. With more rows it makes no difference.
+constexpr int kPacedBytes = 64 * 1024;
+constexpr int64_t kMostPacedRows = 64;
+
+/// Of a block, with the ring's stages so far.
+int shared_bytes(const MidKernel& kernel, const MidPlan& plan, const MidShape& shape) {
+  const MidTile& tile = kernel.tile;
+  return tile.shared_bytes(plan.tile_rows, shape.block_rows, shape.stages) +
+         (kernel.in_pairs ? half_sum_bytes(tile.columns, 2, tile.groups) : 0);
+}
+
 /// y in the cut of `plan`, with a ring as deep as its kernel's and `most` bytes of shared memory
 /// allow.
 MidShape shape_of(const MidKernel& kernel, const MidPlan& plan, const Tensor& y, int64_t k,
@@ -21,12 +33,14 @@ MidShape shape_of(const MidKernel& kernel, const MidPlan& plan, const Tensor& y,
   shape.tile_rows = plan.tile_rows;
   shape.row_blocks = plan.row_blocks;
   shape.block_rows = copied_rows(tile.block_rows(plan.tile_rows), m);
-  shape.blocks = plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
-  shape.steps = static_cast<int>(ceil_div(k, tile.depth * kSliceWidth));
-  const int fixed = tile.shared_bytes(plan.tile_rows, shape.block_rows, 0),
+  const int parts = kernel.in_pairs ? kPair : 1;  // of k
+  shape.blocks = parts * plan.row_blocks * static_cast<int>(ceil_div(outputs, tile.outputs()));
+  shape.steps = static_cast<int>(ceil_div(k, parts * tile.depth * kSliceWidth));
+  const int fixed = shared_bytes(kernel, plan, shape),
             ring = std::min(kernel.ring, static_cast<int>(most) - fixed);
   shape.stages = std::clamp(ring / tile.stage_bytes(shape.block_rows), 2,
                             std::min(kMostStages, std::max(2, shape.steps)));
+  shape.pace = m <= kMostPacedRows ? std::max(1, kPacedBytes / tile.weight_bytes()) : shape.stages;
   shape.paired = kernel.shares && plan.row_blocks % kPair == 0;
   return shape;
 }
@@ -51,14 +65,13 @@ void CudaBackend::gemm_mid(Tensor y, Tensor x, const Weight& w, const MidPlan& p
     constexpr MidTile tile = kMidKernels[i].tile;
     const MidShape shape = shape_of(kMidKernels[i], plan, y, w.k(),
                                     divides_sms() ? kOverlapProductBytes : max_shared_bytes_);
-    const unsigned cluster = shape.paired ? kPair : 1;
+    const unsigned cluster = shape.paired || kMidKernels[i].in_pairs ? kPair : 1;
     constexpr int kBlocksPerSm = kMidKernels[i].ring == kMidHalfRing ? 2 : 1;
     const int64_t blocks = kStays<Y>       ? std::min(shape.blocks, num_sms_ * kBlocksPerSm)
                            : divides_sms() ? shape.blocks
                                            : std::max(shape.blocks, num_sms_);
     const dim3 grid{grid_size(ceil_div(blocks, cluster) * cluster)};
-    const auto shared =
-        static_cast<size_t>(tile.shared_bytes(plan.tile_rows, shape.block_rows, shape.stages));
+    const auto shared = static_cast<size_t>(shared_bytes(kMidKernels[i], plan, shape));
     const MapBox rows{.parts = 1, .rows = shape.block_rows, .slices = tile.depth};
     const auto go = [&]<class Input>(const Input& input) {
       launch_clusters(gemm_mid_kernel<tile.columns, tile.groups, tile.tiles, tile.depth, tile.gated,
@@ -67,6 +80,7 @@ void CudaBackend::gemm_mid(Tensor y, Tensor x, const Weight& w, const MidPlan& p
                       gemm_map(encode_map_, w.data, weights_box(tile, shape.paired)),
                       gemm_map(encode_map_, x, rows), shape, input);
     };
+    if constexpr (kMidKernels[i].in_pairs) return go(MidPairs{});
     if constexpr (kMidKernels[i].makes_heads())
       if (heads) return go(*heads);
     if constexpr (kMidKernels[i].can_send())
