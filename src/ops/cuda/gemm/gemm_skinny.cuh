@@ -27,6 +27,7 @@ struct SkinnyShape {
   int items;          // row blocks times groups of columns
   int steps;          // stages that cover k
   int stages;         // of the ring
+  int pace;           // cycles between two stages of weights, before the ring is full
 };
 
 /// How the copy engine sees a matrix: slices of [parts, rows / parts, 64].
@@ -75,6 +76,22 @@ __device__ void copy_weight(const CUtensorMap& w, const SkinnyShape& shape, cons
                 at.step * kDepth);
 }
 
+/// What fits the ring. At a pace, as another kernel's loads would wait behind weights that are
+/// asked for at once; the next kernel, whose blocks may come when these go, need not wait for it.
+template <int kOutputs, int kDepth>
+__device__ SkinnyCursor fill_with_weight(const CUtensorMap& w, const SkinnyShape& shape,
+                                         const ProductRing& ring) {
+  if (shape.pace > 0) let_next_start();
+  SkinnyCursor at;
+  for (int64_t due = clock64(); at.parity == 0 && !at.done(shape); due += shape.pace) {
+    while (shape.pace > 0 && clock64() < due) continue;
+    copy_weight<kOutputs, kDepth>(w, shape, ring, at);
+    at.next(shape);
+  }
+  if (shape.pace == 0) let_next_start();
+  return at;
+}
+
 template <int kDepth>
 __device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const ProductRing& ring,
                           const SkinnyCursor& at) {
@@ -87,10 +104,7 @@ __device__ void copy_rows(const CUtensorMap& x, const SkinnyShape& shape, const 
 template <int kOutputs, int kDepth>
 __device__ void produce_weight(const CUtensorMap& w, const SkinnyShape& shape,
                                const ProductRing& ring) {
-  SkinnyCursor at;
-  for (; at.parity == 0 && !at.done(shape); at.next(shape))
-    copy_weight<kOutputs, kDepth>(w, shape, ring, at);
-  let_next_start();
+  SkinnyCursor at = fill_with_weight<kOutputs, kDepth>(w, shape, ring);
   for (; !at.done(shape); at.next(shape)) {
     wait_barrier(ring.empty + at.stage, at.parity ^ 1);
     copy_weight<kOutputs, kDepth>(w, shape, ring, at);
@@ -106,15 +120,12 @@ __device__ void produce_rows(const CUtensorMap& x, const SkinnyShape& shape,
   }
 }
 
-/// One thread's part: all copies. The next kernel may begin as soon as the ring is full, so that
-/// its own weight is there when this one ends.
+/// One thread's part: all copies. The next kernel may begin early, so that its own weight is there
+/// when this one ends.
 template <int kOutputs, int kDepth>
 __device__ void produce(const CUtensorMap& w, const CUtensorMap& x, const SkinnyShape& shape,
                         const ProductRing& ring) {
-  SkinnyCursor weight;
-  for (; weight.parity == 0 && !weight.done(shape); weight.next(shape))
-    copy_weight<kOutputs, kDepth>(w, shape, ring, weight);
-  let_next_start();
+  SkinnyCursor weight = fill_with_weight<kOutputs, kDepth>(w, shape, ring);
   wait_for_previous();
   SkinnyCursor rows;
   for (; rows.parity == 0 && !rows.done(shape); rows.next(shape))

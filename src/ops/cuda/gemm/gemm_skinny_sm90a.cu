@@ -34,6 +34,11 @@ void with_columns(int columns, F&& f) {
 /// part, or which takes long.
 constexpr int64_t kHalfRing = 96 * 1024, kWholeRing = 200 * 1024;
 
+/// Of weights, before a ring is full: an SM's share of an H200's bandwidth. Measured from so many
+/// rows on.
+constexpr int kPaceCycles = 800, kPacedBytes = 16 * 1024;
+constexpr int64_t kFewestPacedRows = 9;
+
 /// Whether a weight streams for long: a large one, or a long chain's.
 bool is_long(const Weight& w) {
   constexpr int64_t kLongChain = 4096;  // k
@@ -80,6 +85,9 @@ void CudaBackend::gemm_skinny(Tensor y, Tensor x, const Weight& w, bool gated,
           std::min((bytes > kWholeRing || is_long(w) ? kWholeRing : kHalfRing) / stage,
                    ceil_div(shape.items, num_sms_) * shape.steps),
           2, kMostStages));
+      shape.pace = y.shape[0] < kFewestPacedRows
+                       ? 0
+                       : kPaceCycles * kColumns * kDepth * kSliceRowBytes / kPacedBytes;
       // One block for every SM, even where there is no work for the last: they lie apart then, and
       // so do those of the product behind this one, which come while these end.
       const dim3 grid{grid_size(num_sms_)};
