@@ -100,15 +100,12 @@ size_t CudaBackend::plan_decode(const PlanKey& key, bool& is_new) {
   return plan;
 }
 
-/// In a decode step a row's position is its sequence's last. Where a KV head has more than two
-/// query heads, only few pairs of a sequence and a KV head gain (measured on H100 and H200 with
-/// code for sm_80: one row of the 8B does, 16 lose).
+/// In a decode step a row's position is its sequence's last.
 bool CudaBackend::takes_raw_heads(const Tensor& q, const RawHeads& raw, const KvCache& cache,
                                   const Batch& batch) const {
-  const int64_t d = q.shape[2], rotary_dim = raw.cos_sin.shape[1], kv_heads = cache.k.shape[1];
-  const bool pays = q.shape[1] <= 2 * kv_heads || batch.num_seqs() * kv_heads <= num_sms_ / 4;
+  const int64_t d = q.shape[2], rotary_dim = raw.cos_sin.shape[1];
   const HeadNorms& norms = raw.norms;
-  return pays && code_architecture_ < 90 && q.dtype == DType::bf16 && batch.is_decode() &&
+  return code_architecture_ < 90 && q.dtype == DType::bf16 && batch.is_decode() &&
          (d == 64 || d == 128) && rotary_dim % 16 == 0 &&
          wide_rows({q, raw.k, raw.v, cache.k, cache.v, raw.cos_sin}) &&
          (!norms.q.defined() || wide_rows({norms.q, norms.k}));
@@ -184,7 +181,7 @@ bool CudaBackend::attention_decode(Tensor out, Tensor q, KvCache cache, const Ba
           heads.eps = raw->norms.eps;
         }
         return launch(attention_raw_heads_kernel<kHeadDim, kRows, C>, grid_size(shares),
-                      kDecodeThreads + kWarp, shared_bytes, arguments, work, heads);
+                      kDecodeThreads + kHeadWarps * kWarp, shared_bytes, arguments, work, heads);
       }
     }
     // The first kernel after the plan waits for all that went before: the later ones count on it,

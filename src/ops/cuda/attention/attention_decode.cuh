@@ -7,7 +7,7 @@
 // then a part of the head's elements for the output; maxima, weights and sums change hands in
 // shared memory. One warp tells other blocks of the partial results that this one leaves, and
 // merges them: each takes several turns of 1 to 2 us, while memory is busy, for which those who
-// compute do not wait. Before sm_90 one more may make the heads (attention_decode_heads.cuh). The
+// compute do not wait. Before sm_90 some more may make the heads (attention_decode_heads.cuh). The
 // arithmetic is that of attention.cuh. Beside a block there is room on its
 // SM for one of the next kernel, which comes early and fetches what it can.
 #pragma once
@@ -213,7 +213,7 @@ __device__ __forceinline__ void attend_units(const DecodeArguments& a, const Dec
       init_barrier(&exchange.empty[i], kDecodeWarps);
     }
     for (int i = 0; i < kDecodeQueries; ++i) {
-      init_barrier(&exchange.query_full[i], kWarp);
+      init_barrier(&exchange.query_full[i], kMakesHeads<Heads> ? kHeadWarps * kWarp : kWarp);
       init_barrier(&exchange.query_empty[i], kDecodeWarps);
       if (kMakesHeads<Heads>) init_barrier(&exchange.stored[i], kWarp);
     }
@@ -270,10 +270,10 @@ __global__ void __launch_bounds__(kDecodeThreads, decode_blocks(kHeadDim))
   attend_units<kHeadDim, kRows, C>(a, work, maps, ReadyHeads{});
 }
 
-/// The same of heads as the projection makes them, with a warp more that makes them ready. Before
-/// sm_90, where no kernel may be launched before the one before it is done.
+/// The same of heads as the projection makes them, with some warps more that make them ready.
+/// Before sm_90, where no kernel may be launched before the one before it is done.
 template <int kHeadDim, int kRows, class C>
-__global__ void __launch_bounds__(kDecodeThreads + kWarp)
+__global__ void __launch_bounds__(kDecodeThreads + kHeadWarps * kWarp)
     attention_raw_heads_kernel(const __grid_constant__ DecodeArguments a,
                                const __grid_constant__ DecodeWork work,
                                const __grid_constant__ RawHeadsArguments<C> heads) {

@@ -10,9 +10,10 @@ namespace nanovllm {
 
 constexpr int kDecodeWarps = 8;  // those that compute; one more copies, and one hands in
 constexpr int kDecodeThreads = (kDecodeWarps + 2) * kWarp;
-constexpr int kDecodeRows = 16;         // query heads of a group, at most
-constexpr int kDecodeQueries = 2;       // pairs whose queries are there at a time
-constexpr int kDecodeStages = 16;       // of the ring, at most
+constexpr int kHeadWarps = 4;      // besides, where heads are made (attention_decode_heads.cuh)
+constexpr int kDecodeRows = 16;    // query heads of a group, at most
+constexpr int kDecodeQueries = 2;  // pairs whose queries are there at a time
+constexpr int kDecodeStages = 16;  // of the ring, at most
 constexpr int kFewestDecodeStages = 5;  // a chunk of keys must be there at once
 constexpr int kChunkTiles = kChunk / kTileKeys, kTileWarps = kDecodeWarps / kChunkTiles;
 static_assert(kTileKeys / kTileWarps == 32);
