@@ -1,47 +1,17 @@
 #include "io/quantised/quantization.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "io/quantised/module_rules.h"
+#include "io/quantised/scheme_fields.h"
 
 namespace nanovllm {
 namespace {
-
-template <class... Args>
-[[noreturn]] void refuse(const JsonObject& in, fmt::format_string<Args...> format, Args&&... args) {
-  in.refuse(fmt::format(format, std::forward<Args>(args)...));
-}
-
-/// Refuses a text that is none of `known`; null is `absent`.
-std::string one_of(const JsonObject& in, const char* key, std::string_view absent,
-                   std::initializer_list<std::string_view> known) {
-  std::string value = in.optional_string(key).value_or(std::string(absent));
-  if (std::find(known.begin(), known.end(), value) == known.end())
-    refuse(in, "{} {} is not supported: use {}", in.path(key), quote(value),
-           fmt::join(known, " or "));
-  return value;
-}
-
-int64_t group_size_of(const JsonObject& in, const char* key = "group_size") {
-  const int64_t size = in.integer(key, -1, int64_t{1} << 20);
-  if (size != -1 && size != 32 && size != 64 && size != 128)
-    refuse(in, "{} {} is not supported: use 32, 64, 128 or -1", in.path(key), size);
-  return size;
-}
-
-int bits_of(const JsonObject& in, const char* key, std::initializer_list<int> known) {
-  const auto bits = static_cast<int>(in.integer(key, 1, 64));
-  if (std::find(known.begin(), known.end(), bits) == known.end())
-    refuse(in, "{} {} is not supported: use {}", in.path(key), bits, fmt::join(known, " or "));
-  return bits;
-}
 
 void refuse_unless_empty(const JsonObject& in, const char* key, const char* why) {
   const Json* value = in.find(key);
@@ -63,9 +33,9 @@ void read_scales(const JsonObject& args, QuantScheme& scheme) {
   if ((size > 0) != (scheme.scales == QuantScales::group))
     refuse(args, "{} {} with strategy {}", args.path("group_size"), size, quote(strategy));
   if (size > 0) scheme.group_size = group_size_of(args);
+  const Json* block = args.find("block_structure");  // "128x128" in early files
   if (scheme.scales == QuantScales::block &&
-      args.optional_integers("block_structure", 1, int64_t{1} << 20) !=
-          std::vector<int64_t>{kQuantBlock, kQuantBlock})
+      (!block || (*block != "128x128" && *block != Json::array({kQuantBlock, kQuantBlock}))))
     refuse(args, "{} is not supported: use [128, 128]", args.path("block_structure"));
   if (const Json* order = args.find("actorder")) {
     scheme.is_ordered = *order == true || *order == "group" || *order == "dynamic";
@@ -154,7 +124,6 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
            config.path("quant_method"));
   method_ = one_of(config, "quant_method", "",
                    {"compressed-tensors", "gptq", "awq", "fp8", "auto-round", "modelopt"});
-  ignored_ = std::make_shared<ModuleRules>();
   if (method_ == "compressed-tensors")
     read_compressed_tensors(config, warnings);
   else if (method_ == "gptq")
@@ -171,8 +140,12 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config,
 
 bool QuantizationConfig::has_activations() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
-    return group.scheme.activations != QuantActivations::none;
+    return group.scheme && group.scheme->activations != QuantActivations::none;
   });
+}
+
+void QuantizationConfig::add(std::optional<QuantScheme> scheme, ModuleRules modules) {
+  groups_.push_back({std::move(scheme), std::make_shared<const ModuleRules>(std::move(modules))});
 }
 
 void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
@@ -183,16 +156,17 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
   };
   one_of(config, "quantization_status", "compressed", {"compressed", "frozen"});
   refuse_unless_empty(config, "transform_config", "it changes the activations");
+  refuse_unless_empty(config, "moe_sparsity_config", "all layers have as many experts");
   if (const auto sparsity = config.optional_object("sparsity_config");
       sparsity && !sparsity->json().empty())
     one_of(*sparsity, "format", "dense", {"dense"});
   if (const auto scheme = config.optional_object("kv_cache_scheme"))
     kv_cache_scheme_ = kv_cache_scheme_of(*scheme, warnings);
-  auto ignored = std::make_shared<ModuleRules>();
+  ModuleRules ignored;
   for (const std::string& name :
        config.optional_strings("ignore").value_or(std::vector<std::string>{}))
-    ignored->add(config, "ignore", name);
-  ignored_ = std::move(ignored);
+    ignored.add(config, "ignore", name);
+  add(std::nullopt, std::move(ignored));
 
   const auto groups = config.optional_object("config_groups");
   if (!groups || groups->json().empty())
@@ -204,99 +178,19 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     refuse_unless_empty(*group, "output_activations", "outputs are not quantised");
     const auto weights = group->optional_object("weights");
     if (!weights) refuse(config, "{} is missing", group->path("weights"));
-    Group read{.scheme = weight_args(*weights, format), .targets = {}};
+    QuantScheme scheme = weight_args(*weights, format);
     if (const auto inputs = group->optional_object("input_activations"))
-      read.scheme.activations = activation_args(*inputs, read.scheme);
-    auto targets = std::make_shared<ModuleRules>();
+      scheme.activations = activation_args(*inputs, scheme);
+    ModuleRules targets;
     for (const std::string& name :
          group->optional_strings("targets").value_or(std::vector<std::string>{})) {
       if (name == "Linear")
-        targets->all_linear = true;
+        targets.all_linear = true;
       else
-        targets->add(config, "targets", name);
+        targets.add(config, "targets", name);
     }
-    read.targets = std::move(targets);
-    groups_.push_back(std::move(read));
+    add(std::move(scheme), std::move(targets));
   }
-}
-
-namespace {
-
-/// The fields of GPTQ's schemes that rules for single modules may change.
-void change_gptq_scheme(const JsonObject& in, QuantScheme& scheme) {
-  if (in.find("bits")) scheme.bits = bits_of(in, "bits", {4, 8});
-  if (in.find("group_size")) scheme.group_size = group_size_of(in);
-  scheme.scales = scheme.group_size < 0 ? QuantScales::channel : QuantScales::group;
-  scheme.symmetric = in.optional_bool("sym").value_or(scheme.symmetric);
-  scheme.is_ordered = in.optional_bool("desc_act").value_or(scheme.is_ordered);
-}
-
-}  // namespace
-
-void QuantizationConfig::read_gptq(const JsonObject& config) {
-  QuantScheme scheme{.storage = QuantStorage::gptq, .scale_name = "scales"};
-  for (const char* needed : {"bits", "group_size"})
-    if (!config.find(needed)) refuse(config, "{} is missing", config.path(needed));
-  change_gptq_scheme(config, scheme);
-  const char* key = config.find("checkpoint_format") ? "checkpoint_format" : "format";
-  const std::string format = one_of(config, key, "gptq", {"gptq", "gptq_v2"});
-  scheme.zero_offset = format == "gptq" ? 1 : 0;
-  one_of(config, "pack_dtype", "int32", {"int32"});
-  if (config.optional_bool("is_marlin_format").value_or(false))
-    refuse(config, "{} is not supported: use GPTQ's own layout", config.path("is_marlin_format"));
-  // Of a layer's linear modules those that are quantised, in lists; without it all.
-  auto targets = std::make_shared<ModuleRules>();
-  const Json* lists = config.find("modules_in_block_to_quantize");
-  targets->all_linear = !lists;
-  targets->parts_too = true;
-  for (const Json& list : lists ? *lists : Json::array())
-    for (const Json& name : list.is_array() ? list : Json::array({list}))
-      if (name.is_string())
-        targets->names.insert(name.get<std::string>());
-      else
-        config.refuse("modules_in_block_to_quantize", "lists of names", name);
-  groups_.push_back({std::move(scheme), std::move(targets)});
-  read_dynamic(config);
-}
-
-/// GPTQModel's rules for single modules, of which the first that matches counts: "-:" leaves them
-/// plain, others change their scheme.
-void QuantizationConfig::read_dynamic(const JsonObject& config) {
-  const auto rules = config.optional_object("dynamic");
-  if (!rules) return;
-  auto ignored = std::make_shared<ModuleRules>();
-  for (const auto& item : rules->json().items()) {
-    const std::string& rule = item.key();
-    if (rule.starts_with("-:")) {
-      if (groups_.size() > 1)
-        refuse(config, "{} is not supported behind rules that change a scheme",
-               rules->path(quote(rule)));
-      ignored->add(config, "dynamic", "re:" + rule.substr(2));
-      continue;
-    }
-    const auto changes = rules->optional_object(rule);
-    if (!changes || config.find("modules_in_block_to_quantize"))
-      refuse(config, "{} is not supported", rules->path(quote(rule)));
-    Group group{.scheme = groups_.front().scheme, .targets = {}};
-    change_gptq_scheme(*changes, group.scheme);
-    auto targets = std::make_shared<ModuleRules>();
-    targets->add(config, "dynamic", "re:" + (rule.starts_with("+:") ? rule.substr(2) : rule));
-    group.targets = std::move(targets);
-    groups_.push_back(std::move(group));
-  }
-  ignored_ = std::move(ignored);
-}
-
-void QuantizationConfig::read_awq(const JsonObject& config) {
-  QuantScheme scheme{.storage = QuantStorage::awq, .symmetric = false, .scale_name = "scales"};
-  scheme.bits = bits_of(config, config.find("bits") ? "bits" : "w_bit", {4});
-  scheme.group_size =
-      group_size_of(config, config.find("q_group_size") ? "q_group_size" : "group_size");
-  if (scheme.group_size < 0) scheme.scales = QuantScales::channel;
-  one_of(config, "version", "gemm", {"gemm", "GEMM"});
-  if (!config.optional_bool("zero_point").value_or(true))
-    refuse(config, "{} false is not supported", config.path("zero_point"));
-  add_all_linear(std::move(scheme), config);
 }
 
 void QuantizationConfig::read_fp8(const JsonObject& config) {
@@ -321,27 +215,6 @@ void QuantizationConfig::read_fp8(const JsonObject& config) {
   add_all_linear(std::move(scheme), config);
 }
 
-/// The layouts of GPTQ and AWQ; extra_config has the modules with a scheme of their own.
-void QuantizationConfig::read_auto_round(const JsonObject& config) {
-  const std::string packing =
-      one_of(config, "packing_format", "", {"auto_round:auto_gptq", "auto_round:auto_awq"});
-  one_of(config, "data_type", "int", {"int"});
-  if (packing.ends_with("gptq"))
-    read_gptq(config);
-  else
-    read_awq(config);
-  auto ignored = std::make_shared<ModuleRules>();
-  if (const auto modules = config.optional_object("extra_config"))
-    for (const auto& item : modules->json().items()) {
-      const auto own = modules->optional_object(item.key());
-      if (!own || own->optional_integer("bits", 1, 64).value_or(0) < 16)
-        refuse(config, "{} is not supported: one scheme for all modules",
-               modules->path(quote(item.key())));
-      ignored->names.insert(item.key());
-    }
-  ignored_ = std::move(ignored);
-}
-
 /// NVIDIA's FP8: one scale for a weight, and a static one for what meets it.
 void QuantizationConfig::read_modelopt(const JsonObject& config,
                                        std::vector<std::string>& warnings) {
@@ -357,57 +230,62 @@ void QuantizationConfig::read_modelopt(const JsonObject& config,
                   .scale_name = "weight_scale"},
                  config);
   // Names of modules, in which a star stands for any text.
-  auto ignored = std::make_shared<ModuleRules>();
+  ModuleRules ignored;
   for (const char* key : {"ignore", "exclude_modules"})
     for (const std::string& name :
          config.optional_strings(key).value_or(std::vector<std::string>{})) {
       std::string expression = name;
       for (size_t at = 0; (at = expression.find_first_of(".*", at)) != name.npos; at += 2)
         expression.insert(at, expression[at] == '.' ? "\\" : ".");
-      ignored->add(config, key, name.find('*') == name.npos ? name : "re:" + expression + "$");
+      ignored.add(config, key, name.find('*') == name.npos ? name : "re:" + expression + "$");
     }
-  ignored_ = std::move(ignored);
+  add(std::nullopt, std::move(ignored));
 }
 
 void QuantizationConfig::add_all_linear(QuantScheme scheme, const JsonObject& config) {
-  auto all = std::make_shared<ModuleRules>();
-  all->all_linear = true;
-  groups_.push_back({std::move(scheme), std::move(all)});
-  auto ignored = std::make_shared<ModuleRules>();
-  ignored->parts_too = true;
+  ModuleRules all, ignored;
+  all.all_linear = true;
+  ignored.parts_too = true;
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
     for (const std::string& name :
          config.optional_strings(key).value_or(std::vector<std::string>{}))
-      ignored->names.insert(name.ends_with('.') ? name.substr(0, name.size() - 1) : name);
-  ignored_ = std::move(ignored);
+      ignored.names.insert(name.ends_with('.') ? name.substr(0, name.size() - 1) : name);
+  add(std::nullopt, std::move(ignored));
+  add(std::move(scheme), std::move(all));
 }
 
 const QuantScheme* QuantizationConfig::find(const std::string& module) const {
-  if (module.ends_with("embed_tokens") || ignored_->matches(module)) return nullptr;
-  // compressed-tensors: a name or an expression goes before a class.
+  if (module.ends_with("embed_tokens")) return nullptr;
+  // A name or an expression goes before the class "Linear".
   for (const Group& group : groups_)
-    if (group.targets->matches(module)) return &group.scheme;
+    if (group.modules->matches(module)) return group.scheme ? &*group.scheme : nullptr;
   for (const Group& group : groups_)
-    if (group.targets->all_linear) return &group.scheme;
+    if (group.modules->all_linear) return &*group.scheme;
   return nullptr;
 }
 
 std::string QuantizationConfig::describe() const {
-  const QuantScheme& first = groups_.front().scheme;
-  const std::string name = first.storage == QuantStorage::e4m3 ? "fp8"
-                           : first.bits == 4 && first.activations != QuantActivations::none
+  const QuantScheme* main = nullptr;
+  for (const Group& group : groups_) {
+    if (group.scheme) main = &*group.scheme;
+    if (group.modules->all_linear) break;
+  }
+  const std::string name = main->storage == QuantStorage::e4m3 ? "fp8"
+                           : main->bits == 4 && main->activations != QuantActivations::none
                                ? "w4a8"
-                               : fmt::format("int{}", first.bits);
+                               : fmt::format("int{}", main->bits);
   return fmt::format("{} ({})", name, method_);
 }
 
 void QuantizationConfig::quantise_while_loading() {
   method_ = "quantised while loading";
-  for (Group& group : groups_) group.scheme.while_loading = true;
+  for (Group& group : groups_)
+    if (group.scheme) group.scheme->while_loading = true;
 }
 
 void QuantizationConfig::dequantise_while_loading() {
-  for (Group& group : groups_) group.scheme.is_kept = false;
+  for (Group& group : groups_)
+    if (group.scheme) group.scheme->is_kept = false;
 }
 
 }  // namespace nanovllm

@@ -56,6 +56,7 @@ struct QuantScheme {
       false;            ///< the checkpoint has the plain weight, which is rounded as it is read
   bool is_kept = true;  ///< false: numbers of the model's dtype are wanted in memory
 
+  bool operator==(const QuantScheme&) const = default;
   /// Whether its numbers are stored as a byte each, as they are.
   bool is_bytes() const { return storage == QuantStorage::e4m3 || storage == QuantStorage::int8; }
   /// The excess of an integer as it is stored or, of a plain weight, made.
@@ -88,7 +89,7 @@ class QuantizationConfig {
   KvCacheScheme kv_cache_scheme() const { return kv_cache_scheme_; }
   /// "gptq", "compressed-tensors": for messages.
   const std::string& method() const { return method_; }
-  /// The bits of a weight of the first scheme, for people: "int4 (gptq)", "fp8 (fp8)";
+  /// The bits of most weights, for people: "int4 (gptq)", "fp8 (fp8)";
   /// "w4a8 (compressed-tensors)" where int4 meets quantised activations.
   std::string describe() const;
   /// The same schemes, of weights that are plain in the checkpoint.
@@ -97,24 +98,26 @@ class QuantizationConfig {
   void dequantise_while_loading();
 
  private:
+  /// Modules of one scheme; those without any are plain. The first group that has a module counts.
   struct Group {
-    QuantScheme scheme;
-    std::shared_ptr<const ModuleRules> targets;
+    std::optional<QuantScheme> scheme;
+    std::shared_ptr<const ModuleRules> modules;
   };
+  void add(std::optional<QuantScheme> scheme, ModuleRules modules);
   void read_compressed_tensors(const JsonObject& config, std::vector<std::string>& warnings);
   void read_gptq(const JsonObject& config);
-  void read_dynamic(const JsonObject& config);
   void read_awq(const JsonObject& config);
+  void read_dynamic(const JsonObject& config, const QuantScheme& scheme);
   void read_fp8(const JsonObject& config);
   void read_auto_round(const JsonObject& config);
+  void read_extra_config(const JsonObject& config, const QuantScheme& scheme);
   void read_modelopt(const JsonObject& config, std::vector<std::string>& warnings);
-  /// One scheme for all linear modules but those in lists of names: of modules, and of parts of
-  /// them ("self_attn", "layers.0.").
+  /// One scheme for all linear modules but those of groups before and those in lists of names: of
+  /// modules, and of parts of them ("self_attn", "layers.0.").
   void add_all_linear(QuantScheme scheme, const JsonObject& config);
 
   std::string method_;
   std::vector<Group> groups_;
-  std::shared_ptr<const ModuleRules> ignored_;
   KvCacheScheme kv_cache_scheme_ = KvCacheScheme::none;
 };
 

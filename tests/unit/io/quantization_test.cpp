@@ -66,6 +66,14 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
   EXPECT_FALSE(changed.find("model.layers.0.self_attn.o_proj")->symmetric);
   EXPECT_EQ(changed.find("model.layers.1.self_attn.o_proj")->bits, 8);
   EXPECT_EQ(changed.describe(), "int4 (gptq)");
+  // The first rule that matches counts, be it of the one kind or the other (GPTQModel's
+  // dynamic_get).
+  const auto first = parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {
+      "+:.*q_proj": {"bits": 8}, "-:.*self_attn": {}, ".*": {"group_size": 64}}})");
+  EXPECT_EQ(first.find("model.layers.0.self_attn.q_proj")->bits, 8);
+  EXPECT_TRUE(is_plain(first, "model.layers.0.self_attn.k_proj"));
+  EXPECT_EQ(first.find("model.layers.0.mlp.up_proj")->group_size, 64);
+  EXPECT_EQ(first.describe(), "int4 (gptq)");
   // compressed-tensors: names in full, expressions from the first character on (re.match).
   const auto packed = parse(R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
       "ignore": ["lm_head", "re:.*mlp\\.gate$", "re:layers.3"], "config_groups": {"a": {"targets": ["Linear"],
@@ -81,6 +89,28 @@ TEST(QuantizationConfig, ListsOfModulesSayWhichArePlain) {
       "b": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "strategy": "tensor"}}}})");
   EXPECT_EQ(mixed.find("model.layers.0.self_attn.q_proj")->scales, QuantScales::tensor);
   EXPECT_EQ(mixed.find("model.layers.0.mlp.up_proj")->scales, QuantScales::channel);
+}
+
+// vLLM's AutoRoundConfig.get_layer_config: names, then expressions by re.search, in their order.
+TEST(QuantizationConfig, AutoRoundsModulesHaveSchemesOfTheirOwn) {
+  const auto config = parse(R"({"quant_method": "auto-round", "bits": 4, "group_size": 128,
+      "sym": true, "packing_format": "auto_round:auto_gptq", "extra_config": {
+      "layers\\.[0-3]\\..*down_proj": {"bits": 8, "group_size": 32}, "down_proj$": {"bits": 16},
+      "model.layers.1.mlp.down_proj": {"sym": false}, "model.layers.2.mlp.up_proj": {"bits": 16},
+      "model.layers.3.mlp.up_proj": {"bits": 8}, "model.layers.4.mlp.up_proj": {"bits": 8}}})");
+  const auto has = [&](const char* module, int bits, int64_t group_size, bool symmetric) {
+    const QuantScheme* scheme = config.find(module);
+    return scheme && scheme->bits == bits && scheme->group_size == group_size &&
+           scheme->symmetric == symmetric;
+  };
+  EXPECT_TRUE(has("model.layers.0.mlp.up_proj", 4, 128, true));
+  EXPECT_TRUE(has("model.layers.0.mlp.down_proj", 8, 32, true));
+  EXPECT_TRUE(has("model.layers.1.mlp.down_proj", 4, 128, false));
+  EXPECT_EQ(config.find("model.layers.2.mlp.up_proj"), nullptr);
+  EXPECT_TRUE(has("model.layers.3.mlp.up_proj", 8, 128, true));
+  EXPECT_TRUE(has("model.layers.4.mlp.up_proj", 8, 128, true));
+  EXPECT_EQ(config.find("model.layers.4.mlp.down_proj"), nullptr);
+  EXPECT_EQ(config.describe(), "int4 (auto-round)");
 }
 
 // Weights for which quantised activations are defined (docs/contract.md), and others.

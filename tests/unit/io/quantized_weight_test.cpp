@@ -178,6 +178,8 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect("quantization_status \"calibration\"", "packed-128",
          R"({"quantization_status": "calibration"})");
   expect("transform_config", "packed-128", R"({"transform_config": {"config_groups": {}}})");
+  expect("moe_sparsity_config", "packed-32-experts",
+         R"({"moe_sparsity_config": {"method": "prune", "num_experts": [3, 4]}})");
   expect("sparsity_config.format \"2:4\"", "packed-128",
          R"({"sparsity_config": {"format": "2:4"}})");
   expect("config_groups is missing", "packed-128", R"({"config_groups": null})");
@@ -196,6 +198,10 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect_group(weights + "symmetric false", "fp8-channel", "weights", R"({"symmetric": false})");
   expect_group(weights + "block_structure", "fp8-channel", "weights",
                R"({"strategy": "block", "block_structure": [64, 64]})");
+  expect_group(weights + "block_structure", "fp8-channel", "weights", R"({"strategy": "block"})");
+  // A text, as compressed-tensors reads early files.
+  expect_group(inputs + "strategy \"token\" is not supported with weights in blocks", "fp8-channel",
+               "weights", R"({"strategy": "block", "block_structure": "128x128"})");
   expect_group(inputs + "strategy \"tensor\" with dynamic true", "fp8-channel", "input_activations",
                R"({"strategy": "tensor"})");
   expect_group(inputs + "type \"int\"", "fp8-channel", "input_activations", R"({"type": "int"})");
@@ -215,12 +221,13 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect("group_size 16", "gptq-64-zeros", R"({"group_size": 16})");
   expect("checkpoint_format \"marlin\"", "gptq-64-zeros", R"({"checkpoint_format": "marlin"})");
   expect("pack_dtype \"int8\"", "gptq-64-zeros", R"({"pack_dtype": "int8"})");
-  expect("quantization_config.dynamic.\"-:x\" is not supported behind", "gptq-64-zeros",
-         R"({"dynamic": {"+:.*": {"bits": 8}, "-:x": {}}})");
+  expect("accepted", "gptq-64-zeros", R"({"dynamic": {"+:x": {"bits": 8}, "-:y": {}}})");
   expect("quantization_config.dynamic..*.bits 3", "gptq-64-zeros",
          R"({"dynamic": {".*": {"bits": 3}}})");
   expect("bits is missing", "gptq-64-zeros", R"({"bits": null})");
   expect("version \"gemv\"", "awq-64-experts", R"({"version": "gemv"})");
+  expect("format \"gemv_fast\"", "awq-64-experts",
+         R"({"version": null, "format": "gemv_fast"})");  // as transformers 5 reads it
   expect("zero_point false", "awq-64-experts", R"({"zero_point": false})");
   expect("bits 8", "awq-64-experts", R"({"bits": 8})");
   expect("weight_block_size", "fp8-blocks", R"({"weight_block_size": [64, 128]})");
@@ -242,8 +249,15 @@ TEST_F(ChangedScheme, AutoRoundHasTheLayoutsOfGptqAndAwq) {
       with("auto_gptq", R"(, "extra_config": {"model.layers.0.mlp.gate": {"bits": 16}})").c_str());
   const std::string itself = R"(, "extra_config": {")" + kAttention + R"(": {"bits": )";
   expect("plain", "gptq-64-zeros", with("auto_gptq", (itself + "16}}").c_str()).c_str());
-  expect("one scheme for all", "gptq-64-zeros",
+  expect("asks for I32[32, 128]", "gptq-64-zeros",
          with("auto_gptq", (itself + "8}}").c_str()).c_str());
+  expect("accepted", "awq-64-experts",
+         with("auto_awq", R"(, "extra_config": {"mlp": {"bits": 4, "sym": true}})").c_str());
+  expect("\"mlp\" is not supported: one scheme for all modules of AWQ's layout", "awq-64-experts",
+         with("auto_awq", R"(, "extra_config": {"mlp": {"group_size": 32}})").c_str());
+  expect(
+      "data_type \"mx_fp\"", "gptq-64-zeros",
+      with("auto_gptq", R"(, "extra_config": {"x": {"bits": 4, "data_type": "mx_fp"}})").c_str());
   expect("packing_format \"auto_round:llm_compressor\"", "gptq-64-zeros",
          with("llm_compressor", "").c_str());
   expect("data_type \"mx_fp\"", "gptq-64-zeros",
