@@ -70,8 +70,8 @@ class ConfigReader {
   }
 
   void refuse_other_mathematics() {
-    for (const char* key : {"quantization_config", "compression_config"})
-      if (const auto quantization = in_.optional_object(key))
+    for (const char* key : {"quantization_config", "compression_config", "quantization"})
+      if (const auto quantization = in_.optional_object(key); quantization && !out_.quantization)
         out_.quantization =
             std::make_shared<const QuantizationConfig>(*quantization, out_.warnings);
     if (const auto act = in_.optional_string("hidden_act");
@@ -80,6 +80,10 @@ class ConfigReader {
     if (in_.contains("auto_map"))
       out_.warnings.push_back(
           "config.json: auto_map is ignored: code of a model directory is never run");
+    if (in_.find("dual_chunk_attention_config"))  // of Qwen's config_1m.json
+      out_.warnings.push_back(
+          "config.json: dual_chunk_attention_config is ignored, as in transformers: the model was "
+          "trained with shorter contexts than max_position_embeddings");
     out_.dtype = dtype();
   }
 

@@ -95,6 +95,9 @@ TEST(ModelConfig, RefusesByNameWhatWouldGiveOtherNumbers) {
   expect_refused(
       R"({"quantization_config": {"quant_method": "bitsandbytes"}})",
       R"(quantization_config.quant_method "bitsandbytes" is not supported: use compressed-tensors)");
+  // As MLX writes it, in older files alone.
+  expect_refused(R"({"quantization": {"group_size": 64, "bits": 4}})",
+                 "quantization.quant_method is missing, as in MLX's files");
   expect_refused(R"({"hidden_act": "gelu"})", R"(hidden_act "gelu" is not supported: use silu)");
   expect_refused(R"({"torch_dtype": "float8_e4m3fn"})",
                  R"(torch_dtype "float8_e4m3fn" is not supported)");
@@ -220,13 +223,15 @@ TEST(ModelConfig, WarnsAboutWhatItIgnores) {
   const ModelConfig config = parse_model_config(
       small_with(
           R"({"auto_map": {"AutoModel": "x.Y"}, "pad_token_id": -1, "bos_token_id": 5000,
+          "dual_chunk_attention_config": {"chunk_size": 262144},
           "rope_scaling": {"rope_type": "linear", "factor": 2, "finetuned": true}})"),
       defaults_of);
-  ASSERT_EQ(config.warnings.size(), 4u);
+  ASSERT_EQ(config.warnings.size(), 5u);
   EXPECT_NE(config.warnings[0].find("auto_map is ignored"), std::string::npos);
-  EXPECT_NE(config.warnings[1].find("\"finetuned\""), std::string::npos);
-  EXPECT_NE(config.warnings[2].find("bos_token_id 5000"), std::string::npos);
-  EXPECT_NE(config.warnings[3].find("pad_token_id -1"), std::string::npos);
+  EXPECT_NE(config.warnings[1].find("dual_chunk_attention_config"), std::string::npos);
+  EXPECT_NE(config.warnings[2].find("\"finetuned\""), std::string::npos);
+  EXPECT_NE(config.warnings[3].find("bos_token_id 5000"), std::string::npos);
+  EXPECT_NE(config.warnings[4].find("pad_token_id -1"), std::string::npos);
   EXPECT_FALSE(config.pad_token_id || config.bos_token_id);
 }
 
