@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <memory>
 #include <new>
 #include <sstream>
 #include <string>
@@ -147,6 +148,15 @@ void refuse_unknown_command(const CLI::App& command) {
     refuse_extras(command);
 }
 
+/// CLI11's help, whose names of flags that say no end in "{false}".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    std::string name = CLI::Formatter::make_option_name(option, is_positional);
+    return name.substr(0, name.find("{false}"));
+  }
+};
+
 void prepare(CLI::App& command) {
   command.allow_extras();
   command.get_formatter()->column_width(36);
@@ -174,6 +184,7 @@ int run(int argc, char** argv) {
   ignore_service_addresses();
   CLI::App program("nano-vllm.cpp: a vLLM-class inference engine for Hugging Face models",
                    "nanovllm");
+  program.formatter(std::make_shared<HelpFormatter>());
   program.set_version_flag("--version", version_text, "print the version");
   program.footer(
       "nanovllm chat Qwen/Qwen3-0.6B                     talk with a model of Hugging Face's "

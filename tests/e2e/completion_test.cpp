@@ -30,15 +30,14 @@ Words split(const std::string& text, char separator) {
   return words;
 }
 
-/// "-p", "--prompt", ... as `--help` lists them: the first words of its lines, which it writes
-/// "--no-this{false}" where the name says no.
+/// "-p", "--prompt", ... as `--help` lists them: the first words of its lines.
 Words options_in_help(const std::string& command) {
   Words names;
   for (const std::string& line :
        split(shell("sh", NANOVLLM_BINARY_DIR "/bin/nanovllm " + command + " --help").output, '\n'))
     if (line.starts_with("  -"))
       for (const std::string& name : split(line.substr(2, line.find(' ', 2) - 2), ','))
-        names.insert(name.substr(0, name.find('{')));
+        names.insert(name);
   return names;
 }
 
