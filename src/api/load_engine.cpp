@@ -22,15 +22,15 @@ std::vector<int32_t> eos_ids(const ModelConfig& model, const GenerationConfig& g
   std::vector<int32_t> ids;
   const auto add = [&](int64_t id) {
     const auto token = static_cast<int32_t>(id);
-    if (std::find(ids.begin(), ids.end(), token) == ids.end()) ids.push_back(token);
+    if (std::find(ids.begin(), ids.end(), token) != ids.end()) return;
+    check(std::ssize(ids) < kMaxEosIds, ErrorKind::model,
+          "config.json and generation_config.json: more than {} ids in eos_token_id together",
+          kMaxEosIds);
+    ids.push_back(token);
   };
   for (const int64_t id : model.eos_token_ids) add(id);
   for (const int64_t id : generation.eos_token_ids) add(id);
   if (tokenizer && tokenizer->eos_token_id()) add(*tokenizer->eos_token_id());
-  check(std::ssize(ids) <= kMaxEosIds, ErrorKind::model,
-        "config.json and generation_config.json: {} ids in eos_token_id together, at most {} are "
-        "supported",
-        ids.size(), kMaxEosIds);
   return ids;
 }
 

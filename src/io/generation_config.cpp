@@ -24,8 +24,6 @@ GenerationConfig parse_generation_config(const Json& json, int64_t vocab_size,
   GenerationConfig out;
   if (const auto ids = in.optional_integers("eos_token_id", 0, vocab_size - 1))
     out.eos_token_ids = *ids;
-  if (out.eos_token_ids.size() > 1024)
-    in.refuse(fmt::format("eos_token_id has {} entries, more than 1024", out.eos_token_ids.size()));
   out.do_sample = in.optional_bool("do_sample");
   // The range of a request's own parameter.
   out.temperature = number("temperature", 0, kMaxTemperature);

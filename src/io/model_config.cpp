@@ -23,7 +23,6 @@ constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxPositions = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxExperts = 65536;
-constexpr size_t kMaxEosIds = 1024;
 
 char to_upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
@@ -235,8 +234,6 @@ class ConfigReader {
       out_.eos_token_ids = *eos;
     else if (!in_.contains("eos_token_id") && defaults_.eos_token_id)
       out_.eos_token_ids = {*defaults_.eos_token_id};
-    if (out_.eos_token_ids.size() > kMaxEosIds)
-      refuse("eos_token_id has {} entries, more than {}", out_.eos_token_ids.size(), kMaxEosIds);
     out_.bos_token_id = unused_id("bos_token_id", defaults_.bos_token_id);
     out_.pad_token_id = unused_id("pad_token_id", std::nullopt);
   }
