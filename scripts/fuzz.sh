@@ -11,7 +11,7 @@ shift || true
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target fuzzers
 
-targets=("$@")
+targets=("${@#fuzz_}")  # also by the names of their files
 if [ ${#targets[@]} -eq 0 ]; then
   for source in tests/fuzz/fuzz_*.cpp; do
     name=${source##*/fuzz_}

@@ -327,11 +327,12 @@ ModelConfig load_model_config(const std::string& directory, const FindConfigDefa
   std::error_code error;
   const bool has_config = fs::exists(path, error);
   check(!error, ErrorKind::model, "{}: cannot be read: {}", path.string(), error.message());
+  const auto has = [&](const char* name) { return fs::exists(path.parent_path() / name, error); };
   check(has_config, ErrorKind::model, "{}: no config.json: not a Hugging Face model directory{}",
         directory,
-        fs::exists(path.parent_path() / "snapshots", error)
-            ? "; give one of those in its snapshots, or the model's name"
-            : "");
+        has("snapshots")             ? "; give one of those in its snapshots, or the model's name"
+        : has("adapter_config.json") ? "; an adapter (LoRA) is merged into its model first"
+                                     : "");
   const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
   Json json = read_json_file(path.string(), limits);
   // NVIDIA's checkpoints of 2024 have it in a file of its own.

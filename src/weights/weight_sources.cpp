@@ -128,19 +128,19 @@ class WeightLoader::CheckpointSources {
       fail(ErrorKind::model,
            "{}: the checkpoint lacks tensor {}, which config.json's architecture needs{}",
            checkpoint_.directory(), part.name, hint(part.name));
-    check(found->shape == part.shape, ErrorKind::model,
-          "{}: tensor {} has shape [{}], config.json asks for [{}]", checkpoint_.file_of(part.name),
-          part.name, fmt::join(found->shape, ", "), fmt::join(part.shape, ", "));
     check(found->loadable_dtype().has_value(), ErrorKind::model,
           "{}: tensor {} is {}; only F32, F16 and BF16 weights can be loaded{}",
           checkpoint_.file_of(part.name), part.name, found->dtype,
           quantization_ ? " where quantization_config names no other"
                         : ": config.json has no quantization_config");
+    check(found->shape == part.shape, ErrorKind::model,
+          "{}: tensor {} has shape [{}], config.json asks for [{}]", checkpoint_.file_of(part.name),
+          part.name, fmt::join(found->shape, ", "), fmt::join(part.shape, ", "));
     return 0;
   }
 
   /// Why a file that others take may lack the tensor.
-  const char* hint(const std::string& name) const {
+  std::string hint(const std::string& name) const {
     const std::string module = module_of(name);
     if (!quantization_ &&
         (checkpoint_.find(module + ".qweight") || checkpoint_.find(module + ".weight_packed")))
@@ -151,10 +151,21 @@ class WeightLoader::CheckpointSources {
       return "; all experts are in one tensor, as transformers 5 has them in memory: its "
              "save_pretrained() writes each by itself unless save_original_format=False says "
              "otherwise";
-    if (name.starts_with("model.") && checkpoint_.find(name.substr(6)))
+    if (name == "lm_head.weight")
+      return "; where the embedding is the head, too, set tie_word_embeddings to true";
+    if (!name.starts_with("model.")) return "";
+    if (checkpoint_.find(name.substr(6)))
       return "; names without \"model.\" are those of a model that makes embeddings, which is no "
              "model for text";
-    return "";
+    const auto& names = checkpoint_.names();
+    const auto other = std::ranges::find_if(
+        names, [&](const std::string& n) { return n.ends_with(name.substr(5)); });
+    return other == names.end()
+               ? ""
+               : fmt::format(
+                     "; it has {}: a model that lies within another (PEFT's, or one for "
+                     "images) is saved by itself first",
+                     *other);
   }
 
   /// Whether the first tensor has the second's bytes, where both are there. A page of every 4 MiB

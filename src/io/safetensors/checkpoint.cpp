@@ -39,6 +39,8 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
          quote(*others.begin()), kSingleFile, kIndexFile,
          others.contains("adapter_model.safetensors")
              ? "an adapter (LoRA) is merged into its model first"
+         : others.contains("consolidated.safetensors")
+             ? "Mistral's own format is not read; download the files of those names"
          : others.size() == 1
              ? "the download is incomplete, or that file needs the name of the first"
              : "the download is incomplete");

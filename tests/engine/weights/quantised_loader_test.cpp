@@ -220,6 +220,18 @@ TEST_F(QuantisedLoaderTest, SaysThatAModelWithoutPrefixMakesEmbeddings) {
   EXPECT_NE(refusal().find("those of a model that makes embeddings"), std::string::npos);
 }
 
+TEST_F(QuantisedLoaderTest, SaysWhereTheModelLiesWithinAnother) {
+  for (const std::string around : {"base_model.model.model.", "model.language_model."}) {
+    read("quantised-fp8-blocks");
+    for (StoredBytes& tensor : tensors_)
+      if (tensor.name.starts_with("model.")) tensor.name.replace(0, 6, around);
+    EXPECT_NE(
+        refusal().find("; it has " + around + "embed_tokens.weight: a model that lies within"),
+        std::string::npos)
+        << refusal();
+  }
+}
+
 TEST_F(QuantisedLoaderTest, RefusesAFileThatIsQuantisedOtherwiseThanConfigSays) {
   read("quantised-fp8-blocks");
   config_.quantization.reset();

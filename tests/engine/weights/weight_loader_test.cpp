@@ -281,7 +281,13 @@ TEST_F(WeightLoaderTest, WhatIsMissingOrTooMuchOrOfAnotherKindIsNamed) {
        },
        {name, "[6, 8]", "[8, 6]"}},
       {[&](auto& t) { at(t).shape = {48}; }, {name, "[48]", "[8, 6]"}},
+      {[&](auto& t) {
+         std::erase_if(t, [&](const StoredBytes& x) { return x.name == "lm_head.weight"; });
+       },
+       {"lacks tensor lm_head.weight", "set tie_word_embeddings to true"}},
       {[&](auto& t) { at(t).dtype = "I32"; }, {name, "I32", "BF16"}},
+      // Packed numbers of MLX and bitsandbytes: not only another shape.
+      {[&](auto& t) { at(t).dtype = "I32", at(t).shape = {48}; }, {name, "I32", "BF16"}},
       {[&](auto& t) { at(t).dtype = "I64", at(t).bytes += at(t).bytes; }, {name, "I64", "BF16"}},
       {[&](auto& t) { at(t).dtype = "F8_E4M3", at(t).bytes.resize(48); },
        {name, "F8_E4M3", "BF16"}},

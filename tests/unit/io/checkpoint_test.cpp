@@ -102,7 +102,9 @@ TEST_F(CheckpointIn, SaysWhyADirectoryHasNoWeights) {
   expect_refused("an adapter (LoRA) is merged into its model first");
   fs::rename(directory_ / "adapter_model.safetensors", directory_ / "gptq_model-4bit.safetensors");
   expect_refused("or that file needs the name of the first");
-  fs::remove(directory_ / "gptq_model-4bit.safetensors");
+  fs::rename(directory_ / "gptq_model-4bit.safetensors", directory_ / "consolidated.safetensors");
+  expect_refused("Mistral's own format is not read; download the files of those names");
+  fs::remove(directory_ / "consolidated.safetensors");
   write(kFirst, shard({"a"}));
   expect_refused("has \"model-00001-of-00002.safetensors\" but neither model.safetensors nor");
   fs::remove_all(directory_);

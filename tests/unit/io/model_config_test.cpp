@@ -278,6 +278,9 @@ TEST_F(InDirectory, SaysWhichPartOfAModelDirectoryIsMissing) {
                 "downloaded)");
   EXPECT_EQ(refusal([&] { load_model_config(path, defaults_of); }),
             path + ": no config.json: not a Hugging Face model directory");
+  write("adapter_config.json", "{}");  // PEFT's
+  EXPECT_NE(refusal([&] { load_model_config(path, defaults_of); }).find("adapter (LoRA) is merged"),
+            std::string::npos);
   std::filesystem::create_directory(directory_ / "snapshots");  // as in the hub's cache
   EXPECT_NE(refusal([&] { load_model_config(path, defaults_of); }).find("give one of those in its"),
             std::string::npos);
