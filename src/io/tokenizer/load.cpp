@@ -314,7 +314,14 @@ Tokenizer::Tokenizer(const std::string& model_directory, int64_t vocab_size) {
                     config_path = model_directory + "/tokenizer_config.json",
                     template_path = model_directory + "/chat_template.jinja",
                     tool_path = model_directory + "/additional_chat_templates/tool_use.jinja";
-  const Json config = is_listed(config_path) ? read_json_file(config_path) : Json::object();
+  Json config = is_listed(config_path) ? read_json_file(config_path) : Json::object();
+  // As transformers reads directories of 2023, which have no added_tokens_decoder.
+  const std::string names_path = model_directory + "/special_tokens_map.json";
+  if (config.is_object() && !config.contains("added_tokens_decoder") && is_listed(names_path)) {
+    const Json names = read_json_file(names_path);
+    check(names.is_object(), ErrorKind::model, "{} must be an object", names_path);
+    config.update(names);
+  }
   auto state = std::make_unique<State>(read_json_file(path), path, config, config_path, vocab_size);
   if (is_listed(template_path)) {
     state->chat_template = read_file(template_path, kMaxTemplateBytes);

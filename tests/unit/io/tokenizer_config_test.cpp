@@ -77,6 +77,31 @@ TEST(TokenizerConfig, FlagsOfAddedTokensDecoderStandAboveThoseOfTokenizerJson) {
   EXPECT_EQ(made.decode(made.encode("x <|endoftext|> y")), "x <|endoftext|> y");
 }
 
+TEST(TokenizerConfig, NamesOfSpecialTokensMapCountWithoutAddedTokensDecoder) {
+  TempDirectory directory;
+  const auto write = [&](const char* name, const Json& json) {
+    std::ofstream(directory.path() / name) << json.dump();
+  };
+  write("tokenizer.json", demo("tokenizer.json"));
+  write("special_tokens_map.json",
+        {{"eos_token", {{"content", "<|im_end|>"}, {"lstrip", false}, {"normalized", false}}},
+         {"bos_token", "<|endoftext|>"},
+         {"additional_special_tokens", {"[X]"}}});
+  Json config = demo("tokenizer_config.json");
+  config["eos_token"] = "<|endoftext|>";
+  write("tokenizer_config.json", config);
+  EXPECT_EQ(Tokenizer(directory.path()).eos_token_id(), 1533);
+  config.erase("added_tokens_decoder");
+  write("tokenizer_config.json", config);
+  const Tokenizer made(directory.path());
+  EXPECT_EQ(made.eos_token_id(), 1535);
+  EXPECT_EQ(made.bos_token_id(), 1533);
+  EXPECT_EQ(made.encode("a [X] b<|im_end|>"), (Ids{64, 220, 1536, 269, 1535}));
+  EXPECT_EQ(made.decode(made.encode("a[X]b")), "ab");
+  write("special_tokens_map.json", Json::array());
+  EXPECT_THROW(Tokenizer(directory.path()), Error);
+}
+
 TEST(TokenizerConfig, AModelsOwnNamedTokensAreSpecialAndTemplatesKnowThem) {
   Json config = demo("tokenizer_config.json");
   config["think_token"] = "<think>";
