@@ -30,6 +30,9 @@ constexpr std::string_view kLength = "it is --max-model-len here";
 constexpr std::string_view kTokens = "it is --max-tokens (-n) here";
 constexpr std::string_view kParallel = "a model is split by --tensor-parallel-size alone";
 
+constexpr std::string_view kConfig = "write it into the model's config.json";
+constexpr std::string_view kAdapter = "an adapter (LoRA) is merged into its model first";
+
 struct Advice {
   std::string_view name, text;
 };
@@ -47,6 +50,14 @@ constexpr Advice kAdvice[] = {
     {"--data-parallel-size", kParallel},
     {"--enable-chunked-prefill", "prompts are always computed in chunks where they are long"},
     {"--revision", "give the directory of that snapshot as MODEL"},
+    {"--download-dir", "HF_HUB_CACHE names the cache that is looked into"},
+    {"--hf-overrides", kConfig},
+    {"--rope-scaling", kConfig},
+    {"--rope-theta", kConfig},
+    {"--override-generation-config", "write it into the model's generation_config.json"},
+    {"--compilation-config", "nothing is compiled at start"},
+    {"--enable-lora", kAdapter},
+    {"--lora-modules", kAdapter},
     // nano-vLLM's
     {"--kvcache-block-size", "it is --block-size here"},
     {"--num-kvcache-blocks", "it is --num-gpu-blocks-override here"},
@@ -59,6 +70,7 @@ constexpr Advice kAdvice[] = {
     {"--system-prompt", "it is --system here"},
     {"-f", "--prompt \"$(cat FILE)\" gives a file's text, --input FILE many requests"},
     {"--parallel", "it is --max-num-seqs here"},
+    {"-np", "it is --max-num-seqs here"},
     {"-b", "it is --max-num-batched-tokens here"},
     {"--gpu-layers", "a model is on one kind of device, --device cuda or cpu"},
     {"--n-gpu-layers", "a model is on one kind of device, --device cuda or cpu"},

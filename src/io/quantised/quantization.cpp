@@ -177,7 +177,9 @@ void QuantizationConfig::read_compressed_tensors(const JsonObject& config,
     const std::string format = format_of(group->find("format") ? *group : config);
     refuse_unless_empty(*group, "output_activations", "outputs are not quantised");
     const auto weights = group->optional_object("weights");
-    if (!weights) refuse(config, "{} is missing", group->path("weights"));
+    if (!weights)
+      refuse(config, "{} is missing: attention's own activations are not quantised",
+             group->path("weights"));
     QuantScheme scheme = weight_args(*weights, format);
     if (const auto inputs = group->optional_object("input_activations"))
       scheme.activations = activation_args(*inputs, scheme);

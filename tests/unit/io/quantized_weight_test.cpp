@@ -183,6 +183,9 @@ TEST_F(ChangedScheme, FieldsAreRefusedByName) {
   expect("sparsity_config.format \"2:4\"", "packed-128",
          R"({"sparsity_config": {"format": "2:4"}})");
   expect("config_groups is missing", "packed-128", R"({"config_groups": null})");
+  expect("group_1.weights is missing: attention's own activations are not quantised", "packed-128",
+         R"({"config_groups": {"group_1": {"targets": ["re:.*self_attn$"],
+             "input_activations": {"type": "float", "num_bits": 8, "strategy": "tensor"}}}})");
   expect("not an expression", "packed-128", R"({"ignore": ["re:(("]})");
   expect_group(weights + "group_size 96", "packed-128", "weights", R"({"group_size": 96})");
   expect_group(weights + "num_bits 3", "packed-128", "weights", R"({"num_bits": 3})");
