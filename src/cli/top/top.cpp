@@ -144,7 +144,7 @@ void add_top(CLI::App& program, Action& action) {
   auto options = std::make_shared<TopOptions>();
   CLI::App& command = add_command(program, "top", "Watch a server: its numbers, live");
   TopOptions& o = *options;
-  add_argument(command, "url", "the server (http://127.0.0.1:8000)",
+  add_argument(command, "URL", "the server (http://127.0.0.1:8000)",
                [&o](const std::string& s) { o.url = s; });
   add_value(command, "--api-key", "KEY", "the server's key",
             [&o](const std::string& s) { o.api_key = s; });
