@@ -333,7 +333,8 @@ ModelConfig load_model_config(const std::string& directory, const FindConfigDefa
         has("snapshots")             ? "; give one of those in its snapshots, or the model's name"
         : has("adapter_config.json") ? "; an adapter (LoRA) is merged into its model first"
                                      : "");
-  const JsonLimits limits{.max_bytes = size_t{1} << 20, .max_nodes = 100'000};
+  // AutoRound's extra_config may have an object for each expert's weights.
+  const JsonLimits limits{.max_bytes = size_t{16} << 20, .max_nodes = 1'000'000};
   Json json = read_json_file(path.string(), limits);
   // NVIDIA's checkpoints of 2024 have it in a file of its own.
   const fs::path modelopt = fs::path(directory) / "hf_quant_config.json";

@@ -50,6 +50,22 @@ QuantScheme awq_scheme(const JsonObject& config) {
   return scheme;
 }
 
+/// The scheme that AutoRound's extra_config gives a module; none: it is plain.
+std::optional<QuantScheme> own_scheme(const JsonObject& modules, const std::string& name,
+                                      const QuantScheme& scheme) {
+  const auto own = modules.optional_object(name);
+  if (!own) refuse(modules, "{} is null", modules.path(quote(name)));
+  if (own->optional_integer("bits", 1, 64).value_or(scheme.bits) >= 16) return std::nullopt;
+  one_of(*own, "data_type", "int", {"int"});
+  QuantScheme changed = scheme;
+  change_gptq_scheme(*own, changed);
+  if (scheme.storage == QuantStorage::awq) changed.symmetric = false;
+  if (scheme.storage == QuantStorage::awq && changed != scheme)
+    refuse(modules, "{} is not supported: one scheme for all modules of AWQ's layout",
+           modules.path(quote(name)));
+  return changed;
+}
+
 }  // namespace
 
 void QuantizationConfig::read_gptq(const JsonObject& config) {
@@ -106,38 +122,36 @@ void QuantizationConfig::read_auto_round(const JsonObject& config) {
 }
 
 /// Modules with a scheme of their own, by names and, behind them, by expressions that occur in a
-/// name (vLLM's AutoRoundConfig).
+/// name (vLLM's AutoRoundConfig). Names are many, one for each expert's weights, and schemes few.
 void QuantizationConfig::read_extra_config(const JsonObject& config, const QuantScheme& scheme) {
   const auto modules = config.optional_object("extra_config");
   if (!modules) return;
-  std::vector<std::pair<std::optional<QuantScheme>, ModuleRules>> named, found;
+  struct Rule {
+    const Json* fields;
+    std::optional<QuantScheme> scheme;
+    ModuleRules modules;
+  };
+  std::vector<Rule> named, searched;
   for (const auto& item : modules->json().items()) {
     const std::string& name = item.key();
-    const auto own = modules->optional_object(name);
-    if (!own) refuse(config, "{} is null", modules->path(quote(name)));
-    std::optional<QuantScheme> changed;
-    if (own->optional_integer("bits", 1, 64).value_or(scheme.bits) < 16) {
-      one_of(*own, "data_type", "int", {"int"});
-      change_gptq_scheme(*own, changed.emplace(scheme));
-      if (scheme.storage == QuantStorage::awq) changed->symmetric = false;
-      if (changed != scheme && scheme.storage == QuantStorage::awq)
-        refuse(config, "{} is not supported: one scheme for all modules of AWQ's layout",
-               modules->path(quote(name)));
+    const bool is_name = name.find_first_of("*+?^$()[]{}|\\") == name.npos;
+    std::vector<Rule>& rules = is_name ? named : searched;
+    auto rule = std::find_if(rules.begin(), rules.end(), [&](const Rule& other) {
+      return is_name && *other.fields == item.value();
+    });
+    if (rule == rules.end()) {
+      if (rules.size() == kMostRules)
+        refuse(config, "{} has more than {} rules", config.path("extra_config"), kMostRules);
+      rules.push_back({&item.value(), own_scheme(*modules, name, scheme), {}});
+      rule = rules.end() - 1;
     }
-    if (name.find_first_of("*+?^$()[]{}|\\") != name.npos) {
-      found.emplace_back(changed, ModuleRules())
-          .second.add(config, "extra_config", "re:.*?(?:" + name + ")");
-    } else {
-      const auto same = std::find_if(named.begin(), named.end(),
-                                     [&](const auto& group) { return group.first == changed; });
-      (same == named.end() ? named.emplace_back(changed, ModuleRules()) : *same)
-          .second.names.insert(name);
-    }
+    if (is_name)
+      rule->modules.names.insert(name);
+    else
+      rule->modules.add(config, "extra_config", "re:.*?(?:" + name + ")");
   }
-  if (found.size() > kMostRules)
-    refuse(config, "{} has more than {} expressions", config.path("extra_config"), kMostRules);
-  for (auto* groups : {&named, &found})
-    for (auto& [own, rules] : *groups) add(std::move(own), std::move(rules));
+  for (auto* rules : {&named, &searched})
+    for (Rule& rule : *rules) add(std::move(rule.scheme), std::move(rule.modules));
 }
 
 }  // namespace nanovllm

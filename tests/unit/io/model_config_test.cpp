@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/generation_config.h"
+#include "io/quantised/quantization.h"
 #include "unit/temp_directory.h"
 
 namespace nanovllm {
@@ -293,11 +294,29 @@ TEST_F(InDirectory, SaysWhichPartOfAModelDirectoryIsMissing) {
               load_model_config(path + "/config.json", defaults_of);
             }).find("is not a directory"),
             std::string::npos);
-  write("config.json", std::string(2 << 20, ' '));
+  write("config.json", std::string(17 << 20, ' '));
   EXPECT_NE(refusal([&] { load_model_config(path, defaults_of); }).find("more than the limit of"),
             std::string::npos);
   write("config.json", small().dump());
   EXPECT_EQ(load_model_config(path, defaults_of).hidden_size, 64);
+}
+
+// As AutoRound writes it for a mixture of 48 layers with 128 experts.
+TEST_F(InDirectory, EachExpertsWeightsMayHaveASchemeOfTheirOwn) {
+  Json config = small(), own = Json::object();
+  for (int i = 0; i < 48 * 128 * 3; ++i)
+    own.get_ref<Json::object_t&>().emplace_back(
+        fmt::format("model.layers.{}.mlp.experts.{}.up_proj", i / 384, i % 384),
+        Json{{"bits", 8}, {"group_size", 64}, {"sym", true}, {"data_type", "int"}});
+  config["quantization_config"] = {{"quant_method", "auto-round"},
+                                   {"packing_format", "auto_round:auto_gptq"},
+                                   {"bits", 4},
+                                   {"group_size", 128},
+                                   {"extra_config", std::move(own)}};
+  write("config.json", config.dump());
+  const ModelConfig read = load_model_config(directory_, defaults_of);
+  EXPECT_EQ(read.quantization->find("model.layers.47.mlp.experts.383.up_proj")->bits, 8);
+  EXPECT_EQ(read.quantization->find("model.layers.48.mlp.experts.0.up_proj")->bits, 4);
 }
 
 TEST_F(InDirectory, GenerationConfigIsOptionalButNeverMalformed) {
