@@ -56,8 +56,10 @@ TEST_F(CudaDecoder, LayersWithUnevenHalvesGiveTheBitsOfSeparateOperations) {
   DecoderShape shorter{"halves 1.5B", 1, 1536, 12, 2, 128, 8960};
   DecoderShape odd{"halves 14B", 1, 5120, 40, 8, 128, 13824};
   DecoderShape older{"halves Llama 2", 1, 4096, 32, 32, 128, 11008};
+  // Only o has halves.
+  const DecoderShape whole{"o in halves", 2, 1024, 16, 8, 128, 2944};
   uneven.qkv_bias = true;
-  for (DecoderShape shape : {uneven, shorter, odd, older}) {
+  for (DecoderShape shape : {uneven, shorter, odd, older, whole}) {
     shape.in_halves = shape.head_norms = true;
     EXPECT_TRUE(compare(*gpu_, shape, true));
   }
@@ -75,7 +77,7 @@ TEST_F(CudaDecoder, E4m3LayersGiveTheBitsOfSeparateOperations) {
     }
 }
 
-// Halves of k in turn, of 54 blocks and of odd numbers, too.
+// Halves of k in a tile and in turn, of 54 blocks and of odd numbers, too.
 TEST_F(CudaDecoder, E4m3LayersInHalvesGiveTheBitsOfSeparateOperations) {
   for (DecoderShape shape : {DecoderShape{"FP8 halves 0.6B", 3, 1024, 16, 8, 128, 3072},
                              {"FP8 halves 8B", 1, 4096, 32, 8, 128, 12288},

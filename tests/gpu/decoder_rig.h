@@ -239,7 +239,7 @@ class DecoderRig {
     size_t end = 0;
     for (Part& p : parts) {
       if (p.k > 0 && !p.is(&W::router)) p.format = format_of(p.k);
-      p.format.in_halves = shape_.in_halves && (p.is(&W::o) || p.is(&W::down));
+      p.format.in_halves = shape_.in_halves && (p.is(&W::o) || p.is(&W::down)) && p.k % 256 == 0;
       if (p.format.is_quantised()) p.matrices = std::max<int64_t>(p.count, 1);
       p.stride = p.k > 0 ? aligned(rig.backend.weight_bytes(p.format, p.rows(), p.k))
                          : static_cast<size_t>(p.rows()) * 2;

@@ -134,35 +134,28 @@ __device__ void fp8_copy(const Fp8Maps& maps, const Fp8Shape& shape, const Fp8Ri
   if (is_first) let_next_start();
 }
 
-/// sum += a block's part. `w_scales`, `x_scales`: of the lane's first row of w and of x.
+/// Of a block of k, the scales of each of a lane's sums. `w_scales`, `x_scales`: of its first row
+/// of w and of x.
 template <Fp8Tile tile>
-__device__ __forceinline__ void fp8_promote(float (&sum)[tile.sums()],
-                                            const float (&part)[tile.sums()], const float* w_scales,
-                                            const float* x_scales) {
+__device__ __forceinline__ void fp8_scales(float (&scale)[tile.sums()], const float* w_scales,
+                                           const float* x_scales) {
   constexpr int kParts = tile.parts(), kPart = tile.weight_scales() / kParts;
-  if constexpr (!tile.blocks) {
-#pragma unroll
-    for (int i = 0; i < tile.sums(); ++i) sum[i] += part[i];
-  } else if constexpr (tile.has_rows_first()) {
+  if constexpr (tile.has_rows_first()) {
     constexpr int kEven = tile.even_units();
 #pragma unroll
-    for (int j = 0; j < tile.sums() / 4; ++j) {
-      const float w = w_scales[j % kParts * kPart + j / kParts / kEven * kEven];
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i)
-        sum[i] = fmaf(part[i], x_scales[i / 2 % 2 * 8] * w, sum[i]);
-    }
+    for (int i = 0; i < tile.sums(); ++i)
+      scale[i] = x_scales[i / 2 % 2 * 8] *
+                 w_scales[i / 4 % kParts * kPart + i / 4 / kParts / kEven * kEven];
   } else {
     const float first = w_scales[0], second = w_scales[tile.gated ? kPart : 1];
 #pragma unroll
     for (int j = 0; j < tile.rows / 8; ++j) {
       const float2 x = tile.grouped ? float2{x_scales[8 * j], x_scales[8 * j + 1]}
                                     : *reinterpret_cast<const float2*>(x_scales + 8 * j);
-      float* const s = sum + 4 * j;
-      s[0] = fmaf(part[4 * j], x.x * first, s[0]);
-      s[1] = fmaf(part[4 * j + 1], x.y * first, s[1]);
-      s[2] = fmaf(part[4 * j + 2], x.x * second, s[2]);
-      s[3] = fmaf(part[4 * j + 3], x.y * second, s[3]);
+      scale[4 * j] = x.x * first;
+      scale[4 * j + 1] = x.y * first;
+      scale[4 * j + 2] = x.x * second;
+      scale[4 * j + 3] = x.y * second;
     }
   }
 }
@@ -211,14 +204,20 @@ struct Fp8Consumer {
   /// Adds block d of the stage after the last one left; `under_way`: commits after that stage's.
   template <int d, int under_way>
   __device__ __forceinline__ void add_block(float (&sum)[tile.sums()], Part& part, int step) {
+    // Before the block is waited for: they take as long as two wgmma.
+    float scale[tile.sums()];
+    if constexpr (tile.blocks)
+      fp8_scales<tile>(scale,
+                       reinterpret_cast<const float*>(ring.weight_scales(shape, behind.stage)) +
+                           d * tile.weight_scales() + unit,
+                       reinterpret_cast<const float*>(ring.row_scales(shape, behind.stage)) +
+                           d * tile.row_scales() + row);
     wgmma_wait<tile.depth - 1 - d + under_way>();
     pin(part[d]);
-    if (tile.depth == 1 || step * tile.depth + d < shape.blocks)
-      fp8_promote<tile>(sum, part[d],
-                        reinterpret_cast<const float*>(ring.weight_scales(shape, behind.stage)) +
-                            d * tile.weight_scales() + unit,
-                        reinterpret_cast<const float*>(ring.row_scales(shape, behind.stage)) +
-                            d * tile.row_scales() + row);
+    if (tile.depth > 1 && step * tile.depth + d >= shape.blocks) return;
+#pragma unroll
+    for (int i = 0; i < tile.sums(); ++i)
+      sum[i] = tile.blocks ? fmaf(part[d][i], scale[i], sum[i]) : sum[i] + part[d][i];
   }
 
   /// Adds the stage after the last one left, and leaves it.
