@@ -72,7 +72,9 @@ TEST_P(QuantisedRowsParity, SumsOfIntegersAreExact) {
 /// Numbers at the ends of their ranges, in any number of rows and columns.
 TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
   constexpr int kRows[] = {127, -127, 126, 127, -1};
-  const auto expect_exact = [&](WeightFormat format, int64_t m, int64_t n, int64_t k) {
+  // One number in `one_in` is near the end of its range, the others are from -120 to 120.
+  const auto expect_exact = [&](WeightFormat format, int64_t m, int64_t n, int64_t k,
+                                uint32_t one_in = 1) {
     if (!ops().keeps(format, n, k)) return;
     std::mt19937 random(static_cast<uint32_t>(k));
     const bool all_large = k % 2 == 1, is_int4 = format.numbers == WeightFormat::int4;
@@ -84,7 +86,9 @@ TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
     rows.scales.assign(static_cast<size_t>(n * format.groups(k)), 1);
     Values x, want;
     for (int64_t i = 0; i < m * k; ++i)
-      x.push_back(all_large ? (i / k % 2 ? 127 : -127) : kRows[random() % 5]);
+      x.push_back(all_large                ? (i / k % 2 ? 127 : -127)
+                  : random() % one_in == 0 ? kRows[random() % 5]
+                                           : static_cast<int>(random() % 241) - 120);
     for (int64_t i = 0; i < m; ++i) {
       x[static_cast<size_t>(i * k)] = 127;  // the largest magnitude: scales are 1
       for (int64_t j = 0; j < n; ++j) {
@@ -122,6 +126,10 @@ TEST_P(QuantisedRowsParity, ProductsOfTheLargestIntegersAreExact) {
   for (const int64_t group : {32, 64, 128})
     for (const int64_t m : {1, 2, 3, 4, 5, 35})
       expect_exact({WeightFormat::int4, group, Rows::token}, m, 50, 3 * group);
+  // Rows of which a CPU's tiles have none, few and many such numbers, and rows behind the tiles.
+  for (const int64_t m : {64, 131, 203})
+    for (const uint32_t one_in : {1, 20, 100, 1 << 20})
+      expect_exact({WeightFormat::int4, 128, Rows::token}, m, 40 + m % 2 * 60, 512, one_in);
 }
 
 TEST_P(QuantisedRowsParity, ARowHasTheSameBitsInAnyProduct) {

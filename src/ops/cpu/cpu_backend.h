@@ -128,7 +128,12 @@ class CpuBackend : public Backend {
   }
   void reserve_halves(size_t bytes);
 
-  static size_t quantised_row_bytes(int64_t m, int64_t k);
+  size_t quantised_row_bytes(int64_t m, int64_t k) const;
+  /// Of them what QuantisedKernels::arrange() makes.
+  size_t arranged_bytes(int64_t m, int64_t k) const;
+  /// Calls it for all tiles; null where the product reads none.
+  const std::byte* arrange(const QuantisedNumber* numbers, int64_t m, int64_t k,
+                           const QuantisedKernels& kernels, int64_t group);
   void reserve_quantised_rows(size_t bytes);
 
   int64_t scratch_floats(const OperandLimits& largest) const;
@@ -143,6 +148,7 @@ class CpuBackend : public Backend {
 
   int threads_;
   const Kernels& kernels_;
+  const bool arranges_ = kernels_.int4_rows.arrange && adds_beside_products();
   std::unique_ptr<OneDnn> onednn_;
   mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> own_layouts_;
   mutable std::map<int64_t, int64_t> segments_;  // by k

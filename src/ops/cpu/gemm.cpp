@@ -239,10 +239,17 @@ void CpuBackend::multiply_panels(const GemmTask<bf16>& all, const QuantisedKerne
   });
 }
 
-// Scales of all rows, then numbers. Tiles of rows are read whole, and two at a time.
-size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) {
+size_t CpuBackend::arranged_bytes(int64_t m, int64_t k) const {
+  if (!arranges_ || m < kFewestSumRows) return 0;
+  return sum_tiles_bytes(std::min(m, kRowsAsTiles), k);
+}
+
+// What was arranged, scales of all rows, then numbers. Tiles of AMX are read whole, and two at a
+// time.
+size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) const {
   const int64_t groups = (k + kRowGroup - 1) / kRowGroup, rows = std::min(m, kRowsAsTiles);
-  return static_cast<size_t>((rows + 2 * kTileRows - 1) / (2 * kTileRows) * 2 * kTileRows *
+  return arranged_bytes(m, k) +
+         static_cast<size_t>((rows + 2 * kTileRows - 1) / (2 * kTileRows) * 2 * kTileRows *
                              (quantised_row_stride(k) * 2 + groups * 4));
 }
 
@@ -252,6 +259,19 @@ void CpuBackend::reserve_quantised_rows(size_t bytes) {
   quantised_row_bytes_ = bytes;
 }
 
+const std::byte* CpuBackend::arrange(const QuantisedNumber* numbers, int64_t m, int64_t k,
+                                     const QuantisedKernels& kernels, int64_t group) {
+  if (!arranges_ || !kernels.arrange || m < kFewestSumRows || group != kSumGroup ||
+      k % kSumGroup != 0)
+    return nullptr;
+  parallel_for(threads_, m / kSumRows, m * k, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t)
+      kernels.arrange(quantised_rows_.get(), t, numbers + t * kSumRows * quantised_row_stride(k),
+                      k);
+  });
+  return quantised_rows_.get();
+}
+
 void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, const Weight& w) {
   const int64_t m = x.shape[0], n = w.n(), k = w.k(),
                 groups = w.format.rows == WeightFormat::Rows::group ? w.format.groups(k) : 1;
@@ -259,7 +279,7 @@ void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, co
   const QuantisedKernels& kernels = quantised(w.format);
   reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
   reserve_quantised_rows(quantised_row_bytes(m, k));
-  float* const scales = reinterpret_cast<float*>(quantised_rows_.get());
+  float* const scales = reinterpret_cast<float*>(quantised_rows_.get() + arranged_bytes(m, k));
   auto* const numbers =
       reinterpret_cast<QuantisedNumber*>(scales + std::min(m, kRowsAsTiles) * groups);
   const float given = input_scale(w.data.data, w.format, n, k);
@@ -274,6 +294,7 @@ void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, co
         kernels.quantise(numbers + r * task.x_stride, scales + r * groups,
                          x.ptr<bf16>() + (first + r) * x.stride[0], k, w.format.group, given);
     });
+    task.row_tiles = arrange(numbers, task.m, k, kernels, w.format.group);
     task.y = y.data + static_cast<size_t>(first * y.stride[0]) * size_of(y.dtype);
     multiply_panels(task, kernels, quantised_panels(w.data.data, w.format, k));
   }

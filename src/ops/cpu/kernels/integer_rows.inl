@@ -7,6 +7,9 @@ namespace {
 template <bool IS_INT4>
 bool integer_tiles(const GemmTask<bf16>& task, const QuantisedPanels& w);
 
+/// Computes the rows that are in the task's tiles, and returns how many (integer_sums.inl).
+int64_t multiply_by_sums(const GemmTask<bf16>& task, const QuantisedPanels& w);
+
 struct Int8Numbers {
   static constexpr float kMost = 127;
   /// Of magnitudes up to kMost.
@@ -165,14 +168,15 @@ NANOVLLM_INLINE void prefetch_next(const uint8_t* p, int64_t panel) {
   __builtin_prefetch(p + kPanelsAtOnce * panel, 0, 2);
 }
 
-/// Calls tile<ROWS, PANELS>(row, block) for all outputs of the task, 16 columns of ROWS rows each
-/// for every panel. Some panels at a time stay in the cache while rows pass, as many as do as well.
+/// Calls tile<ROWS, PANELS>(row, block) for all outputs of the rows from `begin_row` on, 16 columns
+/// of ROWS rows each for every panel. Some panels at a time stay in the cache while rows pass, as
+/// many as do as well.
 template <class Tile>
-NANOVLLM_INLINE void for_integer_tiles(const GemmTask<bf16>& task, Tile tile) {
+NANOVLLM_INLINE void for_integer_tiles(const GemmTask<bf16>& task, int64_t begin_row, Tile tile) {
   const int64_t chunk =
       kAddsFours ? (kCachedRowBytes / task.k + kTileRowsOfInts) / kTileRowsOfInts * kTileRowsOfInts
                  : kGemmRows;
-  for (int64_t first = 0; first < task.m; first += chunk)
+  for (int64_t first = begin_row; first < task.m; first += chunk)
     for (int64_t begin = task.first_block; begin < task.end_block; begin += kPanelsAtOnce)
       for (int64_t row = first, rows; row < first + chunk && row < task.m; row += rows) {
         const int64_t left = task.m - row;
@@ -261,7 +265,7 @@ void int8_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row
 
 void int8_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
   if (integer_tiles<false>(task, w)) return;
-  for_integer_tiles(task, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
+  for_integer_tiles(task, 0, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
     int8_tile<ROWS, PANELS>(task, w, row, block);
   });
 }
@@ -378,7 +382,8 @@ void int4_tile(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t row
 
 void int4_gemm(const GemmTask<bf16>& task, const QuantisedPanels& w) {
   if (integer_tiles<true>(task, w)) return;
-  for_integer_tiles(task, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
+  const int64_t done = multiply_by_sums(task, w);
+  for_integer_tiles(task, done, [&]<int ROWS, int PANELS>(int64_t row, int64_t block) {
     int4_tile<ROWS, PANELS>(task, w, row, block);
   });
 }
@@ -388,8 +393,9 @@ void quantise_int4_rows(QuantisedNumber* numbers, float* scale, const bf16* x, i
   quantise_bytes<true>(numbers, scale, x, k, group, 8);
 }
 
-constexpr QuantisedKernels int4_rows_kernels() {
-  return {int4_gemm, nullptr, nullptr, quantise_int4_rows, nullptr};
+/// arrange: QuantisedKernels'.
+constexpr QuantisedKernels int4_rows_kernels(decltype(QuantisedKernels::arrange) arrange) {
+  return {int4_gemm, nullptr, nullptr, quantise_int4_rows, nullptr, arrange};
 }
 
 }  // namespace

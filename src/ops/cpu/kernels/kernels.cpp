@@ -55,4 +55,13 @@ const Kernels& best_kernels(bool amx) {
   return kernels_base();
 }
 
+bool adds_beside_products() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 }  // namespace nanovllm::cpu

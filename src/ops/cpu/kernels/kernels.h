@@ -63,7 +63,8 @@ struct GemmTask {
   int64_t y_stride = 0, m = 0, n = 0, k = 0, first_block = 0, end_block = 0;
   int64_t segment = 0;       // columns that are summed from zero, of products of pairs
   float* scratch = nullptr;  // gemm_scratch_floats(k); tile products: tile_scratch_floats(m)
-  const float* row_scales = nullptr;  // of quantised rows: one, or for each group of the weight
+  const float* row_scales = nullptr;     // of quantised rows: one, or for each group of the weight
+  const std::byte* row_tiles = nullptr;  // QuantisedKernels::arrange's, or null
 };
 constexpr int64_t kGemmBlock = 16, kGemmRows = 48;
 constexpr int64_t gemm_scratch_floats(int64_t k) { return kGemmRows * k; }
@@ -100,6 +101,16 @@ constexpr int64_t quantised_row_stride(int64_t k) {
   return (k + kByteColumns - 1) / kByteColumns * kByteColumns;
 }
 
+/// Rows of a tile that products by sums read (integer_sums.inl), tiles that lie together, and the
+/// fewest rows and the group of a weight that have such products.
+constexpr int64_t kSumRows = 8, kSumTiles = 16, kFewestSumRows = 64, kSumGroup = 128;
+constexpr int64_t kMostFoursBeyond = 24;
+constexpr size_t sum_tiles_bytes(int64_t rows, int64_t k) {
+  constexpr int64_t kRows = kSumRows * kSumTiles;
+  return static_cast<size_t>((rows + kRows - 1) / kRows * kSumTiles *
+                             (k * (kSumRows + 2) + kMostFoursBeyond * 64));
+}
+
 /// Of one kind of numbers beside plain rows or, with quantise(), beside rows of such numbers.
 struct QuantisedKernels {
   /// As FloatKernels::gemm, of at most kQuantisedRows rows or, without dequantise(), of any; the
@@ -118,6 +129,9 @@ struct QuantisedKernels {
   /// A panel as tile_gemm() reads it: pairs of columns, each kTileK columns `stride` elements
   /// behind those before. Null beside quantised rows.
   void (*dequantise_tiles)(bf16* to, const QuantisedPanels& w, int64_t panel, int64_t stride);
+  /// One of the tiles that gemm() reads besides quantised rows, with groups of kSumGroup: of
+  /// kSumRows rows from `rows` on. Null where it reads none.
+  void (*arrange)(std::byte* tiles, int64_t tile, const QuantisedNumber* rows, int64_t k) = nullptr;
 };
 
 /// A tile of x: up to kTileRows rows of kTileK elements. Tile products take two tiles of rows by
@@ -188,5 +202,7 @@ const Kernels& best_kernels(bool amx);
 /// The set named "amx", "avx512_bf16", "avx512", "avx2" or "base", or null where this processor,
 /// system or build lacks it.
 const Kernels* find_kernels(std::string_view name);
+/// Whether this processor adds on pipes that do not multiply, so that arrange() is worth its time.
+bool adds_beside_products();
 
 }  // namespace nanovllm::cpu

@@ -65,6 +65,14 @@ bool integer_tiles(const GemmTask<bf16>&, const QuantisedPanels&) {
 }
 }  // namespace
 #endif
+#if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
+#include "ops/cpu/kernels/integer_sums.inl"
+#else
+namespace {
+int64_t multiply_by_sums(const GemmTask<bf16>&, const QuantisedPanels&) { return 0; }
+constexpr auto arrange_rows = nullptr;
+}  // namespace
+#endif
 //
 #include "ops/cpu/kernels/sampling.inl"
 
@@ -80,7 +88,7 @@ constexpr Kernels kKernels{NANOVLLM_KERNELS_NAME,
                            quantised_kernels<Int4Group>(),
                            quantised_kernels<Int8Group>(),
                            quantised_kernels<E4m3Group>(),
-                           int4_rows_kernels(),
+                           int4_rows_kernels(arrange_rows),
                            int8_rows_kernels(),
                            e4m3_rows_kernels(),
                            kPairs<Int4Tables>,
