@@ -147,8 +147,8 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
                          int64_t k, uint64_t seed) {
   QuantizedRows rows;
   const auto scales = static_cast<size_t>(n * format.groups(k));
-  // The numbers' own deviations: of 16 and 256 integers, and of all E4M3 numbers.
-  const float scale = 0.02f / (format.numbers == WeightFormat::int4   ? 4.6f
+  // The numbers' own deviations: of 15 and 256 integers, and of all E4M3 numbers.
+  const float scale = 0.02f / (format.numbers == WeightFormat::int4   ? 4.3f
                                : format.numbers == WeightFormat::int8 ? 73.9f
                                                                       : 112.0f);
   rows.scales.assign(scales, static_cast<float>(bf16(scale)));  // as most checkpoints' scales
@@ -158,10 +158,11 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
   // E4M3 without subnormal numbers: few of a checkpoint's are, and some processors are slow there.
   constexpr uint64_t kTable = 65537;  // a prime: rows begin at ever other places
   std::vector<int8_t> table;
-  for (uint64_t i = 0; i < kTable; ++i) {
-    const auto q =
-        static_cast<uint8_t>((i * 0x9e3779b97f4a7c15u + seed) * 0xbf58476d1ce4e5b9u >> 56);
-    int number = format.numbers == WeightFormat::int4 ? q % 16 - 8 : q;
+  for (uint32_t i = 0; i < kTable; ++i) {
+    const uint32_t q = noise_bits(seed, 0, i).x[0] >> 24;
+    // From -7: a mean that is not zero would soon be all that rows of activations have.
+    int number =
+        format.numbers == WeightFormat::int4 ? static_cast<int>(q % 15) - 7 : static_cast<int>(q);
     if (format.numbers == WeightFormat::e4m3 && (q & 0x7f) == 0x7f) number = 0;  // no NaN
     if (format.numbers == WeightFormat::e4m3 && (q & 0x78) == 0) number |= 8;
     table.push_back(static_cast<int8_t>(number));
