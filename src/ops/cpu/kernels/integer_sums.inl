@@ -123,7 +123,6 @@ NANOVLLM_INLINE void unpack_group(SumGroup& to, const uint8_t* units, int64_t pa
     for (int u = 0; u < 4; ++u)
       for (int p = 0; p < 2; ++p) {
         const uint8_t* const at = units + (first + u) * 64 + p * panel;
-        __builtin_prefetch(at + 2 * panel, 0, 2);
         const Ints q = load_ints(at), even = q & 0x0f0f0f0f, odd = q >> 4 & 0x0f0f0f0f;
         to.units[first + u].even[p] = even;
         to.units[first + u].odd[p] = odd;
@@ -195,6 +194,10 @@ void sum_panels(const GemmTask<bf16>& task, const QuantisedPanels& w, int64_t ro
     for (int p = 0; p < 2; ++p)
       __builtin_memcpy(&group.scales[p], panel + p * w.panel_bytes + g * 64, 64);
     for (int64_t t = 0; t < tiles; ++t) {
+      // The next panels' group, a few lines beside each tile: memory brings no more at once.
+      for (int64_t u = t; u < kSumGroup / 8; u += tiles)
+        for (int p = 2; p < 4; ++p)
+          __builtin_prefetch(panel + p * w.panel_bytes + w.units + first * 8 + u * 64, 0, 2);
       if (many >> t & 1) continue;
       Floats(*const of_tile)[2] = totals + t * kSumRows;
       add_group(of_tile, group, x[t]);
