@@ -17,8 +17,8 @@
 #include "ops/cuda/gemm/gemm_heads.cuh"
 #include "ops/cuda/gemm/gemm_mid_copy.cuh"
 #include "ops/cuda/gemm/gemm_pieces.cuh"
+#include "ops/cuda/gemm/half_sums.cuh"
 #include "ops/cuda/ptx/mma.cuh"
-#include "ops/cuda/quantised/half_sums.cuh"
 
 namespace nanovllm {
 

@@ -18,10 +18,10 @@
 // nothing is copied before the kernel before has ended, for the plan may be new.
 #pragma once
 
+#include "ops/cuda/gemm/half_sums.cuh"
 #include "ops/cuda/ptx/gemm_cluster.cuh"
 #include "ops/cuda/ptx/wgmma_bytes.cuh"
 #include "ops/cuda/quantised/gemm_fp8_ends.cuh"
-#include "ops/cuda/quantised/half_sums.cuh"
 
 namespace nanovllm {
 

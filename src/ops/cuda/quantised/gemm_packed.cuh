@@ -13,7 +13,7 @@
 
 #include "ops/cuda/gemm/gated.cuh"
 #include "ops/cuda/gemm/gemm_skinny.cuh"
-#include "ops/cuda/quantised/half_sums.cuh"
+#include "ops/cuda/gemm/half_sums.cuh"
 #include "ops/cuda/quantised/packed.cuh"
 
 namespace nanovllm {
