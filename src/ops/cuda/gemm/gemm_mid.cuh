@@ -57,9 +57,12 @@ __device__ void multiply(float (&sum)[tile.tiles][tile.columns / 2], const MidSh
       wgmma_wait<1>();  // all but these
       // The stage before this one is free. Nobody arrives that nobody waits for: the other block
       // might be gone.
-      if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks)
-        shape.paired ? arrive_at(ring.empty + last, static_cast<uint32_t>(lane))
-                     : arrive(ring.empty + last);
+      if (step > 0 && (stays || step - 1 + shape.stages < shape.steps) && lane < blocks) {
+        if (shape.paired)
+          arrive_at(ring.empty + last, static_cast<uint32_t>(lane));
+        else
+          arrive(ring.empty + last);
+      }
       last = at.stage;
       at.next(shape.stages);
     }
