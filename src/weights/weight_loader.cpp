@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numbers>
 
 #include "io/quantised/quantization.h"
@@ -142,9 +143,26 @@ uint32_t hash_of(const std::string& name) {
   return hash;
 }
 
-/// A random weight [n, k] that stays quantised: evenly distributed numbers under one scale.
+constexpr uint64_t kDummyNumbers = 65537;  // a prime: rows begin at ever other places of a table
+
+/// Evenly distributed numbers, a table of kDummyNumbers. Of E4M3 without subnormal numbers: few of
+/// a checkpoint's are, and some processors are slow there.
+std::vector<int8_t> dummy_numbers(WeightFormat::Numbers numbers, uint64_t seed) {
+  std::vector<int8_t> table;
+  for (uint32_t i = 0; i < kDummyNumbers; ++i) {
+    const uint32_t q = noise_bits(seed, 0, i).x[0] >> 24;
+    // From -7: a mean that is not zero would soon be all that rows of activations have.
+    int number = numbers == WeightFormat::int4 ? static_cast<int>(q % 15) - 7 : static_cast<int>(q);
+    if (numbers == WeightFormat::e4m3 && (q & 0x7f) == 0x7f) number = 0;  // no NaN
+    if (numbers == WeightFormat::e4m3 && (q & 0x78) == 0) number |= 8;
+    table.push_back(static_cast<int8_t>(number));
+  }
+  return table;
+}
+
+/// A random weight [n, k] that stays quantised: numbers of `table` under one scale.
 QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& parts, int64_t n,
-                         int64_t k, uint64_t seed) {
+                         int64_t k, const std::vector<int8_t>& table) {
   QuantizedRows rows;
   const auto scales = static_cast<size_t>(n * format.groups(k));
   // The numbers' own deviations: of 15 and 256 integers, and of all E4M3 numbers.
@@ -154,19 +172,7 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
   rows.scales.assign(scales, static_cast<float>(bf16(scale)));  // as most checkpoints' scales
   if (format.has_zeros()) rows.zeros.assign(scales, 0);
   if (format.rows == WeightFormat::Rows::tensor) rows.input_scale = 0.01f;
-  // A tensor's elements are those of a table, over and over, from a place that its name says. Of
-  // E4M3 without subnormal numbers: few of a checkpoint's are, and some processors are slow there.
-  constexpr uint64_t kTable = 65537;  // a prime: rows begin at ever other places
-  std::vector<int8_t> table;
-  for (uint32_t i = 0; i < kTable; ++i) {
-    const uint32_t q = noise_bits(seed, 0, i).x[0] >> 24;
-    // From -7: a mean that is not zero would soon be all that rows of activations have.
-    int number =
-        format.numbers == WeightFormat::int4 ? static_cast<int>(q % 15) - 7 : static_cast<int>(q);
-    if (format.numbers == WeightFormat::e4m3 && (q & 0x7f) == 0x7f) number = 0;  // no NaN
-    if (format.numbers == WeightFormat::e4m3 && (q & 0x78) == 0) number |= 8;
-    table.push_back(static_cast<int8_t>(number));
-  }
+  // A tensor's elements are the table's, over and over, from a place that its name says.
   rows.numbers.reserve(static_cast<size_t>(n * k));
   for (const WeightPart& part : parts)
     for (int64_t row = part.row_begin, end = part.row_end < 0 ? part.shape[0] : part.row_end;
@@ -174,7 +180,7 @@ QuantizedRows dummy_rows(WeightFormat format, const std::vector<WeightPart>& par
       uint64_t at =
           hash_of(part.name) + static_cast<uint64_t>(row * part.shape[1] + part.col_begin);
       for (auto left = static_cast<uint64_t>(k); left > 0;) {
-        const uint64_t from = at % kTable, count = std::min(left, kTable - from);
+        const uint64_t from = at % kDummyNumbers, count = std::min(left, kDummyNumbers - from);
         const auto first = table.begin() + static_cast<std::ptrdiff_t>(from);
         rows.numbers.insert(rows.numbers.end(), first, first + static_cast<std::ptrdiff_t>(count));
         at += count;
@@ -221,6 +227,7 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
   }
   const int64_t table_size = std::max<int64_t>(int64_t{1} << 22, 2 * widest);
   std::vector<std::byte> table = normal_table(seed, table_size, dtype_);
+  std::map<WeightFormat::Numbers, std::vector<int8_t>> tables;
   std::vector<float> zeros(static_cast<size_t>(longest), 0), ones(zeros.size(), 1);
   const auto read = [](std::span<std::byte> to, const std::byte* from) {
     std::memcpy(to.data(), from, to.size());
@@ -238,7 +245,9 @@ void WeightLoader::load_dummy(uint64_t seed, const LoadProgress& progress) {
     if (p.format.is_quantised()) flush();
     auto& of = sources.of.emplace_back();
     if (p.format.is_quantised()) {
-      sources.rows[i] = dummy_rows(p.format, p.parts, p.dst.shape[0], p.dst.shape[1], seed);
+      std::vector<int8_t>& numbers = tables[p.format.numbers];
+      if (numbers.empty()) numbers = dummy_numbers(p.format.numbers, seed);
+      sources.rows[i] = dummy_rows(p.format, p.parts, p.dst.shape[0], p.dst.shape[1], numbers);
       flush();
     } else if (p.is_matrix) {
       for (const WeightPart& part : p.parts) append_dummy(part, seed, table, dtype_, of);

@@ -244,8 +244,8 @@ size_t CpuBackend::arranged_bytes(int64_t m, int64_t k) const {
   return sum_tiles_bytes(std::min(m, kRowsAsTiles), k);
 }
 
-// What was arranged, scales of all rows, then numbers. Tiles of AMX are read whole, and two at a
-// time.
+// The buffer has arranged tiles, the scales of all rows, then numbers. AMX reads its tiles whole,
+// and two at a time.
 size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) const {
   const int64_t groups = (k + kRowGroup - 1) / kRowGroup, rows = std::min(m, kRowsAsTiles);
   return arranged_bytes(m, k) +

@@ -25,7 +25,7 @@ constexpr int kBlock = kAtomRow;  // numbers of k
 template <class Worker>
 constexpr int kPlaces = Worker::kIsBeside ? 2 : 1;
 
-/// Of `column` and those behind it, which are as many as an aligned power of two up to 16.
+/// The address of `column` and of those behind it in an aligned piece of up to 16.
 template <class Worker>
 __device__ __forceinline__ uint32_t number_at(const Worker& w, const MatrixCut& cut, int column,
                                               int place = 0) {
@@ -320,7 +320,8 @@ __device__ __forceinline__ void multiply_blocks(const Worker& w, const MatrixCut
                 next = Worker::kIsBeside ? load_scale(of_row + to_second) : row;
     scales = {row * scales.x, next * scales.y};
   }
-  // Before any block is waited for: behind a wait each would take as long as two wgmma.
+  // Scales are shuffled before any block is waited for: behind a wait each shuffle would take as
+  // long as two wgmma.
   float2 scale[kAtoms];
   if constexpr (!Worker::kHasTokens) {
 #pragma unroll

@@ -13,7 +13,7 @@ namespace {
 constexpr int kPacedBytes = 64 * 1024;
 constexpr int64_t kMostPacedRows = 64;
 
-/// Of a block, with the ring's stages so far.
+/// The shared memory of a block, with the ring's stages so far, in bytes.
 int shared_bytes(const MidKernel& kernel, const MidPlan& plan, const MidShape& shape) {
   const MidTile& tile = kernel.tile;
   return tile.shared_bytes(plan.tile_rows, shape.block_rows, shape.stages) +

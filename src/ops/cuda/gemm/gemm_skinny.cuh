@@ -76,8 +76,9 @@ __device__ void copy_weight(const CUtensorMap& w, const SkinnyShape& shape, cons
                 at.step * kDepth);
 }
 
-/// What fits the ring. At a pace, as another kernel's loads would wait behind weights that are
-/// asked for at once; the next kernel, whose blocks may come when these go, need not wait for it.
+/// Asks for the weights that fit the ring, at a pace, as another kernel's loads would wait behind
+/// those that are asked for at once. The next kernel, whose blocks may come when these go, need not
+/// wait for it.
 template <int kOutputs, int kDepth>
 __device__ SkinnyCursor fill_with_weight(const CUtensorMap& w, const SkinnyShape& shape,
                                          const ProductRing& ring) {

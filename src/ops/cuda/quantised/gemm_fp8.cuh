@@ -134,8 +134,8 @@ __device__ void fp8_copy(const Fp8Maps& maps, const Fp8Shape& shape, const Fp8Ri
   if (is_first) let_next_start();
 }
 
-/// Of a block of k, the scales of each of a lane's sums. `w_scales`, `x_scales`: of its first row
-/// of w and of x.
+/// The scales of each of a lane's sums, for a block of k. `w_scales`, `x_scales`: those of its
+/// first row of w and of x.
 template <Fp8Tile tile>
 __device__ __forceinline__ void fp8_scales(float (&scale)[tile.sums()], const float* w_scales,
                                            const float* x_scales) {
@@ -204,7 +204,7 @@ struct Fp8Consumer {
   /// Adds block d of the stage after the last one left; `under_way`: commits after that stage's.
   template <int d, int under_way>
   __device__ __forceinline__ void add_block(float (&sum)[tile.sums()], Part& part, int step) {
-    // Before the block is waited for: they take as long as two wgmma.
+    // Scales are read before the block is waited for: a read takes as long as two wgmma.
     float scale[tile.sums()];
     if constexpr (tile.blocks)
       fp8_scales<tile>(scale,
