@@ -19,7 +19,7 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 // vLLM's and llama.cpp's parameters that this engine does not have: null and the values that ask
 // for nothing may be given, as programs do that write all fields. The value is JSON.
 struct Neutral {
-  std::string_view name, value = "null";
+  std::string_view name, value = "null", instead{};  // the field that has the effect here
 };
 constexpr Neutral kNeutral[] = {{"best_of", "1"},
                                 {"logits_processors", "[]"},
@@ -37,7 +37,8 @@ constexpr Neutral kNeutral[] = {{"best_of", "1"},
                                 {"routed_experts_prompt_start", "0"},
                                 {"trace_decode_token_ids"},
                                 // llama.cpp's
-                                {"n_predict", "-1"},
+                                {"n_predict", "-1", "max_tokens"},
+                                {"repeat_penalty", "1", "repetition_penalty"},
                                 {"samplers"},
                                 {"typical_p", "1"},
                                 {"top_n_sigma", "-1"},
@@ -153,8 +154,10 @@ Json structured_outputs_json(const StructuredOutputs& asked) {
 void check_neutral(const JsonObject& object, const Neutral& neutral, int n) {
   const Json* value = object.find(neutral.name);
   if (value && neutral.name == "best_of" && *value == n) return;
-  if (value && *value != Json::parse(neutral.value))
-    object.refuse(neutral.name, fmt::format("{} (not supported otherwise)", neutral.value), *value);
+  if (!value || *value == Json::parse(neutral.value)) return;
+  const std::string otherwise =
+      neutral.instead.empty() ? "not supported otherwise" : fmt::format("use {}", neutral.instead);
+  object.refuse(neutral.name, fmt::format("{} ({})", neutral.value, otherwise), *value);
 }
 
 // Its keys are token ids in decimal, as JSON has no other keys.

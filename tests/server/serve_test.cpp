@@ -171,6 +171,7 @@ TEST(Serve, WhatIsWrongIsRefusedByNameAndCostsNothingElse) {
       {R"({"json_schema": {}})", 400, "json_schema"},
       {R"({"grammar": "root ::= \"a\""})", 400, "grammar"},
       {R"({"typical_p": 0.5})", 400, "typical_p"},
+      {R"({"repeat_penalty": 1.1})", 400, "repeat_penalty"},
       {R"({"presence_penalty": 2.01})", 400, "presence_penalty"},
       {R"({"frequency_penalty": -2.01})", 400, "frequency_penalty"},
       {R"({"repetition_penalty": 0})", 400, "repetition_penalty"},
