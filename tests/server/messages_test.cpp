@@ -252,6 +252,17 @@ TEST_F(OtherApis, AResponsesEventsAreNumberedAndAddUpToTheWholeOne) {
   EXPECT_EQ(last["output"][0]["content"][0]["logprobs"].size(), last["usage"]["output_tokens"]);
 }
 
+// Clients that write all fields of the API give the one that asks for nothing, too.
+TEST_F(OtherApis, NoTopLogprobsAskForNoLogprobs) {
+  const auto shown = [&](const Json& top) {
+    const Json body = {{"input", "x"}, {"max_output_tokens", 2}, {"top_logprobs", top}};
+    return server_.post("/v1/responses", body).json()["output"][0]["content"][0]["logprobs"].size();
+  };
+  EXPECT_EQ(shown(nullptr), 0u);
+  EXPECT_EQ(shown(0), 0u);
+  EXPECT_EQ(shown(1), 2u);
+}
+
 TEST_F(OtherApis, WhatNeedsAStoreIsRefusedByName) {
   for (const auto& [change, param] : std::vector<std::pair<std::string, std::string>>{
            {R"({"previous_response_id": "resp_1"})", "previous_response_id"},
@@ -270,6 +281,9 @@ TEST_F(OtherApis, WhatNeedsAStoreIsRefusedByName) {
     const HttpAnswer answer = server_.post("/v1/responses", body);
     EXPECT_EQ(answer.status, 400) << change << answer.body;
     EXPECT_EQ(answer.json()["error"]["param"], param) << answer.body;
+    if (change.find("item_reference") != std::string::npos) {  // as Vercel's AI SDK sends them
+      EXPECT_NE(answer.body.find("store: false"), std::string::npos) << answer.body;
+    }
   }
 }
 

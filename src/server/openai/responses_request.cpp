@@ -79,6 +79,11 @@ class ChatMessages {
            {"content", content_of(item.value("output", Json()), place + ".output")}});
     else if (type == "reasoning")
       add_reasoning(item, place);
+    else if (type == "item_reference")
+      fail(kBad,
+           "{} refers to an item of a store, and this server keeps none: send the item itself "
+           "(clients do that where they are told store: false)",
+           place);
     else if (type != "additional_tools")  // read_tools() has them
       fail(kBad,
            "{} has the type {}: this server takes message, function_call, function_call_output, "
@@ -227,7 +232,8 @@ void read_include(const JsonObject& o, Json& chat) {
   const auto include = o.optional_strings("include");
   const bool shows_logprobs =
       include && std::ranges::count(*include, "message.output_text.logprobs") > 0;
-  if (shows_logprobs || chat.contains("top_logprobs")) chat["logprobs"] = true;
+  if (shows_logprobs || o.optional_integer("top_logprobs", 0, 20).value_or(0) > 0)
+    chat["logprobs"] = true;
 }
 
 /// The fields of its request that the answer repeats.
