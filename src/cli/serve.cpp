@@ -22,7 +22,7 @@
 #include "io/utf8.h"
 #include "kv_events/config.h"
 #include "server/access.h"
-#include "server/request_log.h"
+#include "server/monitor/request_log.h"
 #include "server/server.h"
 
 namespace nanovllm::cli {

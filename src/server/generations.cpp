@@ -8,8 +8,8 @@
 #include "core/check.h"
 #include "core/seconds.h"
 #include "io/json_object.h"
+#include "server/monitor/request_log.h"
 #include "server/prompts.h"
-#include "server/request_log.h"
 
 namespace nanovllm::server {
 namespace {

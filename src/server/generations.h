@@ -14,7 +14,7 @@
 
 #include "server/generation.h"
 #include "server/http/http.h"
-#include "server/metrics.h"
+#include "server/monitor/metrics.h"
 #include "server/pool.h"
 #include "server/server.h"
 

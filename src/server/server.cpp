@@ -7,27 +7,46 @@
 #include <thread>
 #include <unordered_map>
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "core/seconds.h"
-#include "io/generation_config.h"
 #include "io/json.h"
 #include "server/access.h"
-#include "server/engine_watch.h"
 #include "server/generations.h"
-#include "server/live.h"
+#include "server/monitor/engine_watch.h"
+#include "server/monitor/live.h"
+#include "server/monitor/request_log.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/prompts.h"
-#include "server/request_log.h"
+#include "server/served_model.h"
 
 namespace nanovllm::server {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// Nothing is JSON as well, but for a browser's: a foreign page may send that unasked.
+bool is_json(const HttpRequest& request) {
+  const auto* type = request.header("content-type");
+  if (!type) return request.body.empty() && !request.header("origin");
+  const auto name = std::string_view(*type).substr(0, type->find_first_of("; \t"));
+  return is_same_name(name, "application/json");
+}
+
+std::string unknown_path(const std::string& path) {
+  static const std::set<std::string> llama = {"/completion",  "/infill",          "/props",
+                                              "/slots",       "/embedding",       "/apply-template",
+                                              "/completions", "/chat/completions"};
+  return llama.count(path) > 0
+             ? fmt::format("{} is not here: use /v1/completions or /v1/chat/completions", path)
+             : fmt::format(
+                   "{} is not here: this server generates text, and /openapi.json lists its "
+                   "endpoints",
+                   quote(path.substr(0, 80)));
+}
 
 }  // namespace
 
@@ -45,8 +64,6 @@ class Server {
               handle(std::move(request), std::move(exchange));
             },
             [this](const HttpRequest& head) { return access_.key_of(head).has_value(); }) {
-    names_ = options_.served_model_names;
-    if (names_.empty()) names_.push_back(options_.model);
     add_routes();
   }
 
@@ -133,27 +150,11 @@ class Server {
               if (!llm_->failure().empty()) on_engine_failure();
             });
           });
-      const auto chat = read_chat_template(llm->llm().tokenizer());
-      GenerationConfig recommended;
-      if (options_.generation_config == "auto")
-        recommended =
-            load_generation_config(find_model(options_.model), llm->llm().info().vocab_size);
-      http_.post([this, chat, most = recommended.max_new_tokens,
-                  made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))] {
+      RequestDefaults defaults = request_defaults(options_, llm->llm());
+      http_.post([this, defaults = std::move(defaults),
+                  made = std::make_shared<std::unique_ptr<AsyncLLM>>(std::move(llm))]() mutable {
         llm_ = std::move(*made);
-        defaults_.model_names = names_;
-        defaults_.max_model_len = llm_->llm().info().max_model_len;
-        if (options_.generation_config == "auto")
-          defaults_.params = llm_->llm().default_sampling_params();
-        if (most) defaults_.chat_max_tokens = std::min(*most, defaults_.max_model_len);
-        defaults_.chat_template_kwargs = options_.chat_template_kwargs;
-        defaults_.force_include_usage = options_.force_include_usage;
-        defaults_.enforce_auto_tool_arguments = !options_.no_enforce_auto_tool_arguments;
-        defaults_.chat = chat;
-        defaults_.trust_request_chat_template = options_.trust_request_chat_template;
-        if (llm_->llm().tokenizer())
-          defaults_.format = choose_chat_format(defaults_.chat->source(), options_.tool_call_parser,
-                                                options_.reasoning_parser);
+        defaults_ = std::move(defaults);
         for (const std::string& note : llm_->llm().info().notes) log_.note(note);
         pool_ = std::make_unique<Pool>(2);
         grammars_ = std::make_unique<Pool>(2);
@@ -174,14 +175,6 @@ class Server {
         http_.stop();
       });
     }
-  }
-
-  std::shared_ptr<const ChatPrompts> read_chat_template(const Tokenizer* tokenizer) const {
-    const bool parse_special = options_.engine.parse_special_in_messages;
-    if (options_.chat_template.empty())
-      return std::make_shared<ChatPrompts>(tokenizer, parse_special);
-    return std::make_shared<ChatPrompts>(tokenizer, parse_special, options_.chat_template,
-                                         options_.chat_template_place);
   }
 
   bool is_embedded() const { return static_cast<bool>(options_.embedding.on_ready); }
@@ -294,26 +287,6 @@ class Server {
                                  : "the model is being loaded";
   }
 
-  /// Nothing is JSON as well, but for a browser's: a foreign page may send that unasked.
-  static bool is_json(const HttpRequest& request) {
-    const auto* type = request.header("content-type");
-    if (!type) return request.body.empty() && !request.header("origin");
-    const auto name = std::string_view(*type).substr(0, type->find_first_of("; \t"));
-    return is_same_name(name, "application/json");
-  }
-
-  std::string unknown_path(const std::string& path) const {
-    static const std::set<std::string> llama = {
-        "/completion", "/infill",         "/props",       "/slots",
-        "/embedding",  "/apply-template", "/completions", "/chat/completions"};
-    return llama.count(path) > 0
-               ? fmt::format("{} is not here: use /v1/completions or /v1/chat/completions", path)
-               : fmt::format(
-                     "{} is not here: this server generates text, and /openapi.json lists its "
-                     "endpoints",
-                     quote(path.substr(0, 80)));
-  }
-
   void answer(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
               HttpResponse response) {
     metrics_.add_http(request.path, request.method, response.status, 0);
@@ -362,24 +335,12 @@ class Server {
   void page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange, page_response(request));
   }
-  // OpenAI's clients and Anthropic's read the list under the same path: a card has both's fields.
-  Json model_card(const std::string& name) const {
-    return {{"id", name},
-            {"object", "model"},
-            {"type", "model"},
-            {"display_name", name},
-            {"created", started_},
-            {"created_at", fmt::format("{:%FT%TZ}", fmt::gmtime(started_))},
-            {"lifecycle", "active"},
-            {"owned_by", "nano-vllm.cpp"},
-            {"root", options_.model},
-            {"parent", nullptr},
-            {"max_model_len", llm_->llm().info().max_model_len},
-            {"permission", Json::array()}};
+  Json card(const std::string& name) const {
+    return model_card(options_, name, llm_->llm(), started_);
   }
   void models(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     Json list = Json::array();
-    for (const std::string& name : names_) list.push_back(model_card(name));
+    for (const std::string& name : names_) list.push_back(card(name));
     answer(request, exchange,
            json_response({{"object", "list"}, {"data", std::move(list)}, {"has_more", false}}));
   }
@@ -390,7 +351,7 @@ class Server {
     request.path = "/v1/models/{id}";
     if (!is_ready_) return answer(request, exchange, error_response(503, why_not_serving()));
     answer(request, exchange,
-           known ? json_response(model_card(name))
+           known ? json_response(card(name))
                  : error_response(
                        404, fmt::format("The model {} does not exist", quote(name.substr(0, 64))),
                        "model"));
@@ -442,7 +403,7 @@ class Server {
   const ServerLog log_;
   const Access access_;
   HttpServer http_;
-  std::vector<std::string> names_;
+  const std::vector<std::string> names_ = model_names(options_);
   std::unordered_map<std::string, Endpoint> routes_;
   const int64_t started_ = static_cast<int64_t>(std::time(nullptr));
   EngineWatch watch_{options_, log_};

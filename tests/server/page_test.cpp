@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "server/client.h"
-#include "server/metrics.h"
+#include "server/monitor/metrics.h"
 
 namespace nanovllm {
 namespace {

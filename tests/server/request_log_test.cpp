@@ -1,5 +1,5 @@
 // The log: a line a request, as text or as JSON, and no text of anybody in it.
-#include "server/request_log.h"
+#include "server/monitor/request_log.h"
 
 #include <gtest/gtest.h>
 

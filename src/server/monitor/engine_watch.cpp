@@ -1,4 +1,4 @@
-#include "server/engine_watch.h"
+#include "server/monitor/engine_watch.h"
 
 #include <chrono>
 #include <condition_variable>

@@ -1,4 +1,4 @@
-#include "server/request_log.h"
+#include "server/monitor/request_log.h"
 
 #include <chrono>
 

@@ -1,4 +1,4 @@
-#include "server/metrics.h"
+#include "server/monitor/metrics.h"
 
 #include <algorithm>
 

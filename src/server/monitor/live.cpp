@@ -1,4 +1,4 @@
-#include "server/live.h"
+#include "server/monitor/live.h"
 
 #include <algorithm>
 
