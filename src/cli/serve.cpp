@@ -178,6 +178,8 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--keep-alive-on-engine-death", o.stays_after_failure,
            "a failed engine does not end the server: it answers 503");
   add_flag(command, "--no-page", o.no_page, "no web page at /");
+  add_flag(command, "--enable-tokenizer-info-endpoint", o.enable_tokenizer_info,
+           "/tokenizer_info, with the chat template");
   add_flag(command, "--enable-admin-endpoints", o.enable_admin,
            "/abort_requests and /reset_prefix_cache");
 }

@@ -39,6 +39,7 @@ constexpr Description kDescriptions[] = {
      true, true},
     {"/tokenize", "Token ids of a text, or of messages", kTokenizeFields},
     {"/detokenize", "The text of token ids", kDetokenizeFields, "tokens"},
+    {"/tokenizer_info", "The special tokens and the chat template"},
     {"/v1/models", "The names of the model"},
     {"/v1/models/{id}", "One of them"},
     {"/health", "Whether requests are served"},

@@ -63,4 +63,13 @@ Json model_card(const ServerOptions& options, const std::string& name, const LLM
           {"permission", Json::array()}};
 }
 
+Json tokenizer_info(const ServerOptions& options, const Tokenizer& tokenizer) {
+  Json info = Json::object();
+  for (const auto& [name, token] : tokenizer.special_tokens()) info[name] = token;
+  const std::string& model = tokenizer.chat_template();
+  const std::string& source = options.chat_template.empty() ? model : options.chat_template;
+  if (!source.empty()) info["chat_template"] = source;
+  return info;
+}
+
 }  // namespace nanovllm::server

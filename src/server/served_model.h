@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nanovllm/llm.h"
+#include "nanovllm/tokenizer.h"
 
 #include "io/json.h"
 #include "server/openai/request.h"
@@ -23,5 +24,9 @@ RequestDefaults request_defaults(const ServerOptions& options, const LLM& llm);
 /// list under the same path. `created` is in seconds since 1970.
 Json model_card(const ServerOptions& options, const std::string& name, const LLM& llm,
                 int64_t created);
+
+/// /tokenizer_info, as vLLM has it for clients without the model's files: the special tokens by
+/// their names ("eos_token"), and the chat template.
+Json tokenizer_info(const ServerOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace nanovllm::server

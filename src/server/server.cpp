@@ -120,6 +120,7 @@ class Server {
     for (const PageFile& file : page_files())
       if (!options_.no_page) get(file.path, &Server::page, open, false);
     get("/v1/models", &Server::models);
+    if (options_.enable_tokenizer_info) get("/tokenizer_info", &Server::tokenizer_page);
     for (const char* path :
          {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
       post(path, &Server::generate);
@@ -355,6 +356,12 @@ class Server {
                  : error_response(
                        404, fmt::format("The model {} does not exist", quote(name.substr(0, 64))),
                        "model"));
+  }
+  void tokenizer_page(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
+    const Tokenizer* tokenizer = llm_->llm().tokenizer();
+    answer(request, exchange,
+           tokenizer ? json_response(tokenizer_info(options_, *tokenizer))
+                     : error_response(404, "this server has no tokenizer"));
   }
   void abort_requests(HttpRequest&& request, std::shared_ptr<Exchange> exchange) {
     answer(request, exchange, generations_->abort(request.body));

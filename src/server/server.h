@@ -60,6 +60,7 @@ struct ServerOptions {
   bool json_log = false;                           ///< requests are logged as JSON
   bool stays_after_failure = false;                ///< a failed engine does not end the server
   bool no_page = false;                            ///< without the web page at /
+  bool enable_tokenizer_info = false;              ///< /tokenizer_info
   bool enable_admin = false;                       ///< /abort_requests and /reset_prefix_cache
   std::string version = "0", commit{};
   /// Called where the engine hangs when the server ends; does not return. Empty: the end is

@@ -38,4 +38,4 @@ if __name__ == "__main__":
     if subprocess.run(["curl", "--version"], capture_output=True).returncode != 0:
         print("skipped: there is no curl")
         sys.exit(77)
-    run(dict(globals()), "--enable-admin-endpoints")
+    run(dict(globals()), "--enable-admin-endpoints", "--enable-tokenizer-info-endpoint")

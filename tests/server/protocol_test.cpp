@@ -50,6 +50,20 @@ TEST(Protocol, ErrorsHaveTheIdOfTheirRequest) {
     }
 }
 
+// As lm-eval's RemoteTokenizer looks for it: the fields of tokenizer_config.json.
+TEST(Protocol, TheTokenizersTokensAndTemplateAreToldWhereTheOperatorLetsThem) {
+  server::ServerOptions options;
+  EXPECT_EQ(ServerOnThread(options).get("/tokenizer_info").status, 404);
+  options.enable_tokenizer_info = true;
+  const auto info = [&options] { return ServerOnThread(options).get("/tokenizer_info").json(); };
+  std::ifstream file(NANOVLLM_SOURCE_DIR "/models/demo/tokenizer_config.json");
+  const Json config = Json::parse(file);
+  for (const char* name : {"eos_token", "pad_token", "chat_template"})
+    EXPECT_EQ(info()[name], config[name]) << name;
+  options.chat_template = "{{ messages[0].content }}";
+  EXPECT_EQ(info()["chat_template"], options.chat_template);
+}
+
 // Prometheus' text format: a quote, a backslash and an end of line have a backslash before them.
 TEST(Protocol, MetricsHaveTheModelsNameEscaped) {
   server::ServerOptions options;
