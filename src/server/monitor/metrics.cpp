@@ -27,8 +27,60 @@ std::vector<double> token_bounds() {
   return bounds;
 }
 
-void head(std::string& out, std::string_view name, std::string_view type, std::string_view help) {
-  out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+/// The page as it grows: a metric's head, then its series.
+struct Page {
+  std::string labels;  // of every series that is the model's
+  std::string text{};
+
+  void head(std::string_view metric, std::string_view type, std::string_view help) {
+    text += fmt::format("# HELP {0} {2}\n# TYPE {0} {1}\n", metric, type, help);
+  }
+  void add(std::string_view metric, const auto& value, const std::string& more = {}) {
+    text += fmt::format("{}{{{}{}}} {}\n", metric, labels, more, value);
+  }
+  void gauge(std::string_view metric, std::string_view help, const auto& value) {
+    head(metric, "gauge", help);
+    add(metric, value);
+  }
+  void counter(const std::string& metric, std::string_view help, int64_t value) {
+    head(metric + "_total", "counter", help);
+    add(metric + "_total", value);
+  }
+};
+
+/// As Prometheus' text format has a label's value.
+std::string escaped(const std::string& value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '"' || c == '\\' || c == '\n') out += '\\';
+    out += c == '\n' ? 'n' : c;
+  }
+  return out;
+}
+
+void add_engine(Page& page, const EngineStats& s, const EngineInfo& info) {
+  page.gauge("vllm:num_requests_running", "Sequences running.", s.running);
+  page.gauge("vllm:num_requests_waiting", "Sequences waiting.", s.waiting);
+  const std::string by_reason = "vllm:num_requests_waiting_by_reason";
+  page.head(by_reason, "gauge", "Sequences waiting, by reason.");
+  page.add(by_reason, s.waiting, ",reason=\"capacity\"");
+  page.add(by_reason, 0, ",reason=\"deferred\"");
+  const double usage = info.num_blocks > 0 ? 1 - static_cast<double>(s.free_blocks) /
+                                                     static_cast<double>(info.num_blocks)
+                                           : 0;
+  page.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage);
+  page.head("vllm:cache_config_info", "gauge", "The cache's configuration.");
+  page.add("vllm:cache_config_info", 1,
+           fmt::format(",block_size=\"{}\",cache_dtype=\"{}\",num_gpu_blocks=\"{}\"",
+                       info.block_size, info.kv_cache_dtype, info.num_blocks));
+  page.counter("vllm:num_preemptions", "Sequences preempted.", s.preemptions);
+  page.counter("vllm:prompt_tokens", "Prompt tokens.", s.prompt_tokens);
+  page.counter("vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.",
+               s.cached_prompt_tokens);
+  page.counter("vllm:generation_tokens", "Tokens generated.", s.generated_tokens);
+  page.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
+               s.prompt_tokens);
+  page.counter("vllm:prefix_cache_hits", "Prompt tokens found there.", s.cached_prompt_tokens);
 }
 
 }  // namespace
@@ -137,92 +189,51 @@ void Metrics::add_rejection(QueueFull::Limit limit) {
   ++(limit == QueueFull::Limit::tokens ? rejected_tokens_ : rejected_reqs_);
 }
 
-std::string Metrics::page(const std::string& model, const EngineStats& s, const EngineInfo& info,
-                          double step_age) const {
-  std::string out;
-  std::string name;  // as Prometheus' text format escapes a label's value
-  for (const char c : model) {
-    if (c == '"' || c == '\\' || c == '\n') name += '\\';
-    name += c == '\n' ? 'n' : c;
-  }
-  const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", name);
-  const auto value = [&](std::string_view metric, std::string_view type, std::string_view help,
-                         double v, const std::string& more = "") {
-    head(out, metric, type, help);
-    out += fmt::format("{}{{{}{}}} {}\n", metric, labels, more, v);
-  };
-  const auto gauge = [&](std::string_view metric, std::string_view help, double v) {
-    value(metric, "gauge", help, v);
-  };
-  const auto counter = [&](std::string_view metric, std::string_view help, int64_t v) {
-    value(fmt::format("{}_total", metric), "counter", help, static_cast<double>(v));
-  };
-  gauge("vllm:num_requests_running", "Sequences running.", static_cast<double>(s.running));
-  gauge("vllm:num_requests_waiting", "Sequences waiting.", static_cast<double>(s.waiting));
-  head(out, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences waiting, by reason.");
-  out += fmt::format(
-      "vllm:num_requests_waiting_by_reason{{{0},reason=\"capacity\"}} {1}\n"
-      "vllm:num_requests_waiting_by_reason{{{0},reason=\"deferred\"}} 0\n",
-      labels, s.waiting);
-  const double usage = info.num_blocks > 0 ? 1 - static_cast<double>(s.free_blocks) /
-                                                     static_cast<double>(info.num_blocks)
-                                           : 0;
-  gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage);
-  head(out, "vllm:cache_config_info", "gauge", "The cache's configuration.");
-  out += fmt::format(
-      "vllm:cache_config_info{{{},block_size=\"{}\",cache_dtype=\"{}\",num_gpu_blocks=\"{}\"}} 1\n",
-      labels, info.block_size, info.kv_cache_dtype, info.num_blocks);
-  counter("vllm:num_preemptions", "Sequences preempted.", s.preemptions);
-  counter("vllm:prompt_tokens", "Prompt tokens.", s.prompt_tokens);
-  counter("vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.",
-          s.cached_prompt_tokens);
-  counter("vllm:generation_tokens", "Tokens generated.", s.generated_tokens);
-  counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
-          s.prompt_tokens);
-  counter("vllm:prefix_cache_hits", "Prompt tokens found there.", s.cached_prompt_tokens);
-  counter("vllm:corrupted_requests", "Requests whose logits were not finite.", failed_numbers_);
-  head(out, "vllm:request_success_total", "counter", "Answers, by the reason of their end.");
+std::string Metrics::page(const std::string& model, const EngineStats& stats,
+                          const EngineInfo& info, double step_age) const {
+  Page page{fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model))};
+  add_engine(page, stats, info);
+  page.counter("vllm:corrupted_requests", "Requests whose logits were not finite.",
+               failed_numbers_);
+  page.head("vllm:request_success_total", "counter", "Answers, by the reason of their end.");
   for (const char* reason : {"stop", "length", "abort", "error"}) {
     const auto found = finished_.find(reason);
-    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
-                       reason, found == finished_.end() ? 0 : found->second);
+    page.add("vllm:request_success_total", found == finished_.end() ? 0 : found->second,
+             fmt::format(",finished_reason=\"{}\"", reason));
   }
-  head(out, "vllm:admission_rejections_total", "counter", "Requests refused for a queue limit.");
-  out += fmt::format(
-      "vllm:admission_rejections_total{{{0},reason=\"max_num_queued_reqs\"}} {1}\n"
-      "vllm:admission_rejections_total{{{0},reason=\"max_num_queued_tokens\"}} {2}\n",
-      labels, rejected_reqs_, rejected_tokens_);
-  const auto histogram = [&](std::string_view metric, std::string_view help, const Histogram& h) {
-    head(out, metric, "histogram", help);
-    h.write(out, metric, labels);
+  const std::string rejections = "vllm:admission_rejections_total";
+  page.head(rejections, "counter", "Requests refused for a queue limit.");
+  page.add(rejections, rejected_reqs_, ",reason=\"max_num_queued_reqs\"");
+  page.add(rejections, rejected_tokens_, ",reason=\"max_num_queued_tokens\"");
+  page.gauge("nanovllm:engine_step_age_seconds", "Time since the present step began.",
+             fmt::format("{:.3f}", step_age));
+  const auto add = [&page](std::string_view metric, std::string_view help, const Histogram& h) {
+    page.head(metric, "histogram", help);
+    h.write(page.text, metric, page.labels);
   };
-  head(out, "nanovllm:engine_step_age_seconds", "gauge", "Time since the present step began.");
-  out += fmt::format("nanovllm:engine_step_age_seconds{{{}}} {:.3f}\n", labels, step_age);
-  histogram("vllm:time_to_first_token_seconds", "Time to the first token.", first_token_);
-  histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", gap_);
-  histogram("vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", step_tokens_);
-  histogram("vllm:request_time_per_output_token_seconds", "Time per token after the first.",
-            per_token_);
-  histogram("vllm:e2e_request_latency_seconds", "Time of a request.", whole_);
-  histogram("vllm:request_queue_time_seconds", "Time until first scheduled.", queue_);
-  histogram("vllm:request_inference_time_seconds", "Time after that.", inference_);
-  histogram("vllm:request_prefill_time_seconds", "From scheduled to the first token.", prefill_);
-  histogram("vllm:request_decode_time_seconds", "From the first token to the last.", decode_);
-  histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_);
-  histogram("vllm:request_generation_tokens", "Tokens generated for a request.",
-            generation_tokens_);
-  histogram("vllm:request_max_num_generation_tokens", "Tokens that a request may generate.",
-            max_tokens_);
-  histogram("vllm:request_params_max_tokens", "max_tokens of a request.", max_tokens_);
-  histogram("vllm:request_params_n", "n of a request.", params_n_);
-  head(out, "http_requests_total", "counter", "HTTP requests.");
+  add("vllm:time_to_first_token_seconds", "Time to the first token.", first_token_);
+  add("vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", gap_);
+  add("vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", step_tokens_);
+  add("vllm:request_time_per_output_token_seconds", "Time per token after the first.", per_token_);
+  add("vllm:e2e_request_latency_seconds", "Time of a request.", whole_);
+  add("vllm:request_queue_time_seconds", "Time until first scheduled.", queue_);
+  add("vllm:request_inference_time_seconds", "Time after that.", inference_);
+  add("vllm:request_prefill_time_seconds", "From scheduled to the first token.", prefill_);
+  add("vllm:request_decode_time_seconds", "From the first token to the last.", decode_);
+  add("vllm:request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_);
+  add("vllm:request_generation_tokens", "Tokens generated for a request.", generation_tokens_);
+  add("vllm:request_max_num_generation_tokens", "Tokens that a request may generate.", max_tokens_);
+  add("vllm:request_params_max_tokens", "max_tokens of a request.", max_tokens_);
+  add("vllm:request_params_n", "n of a request.", params_n_);
+  page.head("http_requests_total", "counter", "HTTP requests.");
   for (const auto& [key, count] : http_requests_)
-    out += fmt::format("http_requests_total{{handler=\"{}\",method=\"{}\",status=\"{}\"}} {}\n",
-                       key[0], key[1], key[2], count);
-  head(out, "http_request_duration_seconds", "histogram", "Time to the end of an answer.");
+    page.text +=
+        fmt::format("http_requests_total{{handler=\"{}\",method=\"{}\",status=\"{}\"}} {}\n",
+                    key[0], key[1], key[2], count);
+  page.head("http_request_duration_seconds", "histogram", "Time to the end of an answer.");
   for (const auto& [handler, h] : http_seconds_)
-    h.write(out, "http_request_duration_seconds", fmt::format("handler=\"{}\"", handler));
-  return out;
+    h.write(page.text, "http_request_duration_seconds", fmt::format("handler=\"{}\"", handler));
+  return std::move(page.text);
 }
 
 }  // namespace nanovllm::server
