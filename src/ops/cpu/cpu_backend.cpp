@@ -102,16 +102,7 @@ int64_t CpuBackend::find_segment(int64_t k) const {
 }
 
 void CpuBackend::reserve_scratch(int64_t floats) {
-  if (floats <= scratch_floats_) return;
-  for (Buffer& buffer : scratch_)
-    buffer = cpu::allocate(static_cast<size_t>(floats) * sizeof(float));
-  scratch_floats_ = floats;
-}
-
-void CpuBackend::reserve_experts(size_t bytes) {
-  if (bytes <= expert_bytes_) return;
-  expert_rows_ = cpu::allocate(bytes);
-  expert_bytes_ = bytes;
+  for (GrowingBuffer& own : scratch_) own.reserve(static_cast<size_t>(floats) * sizeof(float));
 }
 
 int64_t CpuBackend::scratch_floats(const OperandLimits& largest) const {
@@ -137,10 +128,10 @@ size_t CpuBackend::scratch_bytes(const OperandLimits& largest) const {
 
 void CpuBackend::reserve(const OperandLimits& largest) {
   reserve_scratch(scratch_floats(largest));
-  reserve_experts(expert_bytes(largest));
-  if (uses_tiles(largest.dtype)) reserve_row_tiles(row_tiles_bytes(largest.rows, largest.widest));
-  reserve_quantised_rows(quantised_row_bytes(largest.rows, largest.quantised_columns));
-  reserve_halves(half_bytes(largest));
+  expert_rows_.reserve(expert_bytes(largest));
+  if (uses_tiles(largest.dtype)) row_tiles_.reserve(row_tiles_bytes(largest.rows, largest.widest));
+  quantised_rows_.reserve(quantised_row_bytes(largest.rows, largest.quantised_columns));
+  halves_.reserve(half_bytes(largest));
   attention_units_.reserve(static_cast<size_t>(largest.rows));
 }
 

@@ -8,6 +8,7 @@
 
 #include "ops/backend.h"
 #include "ops/cpu/kernels/kernels.h"
+#include "ops/cpu/memory.h"
 #include "ops/cpu/onednn.h"
 
 namespace nanovllm::cpu {
@@ -119,14 +120,12 @@ class CpuBackend : public Backend {
   /// The rows of a product that tile_gemm() turns into tiles, or that are quantised, at once.
   static constexpr int64_t kRowsAsTiles = 512;
   size_t row_tiles_bytes(int64_t m, int64_t k) const;
-  void reserve_row_tiles(size_t bytes);
 
   static size_t half_bytes(int64_t m, int64_t n, int64_t k);
   /// Of an engine; 0 where no weight is in halves.
   static size_t half_bytes(const OperandLimits& o) {
     return multiplies_in_halves(o.hidden, 0) ? half_bytes(o.rows, o.hidden, o.widest) : 0;
   }
-  void reserve_halves(size_t bytes);
 
   size_t quantised_row_bytes(int64_t m, int64_t k) const;
   /// Of them what QuantisedKernels::arrange() makes.
@@ -134,14 +133,10 @@ class CpuBackend : public Backend {
   /// Calls it for all tiles; null where the product reads none.
   const std::byte* arrange(const QuantisedNumber* numbers, int64_t m, int64_t k,
                            const QuantisedKernels& kernels, int64_t group);
-  void reserve_quantised_rows(size_t bytes);
 
   int64_t scratch_floats(const OperandLimits& largest) const;
-  /// Makes sure that every thread has this much scratch; grows only when more is asked for than
-  /// ever before.
+  /// Makes sure that every thread has this much scratch.
   void reserve_scratch(int64_t floats);
-  /// The same for what moe_mlp() works on.
-  void reserve_experts(size_t bytes);
   float* scratch(int thread) const {
     return reinterpret_cast<float*>(scratch_[static_cast<size_t>(thread)].get());
   }
@@ -153,17 +148,12 @@ class CpuBackend : public Backend {
   mutable std::map<std::tuple<DType, int64_t, int64_t>, WeightLayout> own_layouts_;
   mutable std::map<int64_t, int64_t> segments_;  // by k
   mutable int64_t most_paired_ = 0;  // k of the weights of products of pairs that were asked about
-  std::vector<Buffer> scratch_;      // one per thread
-  int64_t scratch_floats_ = 0;
+  std::vector<GrowingBuffer> scratch_;          // one per thread
   std::vector<AttentionUnit> attention_units_;  // of the step's attention()
-  Buffer row_tiles_;                            // tile_gemm: rows of x, as tiles
-  size_t row_tiles_bytes_ = 0;
-  Buffer halves_;  // gemm_in_halves()
-  size_t half_bytes_ = 0;
-  Buffer quantised_rows_;  // of a product: numbers, and their scales
-  size_t quantised_row_bytes_ = 0;
-  Buffer expert_rows_;  // moe_mlp: what one expert works on
-  size_t expert_bytes_ = 0;
+  GrowingBuffer row_tiles_;                     // tile_gemm: rows of x, as tiles
+  GrowingBuffer halves_;                        // gemm_in_halves()
+  GrowingBuffer quantised_rows_;                // of a product: numbers, and their scales
+  GrowingBuffer expert_rows_;                   // moe_mlp: what one expert works on
 };
 
 }  // namespace nanovllm::cpu

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_backend.h"
-#include "ops/cpu/memory.h"
 #include "ops/cpu/shapes.h"
 #include "ops/cpu/threads.h"
 
@@ -173,16 +172,10 @@ size_t CpuBackend::half_bytes(int64_t m, int64_t n, int64_t k) {
   return static_cast<size_t>(std::min(m, kRowsAsTiles) * (n + k / 2)) * sizeof(float);
 }
 
-void CpuBackend::reserve_halves(size_t bytes) {
-  if (bytes <= half_bytes_) return;
-  halves_ = cpu::allocate(bytes);
-  half_bytes_ = bytes;
-}
-
 // The rows of x become dense, as those of a rank that has a half are.
 void CpuBackend::gemm_in_halves(const Tensor& y, const Tensor& x, const Weight& w) {
   const int64_t m = x.shape[0], n = w.n(), k = w.k() / 2, most = std::min(m, kRowsAsTiles);
-  reserve_halves(half_bytes(m, n, w.k()));
+  halves_.reserve(half_bytes(m, n, w.k()));
   const Tensor second(halves_.get(), y.dtype, {most, n}, device()),
       columns(halves_.get() + static_cast<size_t>(most * n) * sizeof(float), x.dtype, {most, k},
               device());
@@ -253,12 +246,6 @@ size_t CpuBackend::quantised_row_bytes(int64_t m, int64_t k) const {
                              (quantised_row_stride(k) * 2 + groups * 4));
 }
 
-void CpuBackend::reserve_quantised_rows(size_t bytes) {
-  if (bytes <= quantised_row_bytes_) return;
-  quantised_rows_ = cpu::allocate(bytes);
-  quantised_row_bytes_ = bytes;
-}
-
 const std::byte* CpuBackend::arrange(const QuantisedNumber* numbers, int64_t m, int64_t k,
                                      const QuantisedKernels& kernels, int64_t group) {
   if (!arranges_ || !kernels.arrange || m < kFewestSumRows || group != kSumGroup ||
@@ -278,7 +265,7 @@ void CpuBackend::quantise_rows_and_multiply(const Tensor& y, const Tensor& x, co
   static_assert(kSummedColumns == kRowGroup && kLeastRowMagnitude == kLeastMagnitude);
   const QuantisedKernels& kernels = quantised(w.format);
   reserve_scratch(gemm_scratch_floats(k) + panel_scratch_floats(k));
-  reserve_quantised_rows(quantised_row_bytes(m, k));
+  quantised_rows_.reserve(quantised_row_bytes(m, k));
   float* const scales = reinterpret_cast<float*>(quantised_rows_.get() + arranged_bytes(m, k));
   auto* const numbers =
       reinterpret_cast<QuantisedNumber*>(scales + std::min(m, kRowsAsTiles) * groups);
@@ -307,12 +294,6 @@ size_t CpuBackend::row_tiles_bytes(int64_t m, int64_t k) const {
   return static_cast<size_t>(tiles * tile_rows * padded_k) * sizeof(bf16);
 }
 
-void CpuBackend::reserve_row_tiles(size_t bytes) {
-  if (bytes <= row_tiles_bytes_) return;
-  row_tiles_ = cpu::allocate(bytes);
-  row_tiles_bytes_ = bytes;
-}
-
 void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
   const int64_t n = w.n(), k = w.k(), m = x.shape[0];
   const int64_t padded_k = (k + kTileK - 1) / kTileK * kTileK;
@@ -320,7 +301,7 @@ void CpuBackend::tile_gemm(const Tensor& y, const Tensor& x, const Weight& w) {
   // pass.
   constexpr int64_t kCachedElements = int64_t{512} << 10;
   const int64_t tile_rows = std::min(m, kTileRows);
-  reserve_row_tiles(row_tiles_bytes(m, k));
+  row_tiles_.reserve(row_tiles_bytes(m, k));
   const int64_t sums = tile_scratch_floats(std::min(m, kRowsAsTiles));
   reserve_scratch(sums + (w.format.is_quantised() ? tile_block_floats(k) : 0));
   bf16* tiles = reinterpret_cast<bf16*>(row_tiles_.get());

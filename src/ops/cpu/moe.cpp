@@ -111,7 +111,7 @@ void CpuBackend::moe_mlp(Tensor y, Tensor x, Tensor weights, Tensor ids, Weight 
   const Grouping groups(work.plan, ids.ptr<int32_t>(), pairs, k, experts);
 
   const size_t element = size_of(x.dtype), row = static_cast<size_t>(h) * element;
-  reserve_experts(expert_bytes({.dtype = x.dtype, .hidden = h, .expert_inner = n}));
+  expert_rows_.reserve(expert_bytes({.dtype = x.dtype, .hidden = h, .expert_inner = n}));
   for (int64_t e = 0; e < experts; ++e)
     for (int64_t begin = groups.first[e]; begin < groups.first[e + 1]; begin += kExpertRows) {
       const int64_t end = std::min<int64_t>(begin + kExpertRows, groups.first[e + 1]);
