@@ -67,7 +67,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void send_elsewhere(const Worker<kHeadDim>& w, int product, int row,
                                                const Outlet& outlet, uint64_t* words,
                                                uint32_t pair) {
-  if (w.lean || (product == kDown && w.layer + 1 == w.a.layers))
+  if (w.one_rank || (product == kDown && w.layer + 1 == w.a.layers))
     *reinterpret_cast<uint32_t*>(w.a.x + row * w.a.x_stride + outlet.column) = pair;
   else
     send_to_ranks(w.a, product, words - (w.a.words + w.a.cuts[product].words), pair, w.epoch);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void emit(const Worker<kHeadDim>& w, int product, int
         e == 0 ? outlet.words
                : outlet.words + row_apart(w, product) * w.a.cuts[product].columns / 2;
     // A mixture's down has an end of its own.
-    if ((w.one_rank && !w.lean) || outlet.is & Outlet::kPlain)
+    if ((w.one_rank && w.mixture) || outlet.is & Outlet::kPlain)
       w.send_all(words, pair);
     else
       send_elsewhere(w, product, row_of(w, product, lane) + e * row_apart(w, product), outlet,

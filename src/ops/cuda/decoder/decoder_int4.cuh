@@ -53,10 +53,12 @@ struct FineUnpack {
 };
 
 /// `coarse`: of a CoarseUnpack. `kExperts`: of a mixture, whose router has plain weights.
-template <int kHeadDim, bool coarse, bool kExperts>
+/// `kSingle`: has_single_row().
+template <int kHeadDim, bool coarse, bool kExperts, bool kSingle>
 struct Int4Worker : Worker<kHeadDim> {
-  static constexpr bool kIsInt4 = true, kHasExperts = kExperts;
-  static constexpr int kSums = kExperts ? 1 : 2;  // o and down of more than four rows have two
+  static constexpr bool kIsInt4 = true, kHasExperts = kExperts, kHasSingleRow = kSingle;
+  // O and down of more than four rows have two.
+  static constexpr int kSums = kExperts || kSingle ? 1 : 2;
   using UnpackNumbers = std::conditional_t<coarse, CoarseUnpack, FineUnpack>;
   __device__ int multiplying(int product) const { return this->a.cuts[product].warps; }
 };
@@ -262,13 +264,13 @@ __device__ __forceinline__ void multiply_int4(const Worker& w, const Ring& ring,
                                       places, lane, waits, releases, sums);
   };
   if (is_narrow(cut, gated)) {
-    if (places == 1)
+    if (Worker::kHasSingleRow || places == 1)
       go.template operator()<1, 1>(first_of(c));
     else
       go.template operator()<1, 0>(first_of(c));
   } else if (places == 1) {
     go.template operator()<2, 1>(first_of(c));
-  } else if (places == 2) {
+  } else if (Worker::kHasSingleRow || places == 2) {
     go.template operator()<2, 2>(first_of(c));
   } else if (places <= 8) {
     go.template operator()<2, 0>(first_of(c));

@@ -131,7 +131,10 @@ bool describe_int4(Arguments& a, EncodeMap encoder, const DecoderStack& stack, i
 template <int kHeadDim, class C>
 Kernel* int4_kernel(const Arguments& a) {
   const auto of = [&]<Scales kScales>() -> Kernel* {
-    if (a.mixture.per_token == 0) return decoder_layers_kernel<kHeadDim, C, false, false, kScales>;
+    if (a.mixture.per_token == 0)
+      return has_single_row(a)
+                 ? decoder_layers_kernel<kHeadDim, C, false, false, kScales, Halves::none, true>
+                 : decoder_layers_kernel<kHeadDim, C, false, false, kScales>;
     return a.world > 1
                ? decoder_layers_kernel<kHeadDim, C, true, false, kScales, Halves::none, false>
                : decoder_layers_kernel<kHeadDim, C, true, false, kScales>;

@@ -39,7 +39,10 @@ __device__ __forceinline__ void run_layers(Worker& w) {
         const bool first = product == kQkv && w.layer == 0;
         const int before = first ? -1 : product == kQkv ? kDown : kOut;
         w.norms_apart = has(product) && w.rows() * a.norm_threads <= kGathering;
-        if (follows && !(w.norms_apart && this_thread() < kMultiplying * kWarp))
+        const int first_warp = w.single        ? kWarps - kNormThreads / kWarp
+                               : w.norms_apart ? kMultiplying
+                                               : 0;
+        if (follows && this_thread() >= first_warp * kWarp)
           add_and_normalise(w, before, product == kQkv ? w.epoch - 1 : w.epoch,
                             w.of_layer(a.norms[product > kQkv]));
       } else if (kMixture && product == kDown) {
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kLaunched, 1)
     shared.of_row[row].cos_sin[c] = a.cos_sin[a.positions[row] * a.cos_sin_stride + c];
   }
   __syncthreads();
-  constexpr bool kInt4 = kScales >= Scales::coarse_groups;
+  constexpr bool kInt4 = kScales >= Scales::coarse_groups, kSingle = kInt4 && !kMixture && kOneRank;
   if (threadIdx.x >= kThreads) {
     bring_all<kHeadDim, kMixture, C, kInt4>(ring, a, shared, epoch + 1);
   } else {
@@ -130,15 +133,17 @@ __global__ void __launch_bounds__(kLaunched, 1)
                                            BesideWorker<kHeadDim, kHalves == Halves::beside_many>,
                                            Worker<kHeadDim>>;
     using Quantised = std::conditional_t<
-        kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture>,
+        kInt4, Int4Worker<kHeadDim, kScales == Scales::coarse_groups, kMixture, kSingle>,
         Fp8Worker<kHeadDim, kScales >= Scales::rows, kMixture, kScales == Scales::rows_of_integers,
                   (kHalves >= Halves::beside), kHalves == Halves::beside_high>>;
     std::conditional_t<kScales == Scales::none, PlainWorker, Quantised> worker{a, shared, operand,
                                                                                residual, ring};
     worker.epoch = epoch + 1;
     worker.lean = kLean;
-    worker.alone = kLean || kMixture;
+    worker.alone = kMixture || kOneRank;
+    worker.single = kSingle;
     worker.one_rank = kOneRank;
+    worker.mixture = kMixture;
     worker.halves = kHalves == Halves::in_turn;
     worker.beside = kHalves >= Halves::beside;
     worker.int4 = kInt4;

@@ -18,8 +18,10 @@ constexpr int kLaunched = kThreads + kWarp;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMultiplying = 4;                              // warps, the first ones: a warpgroup
 constexpr int kGathering = kThreads - kMultiplying * kWarp;  // threads of the other warps
-constexpr int kMaxRows = 8;                                  // of a step
-constexpr int kMaxGroup = 8;                                 // query heads per KV head
+constexpr int kNormThreads = 4 * kWarp,
+              kNormParts = kThreads / kNormThreads;  // of normalise_apart()
+constexpr int kMaxRows = 8;                          // of a step
+constexpr int kMaxGroup = 8;                         // query heads per KV head
 constexpr int kChunkTiles = kChunk / kTileKeys;
 constexpr int kMostStages = 16;
 constexpr int kFewestStages = 2 * kChunkTiles;  // keys and values of a chunk are there at once
@@ -323,11 +325,15 @@ struct Worker {
   /// Known to the compiler: the kernel is made once for the usual case alone (is_lean()), whose
   /// code is little more than half as long.
   bool lean = false;
-  /// Likewise, of it and of mixtures: one row, of weights without biases, and no thread has more
-  /// than one vector of a norm's row.
+  /// Likewise, of it, of mixtures and where a step has_single_row(): one row, of weights without
+  /// biases, and no thread has more than one vector of a norm's row.
   bool alone = false;
-  /// Likewise, of it and of most mixtures: no sums over ranks.
+  /// Likewise, of the last of these and int4: normalise_apart().
+  bool single = false;
+  /// Likewise, of these but for some mixtures: no sums over ranks.
   bool one_rank = false;
+  /// Likewise, of a mixture.
+  bool mixture = false;
   /// Likewise, for o and down in halves of k (keep_first_half()).
   bool halves = false;
   /// Likewise, for o and down in halves of k that are multiplied at once (BesideWorker).
@@ -337,7 +343,7 @@ struct Worker {
   /// Likewise, where such a step has more than four rows: most blocks have two units of attention,
   /// and a thread two rows of a norm.
   bool many = false;
-  static constexpr bool kIsFp8 = false, kIsInt4 = false, kIsBeside = false;
+  static constexpr bool kIsFp8 = false, kIsInt4 = false, kIsBeside = false, kHasSingleRow = false;
   static constexpr int kSums = 1;
 
   __device__ int rows() const { return alone ? 1 : a.rows; }
@@ -358,7 +364,7 @@ struct Worker {
   /// The threads of together() that have a part in the norms. One instruction: racecheck takes one
   /// under a predicate for a barrier that all have passed.
   __device__ void norm_together() const {
-    const int threads = norms_apart ? kGathering : kThreads;
+    const int threads = single ? kNormThreads : norms_apart ? kGathering : kThreads;
     asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory");
   }
   /// The others have written the operand; the warps that multiply wait for that.

@@ -137,18 +137,25 @@ bool describe_weights(decoder::Arguments& a, EncodeMap encoder, const DecoderSta
          matrix(decoder::kDown, first.down, first.down_bias);
 }
 
-/// C: of the cache's elements.
+/// The kernel of such weights, or that of a step that has_single_row(). C: of the cache's elements.
+template <int kHeadDim, class C, decoder::Scales kScales, decoder::Halves kHalves>
+decoder::Kernel* kernel_of(bool single) {
+  using decoder::decoder_layers_kernel;
+  return single ? decoder_layers_kernel<kHeadDim, C, false, false, kScales, kHalves, true>
+                : decoder_layers_kernel<kHeadDim, C, false, false, kScales, kHalves>;
+}
+
 template <int kHeadDim, class C>
 decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
   using decoder::decoder_layers_kernel, decoder::Scales;
   using decoder::Halves;
   if (a.is_int4) return decoder::int4_kernel<kHeadDim, C>(a);
   if (lean) return decoder_layers_kernel<128, C, false, true, Scales::none, Halves::beside>;
-  const bool plain = !a.scales[decoder::kQkv];
+  const bool plain = !a.scales[decoder::kQkv], single = decoder::has_single_row(a);
   if (plain && decoder::has_halves_beside(a))
     return a.rows > 4
                ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside_many>
-               : decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::beside>;
+               : kernel_of<kHeadDim, C, Scales::none, Halves::beside>(single);
   if (plain && (a.cuts[decoder::kOut].second_atoms > 0 || a.cuts[decoder::kDown].second_atoms > 0))
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::none, Halves::in_turn>;
   if (a.mixture.per_token > 0)
@@ -157,15 +164,14 @@ decoder::Kernel* kernel_for(const decoder::Arguments& a, bool lean) {
            : plain ? decoder_layers_kernel<kHeadDim, C, true, false>
                    : decoder_layers_kernel<kHeadDim, C, true, false, Scales::blocks>;
   if (plain) return decoder_layers_kernel<kHeadDim, C, false, false>;
-  if (a.has_integers)
-    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows_of_integers>;
+  if (a.has_integers) return kernel_of<kHeadDim, C, Scales::rows_of_integers, Halves::none>(single);
   if (a.scale_stride[decoder::kQkv] == 0)
-    return decoder_layers_kernel<kHeadDim, C, false, false, Scales::rows>;
+    return kernel_of<kHeadDim, C, Scales::rows, Halves::none>(single);
   if (!decoder::has_halves_beside(a))
     return decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks>;
   return decoder::has_high_tiles(a)
-             ? decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside_high>
-             : decoder_layers_kernel<kHeadDim, C, false, false, Scales::blocks, Halves::beside>;
+             ? kernel_of<kHeadDim, C, Scales::blocks, Halves::beside_high>(single)
+             : kernel_of<kHeadDim, C, Scales::blocks, Halves::beside>(single);
 }
 
 /// Where ranks leave their parts of sums; false where there is not enough room.

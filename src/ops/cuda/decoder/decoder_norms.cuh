@@ -12,11 +12,16 @@ template <int kHeadDim>
 __device__ __forceinline__ float reciprocal_of(const Worker<kHeadDim>& w, int row) {
   const Arguments& a = w.a;
   float total = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < a.norm_threads; i += 4 * kWarp) {
-    const float4 part = w.shared.of_row[row].squares[i / (4 * kWarp)];
+  const auto add_part = [&](int i) {
+    const float4 part = w.shared.of_row[row].squares[i];
     total = total + part.x + part.y + part.z + part.w;
-  }
+  };
+  if (w.single)
+#pragma unroll
+    for (int i = 0; i < kWarps / 4; ++i) add_part(i);
+  else
+#pragma unroll 1
+    for (int i = 0; i < a.norm_threads; i += 4 * kWarp) add_part(i / (4 * kWarp));
   const float mean = a.inverse_hidden > 0.0f ? __fmul_rn(total, a.inverse_hidden)
                                              : __fdiv_rn(total, static_cast<float>(a.hidden));
   return reciprocal_of_mean(mean, a.eps);
@@ -69,6 +74,58 @@ __device__ __forceinline__ void normalise_held(Worker& w, int product, uint32_t 
     fence_shared_for_async();
     store_shared(residual, values);
   }
+}
+
+/// add_and_normalise() of a single row by the last four warps, so that those that multiply prepare
+/// meanwhile. A thread has the elements of four of norm.cu's.
+template <class Worker>
+__device__ __forceinline__ void normalise_apart(Worker& w, int product, uint32_t epoch,
+                                                const __nv_bfloat16* weights) {
+  const Arguments& a = w.a;
+  const int own = this_thread() - (kThreads - kNormThreads);
+  uint32_t missing = 0;
+#pragma unroll
+  for (int j = 0; j < kNormParts; ++j)
+    if ((own + j * kNormThreads) * 8 < a.hidden) missing |= 1u << j;
+  uint32_t residual = shared_address(w.residual + own * 8),
+           operand = shared_address(&w.operand_at(a.cuts[kQkv], 0, own * 8));
+  find_now(residual);
+  find_now(operand);
+  const auto for_parts = [&](const auto& body) {
+#pragma unroll
+    for (int j = 0; j < kNormParts; ++j)
+      if (missing >> j & 1) body(j, (own + j * kNormThreads) * 8, j * kNormThreads * 16u);
+  };
+  Packed weight[kNormParts] = {}, values[kNormParts] = {};
+  for_parts([&](int j, int c, uint32_t) { weight[j] = load_early(weights + c); });
+  if (product < 0) {
+    for_parts([&](int j, int c, uint32_t) {
+      values[j] = *reinterpret_cast<const Packed*>(a.residual + c);
+    });
+  } else {
+    Eight more[kNormParts] = {};
+    const uint64_t* from = inbox(a, a.cuts[product].words + own * 4);
+    receive_all(more, missing, epoch, [&](int j) { return from + j * kNormThreads * 4; });
+    for_parts([&](int j, int, uint32_t further) {
+      values[j] = load_shared(residual + further);
+      add(values[j], more[j].values());
+    });
+  }
+#pragma unroll
+  for (int j = 0; j < kNormParts; ++j) {
+    const float sum = warp_sum(add_squares(0.0f, values[j]));
+    if (own % kWarp == 0)
+      reinterpret_cast<float*>(w.shared.of_row[0].squares)[(own + j * kNormThreads) / kWarp] = sum;
+  }
+  w.norm_together();
+  const float reciprocal = reciprocal_of(w, 0);
+  for_parts([&](int j, int, uint32_t further) {
+    Packed normal = values[j];
+    normalise(normal, reciprocal, weight[j]);
+    store_shared(operand + further * w.places(), normal);
+    store_shared(residual + further, values[j]);
+  });
+  fence_shared_for_async();
 }
 
 /// normalise_held() for two rows to a thread, of one rank.
@@ -170,6 +227,7 @@ __device__ __forceinline__ void add_and_normalise(Worker& w, int product, uint32
             step = threads * 8;
   const int at_once = kThreads / threads,
             row0 = own / threads;  // at_once and above: none
+  if constexpr (Worker::kHasSingleRow) return normalise_apart(w, product, epoch, weights);
   if (w.alone || (a.rows <= at_once && a.hidden <= step))
     return normalise_held(w, product, epoch, weights);
   if (w.many && a.world == 1 && a.rows <= 2 * at_once && a.hidden <= step)

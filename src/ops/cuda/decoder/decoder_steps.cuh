@@ -205,20 +205,25 @@ __device__ __forceinline__ void gather_parts(const Worker<kHeadDim>& w, const Ma
   }
 }
 
-/// The same of many words, by all warps. A thread has four elements of 32 of a row, a line of the
-/// L2 cache, which serves halves of lines as slowly; the threads next to these eight have the same
-/// of the next row.
-template <int kHeadDim>
-__device__ __forceinline__ void gather_many(Worker<kHeadDim>& w, const MatrixCut& cut, int64_t sent,
+/// The same of many words, by all warps, of a single row by those that do not multiply. A thread
+/// has four elements of 32 of a row, a line of the L2 cache, which serves halves of lines as
+/// slowly; the threads next to these eight have the same of the next row.
+template <class Worker>
+__device__ __forceinline__ void gather_many(Worker& w, const MatrixCut& cut, int64_t sent,
                                             int columns, bool absent, int thread) {
-  constexpr int kAtOnce = 6, kInARow = 32, kOfRow = kInARow / 4;
-  const int rows = w.places(cut), step = kThreads / kOfRow / rows, row = thread / kOfRow % rows,
-            column = thread % kOfRow * 4, blocks = columns / kInARow;
+  constexpr bool kSingle = Worker::kHasSingleRow;
+  constexpr int kAtOnce = kSingle ? 8 : 6, kInARow = 32, kOfRow = kInARow / 4,
+                kRows = (kSingle ? kGathering : kThreads) / kOfRow;
+  // Of a single row there are one or two, its halves.
+  const auto over_rows = [&](int x, int rows) { return kSingle ? x >> (rows - 1) : x / rows; };
+  const int rows = w.places(cut), step = over_rows(kRows, rows),
+            first_block = over_rows(thread / kOfRow, rows),
+            row = thread / kOfRow - first_block * rows, column = thread % kOfRow * 4,
+            blocks = columns / kInARow;
   const bool has_row = thread / kOfRow < step * rows;
   const bool is_sent = !absent || w.shared.context[w.has_pairs(cut) ? row / 2 : row] > 0;
 #pragma unroll 1
-  for (int block = has_row ? thread / kOfRow / rows : blocks; block < blocks;
-       block += kAtOnce * step) {
+  for (int block = has_row ? first_block : blocks; block < blocks; block += kAtOnce * step) {
     const int first = block * kInARow + column;
     WordPair pair[kAtOnce] = {};
     uint32_t missing = 0;
@@ -248,6 +253,9 @@ __device__ __forceinline__ void gather(Worker& w, const MatrixCut& cut, int64_t 
             thread = w.ready_thread();
   if constexpr (Worker::kIsFp8) {
     return gather_quantised(w, cut, sent, absent, thread);
+  } else if constexpr (Worker::kHasSingleRow) {
+    if (thread >= kGathering) return;
+    gather_many(w, cut, sent, columns, absent, thread);
   } else if (2 * total > kPairsGathered * kGathering) {
     // Warps of wgmma end together; of mma.sync one may still read what the others would overwrite.
     if (Worker::kIsInt4 && w.multiplying(absent ? kQkv : kGateUp) > kMultiplying)
