@@ -72,6 +72,21 @@ TEST(Writers, TokensHaveTheBytesThatMakeTheText) {
   EXPECT_EQ(joined, text);
 }
 
+// lm-eval's is_greedy (lm_eval/models/openai_completions.py): a token's log probability is the
+// largest of its position's. The names of tokens that are part of a character are the same.
+TEST(Writers, TokensOfOneTextAreTheLikeliestOfThem) {
+  const Tokenizer tokenizer(NANOVLLM_SOURCE_DIR "/models/demo");
+  const std::vector<int32_t> bytes = tokenizer.encode("\u65e5");
+  ASSERT_EQ(bytes.size(), 3u);
+  const std::vector<PositionLogprobs> positions{
+      {{.token_id = bytes[0], .logprob = -0.5f}, {.token_id = bytes[1], .logprob = -2}},
+      {{.token_id = bytes[1], .logprob = -2}, {.token_id = bytes[0], .logprob = -0.5f}}};
+  size_t offset = 0;
+  const Json json = LogprobsJson{&tokenizer}.completion({bytes[0], bytes[1]}, positions, offset);
+  for (const Json& candidates : json["top_logprobs"])
+    EXPECT_EQ(candidates, (Json{{"\ufffd", -0.5}}));
+}
+
 TEST(Writers, AMessageThatThinksAndCallsATool) {
   const Written written = write("/v1/messages");
   const std::vector<std::string> block = {"content_block_start", "content_block_delta",

@@ -46,7 +46,9 @@ Json LogprobsJson::chat(const std::vector<PositionLogprobs>& positions) const {
 }
 
 // Offsets count characters, as clients' strings do; a token that goes on with a character lies
-// where that one begins. A prompt's first token has no log probability.
+// where that one begins. A prompt's first token has no log probability. Tokens of one text, such as
+// bytes of a character, share an entry, the likeliest's: harnesses compare the largest of a
+// position with its token's own.
 Json LogprobsJson::completion(const std::vector<int32_t>& ids,
                               const std::vector<PositionLogprobs>& positions,
                               size_t& offset) const {
@@ -65,8 +67,11 @@ Json LogprobsJson::completion(const std::vector<int32_t>& ids,
     }
     logprobs.push_back(number(positions[i].front().logprob));
     Json candidates = Json::object();
-    for (const TokenLogprob& candidate : positions[i])
-      candidates[token_text(candidate.token_id)] = number(candidate.logprob);
+    for (const TokenLogprob& candidate : positions[i]) {
+      const double logprob = number(candidate.logprob);
+      const auto [known, is_new] = candidates.emplace(token_text(candidate.token_id), logprob);
+      if (!is_new) *known = std::max(known->get<double>(), logprob);
+    }
     top.push_back(std::move(candidates));
   }
   return {{"text_offset", std::move(offsets)},
