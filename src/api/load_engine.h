@@ -2,7 +2,6 @@
 // loads the weights.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 

@@ -1,10 +1,8 @@
 // An answer's content apart from its tool calls.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "chat/calls/call_reader.h"
 #include "chat/chat_parser.h"

@@ -8,7 +8,6 @@
 #include "constrain/json_rules.h"
 #include "constrain/limits.h"
 #include "constrain/reasoning.h"
-#include "constrain/regex.h"
 #include "constrain/schema/schema_compiler.h"
 #include "constrain/structural_tag.h"
 #include "core/check.h"

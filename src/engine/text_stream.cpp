@@ -1,7 +1,5 @@
 #include "engine/text_stream.h"
 
-#include <algorithm>
-
 namespace nanovllm {
 
 TextStream::TextStream(const Tokenizer& tokenizer, const SamplingParams& params)

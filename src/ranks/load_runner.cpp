@@ -1,7 +1,5 @@
 #include "ranks/load_runner.h"
 
-#include <cstdlib>
-
 #include "engine/model_runner.h"
 #include "engine/request_checks.h"
 #include "io/quantised/quantize.h"

@@ -1,6 +1,5 @@
 // nanovllm doctor: what this machine has for the engine, what is missing and what to do about it,
 // and what would be used.
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>

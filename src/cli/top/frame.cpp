@@ -1,7 +1,6 @@
 #include "cli/top/frame.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include <fmt/format.h>

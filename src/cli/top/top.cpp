@@ -1,6 +1,5 @@
 // nanovllm top: a server's numbers, live in a terminal.
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

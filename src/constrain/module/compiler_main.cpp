@@ -1,7 +1,6 @@
 // The main function of nanovllm-grammar-compiler, the helper process. It reads a vocabulary, then
 // sources of grammars, and answers with their compiled forms; it ends with its standard input.
 #include <cerrno>
-#include <cstring>
 #include <new>
 #include <string>
 #include <thread>

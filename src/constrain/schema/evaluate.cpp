@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "constrain/regex.h"
 #include "constrain/schema/formats.h"
 #include "constrain/schema/match.h"
 #include "constrain/schema/schema_reader.h"

@@ -1,6 +1,5 @@
 #include "constrain/schema/match.h"
 
-#include <algorithm>
 #include <set>
 #include <string>
 

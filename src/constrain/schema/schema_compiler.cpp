@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "constrain/limits.h"
-#include "constrain/regex.h"
 #include "constrain/schema/formats.h"
 #include "constrain/schema/numbers.h"
 #include "core/check.h"

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "constrain/limits.h"
 #include "constrain/regex.h"
 #include "constrain/schema/match.h"
 #include "constrain/schema/schema_compiler.h"

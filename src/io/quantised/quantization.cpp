@@ -1,7 +1,6 @@
 #include "io/quantised/quantization.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,5 @@
 #include <charconv>
 #include <filesystem>
-#include <thread>
 
 #include <boost/asio/local/stream_protocol.hpp>
 #include <sys/resource.h>

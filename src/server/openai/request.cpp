@@ -173,10 +173,6 @@ Json read_messages(const JsonObject& o) {
   return list;
 }
 
-}  // namespace
-
-namespace {
-
 std::shared_ptr<const ChatPrompts> read_chat_template(const JsonObject& o,
                                                       const RequestDefaults& defaults) {
   const auto source = o.optional_string("chat_template");

@@ -15,8 +15,6 @@
 #include "nanovllm/error.h"
 
 #include "io/json.h"
-#include "io/tokenizer/patterns/pattern.h"
-#include "io/tokenizer/patterns/unicode.h"
 #include "io/utf8.h"
 #include "unit/temp_directory.h"
 

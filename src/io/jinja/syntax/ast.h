@@ -1,7 +1,6 @@
 // The parsed template.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>

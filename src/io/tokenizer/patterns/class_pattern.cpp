@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/check.h"
 #include "io/utf8.h"
 
 namespace nanovllm {

@@ -4,7 +4,6 @@
 // copy compiled for AVX-512 might be the one that the linker keeps for the whole program.
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
