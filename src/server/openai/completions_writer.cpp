@@ -1,4 +1,4 @@
-#include "server/openai/answer.h"
+#include "server/openai/completions_writer.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -252,7 +252,7 @@ Json CompletionsWriter::choice_json(size_t p, const RequestOutput& output,
 
 }  // namespace
 
-std::unique_ptr<AnswerWriter> make_chat_writer(const WriterContext& context) {
+std::unique_ptr<AnswerWriter> make_completions_writer(const WriterContext& context) {
   return std::make_unique<CompletionsWriter>(context);
 }
 

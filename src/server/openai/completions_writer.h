@@ -5,6 +5,6 @@
 
 namespace nanovllm::server {
 
-std::unique_ptr<AnswerWriter> make_chat_writer(const WriterContext& context);
+std::unique_ptr<AnswerWriter> make_completions_writer(const WriterContext& context);
 
 }  // namespace nanovllm::server
