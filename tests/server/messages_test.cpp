@@ -252,6 +252,62 @@ TEST_F(OtherApis, AResponsesEventsAreNumberedAndAddUpToTheWholeOne) {
   EXPECT_EQ(last["output"][0]["content"][0]["logprobs"].size(), last["usage"]["output_tokens"]);
 }
 
+// The required fields of openresponses.org's schema (components/schemas/ResponseResource.json,
+// FunctionTool, Reasoning), which clients with types of their own check.
+TEST_F(OtherApis, AResponseHasEveryFieldOfTheSpecification) {
+  Json body = {{"input", "x"},
+               {"max_output_tokens", 2},
+               {"reasoning", {{"effort", "low"}}},
+               {"text", {{"verbosity", "low"}}},
+               {"prompt_cache_key", "k"},
+               {"tools", {{{"type", "function"}, {"name", "f"}}}}};
+  const auto check = [](const Json& response) {
+    for (const char* name : {"id",
+                             "object",
+                             "created_at",
+                             "completed_at",
+                             "status",
+                             "incomplete_details",
+                             "model",
+                             "previous_response_id",
+                             "instructions",
+                             "output",
+                             "error",
+                             "tools",
+                             "tool_choice",
+                             "truncation",
+                             "parallel_tool_calls",
+                             "text",
+                             "top_p",
+                             "presence_penalty",
+                             "frequency_penalty",
+                             "top_logprobs",
+                             "temperature",
+                             "reasoning",
+                             "user",
+                             "usage",
+                             "max_output_tokens",
+                             "max_tool_calls",
+                             "store",
+                             "background",
+                             "service_tier",
+                             "metadata",
+                             "safety_identifier",
+                             "prompt_cache_key"})
+      EXPECT_TRUE(response.contains(name)) << name;
+    for (const char* name : {"name", "description", "parameters", "strict"})
+      EXPECT_TRUE(response["tools"][0].contains(name)) << name;
+    EXPECT_EQ(response["reasoning"], (Json{{"effort", "low"}, {"summary", nullptr}}));
+    EXPECT_EQ(response["text"]["format"]["type"], "text");
+    EXPECT_EQ(response["prompt_cache_key"], "k");
+  };
+  check(server_.post("/v1/responses", body).json());
+  body["stream"] = true;
+  const auto events = named_events(server_.post("/v1/responses", body));
+  check(events.front().data["response"]);
+  check(events.back().data["response"]);
+}
+
 // Clients that write all fields of the API give the one that asks for nothing, too.
 TEST_F(OtherApis, NoTopLogprobsAskForNoLogprobs) {
   const auto shown = [&](const Json& top) {

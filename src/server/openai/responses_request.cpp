@@ -236,31 +236,53 @@ void read_include(const JsonObject& o, Json& chat) {
     chat["logprobs"] = true;
 }
 
-/// The fields of its request that the answer repeats.
+/// `object` with the fields of `defaults` that it lacks.
+Json completed(Json object, const Json& defaults) {
+  for (const auto& [name, value] : defaults.items())
+    if (Json& field = object[name]; field.is_null()) field = value;
+  return object;
+}
+
+/// The fields of its request that the answer repeats: all that the specification has
+/// (openresponses.org, ResponseResource), for clients with types look for each.
 std::string echo_of(const Json& body, const GenerationRequest& request) {
-  const auto given = [&](const char* name, const Json& otherwise) {
+  const auto given = [&](const char* name, const Json& otherwise = Json()) {
     const auto found = body.find(name);
     return found == body.end() || found->is_null() ? otherwise : *found;
   };
   Json max_tokens;
   if (request.max_tokens) max_tokens = *request.max_tokens;
-  return dump_json({{"instructions", given("instructions", nullptr)},
+  Json tools = given("tools", Json::array());
+  for (Json& tool : tools)
+    if (tool.is_object() && tool.value("type", Json()) == "function")
+      tool = completed(std::move(tool),
+                       {{"description", nullptr}, {"parameters", nullptr}, {"strict", false}});
+  Json text = completed(given("text", Json::object()), {{"format", {{"type", "text"}}}});
+  if (Json& format = text["format"]; format["type"] == "json_schema")
+    format = completed(std::move(format), {{"description", nullptr}, {"strict", true}});
+  const Json no_reasoning = {{"effort", nullptr}, {"summary", nullptr}};
+  return dump_json({{"instructions", given("instructions")},
                     {"max_output_tokens", max_tokens},
+                    {"max_tool_calls", given("max_tool_calls")},
                     {"metadata", given("metadata", Json::object())},
                     {"parallel_tool_calls", given("parallel_tool_calls", true)},
                     {"previous_response_id", nullptr},
-                    {"reasoning", given("reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
+                    {"prompt_cache_key", given("prompt_cache_key")},
+                    {"reasoning", completed(given("reasoning", Json::object()), no_reasoning)},
+                    {"safety_identifier", given("safety_identifier")},
                     {"service_tier", "default"},
                     {"store", false},
                     {"background", false},
                     {"temperature", request.params.temperature},
-                    {"text", given("text", {{"format", {{"type", "text"}}}})},
+                    {"presence_penalty", request.params.presence_penalty},
+                    {"frequency_penalty", request.params.frequency_penalty},
+                    {"text", std::move(text)},
                     {"tool_choice", given("tool_choice", "auto")},
-                    {"tools", given("tools", Json::array())},
+                    {"tools", std::move(tools)},
                     {"top_logprobs", request.params.logprobs.value_or(0)},
                     {"top_p", request.params.top_p},
                     {"truncation", "disabled"},
-                    {"user", given("user", nullptr)}});
+                    {"user", given("user")}});
 }
 
 }  // namespace

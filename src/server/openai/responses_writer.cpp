@@ -192,6 +192,7 @@ class ResponseWriter final : public AnswerWriter {
                  {"model", context_.request.model},
                  {"output", output_}};
     json.update(parse_json(context_.request.echo_json, "the request", ErrorKind::invalid_argument));
+    json["completed_at"] = status == "completed" ? Json(std::time(nullptr)) : Json();
     json["usage"] = nullptr;
     if (status == "in_progress") return json;
     const GenerationSummary& s = context_.summary;
@@ -202,7 +203,6 @@ class ResponseWriter final : public AnswerWriter {
                      {"output_tokens", s.completion_tokens},
                      {"output_tokens_details", {{"reasoning_tokens", s.reasoning_tokens}}},
                      {"total_tokens", s.prompt_tokens + s.completion_tokens}};
-    json["completed_at"] = status == "completed" ? Json(std::time(nullptr)) : Json();
     return json;
   }
 
