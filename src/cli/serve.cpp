@@ -115,6 +115,7 @@ void add_listening(CLI::App& command, server::HttpOptions& o) {
           o.idle_timeout);
 }
 
+/// Whom the server serves, how many at once and how long.
 void add_service(CLI::App& command, server::ServerOptions& o) {
   add_value(command, "--served-model-name", "NAME", "what clients call the model; repeatable",
             [&o](const std::string& s) { o.served_model_names.push_back(not_empty(s)); });
@@ -156,6 +157,10 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
             "no line for requests to these, such as /health,/metrics",
             [&o](const std::string& s) { add_parts(s, ',', o.unlogged_paths); });
   add_flag(command, "--metrics-without-key", o.metrics_without_key, "/metrics needs no API key");
+}
+
+/// How requests are read, and what their answers show.
+void add_answers(CLI::App& command, server::ServerOptions& o) {
   add_flag(command, "--enable-prompt-tokens-details", o.enable_prompt_tokens_details,
            "usage tells how many prompt tokens were cached");
   add_flag(command, "--enable-force-include-usage", o.force_include_usage,
@@ -170,6 +175,10 @@ void add_service(CLI::App& command, server::ServerOptions& o) {
            "calls that were not asked for may have invalid arguments");
   add_flag(command, "--reasoning-content", o.reasoning_content,
            "answers name reasoning reasoning_content");
+}
+
+/// Events and logs for the operator, and what may be asked of the server beside answers.
+void add_operation(CLI::App& command, server::ServerOptions& o) {
   add_value(command, "--kv-events-config", "JSON",
             "events of the prefix cache for routers, with vLLM's fields (none)",
             [&o](const std::string& s) { o.engine.kv_events = read_kv_events_config(s, "JSON"); });
@@ -229,6 +238,8 @@ void add_serve(CLI::App& program, Action& action) {
   add_model(command, o.server.model);
   add_listening(command, o.server.http);
   add_service(command, o.server);
+  add_answers(command, o.server);
+  add_operation(command, o.server);
   add_flag(command, "--quiet,-q", o.quiet, "no notes and no log on standard error");
   add_flag(command, "--disable-uvicorn-access-log,--no-access-log", o.no_access_log,
            "no line for each request");
