@@ -263,22 +263,8 @@ class Connection final : public ConnectionBase,
   bool accept_header() {
     const auto& head = parser_->get();
     if (is_refused_) return refuse(503, "too many connections are open; try again later"), false;
-    if (head.target().size() > context_->options.max_target_bytes)
-      return refuse(414, "the request's target is too long"), false;
-    if (head.version() != 11 && head.version() != 10)
-      return refuse(505, "HTTP/1.1 is spoken here"), false;
-    const auto count = std::distance(head.begin(), head.end());
-    if (static_cast<size_t>(count) > context_->options.max_headers)
-      return refuse(431, "the request has too many headers"), false;
-    if (head.version() == 11 && head.count(http::field::host) != 1)
-      return refuse(400, "the request needs one Host header"), false;
-    if (head.count(http::field::content_length) > 0 &&
-        head.count(http::field::transfer_encoding) > 0)
-      return refuse(400, "Content-Length and Transfer-Encoding exclude each other"), false;
-    // Where chunked is not the last coding, nothing tells the body from a next request.
-    if (head.count(http::field::transfer_encoding) > 0 &&
-        !boost::beast::iequals(head[http::field::transfer_encoding], "chunked"))
-      return refuse(parser_->chunked() ? 501 : 400, "Transfer-Encoding may be chunked only"), false;
+    if (const auto fault = fault_of(head, parser_->chunked(), context_->options))
+      return refuse(fault->status, fault->message), false;
     if (!parser_->is_done() && context_->takes_body &&
         !context_->takes_body(request_of(http::request<http::string_body>(head))))
       return dispatch(), false;

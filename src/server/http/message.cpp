@@ -11,6 +11,25 @@
 namespace nanovllm::server {
 namespace http = boost::beast::http;
 
+std::optional<HeadFault> fault_of(const http::request_header<>& head, bool chunked,
+                                  const HttpOptions& options) {
+  if (head.target().size() > options.max_target_bytes)
+    return HeadFault{414, "the request's target is too long"};
+  if (head.version() != 11 && head.version() != 10)
+    return HeadFault{505, "HTTP/1.1 is spoken here"};
+  if (static_cast<size_t>(std::distance(head.begin(), head.end())) > options.max_headers)
+    return HeadFault{431, "the request has too many headers"};
+  if (head.version() == 11 && head.count(http::field::host) != 1)
+    return HeadFault{400, "the request needs one Host header"};
+  const bool has_coding = head.count(http::field::transfer_encoding) > 0;
+  if (has_coding && head.count(http::field::content_length) > 0)
+    return HeadFault{400, "Content-Length and Transfer-Encoding exclude each other"};
+  // Where chunked is not the last coding, nothing tells the body from a next request.
+  if (has_coding && !boost::beast::iequals(head[http::field::transfer_encoding], "chunked"))
+    return HeadFault{chunked ? 501 : 400, "Transfer-Encoding may be chunked only"};
+  return std::nullopt;
+}
+
 HttpRequest request_of(http::request<http::string_body>&& message) {
   HttpRequest request;
   const auto text = [](auto view) { return std::string(view.data(), view.size()); };

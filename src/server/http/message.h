@@ -1,6 +1,7 @@
 // HTTP messages as this server reads and writes them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,14 @@
 #include "server/http/http.h"
 
 namespace nanovllm::server {
+
+struct HeadFault {
+  int status;
+  std::string_view message;
+};
+/// What is wrong with a request's head, if anything is. `chunked`: its last coding is that.
+std::optional<HeadFault> fault_of(const boost::beast::http::request_header<>& head, bool chunked,
+                                  const HttpOptions& options);
 
 /// A parsed message as handlers see it, without the ticket of its body.
 HttpRequest request_of(boost::beast::http::request<boost::beast::http::string_body>&& message);
