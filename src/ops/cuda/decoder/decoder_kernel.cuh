@@ -88,7 +88,8 @@ enum class Scales { none, blocks, rows, rows_of_integers, coarse_groups, groups 
 /// E4M3 blocks, in tiles of many rows of w.
 enum class Halves { none, in_turn, beside, beside_many, beside_high };
 
-/// C: of the cache's elements.
+/// C: of the cache's elements. `kOneRank`: there are no other ranks and, if it is no mixture, the
+/// step has_single_row().
 template <int kHeadDim, class C, bool kMixture, bool kLean, Scales kScales = Scales::none,
           Halves kHalves = Halves::none, bool kOneRank = kMixture || kLean>
 __global__ void __launch_bounds__(kLaunched, 1)

@@ -328,9 +328,9 @@ struct Worker {
   /// Likewise, of it, of mixtures and where a step has_single_row(): one row, of weights without
   /// biases, and no thread has more than one vector of a norm's row.
   bool alone = false;
-  /// Likewise, of the last of these and int4: normalise_apart().
+  /// Likewise, of int4 weights where a step has_single_row(): the last warps make the norm.
   bool single = false;
-  /// Likewise, of these but for some mixtures: no sums over ranks.
+  /// Likewise, where it is alone, but for mixtures of several ranks: no sums over ranks.
   bool one_rank = false;
   /// Likewise, of a mixture.
   bool mixture = false;
