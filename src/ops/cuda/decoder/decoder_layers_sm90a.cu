@@ -15,8 +15,8 @@
 // lasts (Layout, place_early()); and code: what a layer runs through should fit into the
 // instruction cache, so all products share one piece of straight code.
 //
-// For the usual step of a small model, of one row, there is a kernel of its own (is_lean()): of the
-// same code, but what that step never needs is not there.
+// For one row there are kernels of their own (has_single_row()), and for the usual one of a small
+// model another (is_lean()): of the same code, but what that step never needs is not there.
 //
 //   norm, qkv      every block has the residual stream and normalises it for itself
 //   attention      units of (row, KV head, chunk): decoder_attention.cuh; then the merge of chunks
