@@ -12,11 +12,13 @@
 
 namespace nanovllm::server {
 
+/// The status of the refusal, and its text, which lives as long as the program.
 struct HeadFault {
   int status;
   std::string_view message;
 };
-/// What is wrong with a request's head, if anything is. `chunked`: its last coding is that.
+/// The first fault of a request's head, or nothing. `chunked`: the last of its transfer codings is
+/// chunked.
 std::optional<HeadFault> fault_of(const boost::beast::http::request_header<>& head, bool chunked,
                                   const HttpOptions& options);
 
